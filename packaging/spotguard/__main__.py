@@ -1,0 +1,10 @@
+"""`python -m spotguard`: the same as the `spotguard` command, for machines whose PATH lacks it."""
+
+from __future__ import annotations
+
+import sys
+
+from spotguard.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""What every test stands on: no way outward, nothing of the caller's settings, and children that see what we see."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import spotguard
+
+# Where nobody listens: port 9 (discard) on loopback refuses at once, so a test that forgets to name its own
+# server fails there instead of talking to a real cloud, or to the metadata service of the machine it runs on.
+NOWHERE = "127.0.0.1:9"
+ENDPOINTS = {
+    "AWS_EC2_METADATA_SERVICE_ENDPOINT": f"http://{NOWHERE}",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_ENDPOINT_URL": f"http://{NOWHERE}",
+    "AWS_ENDPOINT_URL_S3": f"http://{NOWHERE}",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "GCE_METADATA_HOST": NOWHERE,
+    "GCE_METADATA_IP": NOWHERE,
+    "NO_GCE_CHECK": "true",
+    "STORAGE_EMULATOR_HOST": f"http://{NOWHERE}",
+    "AZURE_POD_IDENTITY_AUTHORITY_HOST": f"http://{NOWHERE}",
+    "IMDS_ENDPOINT": f"http://{NOWHERE}",
+    "AZURE_STORAGE_CONNECTION_STRING": f"BlobEndpoint=http://{NOWHERE}/none;SharedAccessSignature=sig=none",
+}
+
+# Read before the environment is swept: CI sets it so that a missing server is a failure there, not a skip.
+SERVERS_REQUIRED = os.environ.get("SPOTGUARD_REQUIRE_SERVERS") == "1"
+
+_session = pytest.MonkeyPatch()
+_runtime_dir = pytest.StashKey[Path]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set the environment once, for this process and for every child that a test starts."""
+    for name in [name for name in os.environ if name.startswith("SPOTGUARD_")]:
+        _session.delenv(name)
+    for name, value in ENDPOINTS.items():
+        _session.setenv(name, value)
+    # Children import the spotguard that this process imported: the checkout's, or the installed wheel's.
+    _session.setenv("PYTHONPATH", str(Path(spotguard.__file__).parent.parent))
+    # Not below pytest's own tmp_path: a Unix socket's path holds 107 bytes (unix(7), sun_path), and that is longer.
+    config.stash[_runtime_dir] = Path(tempfile.mkdtemp(prefix="sg-", dir="/tmp"))  # made with mode 0700
+    _session.setenv("XDG_RUNTIME_DIR", str(config.stash[_runtime_dir]))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leave the machine as it was."""
+    _session.undo()
+    if (folder := config.stash.get(_runtime_dir, None)) is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def require_server() -> Callable[[str], str]:
+    """`require_server("nginx")` gives the program's path, or skips with the reason; in CI it fails instead."""
+
+    def require(program: str) -> str:
+        if (path := shutil.which(program)) is not None:
+            return path
+        reason = f"{program} is not installed: `make servers` installs what the real servers need"
+        if SERVERS_REQUIRED:
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+
+    return require

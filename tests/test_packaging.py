@@ -1,0 +1,80 @@
+"""The wheel holds the sources, all of them and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = {"agent": "spotguard/agent", "hooks": "spotguard/hooks", "providers": "spotguard/providers"}
+FACE = "packaging/spotguard"
+
+
+def sources() -> dict[str, Path]:
+    """Every file that belongs in the package, by its path below site-packages."""
+    found = {}
+    for folder, below in {**ROOMS, FACE: "spotguard"}.items():
+        top = ROOT / folder
+        for path in top.rglob("*"):
+            inner = path.relative_to(top)
+            # The links to the rooms lie in the face's folder: a room is counted once, where it really is.
+            linked = folder == FACE and inner.parts[0] in ROOMS
+            if path.is_file() and "__pycache__" not in inner.parts and not linked:
+                found[f"{below}/{inner.as_posix()}"] = path
+    return found
+
+
+def test_every_package_is_listed() -> None:
+    """A folder with an `__init__.py` that pyproject.toml does not list would be left out without a word."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    there = {Path(name).parent.as_posix().replace("/", ".") for name in sources() if name.endswith("/__init__.py")}
+    assert there == set(listed)
+
+
+def test_every_module_is_in_a_package() -> None:
+    """A module in a folder without an `__init__.py` works in a checkout and is missing in the wheel."""
+    folders = {path.parent for path in sources().values() if path.suffix == ".py"}
+    assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_the_rooms_are_relative_links() -> None:
+    """An absolute link would hold on one machine only; a copy would go stale."""
+    for room in ROOMS:
+        link = ROOT / FACE / room
+        assert link.is_symlink(), f"{link} is no link: was this cloned without symlink support?"
+        assert link.readlink() == Path("../..") / room
+
+
+def test_the_folder_packaging_is_no_package() -> None:
+    """It would shadow the library `packaging` wherever the root is on sys.path."""
+    assert not (ROOT / "packaging/__init__.py").exists()
+
+
+def test_the_wheel_is_exactly_the_sources(tmp_path: Path) -> None:
+    """Built from a copy, so that a stale `build/` can add nothing."""
+    pytest.importorskip("build")
+    copy, dist = tmp_path / "copy", tmp_path / "dist"
+    for folder in (*ROOMS, "packaging"):
+        shutil.copytree(
+            ROOT / folder, copy / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, copy)
+    # No isolation: the backend is here already, and a test fetches nothing.
+    command = [sys.executable, "-Im", "build", "--wheel", "--no-isolation", "--outdir", str(dist), str(copy)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (wheel,) = dist.iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        inside = {name: archive.read(name) for name in archive.namelist() if name.startswith("spotguard/")}
+        metadata = {name for name in archive.namelist() if not name.startswith("spotguard/")}
+    assert inside == {name: path.read_bytes() for name, path in sources().items()}
+    (dist_info,) = {Path(name).parts[0] for name in metadata}
+    assert f"{dist_info}/licenses/LICENSE" in metadata
