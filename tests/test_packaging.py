@@ -33,7 +33,9 @@ def sources() -> dict[str, Path]:
 def test_every_package_is_listed() -> None:
     """A folder with an `__init__.py` that pyproject.toml does not list would be left out without a word."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    there = {Path(name).parent.as_posix().replace("/", ".") for name in sources() if name.endswith("/__init__.py")}
+    there = {
+        Path(name).parent.as_posix().replace("/", ".") for name in sources() if name.endswith("/__init__.py")
+    }
     assert there == set(listed)
 
 

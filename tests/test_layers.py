@@ -1,0 +1,86 @@
+"""The floors hold, the linter would notice if they did not, and what must stay small loads nothing large."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("importlinter")
+
+ROOT = Path(__file__).parents[1]
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the contracts on the tree in `folder`, whatever spotguard is installed."""
+    program = (
+        "from importlinter.cli import lint_imports_command; lint_imports_command(['--no-cache', '--no-logo'])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(folder / "packaging")}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The modules that a fresh interpreter holds after `statement`, beyond those it starts with."""
+    program = f"import sys; before = set(sys.modules)\n{statement}\nprint(*sorted(set(sys.modules) - before), sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_the_contracts_are_kept() -> None:
+    """As `make check` asks."""
+    done = lint(ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("planted", "statement", "broken"),
+    [
+        ("providers/errors.py", "from .. import agent", "arrows only go down"),
+        ("hooks/protocol.py", "from .. import cli", "arrows only go down"),
+        ("packaging/spotguard/stray.py", "", "arrows only go down"),
+        ("agent/stray.py", "from .. import __version__", "no room looks up"),
+        ("agent/stray.py", "from ..hooks import stray", "of the hooks the agent knows"),
+        ("hooks/protocol.py", "from . import stray", "the protocol brings nothing"),
+        ("agent/stray.py", "import torch", "the agent stays small"),
+        ("agent/stray.py", "from ..providers import store", "the agent stays small"),
+        ("providers/errors.py", "def later():\n    import boto3.session", "the agent stays small"),
+        ("hooks/stray.py", "from ..providers import simulator", "never talks to a metadata service"),
+    ],
+)
+def test_a_planted_violation_is_caught(tmp_path: Path, planted: str, statement: str, broken: str) -> None:
+    """A contract that names a module wrongly is kept for ever: each must be seen to break."""
+    for folder in ("agent", "hooks", "providers", "packaging"):
+        without = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=without)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for room in ("agent", "hooks"):
+        (tmp_path / room / "stray.py").touch()
+    # The agent must reach the lowest floor for a violation there to be its own.
+    (tmp_path / "agent/stray.py").write_text("from ..providers import errors\n")
+    with (tmp_path / planted).open("a") as module:
+        module.write(f"\n{statement}\n")
+    done = lint(tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert any(broken in line and "BROKEN" in line for line in done.stdout.splitlines()), done.stdout
+
+
+def test_the_face_loads_the_standard_library_only() -> None:
+    """`import spotguard` stands in every training script and before the agent's first line."""
+    loaded = {name.partition(".")[0] for name in loaded_by("import spotguard")}
+    assert loaded <= sys.stdlib_module_names | {"spotguard"}
+
+
+def test_the_agent_loads_nothing_large() -> None:
+    """What lint-imports cannot see: a package's `__init__`, and what the libraries bring along."""
+    modules = [f"spotguard.agent.{path.stem}" for path in (ROOT / "agent").glob("[!_]*.py")]
+    loaded = loaded_by("import spotguard.agent" + "".join(f", {module}" for module in modules))
+    large = {"azure", "boto3", "botocore", "google", "numpy", "safetensors", "torch"}
+    assert {name for name in loaded if name.partition(".")[0] in large} == set()
+    hooks = {name for name in loaded if name.startswith("spotguard.hooks")}
+    assert hooks <= {"spotguard.hooks", "spotguard.hooks.protocol"}
