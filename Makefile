@@ -1,0 +1,81 @@
+# One target for each wish; each makes its own set-up. `make` alone lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+# Python 3.11 where it is whole (venv and all), because torch's CPU build is at hand for it; else what python3 is.
+PYTHON ?= $(or $(shell for python in python3.11 python3; do \
+	$$python -c 'import ensurepip, venv' 2>/dev/null && echo $$python && break; done),python3)
+
+BIN := .venv/bin
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+SOURCES = $(shell find agent hooks providers packaging -name '*.py') pyproject.toml MANIFEST.in LICENSE $(wildcard README.md)
+FAST := -m "not soak and not bench"
+
+.PHONY: help demo test soak check bench wheel test-wheel test-pythons servers clean
+
+help:  ## list what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+demo: .venv/ready  ## the main job on a simulated cloud: train, be preempted, resume, compare
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "make demo: the demo trains with torch, and $$($(BIN)/python -V) here has none. Run it with PYTHON=python3.11, or first: $(BIN)/pip install torch" >&2; exit 1; }
+	$(BIN)/spotguard demo
+
+test: .venv/ready  ## the fast tier: everything that matters
+	$(BIN)/pytest $(FAST)
+
+soak: .venv/ready  ## the slow tier: hundreds of seeded kills, and long runs
+	$(BIN)/pytest -m soak
+
+check: .venv/ready  ## lint, format, types, floors
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	PYTHONPATH=packaging $(BIN)/lint-imports --no-logo
+
+bench: .venv/ready  ## measure, and print the table of benchmarks/
+	$(BIN)/python -m benchmarks
+
+wheel: dist/built  ## build the wheel into dist/
+	@ls dist/*.whl
+
+test-wheel: .venv-wheel/ready  ## the whole-path tests against the built wheel
+	.venv-wheel/bin/pytest $(FAST) -o pythonpath= tests/e2e
+
+test-pythons:  ## what needs no torch, on every other Python >= 3.12 that is here
+	scripts/test-pythons $(FAST)
+
+# Nothing yet: the suite starts no server of others. The target is what CI and contributors call before the tests.
+servers:  ## install, as root, the real servers of the integration tests
+	@echo "make servers: the suite needs none so far"
+
+clean:  ## remove everything that make made
+	rm -rf .venv .venv-wheel .venv-3.* build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find agent hooks providers packaging tests -name __pycache__ -prune -exec rm -rf {} +
+
+# An environment is made again when its Python changed, else brought up to date.
+define environment
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null || { echo "make: Python 3.11 to 3.14 is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1 || echo not there): name another with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) cannot make environments: install its venv module (Debian: python3-venv), or name another with PYTHON=..." >&2; exit 1; }
+	@[ "$$($(@D)/bin/python -V 2>&1)" = "$$($(PYTHON) -V)" ] || rm -rf $(@D)
+	@[ -d $(@D) ] || { echo "making $(@D) with $$($(PYTHON) -V) (some minutes where torch is installed)"; $(PYTHON) -m venv $(@D); }
+endef
+
+.venv/ready: pyproject.toml constraints.txt
+	$(environment)
+	$(BIN)/python $(PIP_INSTALL) --editable '.[dev]'
+	@touch $@
+
+# No stale build/ and no older wheel: what lies in dist/ is this checkout.
+dist/built: .venv/ready $(SOURCES)
+	rm -rf build dist
+	$(BIN)/python -Im build --wheel --no-isolation .
+	@touch $@
+
+# Away from the checkout's own packages, or the tests would pass whatever the wheel holds.
+.venv-wheel/ready: dist/built
+	$(environment)
+	.venv-wheel/bin/python $(PIP_INSTALL) --force-reinstall --no-deps dist/*.whl
+	.venv-wheel/bin/python $(PIP_INSTALL) "$$(echo dist/*.whl)[dev]"
+	@.venv-wheel/bin/python -Ic 'import spotguard.agent as a; assert "site-packages" in a.__file__, a.__file__'
+	@touch $@
