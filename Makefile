@@ -7,6 +7,11 @@ SHELL := /bin/bash
 PYTHON ?= $(or $(shell for python in python3.11 python3; do \
 	$$python -c 'import ensurepip, venv' 2>/dev/null && echo $$python && break; done),python3)
 
+# A Python named by hand is meant, also where the environment of another one stands.
+ifneq ($(origin PYTHON),file)
+$(shell [ "$$(.venv/bin/python -V 2>&1)" = "$$($(PYTHON) -V 2>&1)" ] || rm -f .venv/ready .venv-wheel/ready)
+endif
+
 BIN := .venv/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES = $(shell find agent hooks providers packaging -name '*.py') pyproject.toml MANIFEST.in LICENSE $(wildcard README.md)
@@ -55,7 +60,7 @@ clean:  ## remove everything that make made
 
 # An environment is made again when its Python changed, else brought up to date.
 define environment
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null || { echo "make: Python 3.11 to 3.14 is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1 || echo not there): name another with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null || { echo "make: Python 3.11 to 3.14 is needed, and $(PYTHON) is $$($(PYTHON) -V 2>/dev/null || echo "not there"): name another with PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) cannot make environments: install its venv module (Debian: python3-venv), or name another with PYTHON=..." >&2; exit 1; }
 	@[ "$$($(@D)/bin/python -V 2>&1)" = "$$($(PYTHON) -V)" ] || rm -rf $(@D)
 	@[ -d $(@D) ] || { echo "making $(@D) with $$($(PYTHON) -V) (some minutes where torch is installed)"; $(PYTHON) -m venv $(@D); }

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,20 @@ def test_a_planted_violation_is_caught(tmp_path: Path, planted: str, statement: 
     done = lint(tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert any(broken in line and "BROKEN" in line for line in done.stdout.splitlines()), done.stdout
+
+
+def test_every_provider_module_has_a_side() -> None:
+    """The contracts name modules one by one: a new one that is in none of them would be open to both rooms."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    closed = {contract["id"]: contract.get("forbidden_modules", []) for contract in contracts}
+    shared = {f"spotguard.providers.{name}" for name in ("clock", "errors", "health", "notice")}
+    there = {
+        f"spotguard.providers.{path.stem}"
+        for path in (ROOT / "providers").iterdir()
+        if path.stem.isidentifier() and not path.stem.startswith("__")
+    }
+    advice = "in pyproject.toml, name a store under agent-light, and what asks a metadata service under hooks-blind"
+    assert there - shared - {*closed["agent-light"], *closed["hooks-blind"]} == set(), advice
 
 
 def test_the_face_loads_the_standard_library_only() -> None:
