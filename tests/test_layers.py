@@ -52,6 +52,7 @@ def test_the_contracts_are_kept() -> None:
         ("agent/stray.py", "from ..providers import store", "the agent stays small"),
         ("providers/errors.py", "def later():\n    import boto3.session", "the agent stays small"),
         ("hooks/stray.py", "from ..providers import simulator", "never talks to a metadata service"),
+        ("hooks/stray.py", "from ..providers.detect import *", "never talks to a metadata service"),
     ],
 )
 def test_a_planted_violation_is_caught(tmp_path: Path, planted: str, statement: str, broken: str) -> None:
