@@ -1,0 +1,166 @@
+"""numpy's values and torch's, for `encoder` and `decoder`; neither library is loaded here unless it is already.
+
+A numpy value keeps its dtype to the letter (`longlong` is not `int64`) and its bytes. A torch tensor goes to the caller,
+which stores it beside the JSON and gives it back by name.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import sys
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from .decoder import Decoder, Malformed, exactly, unbase64
+from .encoder import Encoder, refusal
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: Letters of dtypes whose bytes are the whole value. Not: objects (pickle), structured ones, and long doubles, whose
+#: padding bytes differ from machine to machine.
+_NUMPY_KINDS = "?bhilqBHILQefdFDSUmM"
+_NUMPY_DTYPE = re.compile(r"[<>|=]([?a-zA-Z])(\d{0,9})(\[\w{1,12}(/\d{1,9})?\])?", re.ASCII)
+_DEVICE = re.compile(r"[a-z]{1,20}(:\d{1,4})?", re.ASCII)
+
+
+def encode_foreign(value: Any, path: str, encoder: Encoder) -> Any:
+    """The value as JSON, or None where it belongs to neither library (or is refused for being a subclass)."""
+    if (torch := sys.modules.get("torch")) is not None:
+        if isinstance(value, torch.Tensor):
+            return _tensor(torch, value, path, encoder)
+        kind = type(value)
+        if kind is torch.Size:
+            return {"$": "torch.Size", "items": list(value)}
+        if kind is torch.dtype:
+            return {"$": "torch.dtype", "name": str(value).removeprefix("torch.")}
+        if kind is torch.device:
+            return {"$": "torch.device", "name": str(value)}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        if type(value) is numpy.ndarray:
+            order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+            data = base64.b64encode(value.tobytes(order)).decode()
+            word = _dtype_word(numpy, value.dtype, value, path)
+            return {
+                "$": "numpy.ndarray",
+                "dtype": word,
+                "shape": list(value.shape),
+                "order": order,
+                "base64": data,
+            }
+        if isinstance(value, numpy.generic) and type(value).__module__ == "numpy":
+            word = _dtype_word(numpy, value.dtype, value, path)
+            return {"$": "numpy.scalar", "dtype": word, "base64": base64.b64encode(value.tobytes()).decode()}
+        if isinstance(value, numpy.dtype):
+            return {"$": "numpy.dtype", "name": _dtype_word(numpy, value, value, path)}
+    return None
+
+
+def _tensor(torch: Any, value: Any, path: str, encoder: Encoder) -> Any:
+    kind = type(value)
+    if kind is torch.nn.Parameter:
+        name = encoder.take_tensor(value)
+        return {"$": "parameter", "name": name, "requires_grad": value.requires_grad}
+    if kind is not torch.Tensor and not kind.__module__.startswith("torch.distributed."):
+        raise refusal(value, path, "save the plain tensors that it is made of")
+    if value.layout is not torch.strided:
+        raise refusal(value, path, f"its layout is {value.layout}: save its indices and values")
+    return {"$": "tensor", "name": encoder.take_tensor(value)}
+
+
+def _dtype_word(numpy: Any, dtype: np.dtype[Any], value: Any, path: str) -> str:
+    if dtype.char not in _NUMPY_KINDS or dtype.metadata:
+        raise refusal(
+            value, f"{path} of dtype {str(dtype)[:40]}", "use an array of plain numbers, or strings"
+        )
+    word = dtype.str
+    if numpy.dtype(word).char != dtype.char:
+        word = word[0] + dtype.char  # longlong beside int64: as wide, another type
+    return str(word)
+
+
+def _dtype(word: Any) -> np.dtype[Any]:
+    import numpy
+
+    # numpy's own words only, and of those that are saved: numpy.dtype("O") must not come out of a file.
+    if _NUMPY_DTYPE.fullmatch(exactly(word, str)) is None:
+        raise Malformed(f"{word[:40]!r} is no dtype of numpy's")
+    dtype: np.dtype[Any] = numpy.dtype(word)
+    if dtype.char not in _NUMPY_KINDS:
+        raise Malformed(f"dtype {word!r} is never saved")
+    return dtype
+
+
+def _ndarray(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
+    import numpy
+
+    dtype, data = _dtype(raw["dtype"]), unbase64(raw)
+    shape = [exactly(size, int) for size in exactly(raw["shape"], list)]
+    if any(size < 0 for size in shape) or prod(shape) * dtype.itemsize != len(data):
+        raise Malformed(f"an array of shape {shape[:8]} with {len(data)} bytes")
+    order = exactly(raw["order"], str)
+    # A copy: what comes back can be written to, as what went in could.
+    if not data:
+        return numpy.empty(shape, dtype, order)
+    return numpy.frombuffer(data, dtype).reshape(shape, order=order).copy(order)
+
+
+def _numpy_scalar(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
+    import numpy
+
+    dtype, data = _dtype(raw["dtype"]), unbase64(raw)
+    if len(data) != dtype.itemsize:
+        raise Malformed(f"a {dtype} of {len(data)} bytes")
+    if not data:
+        return dtype.type()  # an empty string
+    return numpy.frombuffer(data, dtype)[0]
+
+
+def _parameter(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
+    import torch
+
+    tensor = decoder.give_tensor(exactly(raw["name"], str))
+    wants = exactly(raw["requires_grad"], bool)
+    if wants and not (tensor.is_floating_point() or tensor.is_complex()):
+        raise Malformed(f"a parameter of {tensor.dtype} that wants a gradient")
+    return torch.nn.Parameter(tensor, requires_grad=wants)
+
+
+def _torch_size(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
+    import torch
+
+    return torch.Size([exactly(size, int) for size in exactly(raw["items"], list)])
+
+
+def _torch_dtype(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
+    import torch
+
+    dtype = getattr(torch, exactly(raw["name"], str), None)
+    if not isinstance(dtype, torch.dtype):
+        raise Malformed(f"{raw['name'][:40]!r} is no dtype of torch {torch.__version__}")
+    return dtype
+
+
+def _torch_device(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
+    import torch
+
+    if _DEVICE.fullmatch(exactly(raw["name"], str)) is None:
+        raise Malformed(f"{raw['name'][:40]!r} is no device")
+    try:
+        return torch.device(raw["name"])
+    except RuntimeError as error:
+        raise Malformed(f"{raw['name']!r} is no device of torch {torch.__version__}") from error
+
+
+FOREIGN_READERS: dict[str, Callable[[Decoder, dict[str, Any], int], Any]] = {
+    "tensor": lambda decoder, raw, depth: decoder.give_tensor(exactly(raw["name"], str)),
+    "parameter": _parameter,
+    "numpy.ndarray": _ndarray,
+    "numpy.scalar": _numpy_scalar,
+    "numpy.dtype": lambda decoder, raw, depth: _dtype(raw["name"]),
+    "torch.Size": _torch_size,
+    "torch.dtype": _torch_dtype,
+    "torch.device": _torch_device,
+}

@@ -1,0 +1,65 @@
+"""The header of an object: each is a safetensors file, so anybody's tool can open a chunk.
+
+A header depends on names, dtypes and sizes alone, never on values: it is made at the rehearsal, and at the notice only
+bytes move. Padded with spaces to a multiple of 8, as the format allows, so that the first tensor is aligned; the planner
+orders pieces by falling item size, and then all are. (Holes between tensors the format forbids.)
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+
+from ..providers.errors import CheckpointError
+from .dtypes import safetensors_form
+
+#: The one name that safetensors keeps for itself.
+_RESERVED = "__metadata__"
+ALIGNMENT = 8
+_LENGTH = struct.Struct("<Q")
+
+
+def header(pieces: Iterable[tuple[str, str, Sequence[int], int]]) -> bytes:
+    """The first bytes of an object that holds these pieces, back to back in this order.
+
+    Args:
+        pieces: (label, dtype of the bytes as torch says it, sizes, bytes) each; labels are unique.
+    """
+    table: dict[str, dict[str, object]] = {}
+    position = 0
+    for label, dtype, sizes, nbytes in pieces:
+        word, shape = safetensors_form(dtype, sizes)
+        table[label] = {"dtype": word, "shape": list(shape), "data_offsets": [position, position + nbytes]}
+        position += nbytes
+    body = json.dumps(table, separators=(",", ":")).encode("ascii")
+    body += b" " * (-len(body) % ALIGNMENT)
+    return _LENGTH.pack(len(body)) + body
+
+
+def header_room(label: str, dims: int) -> int:
+    """Bytes that one piece adds to a header at most."""
+    # {"dtype":"F8_E4M3","shape":[…],"data_offsets":[…,…]} and the quotes, colon and comma around: 80, numbers aside.
+    return 80 + len(json.dumps(label)) + 20 * (dims + 2)
+
+
+#: The length field, the braces, and the padding.
+HEADER_ROOM = _LENGTH.size + 2 + ALIGNMENT
+
+
+def label(name: str, shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> str:
+    """What a piece is called inside its object: the tensor's name, and where a part of it begins."""
+    if tuple(sizes) != tuple(shape):
+        name = f"{name}@{','.join(map(str, offsets))}"
+    return f"{name}@" if name == _RESERVED else name
+
+
+def check_header(data: bytes, crc32: int, key: str) -> None:
+    """Verify the bytes before the first tensor's.
+
+    Raises:
+        CheckpointError: they are not the ones that were written.
+    """
+    if zlib.crc32(data) != crc32:
+        raise CheckpointError(f"{key}: its header of {len(data)} bytes is damaged")

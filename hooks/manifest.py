@@ -1,0 +1,172 @@
+"""A checkpoint's values on disk: what one rank has written, where, and what else it had to say.
+
+These are the values alone; `codec` turns them into bytes and back, `keys` says where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from .dtypes import ITEMSIZE
+from .keys import CheckpointName, checkpoint_prefix
+
+#: Raised when a reader of the old format would misread the new one. Unknown fields are skipped, so saying more is free.
+FORMAT = 1
+
+#: "full" continues bit for bit; "weights" lacks the optimizer's moments and is restored only when asked for.
+Level = Literal["full", "weights"]
+LEVELS: tuple[Level, ...] = ("full", "weights")
+
+#: What a save was made for. Shown to people, decides nothing.
+Kind = Literal["emergency", "background", "manual"]
+KINDS: tuple[Kind, ...] = ("emergency", "background", "manual")
+
+
+class Chunk(NamedTuple):
+    """A box of one tensor, row-major, in one object. (A tuple, because 128 ranks make a quarter of a million.)"""
+
+    #: Of the box in the global tensor; () for a 0-d one.
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    #: Which of the manifest's `objects`.
+    object: int
+    #: Bytes in the object, its safetensors header counted.
+    start: int
+    end: int
+    #: zlib's, of exactly these bytes.
+    crc32: int
+
+
+class TensorEntry(NamedTuple):
+    """One tensor as this rank holds it. No chunks: it holds the tensor, and another rank writes it."""
+
+    name: str
+    #: As torch says it, without "torch.".
+    dtype: str
+    #: The global one.
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+    #: The dtype of the bytes where they are not `dtype` (moments rounded to bfloat16), else "".
+    stored: str = ""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element, as stored."""
+        return ITEMSIZE[self.stored or self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectEntry:
+    """One immutable object: a safetensors file."""
+
+    #: "00000-of-00008/0000.safetensors", inside the checkpoint's folder.
+    name: str
+    size: int
+    #: Bytes before the first tensor's, and their CRC: with the chunks' CRCs every byte is checked.
+    header: int
+    header_crc32: int
+    #: The folder of an earlier checkpoint of the same attempt, where the object lies there; "" for this one's own.
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankManifest:
+    """All that one rank put into one checkpoint. Put after its objects, so that it never names what is not there."""
+
+    run_id: str
+    step: int
+    attempt: int
+    save: int
+    rank: int
+    world: int
+    objects: tuple[ObjectEntry, ...] = ()
+    tensors: tuple[TensorEntry, ...] = ()
+    #: Encoded values (`encoding.encode`) by registered name.
+    state: Mapping[str, Any] = field(default_factory=dict)
+    #: torch's version, device, threads, python: plain JSON, for a warning and for people.
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    level: Level = "full"
+    kind: Kind = "background"
+    #: The nonce of the process group. Manifests of two groups that were given one attempt number never mix.
+    incarnation: str = ""
+    #: Wall seconds, for people.
+    created: float = 0.0
+    format: int = FORMAT
+
+    @property
+    def checkpoint(self) -> CheckpointName:
+        """The checkpoint that it is a part of."""
+        return CheckpointName(self.attempt, self.step, self.save)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the objects that this rank wrote for this checkpoint."""
+        return sum(entry.size for entry in self.objects if not entry.checkpoint)
+
+    def object_key(self, index: int) -> str:
+        """Where the object of a chunk lies in the store."""
+        entry = self.objects[index]
+        return checkpoint_prefix(self.run_id, entry.checkpoint or self.checkpoint) + entry.name
+
+
+@dataclass(frozen=True, slots=True)
+class CommitMarker:
+    """Says that the checkpoint was seen whole. A shortcut for listings: its absence proves nothing."""
+
+    run_id: str
+    step: int
+    attempt: int
+    save: int
+    world: int
+    #: The checkpoint's own objects, so that a listing alone shows whether one is gone.
+    objects: int
+    nbytes: int
+    level: Level = "full"
+    kind: Kind = "background"
+    created: float = 0.0
+    format: int = FORMAT
+
+    @property
+    def checkpoint(self) -> CheckpointName:
+        """The checkpoint that it marks."""
+        return CheckpointName(self.attempt, self.step, self.save)
+
+    @classmethod
+    def of(cls, manifests: Iterable[RankManifest], created: float) -> CommitMarker:
+        """The marker of a full set of manifests."""
+        full = tuple(manifests)
+        first = full[0]
+        own = [entry for manifest in full for entry in manifest.objects if not entry.checkpoint]
+        return cls(
+            run_id=first.run_id,
+            step=first.step,
+            attempt=first.attempt,
+            save=first.save,
+            world=first.world,
+            objects=len(own),
+            nbytes=sum(entry.size for entry in own),
+            level=first.level,
+            kind=first.kind,
+            created=created,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """One start of the job. Its number is claimed by conditional create, and orders all that it saves."""
+
+    run_id: str
+    attempt: int
+    incarnation: str = ""
+    world: int = 1
+    #: Plain JSON for people: host, command, what it restored from.
+    info: Mapping[str, Any] = field(default_factory=dict)
+    created: float = 0.0
+    format: int = FORMAT
+
+
+def private_name(rank: int, name: str) -> str:
+    """The name of a tensor that belongs to one rank alone (its RNG state): equal names of several ranks are one tensor."""
+    return f"@{rank:05d}/{name}"

@@ -1,0 +1,75 @@
+"""Whether two values are the same to the bit and to the type: how `register` proves that a value survives a save."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from typing import Any
+
+from .encoder import short
+
+_SEQUENCES = (list, tuple, deque)
+_DICTS = (dict, OrderedDict, defaultdict, Counter)
+
+
+def same(one: Any, other: Any, path: str = "") -> str:
+    """Empty for two values of equal value and type, all the way down; else the path of the first difference.
+
+    Stricter than `==`: True is no 1, 0.0 no -0.0, a NaN equals the same NaN, and a dict's order counts. (A set's does not.)
+    """
+    if type(one) is not type(other):
+        return path or " itself"
+    if isinstance(one, _SEQUENCES):
+        if len(one) != len(other) or getattr(one, "maxlen", None) != getattr(other, "maxlen", None):
+            return path or " itself"
+        pairs = enumerate(zip(one, other, strict=True))
+        return next((found for i, (a, b) in pairs if (found := same(a, b, f"{path}[{i}]"))), "")
+    if isinstance(one, _DICTS):
+        return _same_dict(one, other, path)
+    return "" if _same_leaf(one, other) else path or " itself"
+
+
+def _same_dict(one: dict[Any, Any], other: dict[Any, Any], path: str) -> str:
+    if same(list(one), list(other)) or getattr(one, "default_factory", None) != getattr(
+        other, "default_factory", None
+    ):
+        return path or " itself"
+    for key, value in one.items():
+        if found := same(value, other[key], f"{path}[{short(key)}]"):
+            return found
+    return ""
+
+
+def _same_leaf(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, float):
+        return struct.pack("d", one) == struct.pack("d", other)
+    if isinstance(one, complex):
+        return _same_leaf(one.real, other.real) and _same_leaf(one.imag, other.imag)
+    if isinstance(one, (set, frozenset)):
+        return len(one) == len(other) and not same(_in_order(one), _in_order(other))
+    if (torch := sys.modules.get("torch")) is not None and isinstance(one, torch.Tensor):
+        return _same_tensor(torch, one, other)
+    if (numpy := sys.modules.get("numpy")) is not None and isinstance(one, (numpy.ndarray, numpy.generic)):
+        return bool(
+            one.dtype == other.dtype
+            and one.dtype.char == other.dtype.char
+            and one.shape == other.shape
+            and one.tobytes() == other.tobytes()
+        )
+    return bool(one == other)
+
+
+def _in_order(values: set[Any] | frozenset[Any]) -> list[Any]:
+    return sorted(values, key=lambda value: (type(value).__name__, repr(value)))
+
+
+def _same_tensor(torch: Any, one: Any, other: Any) -> bool:
+    if one.dtype != other.dtype or one.shape != other.shape or one.device != other.device:
+        return False
+    if one.requires_grad != other.requires_grad:
+        return False
+    a, b = (each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (one, other))
+    return bool(torch.equal(a, b))
