@@ -1,0 +1,133 @@
+"""From what a person wrote to a value: one function for each kind of option.
+
+Each takes the origin ("--window", "SPOTGUARD_WINDOW", "spot.toml: window") and the text, and refuses with one
+line that names both, what was expected, and an example to copy.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+from collections.abc import Callable
+from typing import Literal, NoReturn
+
+from ..providers.errors import UsageError
+
+#: Also a folder in every store, and a file's name in a socket's path of at most 107 bytes.
+_RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+
+_YES = ("true", "yes", "on", "1")
+_NO = ("false", "no", "off", "0")
+
+#: Signals that leave a command no time: to send one of them is to end it, not to tell it.
+_DEAF = (signal.SIGKILL, signal.SIGSTOP)
+
+
+def refuse(origin: str, text: str, expected: str) -> NoReturn:
+    raise UsageError(f"{origin} {text!r}: expected {expected}")
+
+
+def seconds(origin: str, text: str) -> float:
+    """Zero is a time too: a reserve of none, a window that is over at once."""
+    value = _number(text)
+    if not 0 <= value < math.inf:
+        refuse(origin, text, "seconds from 0 up, as in 30")
+    return value
+
+
+def interval(origin: str, text: str) -> float | Literal["auto", "off"]:
+    word = text.lower()
+    if word in ("auto", "off"):
+        return "auto" if word == "auto" else "off"
+    value = _number(text)
+    if not 0 < value < math.inf:
+        refuse(origin, text, "auto, off, or seconds above 0, as in 60")
+    return value
+
+
+def at_least(least: int, most: int | None = None, why: str = "") -> Callable[[str, str], int]:
+    """The reader of whole numbers from `least` up, to `most` where there is an end."""
+    span = f"from {least} up" if most is None else f"from {least} to {most}"
+
+    def read(origin: str, text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least or (most is not None and value > most):
+            refuse(origin, text, f"a whole number {span}{why}")
+        return value
+
+    return read
+
+
+def yes_or_no(origin: str, text: str) -> bool:
+    word = text.lower()
+    if word not in _YES + _NO:
+        refuse(origin, text, "true or false")
+    return word in _YES
+
+
+def one_of(*words: str) -> Callable[[str, str], str]:
+    def read(origin: str, text: str) -> str:
+        if (word := text.lower()) not in words:
+            refuse(origin, text, f"{', '.join(words[:-1])} or {words[-1]}")
+        return word
+
+    return read
+
+
+def provider(origin: str, text: str) -> str:
+    if text.lower() in ("gcp", "azure"):
+        refuse(origin, text, "auto, aws or none; notices of this cloud are not in this version")
+    return one_of("auto", "aws", "none")(origin, text)
+
+
+def endpoint(origin: str, text: str) -> str:
+    # Here and now: it brings the HTTP client, which nobody needs who gives no endpoint and has no cloud.
+    from ..providers.metadata import parse_endpoint
+
+    return parse_endpoint(text, origin)
+
+
+def run_id(origin: str, text: str) -> str:
+    if _RUN_ID.fullmatch(text) is None:
+        refuse(
+            origin,
+            text,
+            "up to 64 letters, digits, '.', '_' and '-', not '.' or '-' first, as in gpt-small-7",
+        )
+    return text
+
+
+def store(origin: str, text: str) -> str:
+    if "://" not in text:
+        refuse(origin, text, "a store's URL, as in file:///mnt/checkpoints")
+    return text
+
+
+def absolute_path(origin: str, text: str) -> str:
+    """Absolute, because the command may be in another folder when it uses it."""
+    if not text or "\0" in text:
+        refuse(origin, text, "a path")
+    return os.path.abspath(text)
+
+
+def signal_number(origin: str, text: str) -> int | None:
+    word = text.upper()
+    if word == "NONE":
+        return None
+    name = word if word.startswith("SIG") else f"SIG{word}"
+    found = signal.Signals.__members__.get(name)
+    if found is None or found in _DEAF:
+        refuse(origin, text, "none, or a signal that a program can act on, as in TERM or USR1")
+    return int(found)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -1,0 +1,5 @@
+"""The commands, one module each: `add_arguments(parser)` and `run(arguments) -> exit code`.
+
+Each opens the rooms it needs when it runs, not when it is listed: `spotguard run` stays beside the training
+process for its whole life and never holds what only `ls` or `demo` need.
+"""

@@ -1,0 +1,68 @@
+"""The one parser all commands have: errors are `UsageError`, of one line, with the nearest word that exists."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from spotguard.agent.config import Setting, did_you_mean, settings_of
+from spotguard.providers.errors import UsageError
+
+
+class Parser(argparse.ArgumentParser):
+    """No abbreviations: a flag that is added later must not change what a shorter one meant."""
+
+    def __init__(self, **keywords: Any) -> None:
+        keywords.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **keywords)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}: see {self.prog} --help")
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            word = unknown[0].partition("=")[0]
+            kind = "flag" if word.startswith("-") else "word"
+            near = did_you_mean(word, self._known_flags()) if kind == "flag" else ""
+            raise UsageError(f"unknown {kind} {word!r}: {near or f'see {self.prog} --help'}")
+        return found
+
+    def _known_flags(self) -> list[str]:
+        return [flag for action in self._actions for flag in action.option_strings]
+
+
+def add_settings(parser: argparse.ArgumentParser, command: str) -> None:
+    """The flags of the options that `command` has, as text: `agent.config` reads them all in one way."""
+    group = parser.add_argument_group(
+        "options",
+        "Each is also SPOTGUARD_<NAME> in the environment and a key of the file that --config names.",
+    )
+    for setting in settings_of(command):
+        _add_setting(group, setting)
+    group.add_argument(
+        "--config", metavar="FILE", default=argparse.SUPPRESS, help="a TOML file with options, keep = 5"
+    )
+
+
+def _add_setting(group: argparse._ArgumentGroup, setting: Setting) -> None:
+    text = setting.help.replace("%", "%%")
+    if not setting.is_switch:
+        group.add_argument(
+            setting.flag, dest=setting.name, metavar=setting.metavar, default=argparse.SUPPRESS, help=text
+        )
+        return
+    for flag, value, words in (
+        (setting.flag, "true", text),
+        (f"--no-{setting.name}", "false", argparse.SUPPRESS),
+    ):
+        group.add_argument(
+            flag, dest=setting.name, action="store_const", const=value, default=argparse.SUPPRESS, help=words
+        )
+
+
+def settings_given(arguments: argparse.Namespace, command: str) -> dict[str, str]:
+    """What the command line said, by option name; what it did not say is not there."""
+    names = [setting.name for setting in settings_of(command)] + ["config"]
+    return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}

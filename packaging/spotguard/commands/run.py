@@ -1,0 +1,107 @@
+"""`spotguard run [options] -- COMMAND...`: guard a command."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Sequence
+
+from spotguard.agent import config
+from spotguard.providers.errors import UsageError
+
+from .parsers import add_settings, settings_given
+
+logger = logging.getLogger(__name__)
+
+SUMMARY = "guard a command: watch, signal, wait, exit"
+
+DESCRIPTION = """\
+Runs COMMAND, watches for the cloud's notice, has the training process save its state inside the
+warning, and exits with 75 ("run me again"). Otherwise with COMMAND's own code."""
+
+EXAMPLES = """\
+examples:
+  spotguard run -- python train.py --epochs 90
+  spotguard run --store file:///mnt/nfs/checkpoints --every 120 -- python train.py
+  until spotguard run -- python train.py; do [ $? = 75 ] || break; done"""
+
+FORM = (
+    "the command is missing: say spotguard run [options] -- COMMAND, as in spotguard run -- python train.py"
+)
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own words, and the command's: those after `--`, or from the first one that is no option of ours.
+
+    By hand, because argparse would look for our options among the command's.
+    """
+    with_value = {setting.flag for setting in config.settings_of("run") if not setting.is_switch}
+    with_value.add("--config")
+    at = 0
+    while at < len(words):
+        if words[at] == "--":
+            return list(words[:at]), list(words[at + 1 :])
+        if not words[at].startswith("-"):
+            break
+        at += 2 if words[at] in with_value else 1
+    return list(words[:at]), list(words[at:])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "spotguard run [options] -- COMMAND..."
+    add_settings(parser, "run")
+
+
+def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
+    if not command:
+        raise UsageError(FORM)
+    options = options_for(settings_given(arguments, "run"), command)
+    log_as(options)
+    _warn_of_a_store_that_dies(options)
+    from spotguard.agent import loop
+
+    return loop.run(options, list(command))
+
+
+def options_for(flags: dict[str, str], command: Sequence[str]) -> config.Options:
+    """The options of this run. Its names are those that a bare `register` would choose for the same command."""
+    from spotguard.hooks.naming import default_run_id, default_store
+
+    folder = os.getcwd()
+    defaults = {"run-id": default_run_id(command, folder), "store": default_store(folder)}
+    return config.resolve("run", flags, os.environ, defaults=defaults, readers={"store": _store})
+
+
+def log_as(options: config.Options) -> None:
+    """Everything to stderr: stdout is the command's."""
+    from spotguard.agent import journal
+
+    journal.configure(
+        json_log=options.json_log, level=logging.getLevelNamesMapping()[options.log_level.upper()]
+    )
+
+
+def _warn_of_a_store_that_dies(options: config.Options) -> None:
+    if options.store_given or options.provider == "none":
+        return
+    from spotguard.providers.detect import detect
+
+    cloud = detect().cloud if options.provider == "auto" else options.provider
+    if cloud != "none":
+        logger.warning(
+            "checkpoints go to %s, a disk of THIS machine: when %s takes it back, they are gone with it. Give a store "
+            "that outlives it: --store file:///mnt/shared/checkpoints, on a network file system",
+            options.store,
+            cloud,
+        )
+
+
+def _store(origin: str, text: str) -> str:
+    from spotguard.providers.stores import check_url
+
+    try:
+        check_url(text)
+    except UsageError as error:
+        raise UsageError(f"{origin}: {error}") from error
+    return text
