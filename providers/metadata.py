@@ -1,0 +1,210 @@
+"""The HTTP client for link-local metadata services: whatever a server does, an answer or a failure, in bounded time.
+
+It is `requests`' adapter without its `Session`: a session's gifts are what must not happen here. Proxies and
+netrc from the environment (the clouds refuse forwarded requests, and a proxy would answer for another machine),
+redirects (`Session.send` reads a redirect's whole body, uncapped, also where it does not follow), cookies. And
+an agent polls for as long as the machine lives: 0.16 ms of CPU a request, against 0.27 ms through a session.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+
+from .errors import UsageError
+
+#: Bytes. The largest answer in use is an instance identity document of some 500; a captive portal's page fits
+#: too, so that it can be named as what it is.
+MAX_BODY = 64 * 1024
+
+#: Seconds for one whole request, connecting included. The services answer within milliseconds; the vendors'
+#: own watcher for AWS allows 2 as well (aws-node-termination-handler, pkg/ec2metadata).
+TIMEOUT = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server said, whole."""
+
+    status: int
+    #: Names compare without case.
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why there is no answer that could be looked at."""
+
+    kind: Literal["timeout", "unreachable", "too-large", "redirect", "garbage"]
+    #: One line that names the request: "PUT http://169.254.169.254/latest/api/token: no answer in 2 s".
+    detail: str
+
+
+def parse_endpoint(url: str, origin: str) -> str:
+    """The base URL in its one form: http, an IP address, no path.
+
+    A name is refused: it would put DNS between a notice and us, and DNS is what fails while a machine goes down.
+
+    Args:
+        url: as the user wrote it.
+        origin: the flag or the variable it was written in, for the message.
+    """
+    wanted = f"{origin} {url!r}: expected http:// and an IP address, as in http://127.0.0.1:1338"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        address = ipaddress.ip_address(parts.hostname or "")
+    except ValueError as error:
+        raise UsageError(f"{wanted} or http://[::1]:1338") from error
+    if parts.scheme != "http":
+        raise UsageError(f"{wanted}; a metadata service speaks plain http only")
+    if parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
+        raise UsageError(f"{wanted}, and nothing before or after it")
+    host = f"[{address}]" if address.version == 6 else str(address)
+    return f"http://{host}" if port in (None, 80) else f"http://{host}:{port}"
+
+
+class MetadataClient:
+    """One server, one connection kept while the server keeps it. For one thread."""
+
+    def __init__(self, endpoint: str, *, timeout: float = TIMEOUT) -> None:
+        self.endpoint = endpoint
+        self._timeout = timeout
+        self._adapter = _Adapter(max_retries=0)
+
+    def prepare(self, method: str, path: str, headers: Mapping[str, str]) -> requests.PreparedRequest:
+        """A request to `send` as often as wanted; a header is changed by assigning to its `headers`."""
+        # "identity": a compressed body would have to be unpacked before its size is known.
+        fixed = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "spotguard"}
+        return requests.Request(method, self.endpoint + path, headers={**fixed, **headers}).prepare()
+
+    def send(self, request: requests.PreparedRequest, *, timeout: float | None = None) -> Answer | Failure:
+        """Ask once, within `timeout` seconds all in all."""
+        seconds = self._timeout if timeout is None else min(timeout, self._timeout)
+        end = time.monotonic() + seconds
+        try:
+            return self._send(request, seconds)
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+            if not _dropped(error):
+                return _failure(request, error, seconds)
+        # A server may close a kept connection just as we write to it (RFC 9112, 9.6), and GET and PUT are
+        # idempotent: a second try on a fresh connection, out of the same time, saves a blind second.
+        try:
+            return self._send(request, max(end - time.monotonic(), 0.001))
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+            return _failure(request, error, seconds)
+
+    def close(self) -> None:
+        self._adapter.close()
+
+    def _send(self, request: requests.PreparedRequest, seconds: float) -> Answer | Failure:
+        total = urllib3.Timeout(total=seconds)
+        response = self._adapter.send(request, stream=True, timeout=total, proxies={})  # type: ignore[arg-type]
+        try:
+            if response.is_redirect:
+                where = _shown(response.headers["location"])
+                return Failure("redirect", f"{_line(request)}: {response.status_code}, redirected to {where}")
+            # One more than allowed, to know that there is more. Without decoding: see `prepare`.
+            body = response.raw.read(MAX_BODY + 1, decode_content=False)
+            if len(body) > MAX_BODY:
+                return Failure("too-large", f"{_line(request)}: more than {MAX_BODY} bytes")
+            if response.raw.length_remaining:
+                return Failure("unreachable", f"{_line(request)}: the connection broke within the answer")
+            return Answer(response.status_code, response.headers, body)
+        finally:
+            # A body read to its end has given its connection back already; any other is closed, unread.
+            response.raw.close()
+
+
+class _WholeAnswerSocket(socket.socket):
+    """A socket whose timeout is for all that is received, until it is set anew.
+
+    The ordinary timeout starts again with every byte, so a server that trickles holds its client for ever, in
+    the headers just as in the body. urllib3 sets the timeout once before each answer.
+    """
+
+    _end: float | None = None
+
+    def settimeout(self, value: float | None, /) -> None:
+        # The machine's own clock, whatever Clock the caller holds: the kernel's timeouts are real time.
+        self._end = None if value is None else time.monotonic() + value
+        super().settimeout(value)
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0, /) -> int:
+        if self._end is not None:
+            left = self._end - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("the answer took too long")
+            super().settimeout(left)
+        return super().recv_into(buffer, nbytes, flags)
+
+
+class _Connection(urllib3.connection.HTTPConnection):
+    def connect(self) -> None:
+        super().connect()
+        plain = self.sock
+        self.sock = _WholeAnswerSocket(plain.family, plain.type, plain.proto, fileno=plain.detach())
+        self.sock.settimeout(self.timeout)
+
+
+class _Pool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _Adapter(HTTPAdapter):
+    """`requests`' adapter over connections as above, for http only: there is no pool class for anything else."""
+
+    def init_poolmanager(self, connections: int, maxsize: int, block: bool = False, **kwargs: Any) -> None:
+        self.poolmanager = urllib3.PoolManager(num_pools=1, maxsize=1, block=False)
+        self.poolmanager.pool_classes_by_scheme = {"http": _Pool}
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and all it wraps: urllib3 and requests carry causes in `args` and `reason`, not only in `__cause__`."""
+    yield error
+    inner = (*error.args, getattr(error, "reason", None), error.__cause__)
+    for cause in inner:
+        if isinstance(cause, BaseException):
+            yield from _chain(cause)
+
+
+def _dropped(error: Exception) -> bool:
+    """Whether the connection broke after it stood: reset, or closed without a word."""
+    return any(isinstance(cause, ConnectionError) for cause in _chain(error)) and not any(
+        isinstance(cause, urllib3.exceptions.NewConnectionError) for cause in _chain(error)
+    )
+
+
+def _failure(request: requests.PreparedRequest, error: Exception, seconds: float) -> Failure:
+    causes = list(_chain(error))
+    if any(
+        isinstance(cause, (urllib3.exceptions.TimeoutError, TimeoutError)) for cause in causes
+    ) and not any(isinstance(cause, urllib3.exceptions.NewConnectionError) for cause in causes):
+        return Failure("timeout", f"{_line(request)}: no answer in {seconds:g} s")
+    for cause in causes:
+        if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException):
+            return Failure("unreachable", f"{_line(request)}: {cause.strerror or 'the connection broke'}")
+    for cause in causes:
+        if isinstance(cause, http.client.HTTPException):
+            return Failure("garbage", f"{_line(request)}: not HTTP: {_shown(str(cause))}")
+    return Failure("garbage", f"{_line(request)}: {type(causes[-1]).__name__}")
+
+
+def _line(request: requests.PreparedRequest) -> str:
+    return f"{request.method} {request.url}"
+
+
+def _shown(text: str) -> str:
+    """A server's words, fit for one line of a log."""
+    return ascii(text[:80])

@@ -1,0 +1,327 @@
+"""EC2's metadata service, version 2, as its documentation and captures of it show it.
+
+Three things that other mocks get wrong: `time` is fixed when the notice appears, not made anew for each
+request; the key's body is text/plain; the folder `spot/` is not there before a notice is. Captures also show
+`Connection: close` after each answer (with `Server: EC2ws`), which is the default here.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import secrets
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from email.utils import formatdate
+from types import TracebackType
+from typing import Self
+
+from ..clock import Clock, SystemClock
+from ..errors import UsageError
+from .faults import COMMON, Faults, Spoil
+from .server import LoopbackServer, Reply, Request, Seen
+
+ACTIONS = ("terminate", "stop", "hibernate")
+
+_NOTICE = "spot/instance-action"
+_TERMINATION_TIME = "spot/termination-time"
+_REBALANCE = "events/recommendations/rebalance"
+
+_TOKEN = "x-aws-ec2-metadata-token"
+_TTL = "x-aws-ec2-metadata-token-ttl-seconds"
+_MAX_TTL = 21600
+
+#: `latest`, or a dated version of the tree.
+_VERSION = re.compile(r"/(latest|1\.0|20\d\d-\d\d-\d\d)(/.*|)")
+
+_PAGE = """<?xml version="1.0" encoding="iso-8859-1"?>
+<!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.0 Transitional//EN"
+\t"http://www.w3.org/TR/xhtml1/DTD/xhtml1-transitional.dtd">
+<html xmlns="http://www.w3.org/1999/xhtml" xml:lang="en" lang="en">
+ <head>
+  <title>{0}</title>
+ </head>
+ <body>
+  <h1>{0}</h1>
+ </body>
+</html>
+"""
+_TITLES = {
+    400: "400 - Bad Request",
+    401: "401 - Unauthorized",
+    403: "403 - Forbidden",
+    404: "404 - Not Found",
+    405: "405 - Method Not Allowed",
+}
+
+_INSTANCE = {
+    "ami-id": "ami-0abcdef1234567890",
+    "hostname": "ip-10-0-0-17.ec2.internal",
+    "instance-action": "none",
+    "instance-id": "i-0123456789abcdef0",
+    "instance-life-cycle": "spot",
+    "instance-type": "g5.xlarge",
+    "local-ipv4": "10.0.0.17",
+    "placement/availability-zone": "us-east-1a",
+    "placement/availability-zone-id": "use1-az1",
+    "placement/region": "us-east-1",
+    "events/maintenance/history": "[]",
+    "events/maintenance/scheduled": "[]",
+    "services/domain": "amazonaws.com",
+    "services/partition": "aws",
+}
+_DOCUMENT = {
+    "availabilityZone": "us-east-1a",
+    "instanceId": "i-0123456789abcdef0",
+    "instanceType": "g5.xlarge",
+    "privateIp": "10.0.0.17",
+    "region": "us-east-1",
+    "version": "2017-09-30",
+}
+
+
+def _page(status: int) -> Reply:
+    body = _PAGE.format(_TITLES[status]).encode("latin-1")
+    return Reply(status, body, {"Content-Type": "text/html", "Server": "EC2ws"})
+
+
+def _on_reads(status: int) -> Spoil:
+    return lambda request, reply: _page(status) if request.method == "GET" else None
+
+
+def _hop_limit(request: Request, reply: Reply) -> Reply | None:
+    """The answer to the PUT dies on its way; everything else arrives."""
+    return Reply(200, instead="hang") if request.method == "PUT" else None
+
+
+FAULTS: dict[str, Spoil] = {
+    **COMMON,
+    "401": _on_reads(401),
+    "403": lambda request, reply: _page(403),
+    "hop-limit": _hop_limit,
+}
+
+
+class AwsSimulator:
+    """An instance's metadata service on loopback. A context manager: listens inside, is gone outside.
+
+    Args:
+        clock: dates the notice and ages the tokens; a clock by hand makes both stand still.
+        host: 127.0.0.1 or ::1.
+        port: 0 picks a free one.
+        max_ttl: the longest life that a token is given, whatever was asked for.
+        v2_required: False lets reads without a token pass, as on an instance whose tokens are "optional".
+        keep_alive: True serves many requests on one connection, which the real service was not seen to do.
+        tell: is told what happens, in one line each.
+    """
+
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        max_ttl: float = _MAX_TTL,
+        v2_required: bool = True,
+        keep_alive: bool = False,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.clock = clock or SystemClock()
+        self.endpoint = ""
+        #: Monotonic seconds at which the machine goes, once there is a notice.
+        self.deadline: float | None = None
+        self._max_ttl = max_ttl
+        self._v2_required = v2_required
+        self._tell = tell
+        self._server = LoopbackServer(self._answer, self.clock, host=host, port=port, keep_alive=keep_alive)
+        self._faults = Faults(FAULTS)
+        self._lock = threading.Lock()
+        self._tokens: dict[str, float] = {}
+        self._keys: dict[str, tuple[bytes, float]] = {}
+        self._noticed_at: float | None = None
+        for key, text in _INSTANCE.items():
+            self.put(key, text.encode())
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    def start(self) -> str:
+        """Listen; returns the endpoint, "http://127.0.0.1:PORT"."""
+        self.endpoint = self._server.start()
+        return self.endpoint
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # --- what happens to the instance -----------------------------------------------------------------------
+
+    def preempt(self, window: float = 120.0, action: str = "terminate", *, skew: float = 0.0) -> float:
+        """Issue a notice, and return its true deadline in monotonic seconds.
+
+        Args:
+            window: seconds until the end; hibernation begins now, whatever is said. Negative for a late notice.
+            action: what AWS calls it.
+            skew: seconds by which AWS's clock is ahead of ours.
+        """
+        if action not in ACTIONS:
+            raise UsageError(f"action {action!r}: expected one of {', '.join(ACTIONS)}")
+        left = 0.0 if action == "hibernate" else window
+        time = _iso(self.clock.time() + left + skew)
+        self.deadline = self.clock.monotonic() + left
+        if action == "terminate":
+            self.put(_TERMINATION_TIME, time.encode())
+        self.put(_NOTICE, f'{{"action":"{action}","time":"{time}"}}'.encode())
+        self._tell(f"notice: {action} at {time}, {left:g} s from now")
+        return self.deadline
+
+    def rebalance(self) -> None:
+        """Recommend to rebalance: advice that the instance is at risk, with no end named."""
+        time = _iso(self.clock.time())
+        self.put(_REBALANCE, f'{{"noticeTime":"{time}"}}'.encode())
+        self._tell(f"rebalance recommendation at {time}")
+
+    def put(self, key: str, body: bytes) -> None:
+        """Set a key below `/latest/meta-data/` to any bytes, right or wrong."""
+        with self._lock:
+            self._keys[key] = (body, self.clock.time())
+            if key == _NOTICE:
+                self._noticed_at = self.clock.monotonic()
+
+    def remove(self, key: str) -> None:
+        with self._lock:
+            self._keys.pop(key, None)
+
+    def clear(self) -> None:
+        """Take back notice, recommendation and faults."""
+        for key in (_NOTICE, _TERMINATION_TIME, _REBALANCE):
+            self.remove(key)
+        self._faults.clear()
+        self.deadline = None
+        self._tell("all clear")
+
+    def fault(self, kind: str, *, seconds: float | None = None, count: int | None = None) -> None:
+        """Misbehave, for `seconds` or for `count` requests or until `clear`; the kinds are `FAULTS`."""
+        self._faults.add(kind, self.clock.monotonic(), seconds=seconds, count=count)
+        self._tell(f"fault: {kind}" + (f" for {seconds:g} s" if seconds is not None else ""))
+
+    def expire_tokens(self) -> None:
+        """Forget every token, long before its time, as the service does now and then."""
+        with self._lock:
+            self._tokens.clear()
+        self._tell("all tokens forgotten")
+
+    # --- what clients did -----------------------------------------------------------------------------------
+
+    @property
+    def requests(self) -> tuple[Seen, ...]:
+        """The newest requests, oldest first."""
+        return self._server.seen
+
+    def count(self, method: str = "", path: str = "", status: int | None = None) -> int:
+        """How many requests were of this method, path and status; what is not given is not looked at."""
+        return sum(map(_wanted(method, path, status), self.requests))
+
+    def wait_for(
+        self, count: int = 1, method: str = "", path: str = "", status: int | None = None, timeout: float = 5
+    ) -> bool:
+        """Block until there were `count` such requests; False when `timeout` real seconds went by first."""
+        return self._server.wait_for(_wanted(method, path, status), count, timeout)
+
+    # --- answers --------------------------------------------------------------------------------------------
+
+    def _answer(self, request: Request) -> Reply:
+        return self._faults.spoil(request, self._truth(request), self.clock.monotonic())
+
+    def _truth(self, request: Request) -> Reply:
+        path = request.path.partition("?")[0]
+        if request.method == "PUT":
+            return self._issue(request, path)
+        if request.method not in ("GET", "HEAD") or path == "/latest/api/token":
+            return _page(405)
+        held = request.headers.get(_TOKEN)
+        headers = {"Content-Type": "text/plain", "Accept-Ranges": "none", "Server": "EC2ws"}
+        if held is not None or self._v2_required:
+            left = self._life(held or "")
+            if left <= 0:
+                return _page(401)
+            headers[_TTL.title()] = str(int(left))
+        return self._read(path, headers)
+
+    def _issue(self, request: Request, path: str) -> Reply:
+        if path != "/latest/api/token":
+            return _page(403 if path.endswith("/api/token") else 405)
+        if "x-forwarded-for" in request.headers:
+            return _page(403)  # sent on by a proxy: maybe for somebody outside
+        asked = request.headers.get(_TTL, "")
+        if not re.fullmatch(r"[0-9]{1,5}", asked) or not 1 <= int(asked) <= _MAX_TTL:
+            return _page(400)
+        ttl = min(float(asked), self._max_ttl)
+        token = base64.urlsafe_b64encode(secrets.token_bytes(40)).decode()
+        now = self.clock.monotonic()
+        with self._lock:
+            self._tokens = {token: end for token, end in self._tokens.items() if end > now}
+            self._tokens[token] = now + ttl
+        headers = {"Content-Type": "text/plain", "Server": "EC2ws", _TTL.title(): str(int(ttl))}
+        return Reply(200, token.encode(), headers)
+
+    def _life(self, token: str) -> float:
+        with self._lock:
+            return self._tokens.get(token, 0.0) - self.clock.monotonic()
+
+    def _read(self, path: str, headers: dict[str, str]) -> Reply:
+        match = _VERSION.fullmatch(path)
+        if match is None:
+            return Reply(200, b"1.0\n2021-07-15\nlatest", headers) if path == "/" else _page(404)
+        rest = match[2].strip("/")
+        if rest == "":
+            return Reply(200, b"dynamic\nmeta-data", headers)
+        if rest == "dynamic/instance-identity/document":
+            return Reply(200, json.dumps(_DOCUMENT, indent=2).encode(), headers)
+        folder, _, key = rest.partition("/")
+        return self._key(key, headers) if folder == "meta-data" else _page(404)
+
+    def _key(self, key: str, headers: dict[str, str]) -> Reply:
+        with self._lock:
+            value = self._keys.get(key)
+            listing = _listing(self._keys, key)
+            first_read = key == _NOTICE and value is not None and self._noticed_at is not None
+            appeared, self._noticed_at = self._noticed_at, None if first_read else self._noticed_at
+        if first_read and appeared is not None:
+            self._tell(
+                f"the notice is read for the first time, {self.clock.monotonic() - appeared:.1f} s later"
+            )
+        if value is not None:
+            body, since = value
+            return Reply(200, body, {**headers, "Last-Modified": formatdate(since, usegmt=True)})
+        return Reply(200, listing, headers) if listing else _page(404)
+
+
+def _listing(keys: dict[str, tuple[bytes, float]], folder: str) -> bytes:
+    """The children of a folder, one to a line, folders with a slash; nothing where there is no such folder."""
+    prefix = f"{folder}/" if folder else ""
+    below = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
+    return "\n".join(
+        sorted({name.partition("/")[0] + ("/" if "/" in name else "") for name in below})
+    ).encode()
+
+
+def _iso(wall: float) -> str:
+    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _wanted(method: str, path: str, status: int | None) -> Callable[[Seen], bool]:
+    return lambda seen: (
+        (not method or seen.method == method)
+        and (not path or seen.path.endswith(path))
+        and (status is None or seen.status == status)
+    )

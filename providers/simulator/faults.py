@@ -1,0 +1,99 @@
+"""What goes wrong with metadata services in the field, on demand: each fault turns a good reply into a bad one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from ..errors import UsageError
+from .server import Reply, Request
+
+#: Turns a reply into a faulty one; None where this request is not concerned.
+Spoil = Callable[[Request, Reply], Reply | None]
+
+_PORTAL = b"""<!DOCTYPE html>
+<html><head><title>Welcome to the guest network</title></head>
+<body><h1>Please sign in</h1><form action="/login"><input name="room"></form></body></html>
+"""
+
+_HUGE = 20 * 1024 * 1024
+
+
+def _status(status: int, body: bytes = b"") -> Spoil:
+    return lambda request, reply: Reply(status, body, {"Content-Type": "text/html"})
+
+
+def _portal(request: Request, reply: Reply) -> Reply:
+    return Reply(200, _PORTAL, {"Content-Type": "text/html; charset=utf-8", "Server": "nginx"})
+
+
+def _redirect(request: Request, reply: Reply) -> Reply:
+    # To ourselves, where there is an answer: a client that follows is found out by the request log.
+    return Reply(302, b"", {"Location": "/latest/meta-data/instance-id", "Server": "nginx"})
+
+
+#: What any metadata service may do.
+COMMON: Mapping[str, Spoil] = {
+    "429": _status(429),
+    "500": _status(500),
+    "503": _status(503),
+    "reset": lambda request, reply: replace(reply, instead="reset"),
+    "hang": lambda request, reply: replace(reply, instead="hang"),
+    "slow": lambda request, reply: replace(reply, delay=10.0),
+    "trickle": lambda request, reply: replace(reply, pace=0.5),
+    "portal": _portal,
+    "redirect": _redirect,
+    "huge": lambda request, reply: Reply(200, b"x" * _HUGE, {"Content-Type": "text/plain"}),
+}
+
+
+@dataclass(slots=True)
+class _Active:
+    spoil: Spoil
+    #: Monotonic seconds; None for ever.
+    until: float | None
+    #: Requests still to be spoilt; None for any number.
+    left: int | None
+
+
+class Faults:
+    """The faults that are on now. For several threads.
+
+    Args:
+        kinds: every fault this service has, by name.
+    """
+
+    def __init__(self, kinds: Mapping[str, Spoil]) -> None:
+        self._kinds = kinds
+        self._active: dict[str, _Active] = {}
+        self._lock = threading.Lock()
+
+    def add(self, kind: str, now: float, *, seconds: float | None, count: int | None) -> None:
+        """Switch a fault on, for a time or for a number of requests; twice the same is the newer one."""
+        if kind not in self._kinds:
+            raise UsageError(f"unknown fault {kind!r}: expected one of {', '.join(sorted(self._kinds))}")
+        until = None if seconds is None else now + seconds
+        with self._lock:
+            self._active[kind] = _Active(self._kinds[kind], until, count)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._active.clear()
+
+    def spoil(self, request: Request, reply: Reply, now: float) -> Reply:
+        """The reply as the faults of this instant make it; of several the first that concerns the request."""
+        with self._lock:
+            self._active = {kind: fault for kind, fault in self._active.items() if not _over(fault, now)}
+            for fault in self._active.values():
+                spoilt = fault.spoil(request, reply)
+                if spoilt is None:
+                    continue
+                if fault.left is not None:
+                    fault.left -= 1
+                return spoilt
+        return reply
+
+
+def _over(fault: _Active, now: float) -> bool:
+    return fault.left == 0 or (fault.until is not None and now >= fault.until)
