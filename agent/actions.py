@@ -1,0 +1,67 @@
+"""Everything the pure machine can ask for, as values: the loop carries them out, in order, and decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..hooks.protocol import Message
+from .outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Say this to one training process."""
+
+    session: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class SignalGroup:
+    """Send this signal to the command's whole process group."""
+
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillGroup:
+    """SIGKILL to the command's whole process group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start the command (again). The loop answers with `Launched`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Everything is over: spotguard exits with this code."""
+
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """One notice has come to its end: write the record and the line (law 13)."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    #: As in `logging`.
+    level: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Answer a person who asked for a drill."""
+
+    asker: int
+    body: dict[str, Any]
+    last: bool
+
+
+Action = Send | SignalGroup | KillGroup | Launch | Finish | Publish | Log | Tell

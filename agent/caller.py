@@ -1,0 +1,61 @@
+"""The other end of the agent's socket, for those who ask: one question, then answers as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from pathlib import Path
+
+from ..hooks.protocol import Message, Peer, Role, encode
+from ..providers.errors import ProtocolError
+
+_UCRED = struct.Struct("iII")  # pid, uid, gid: unix(7)
+
+
+class Caller:
+    """A connection to an agent. Every failure is an `OSError` (nobody answers) or a `ProtocolError`."""
+
+    def __init__(self, path: Path, question: Message, timeout: float) -> None:
+        self._peer = Peer(Role.ANSWERER)
+        self._ready: list[Message] = []
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._sock.settimeout(timeout)
+            self._sock.connect(os.fspath(path))
+            self._check_owner(path)
+            self._sock.sendall(encode(question))
+        except BaseException:
+            self._sock.close()
+            raise
+
+    def _check_owner(self, path: Path) -> None:
+        """Who listens must be root or ourselves: anybody else could keep a notice from us, or invent one."""
+        _, uid, _ = _UCRED.unpack(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        if uid not in (0, os.geteuid()):
+            raise PermissionError(f"uid {uid} listens at {path}")
+
+    def receive(self, timeout: float | None) -> Message | None:
+        """The next message; None when the agent has closed.
+
+        Raises:
+            TimeoutError: nothing came in `timeout` seconds.
+        """
+        while not self._ready:
+            self._sock.settimeout(timeout)
+            data = self._sock.recv(64 * 1024)
+            if not data:
+                if self._peer.mid_frame:
+                    raise ProtocolError("the agent closed the connection in the middle of a frame")
+                return None
+            self._ready += self._peer.feed(data)
+        return self._ready.pop(0)
+
+    def hang_up(self) -> None:
+        """From another thread: `receive` returns None. `close` is still to be called."""
+        with contextlib.suppress(OSError):  # the agent has hung up already
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._sock.close()

@@ -1,0 +1,125 @@
+"""The asking side of `spotguard status` and `spotguard drill`: find the agents here, ask, give back plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..hooks.protocol import Answer, Ask, Message, Refused
+from ..providers.errors import ProtocolError, SpotguardError, UsageError
+from .caller import Caller
+from .sockets import SERVICE_SOCKET, default_socket, runtime_folder
+
+#: An agent answers within a millisecond; one that is stopped or wedged is reported, not waited for.
+ANSWERS_IN = 2.0
+#: A drill takes its window, and then the time of telling everybody.
+_DRILL_SLACK = 15.0
+
+
+class AgentError(SpotguardError):
+    """An agent could not be asked, or did not do what it was asked."""
+
+
+def find_sockets(env: Mapping[str, str], uid: int, service: Path = SERVICE_SOCKET) -> list[Path]:
+    """Every socket that this user may ask: its own runs', and the machine's service."""
+    found = sorted(runtime_folder(env, uid).glob("*.sock"))
+    # Not readable for us (the folder is 0750) looks as absent: then it is not ours to ask.
+    return [*found, service] if _is_socket(service) else found
+
+
+def status(path: Path) -> dict[str, Any]:
+    """What the agent at `path` guards now.
+
+    Raises:
+        AgentError: it does not answer.
+    """
+    body: dict[str, Any] = {}
+    for page in _ask(path, Ask("status"), ANSWERS_IN):
+        sessions = [*body.get("sessions", ()), *page.get("sessions", ())]
+        body = {**page, **body, "sessions": sessions}
+    return body
+
+
+def statuses(env: Mapping[str, str], uid: int, service: Path = SERVICE_SOCKET) -> list[dict[str, Any]]:
+    """The status of every agent; for one that does not answer, its socket and why."""
+    answers = []
+    for path in find_sockets(env, uid, service):
+        try:
+            answers.append(status(path))
+        except AgentError as error:
+            answers.append({"socket": str(path), "error": str(error)})
+    return answers
+
+
+def choose(run_id: str | None, socket: str | None, env: Mapping[str, str], uid: int) -> Path:
+    """The socket that is meant: the one said, else the only one there is.
+
+    Raises:
+        UsageError: none, or more than one.
+    """
+    if socket:
+        return Path(socket)
+    if run_id:
+        return default_socket(run_id, env, uid)
+    found = [path for path in find_sockets(env, uid) if _answers(path)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UsageError(
+            "no spotguard runs here: start one with `spotguard run -- COMMAND`, or say --socket PATH"
+        )
+    names = ", ".join(path.stem for path in found)
+    raise UsageError(f"several runs are guarded here: say --run-id with one of {names}")
+
+
+def drill(path: Path, *, window: float = 30.0, preempt: bool = False) -> Iterator[dict[str, Any]]:
+    """A rehearsal: gives what happens as it happens, the last with "outcome".
+
+    Raises:
+        AgentError: it does not answer, or there is nothing to drill.
+    """
+    for body in _ask(path, Ask("drill", window, preempt), window + _DRILL_SLACK):
+        if "error" in body:
+            raise AgentError(str(body["error"]))
+        yield body
+
+
+def _ask(path: Path, question: Message, patience: float) -> Iterator[dict[str, Any]]:
+    try:
+        caller = Caller(path, question, ANSWERS_IN)
+    except (OSError, ProtocolError) as error:
+        raise AgentError(f"no spotguard answers at {path}: {_said(error)}") from error
+    try:
+        while True:
+            message = caller.receive(patience)
+            if isinstance(message, Refused):
+                raise AgentError(f"the agent at {path} refuses: {message.reason}")
+            if not isinstance(message, Answer):
+                raise AgentError(f"the agent at {path} ended before it had answered")
+            yield message.body
+            if message.last:
+                return
+    except (OSError, ProtocolError) as error:
+        raise AgentError(f"the agent at {path} stopped answering: {_said(error)}") from error
+    finally:
+        caller.close()
+
+
+def _said(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return path.is_socket()
+    except PermissionError:
+        return False
+
+
+def _answers(path: Path) -> bool:
+    try:
+        status(path)
+    except AgentError:  # a socket that a killed agent left behind
+        return False
+    return True

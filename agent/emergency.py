@@ -1,0 +1,324 @@
+"""The pure machine: what happens goes in with the time, what is to be done comes out. No I/O, no clock.
+
+Two ways to be used, one machine. `spotguard run` guards one command: it ends it when everybody has committed, or
+at the reserve. `spotguard agent` serves the processes of many users: it tells, and never kills.
+
+The order that must hold, whatever happens (law 11): first the notice to the sessions, then their commits, then
+the end of the command. TERM goes out early in one case only: when nobody is registered who could save otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from ..hooks import protocol
+from ..providers.notice import Notice, NoticeKind
+from .actions import Action, Finish, KillGroup, Launch, Send, SignalGroup
+from .events import (
+    Asked,
+    Closed,
+    CommandEnded,
+    Event,
+    Heard,
+    Launched,
+    NoticeGone,
+    NoticeSeen,
+    Opened,
+    Signalled,
+)
+from .pending import Part, Pending
+from .signals import PASSED_ON
+from .telling import OUTLIVED, Command, Policy, Telling
+
+__all__ = ["Machine", "Policy"]
+
+#: After `Leave` the command ends by itself: Preempted is raised, `finally` blocks run, CUDA shuts down. Then TERM.
+LEAVE_GRACE = 2.0
+#: A second SIGTERM or a SIGINT ends the command at once: so many seconds later it is killed.
+FORCE_GRACE = 5.0
+#: The kernel tells of the command's end before the last words of its sessions are read from their sockets.
+LINGER = 0.5
+
+#: What a SIGTERM leaves: launchers kill after 30 s (Kubernetes, Docker's 10 is set by hand), some after 25.
+SIGTERM_WINDOW = 25.0
+#: A command that a person ended at the terminal did not crash.
+BY_HAND = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+
+
+class Machine(Telling):
+    """The agent's decisions. One thread feeds it; nothing else changes what it knows."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.restarts = 0
+        self.finished = False
+        self._terms = 0
+        self._force_at: float | None = None
+        self._on: dict[type[Any], Callable[[Any], None]] = {
+            NoticeSeen: lambda e: self._noticed(e.notice),
+            NoticeGone: lambda e: self._gone(e.id),
+            Opened: self._opened,
+            Heard: self._heard,
+            Closed: self._closed,
+            Asked: self._asked,
+            Launched: self._launched,
+            Signalled: lambda e: self._signalled(e.signum),
+            CommandEnded: self._ended,
+        }
+
+    # --- the ways in ---
+
+    def begin(self, now: float) -> list[Action]:
+        """The first actions: the command is launched."""
+        self._now = now
+        return [Launch()] if self.policy.command else []
+
+    def handle(self, event: Event | None, now: float) -> list[Action]:
+        """What to do now that this happened; with None, now that `next_wake` has come."""
+        if self.finished:
+            return []
+        self._now = now
+        if event is not None and (handler := self._on.get(type(event))) is not None:
+            handler(event)
+        if not self.finished:
+            self._settle()
+        actions, self._actions = self._actions, []
+        return actions
+
+    @property
+    def next_wake(self) -> float | None:
+        """Monotonic seconds at which `handle(None, now)` is due, though nothing happens."""
+        if self.finished:
+            return None
+        p, times = self.pending, [self.outlive_at, self._force_at]
+        if p is not None and p.rehearsal:
+            times.append(p.limit)
+        elif p is not None and not self.policy.command:
+            times.append(p.deadline + OUTLIVED if p.published else p.deadline)
+        elif p is not None and self._running and not p.killed:
+            times += [p.limit, p.term_at]
+        elif p is not None and self.command is not None and not self._running:
+            times += [self.command.ended_at + LINGER, p.limit]
+        return min((t for t in times if t is not None and t > self._now), default=None)
+
+    @property
+    def phase(self) -> str:
+        """For `status`: "watching", "saving", "ending" or "outliving"."""
+        if self.outlive_at is not None:
+            return "outliving"
+        if self.pending is None:
+            return "ending" if self._stopping else "watching"
+        return "ending" if self.pending.ending or self.pending.published else "saving"
+
+    # --- spotguard's own signals ---
+
+    def _signalled(self, signum: int) -> None:
+        if not self.policy.command:
+            if signum in (signal.SIGTERM, signal.SIGINT):
+                if self.pending is not None and not self.pending.published:
+                    self._publish(self.pending, "the agent was stopped", None, None)
+                self._finish(0)
+        elif signum in PASSED_ON:
+            self._do(SignalGroup(signum))
+        elif not self._running and self.outlive_at is not None:
+            self._finish(self.policy.exit_code)
+        elif signum == signal.SIGINT or self._terms:
+            self._stop(signum)
+        elif signum == signal.SIGTERM:
+            self._terms += 1
+            self._noticed(self._sigterm())
+
+    def _sigterm(self) -> Notice:
+        window = SIGTERM_WINDOW if self.policy.window is None else self.policy.window
+        return Notice(
+            id=f"sigterm-{self._now:.6f}",
+            kind=NoticeKind.SIGNAL,
+            source="SIGTERM",
+            deadline=self._now + window,
+            seen_at=self._now,
+            window=window,
+        )
+
+    def _stop(self, signum: int) -> None:
+        """End at once: somebody asked twice, or pressed Ctrl-C."""
+        if self._stopping:
+            self._log("asked again to end: SIGKILL to the command", logging.WARNING)
+            self._do(KillGroup())
+            self._force_at = None
+            return
+        self._stopping = True
+        self._force_at = self._now + FORCE_GRACE
+        name = signal.Signals(signum).name
+        self._log(f"{name}: ending the command at once, SIGKILL in {FORCE_GRACE:.0f} s", logging.WARNING)
+        if self.pending is not None and not self.pending.rehearsal:
+            self.pending.ending = f"ended at once by {name}"
+        self._do(SignalGroup(signum))
+
+    # --- the command ---
+
+    def _launched(self, event: Launched) -> None:
+        self.command = Command(event.pid)
+        if self._stopping:  # the signal came while there was nothing to send it to
+            self._do(SignalGroup(signal.SIGTERM))
+
+    def _ended(self, event: CommandEnded) -> None:
+        command = self.command
+        if command is not None and command.pid == event.pid and command.returncode is None:
+            command.returncode, command.ended_at = event.returncode, self._now
+
+    def _finish(self, code: int) -> None:
+        self.finished = True
+        self._do(Finish(code))
+
+    def _settle(self) -> None:
+        """Whatever is due now, by the clock or because everybody has answered."""
+        if self.pending is not None and self.pending.rehearsal:
+            self._settle_rehearsal(self.pending)
+        if not self.policy.command:
+            if self.pending is not None:
+                self._serve(self.pending)
+        elif self._running:
+            if self._force_at is not None and self._now >= self._force_at:
+                self._force_at = None
+                self._log("the command did not end: SIGKILL", logging.WARNING)
+                self._do(KillGroup())
+            if self.pending is not None and not self.pending.rehearsal:
+                self._towards_the_end(self.pending)
+        elif self.command is not None:
+            self._after(self.command)
+        if self.outlive_at is not None and self._now >= self.outlive_at:
+            self._relaunch("this machine is still here")
+
+    def _settle_rehearsal(self, p: Pending) -> None:
+        if p.all_done:
+            self._rehearsed(p, "training goes on")
+        elif self._now >= p.limit:
+            self._rehearsed(p, "out of time; training goes on")
+
+    def _towards_the_end(self, p: Pending) -> None:
+        if self._now >= p.limit and not p.killed:
+            p.killed = True
+            p.ending = p.ending or "killed at the reserve"
+            self._log(
+                f"out of time: SIGKILL to the command, {p.deadline - self._now:.1f} s left", logging.WARNING
+            )
+            self._do(KillGroup())
+        elif not p.ending and p.all_done and not p.all_left:
+            self._end(p)
+        elif p.term_at is not None and self._now >= p.term_at:
+            p.term_at = None
+            p.ending = "told to leave, then TERM"
+            self._log("the command did not leave when told: SIGTERM")
+            self._do(SignalGroup(signal.SIGTERM))
+
+    def _end(self, p: Pending) -> None:
+        """Everybody has answered: the command ends now, in the order that its kind of launcher needs."""
+        pid = self.command.pid if self.command is not None else 0
+        there = {number: part for number, part in p.parts.items() if part.open}
+        spent, left = self._now - p.notice.seen_at, p.deadline - self._now
+        self._log(f"everybody has answered {spent:.2f} s after the notice: ending, {left:.1f} s left")
+        if there and all(part.session.pid == pid for part in there.values()):
+            p.ending = "left when told"
+            p.term_at = min(self._now + LEAVE_GRACE, (self._now + p.limit) / 2)
+            for number, part in there.items():
+                part.leave_sent = True
+                self._do(Send(number, protocol.Leave(p.id, self.policy.exit_code)))
+            return
+        # Under a launcher a worker that leaves first is started again on the doomed machine (torchrun turns its
+        # 75 into 1: seen). So the launcher goes first, and the workers stay parked until it takes them along.
+        p.ending = "TERM after the commit" if any(part.committed for part in p.parts.values()) else "TERM"
+        self._do(SignalGroup(signal.SIGTERM))
+
+    def _after(self, command: Command) -> None:
+        p = self.pending
+        if p is not None and p.rehearsal:
+            self._rehearsed(p, "the command ended")
+            p = None
+        if p is None:
+            self._after_all(command)
+        elif not self._still_talking(p, command):
+            self._conclude(p, command)
+
+    def _still_talking(self, p: Pending, command: Command) -> bool:
+        """Whether last words are on their way, or a process that the launcher left behind still saves."""
+        if self._now < command.ended_at + LINGER:
+            return any(not part.dead and not part.closed for part in p.parts.values())
+        for part in p.parts.values():
+            part.dead = part.dead or part.session.pid == command.pid
+        if p.killed or self._stopping or self._now >= p.limit:
+            return False
+        return any(not part.done for part in p.parts.values())
+
+    def _conclude(self, p: Pending, command: Command) -> None:
+        """The command is gone after a notice: the outcome, and what comes next."""
+        if not p.killed and any(not part.done for part in p.parts.values()):
+            self._do(KillGroup())  # the launcher is gone, what it left behind is out of time
+        returncode = command.returncode if command.returncode is not None else 0
+        asked = p.signalled or bool(p.ending)
+        code = 0 if returncode == 0 and not asked else self.policy.exit_code
+        outlive = code != 0 and self.policy.outlive and not self._stopping
+        outlive = outlive and (p.withdrawn or (p.machine_goes and not self._terms))
+        self._publish(
+            p,
+            p.ending or ("signalled" if p.signalled else "ended by itself"),
+            returncode,
+            None if outlive else code,
+        )
+        self._forget(p)
+        if not outlive:
+            self._finish(code)
+        elif p.withdrawn:
+            self._relaunch("the notice was withdrawn")
+        else:
+            self.command = None
+            self.outlive_at = p.deadline + OUTLIVED
+            self._outlived = set(p.standing)
+
+    def _after_all(self, command: Command) -> None:
+        """The command is gone, and no notice stands."""
+        returncode = command.returncode if command.returncode is not None else 0
+        code = returncode if returncode >= 0 else 128 - returncode
+        if command.leave_by is not None and command.ended_at <= command.leave_by and code != 0:
+            if self.policy.outlive and not self._stopping:
+                self._relaunch("the notice was withdrawn")
+            else:
+                self._finish(self.policy.exit_code)
+        elif code != 0 and not self._by_hand(code) and self.restarts < self.policy.max_restarts:
+            self.restarts += 1
+            self._relaunch(f"it crashed with {code}, restart {self.restarts} of {self.policy.max_restarts}")
+        else:
+            self._finish(code)
+
+    def _by_hand(self, code: int) -> bool:
+        return self._stopping or code - 128 in BY_HAND
+
+    def _relaunch(self, why: str) -> None:
+        self._log(f"starting the command again: {why}", logging.WARNING)
+        self.outlive_at, self.command = None, None
+        self._outlived = set()
+        self._do(Launch())
+
+    # --- as a service ---
+
+    def _serve(self, p: Pending) -> None:
+        for group in p.groups():
+            if all(part.done for part in group):
+                self._dismiss(p, group)
+        if not p.published and (p.all_done or self._now >= p.deadline):
+            ended = "everybody was told to leave" if p.all_done else "the deadline came"
+            self._publish(p, ended, None, None)
+            if p.drill:  # no machine goes: who registers next has nothing to fear
+                self._forget(p)
+        elif p.published and self._now >= p.deadline + OUTLIVED:
+            self._log("this machine has outlived its notice: training may go on", logging.WARNING)
+            self._forget(p)
+            self._release(p, "outlived")
+
+    def _dismiss(self, p: Pending, group: list[Part]) -> None:
+        for part in group:
+            if part.open and not part.leave_sent:
+                part.leave_sent = True
+                self._do(Send(part.session.number, protocol.Leave(p.id, self.policy.exit_code)))

@@ -1,0 +1,249 @@
+"""The agent itself: one queue, one loop. Events go in from every thread, actions come out and are carried out here.
+
+Nothing in this file decides: `emergency` does. Nothing here waits but on the queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..hooks.protocol import Answer
+from ..providers.clock import Clock, SystemClock
+from ..providers.notice import NoticeSource
+from . import outcome as outcomes
+from . import sources
+from .actions import Action, Finish, KillGroup, Launch, Log, Publish, Send, SignalGroup, Tell
+from .board import Board
+from .emergency import Machine, Policy
+from .events import (
+    Closed,
+    Event,
+    HealthChanged,
+    Launched,
+    NoticeGone,
+    NoticeSeen,
+    StatusAsked,
+    Watching,
+)
+from .relay import Relay
+from .server import Server
+from .signals import Signals
+from .sockets import SERVICE_SOCKET, default_socket
+from .status import Facts, answers
+from .supervisor import CommandError, Supervisor
+from .watcher import Watcher
+
+if TYPE_CHECKING:  # the table of options is the front door's
+    from .config import Options
+
+logger = logging.getLogger(__name__)
+
+#: At the end a look that hangs on a silent network is not waited for: the exit code is.
+_PATIENCE = 0.2
+
+
+class Watches(Protocol):
+    """A `Watcher` or a `Relay`."""
+
+    def start(self) -> None: ...
+
+    def stop(self, timeout: float = 0.0) -> None: ...
+
+
+class Agent:
+    """The loop's state: the pure machine and the hands that do what it says."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        server: Server,
+        clock: Clock,
+        events: queue.SimpleQueue[Event],
+        facts: Facts,
+        supervisor: Supervisor | None = None,
+    ) -> None:
+        self._machine = machine
+        self._server = server
+        self._clock = clock
+        self._events = events
+        self._facts = facts
+        self._supervisor = supervisor
+        self._board = Board()
+        self._last: dict[str, Any] | None = None
+        self._code: int | None = None
+
+    def run(self) -> int:
+        """Until the machine says that it is over."""
+        self._carry_out(self._machine.begin(self._clock.monotonic()))
+        while self._code is None:
+            event = self._next()
+            try:
+                self._handle(event)
+            except (CommandError, KeyboardInterrupt):
+                raise
+            except Exception:
+                # A mistake of ours in one event must not cost the command its guard: what follows is still handled.
+                logger.exception("an error of the agent in %s", type(event).__name__)
+        return self._code
+
+    def _next(self) -> Event | None:
+        wake = self._machine.next_wake
+        timeout = None if wake is None else max(0.0, wake - self._clock.monotonic())
+        try:
+            return self._events.get(timeout=timeout)
+        except queue.Empty:
+            return None  # the machine's own time has come
+
+    def _handle(self, event: Event | None) -> None:
+        now = self._clock.monotonic()
+        if isinstance(event, StatusAsked):
+            self._answer(event, now)
+            return
+        if isinstance(event, Watching):
+            for watcher, message in self._board.joined(event.session, now):
+                self._server.send(watcher, message)
+            return
+        if isinstance(event, NoticeSeen | NoticeGone | HealthChanged):
+            for watcher, message in self._board.note(event, now):
+                self._server.send(watcher, message)
+        elif isinstance(event, Closed):
+            self._board.left(event.session)
+        self._carry_out(self._machine.handle(event, now))
+
+    def _answer(self, event: StatusAsked, now: float) -> None:
+        pages = answers(self._machine, self._board, self._facts, event.uid, now, self._last)
+        for page in pages:
+            self._server.send(event.session, Answer(page, last=page is pages[-1]))
+
+    def _carry_out(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                self._server.send(action.session, action.message)
+            elif isinstance(action, Log):
+                logger.log(action.level, "%s", action.text)
+            elif isinstance(action, Tell):
+                self._server.send(action.asker, Answer(action.body, last=action.last))
+            elif isinstance(action, Publish):
+                self._publish(action.outcome)
+            elif isinstance(action, Finish):
+                self._code = action.code
+            elif self._supervisor is not None:
+                self._command(action, self._supervisor)
+
+    def _command(self, action: SignalGroup | KillGroup | Launch, supervisor: Supervisor) -> None:
+        if isinstance(action, SignalGroup):
+            supervisor.signal(action.signum)
+        elif isinstance(action, KillGroup):
+            supervisor.kill()
+        else:
+            pid = supervisor.start()
+            logger.info("guarding pid %d as run %s", pid, self._facts.run_id)
+            self._carry_out(self._machine.handle(Launched(pid), self._clock.monotonic()))
+
+    def _publish(self, outcome: outcomes.Outcome) -> None:
+        seen = outcomes.seen_time(outcome, self._clock.monotonic(), self._clock.time())
+        record = outcome.record(seen)
+        self._last = record
+        whole = outcome.committed is not None
+        logger.log(
+            logging.WARNING if whole else logging.ERROR,
+            "%s",
+            outcome.line(),
+            extra={"fields": {"outcome": record}},
+        )
+        path = self._server.path
+        try:
+            outcomes.write(record, path.parent, path.stem)
+        except OSError as error:  # the line above is then the record
+            logger.error("the outcome cannot be written beside %s: %s", path, error.strerror)
+
+
+def run(options: Options, command: Sequence[str], *, service_socket: Path = SERVICE_SOCKET) -> int:
+    """Guard `command` until it ends, and return the code to exit with.
+
+    Raises:
+        UsageError: an option cannot be used, or the command cannot be started (`CommandError`, with its code).
+    """
+    policy = Policy(
+        command=True,
+        window=options.window,
+        reserve=options.reserve,
+        signal=options.signal,
+        max_restarts=options.max_restarts,
+        outlive=options.outlive,
+        exit_code=options.exit_code,
+    )
+    path = (
+        Path(options.socket) if options.socket else default_socket(options.run_id, os.environ, os.geteuid())
+    )
+    return _serve(options, policy, path, command, service_socket)
+
+
+def serve(options: Options) -> int:
+    """Watch for the whole machine until SIGTERM, and return the code to exit with."""
+    path = Path(options.socket) if options.socket else SERVICE_SOCKET
+    return _serve(
+        options, Policy(command=False, window=options.window, reserve=options.reserve), path, None, None
+    )
+
+
+def _serve(
+    options: Options, policy: Policy, path: Path, command: Sequence[str] | None, service_socket: Path | None
+) -> int:
+    clock, rng = SystemClock(), random.Random()
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    post = events.put
+    with ExitStack() as stack:
+        stack.enter_context(Signals(post))  # first: a SIGTERM during start-up must not be lost
+        looked = sources.make(options, clock)
+        server = Server(path, post, clock, service=command is None)
+        stack.callback(server.close)
+        server.start()
+        supervisor = None
+        if command is not None:
+            env = exported(options, server.path, os.environ)
+            supervisor = Supervisor(command, env=env, post=post)
+            stack.callback(supervisor.close)
+        for watch in _watches(options, looked, post, clock, rng, service_socket):
+            watch.start()
+            stack.callback(watch.stop, _PATIENCE)
+        run_id = options.run_id or path.stem
+        facts = Facts(run_id, os.getpid(), str(server.path), command is None, clock.monotonic())
+        return Agent(Machine(policy), server, clock, events, facts, supervisor).run()
+
+
+def _watches(
+    options: Options,
+    looked: Callable[[], list[NoticeSource]],
+    post: Callable[[Event], None],
+    clock: Clock,
+    rng: random.Random,
+    service_socket: Path | None,
+) -> list[Watches]:
+    def own() -> list[Watcher]:
+        return [Watcher(source, post, clock, rng) for source in looked()]
+
+    # Who names an endpoint means that one, and who says `none` means none.
+    relayed = service_socket is not None and options.provider != "none" and not options.metadata_endpoint
+    if relayed and service_socket is not None and service_socket.is_socket():
+        return [Relay(service_socket, post, clock, rng, own)]
+    return list(own())
+
+
+def exported(options: Options, socket: Path, env: Mapping[str, str]) -> dict[str, str]:
+    """The command's environment: ours, and what `spotguard.register` reads."""
+    said = {
+        "SPOTGUARD_SOCKET": str(socket),
+        "SPOTGUARD_RUN_ID": options.run_id,
+        "SPOTGUARD_STORE": options.store,
+        "SPOTGUARD_EVERY": options.every,
+        "SPOTGUARD_KEEP": options.keep,
+    }
+    return {**env, **{name: str(value) for name, value in said.items() if value not in (None, "")}}

@@ -1,0 +1,155 @@
+"""An outcome is loud: how one notice ended, as one JSON record and one line for a person (law 13).
+
+Times are seconds after the notice was first read, so that a record explains itself; the one wall-clock time in
+it (`seen`) is for matching it with the cloud's own logs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOutcome:
+    """What one training process made of the notice."""
+
+    pid: int
+    uid: int
+    run_id: str
+    name: str
+    rank: int
+    world: int
+    #: From sending the notice to the hook having it.
+    told: float | None
+    step: int | None
+    first_byte: float | None
+    committed: float | None
+    bytes: int
+    #: From the first byte to the marker, as the hook measured it.
+    seconds: float | None
+    url: str
+    #: Why it did not commit; "" where it did.
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one notice ended. Built by `pending.Pending.outcome`."""
+
+    id: str
+    #: Other notices that stood at the same time and ended here too.
+    also: tuple[str, ...]
+    kind: str
+    source: str
+    detail: str
+    drill: bool
+    #: Monotonic seconds.
+    seen_at: float
+    window: float
+    left: float
+    reserve: float
+    #: The slowest session's.
+    told: float | None
+    #: The agreed step: None where nobody committed, or not all the same one.
+    step: int | None
+    bytes: int
+    #: Bytes a second, all sessions together.
+    rate: float | None
+    first_byte: float | None
+    #: When the last session had committed; None unless all did.
+    committed: float | None
+    why: str
+    #: Seconds that were left when the last session had committed.
+    slack: float | None
+    #: "left when told", "TERM", "killed at the reserve", "withdrawn" …
+    ended: str
+    #: The command's, as `subprocess` has it. None where it did not end.
+    returncode: int | None
+    #: What spotguard makes of it: its own exit code. None where it goes on.
+    code: int | None
+    sessions: tuple[SessionOutcome, ...] = ()
+
+    def summary(self) -> dict[str, Any]:
+        """Everything in plain JSON, without clocks."""
+        body = dataclasses.asdict(self)
+        del body["seen_at"]
+        return {**_rounded(body), "line": self.line()}
+
+    def record(self, seen: datetime) -> dict[str, Any]:
+        """The JSON record. `seen` is `seen_at` on the wall clock."""
+        return {"seen": seen.isoformat(timespec="milliseconds"), **self.summary()}
+
+    def line(self) -> str:
+        """One line for a person."""
+        what = "drill" if self.drill else f"{self.kind} notice"
+        parts = [f"{what} from {self.source}: seen with {self.left:.1f} s left"]
+        if self.told is not None:
+            parts.append(f"told in {self.told * 1000:.0f} ms")
+        if self.step is not None:
+            parts.append(f"step {self.step}")
+        if self.bytes:
+            parts.append(_amount(self.bytes) + (f" at {_amount(self.rate)}/s" if self.rate else ""))
+        if self.first_byte is not None:
+            parts.append(f"first byte after {self.first_byte:.2f} s")
+        if self.committed is not None and self.slack is not None:
+            parts.append(f"COMMITTED after {self.committed:.2f} s with {self.slack:.1f} s to spare")
+        else:
+            parts.append(f"NOT COMMITTED ({self.why})")
+        parts.append(self.ended)
+        if self.code is not None:
+            parts.append(f"exit code {self.code}")
+        return ", ".join(parts)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return value
+
+
+def _amount(value: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
+
+
+def seen_time(outcome: Outcome, monotonic: float, wall: float) -> datetime:
+    """When the notice was first read, given one instant on both clocks."""
+    return datetime.fromtimestamp(wall - (monotonic - outcome.seen_at), UTC)
+
+
+def write(record: dict[str, Any], folder: Path, run_id: str) -> Path:
+    """Put the record beside the socket: the newest alone in one file, and all of them in another.
+
+    Raises:
+        OSError: the folder is gone or full. The line in the log is then all there is.
+    """
+    data = json.dumps(record).encode() + b"\n"
+    last = folder / f"{run_id}.outcome.json"
+    scratch = folder / f".{run_id}.outcome.{os.getpid()}"
+    _write_all(scratch, data, os.O_TRUNC)
+    os.replace(scratch, last)
+    _write_all(folder / f"{run_id}.outcomes.jsonl", data, os.O_APPEND)
+    return last
+
+
+def _write_all(path: Path, data: bytes, flag: int) -> None:
+    # 0600: a service's record names the sessions of several users.
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | flag, 0o600)
+    try:
+        os.write(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,270 @@
+"""One notice on its way to its end: its deadline, its time budget, and what each training process made of it.
+
+Pure: `now` comes in, messages and values go out. The rules of *time* are here, the rules of *ending* are in
+`emergency`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ..hooks.protocol import Committed, Failed, Preempt, Progress, Told
+from ..providers.notice import Notice, NoticeKind
+from .outcome import Outcome, SessionOutcome
+from .roster import TEXT, Session, clip
+
+#: A notice without a window (hibernation, a deadline that is past) gets a try of so many seconds all the same:
+#: the machine may freeze at any instant, but where it does not, nothing is gained by giving up.
+LAST_TRY = 10.0
+#: Two notices of one source whose deadlines are this close are one notice under two ids (Azure gives the same
+#: event a new EventId; AWS's `time` has whole seconds).
+SAME = 2.0
+#: A deadline that moves by less than this has not moved: two readings of one wall-clock time differ a little.
+MOVED = 0.1
+
+
+def reserve_of(notice: Notice, left: float, wanted: float | None) -> float:
+    """Seconds at the end that belong to the agent: for TERM, KILL and the outcome.
+
+    Never more than half of what is left, so that a notice seen late, or a short `--window`, leaves time to save.
+    """
+    full = max(3.0, notice.window / 10) if wanted is None else wanted
+    return min(full, left / 2)
+
+
+def same_notice(a: Notice, b: Notice) -> bool:
+    """Whether two sightings are one warning: by id, else by content."""
+    return a.id == b.id or ((a.kind, a.source) == (b.kind, b.source) and abs(a.deadline - b.deadline) <= SAME)
+
+
+@dataclass(slots=True)
+class Part:
+    """What one training process made of this notice. The first answer counts, except that a commit always does."""
+
+    session: Session
+    sent_at: float
+    told_at: float | None = None
+    phase: str = ""
+    first_byte_at: float | None = None
+    step: int | None = None
+    done_bytes: int = 0
+    committed: Committed | None = None
+    committed_at: float | None = None
+    failed: str = ""
+    #: Said goodbye: training had come to its end by itself.
+    left: bool = False
+    #: Its socket is closed.
+    closed: bool = False
+    #: Its process is gone.
+    dead: bool = False
+    leave_sent: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Nothing more is to be waited for."""
+        return self.committed is not None or bool(self.failed) or self.left or self.dead
+
+    @property
+    def open(self) -> bool:
+        """Whether words still reach it."""
+        return not (self.closed or self.dead)
+
+    def hear(self, message: Told | Progress | Committed | Failed, now: float) -> None:
+        if isinstance(message, Failed):
+            self.failed = self.failed or clip(message.reason, TEXT) or "no reason given"
+            return
+        # CLOCK_MONOTONIC is one axis for all processes of a machine, but the peer's word is only believed as far
+        # as it can be true.
+        at = min(max(message.monotonic, self.sent_at), now)
+        if isinstance(message, Told):
+            self.told_at = self.told_at or at
+        elif isinstance(message, Progress):
+            self.step = message.step if message.step >= 0 else self.step
+            self.phase = clip(message.phase, 20)
+            self.done_bytes = max(self.done_bytes, message.done_bytes)
+            if message.phase == "first-byte":
+                self.first_byte_at = self.first_byte_at or at
+        elif self.committed is None:
+            self.committed, self.committed_at, self.step = message, at, message.step
+
+    def why(self, ended: str) -> str:
+        if self.committed is not None:
+            return ""
+        if self.failed:
+            return self.failed
+        if self.dead:
+            return "its process died before the commit"
+        return "training ended by itself" if self.left else f"no commit before the end: {ended}"
+
+    def outcome(self, seen_at: float, ended: str) -> SessionOutcome:
+        who, saved = self.session, self.committed
+        return SessionOutcome(
+            pid=who.pid,
+            uid=who.uid,
+            run_id=who.run_id,
+            name=who.name,
+            rank=who.rank,
+            world=who.world,
+            told=None if self.told_at is None else self.told_at - self.sent_at,
+            step=self.step,
+            first_byte=None if self.first_byte_at is None else self.first_byte_at - seen_at,
+            committed=None if self.committed_at is None else self.committed_at - seen_at,
+            bytes=saved.nbytes if saved else self.done_bytes,
+            seconds=saved.seconds if saved else None,
+            url=clip(saved.url, TEXT) if saved else "",
+            why=self.why(ended),
+        )
+
+
+class Pending:
+    """The notice in hand, with every other one that stands at the same time."""
+
+    def __init__(
+        self,
+        notice: Notice,
+        now: float,
+        reserve: float | None,
+        *,
+        rehearsal: bool = False,
+        uid: int | None = None,
+    ) -> None:
+        self.notice = notice
+        self.id = notice.id
+        #: Every notice that stands now, and the ids that any of its messages may carry.
+        self.standing: dict[str, Notice] = {notice.id: notice}
+        self.ids: set[str] = {notice.id}
+        self._wanted = reserve
+        self._seen_now = now
+        self.left_at_first = max(0.0, notice.deadline - now)
+        self.deadline = self.limit = float("inf")
+        #: A drill that ends with everybody going on.
+        self.rehearsal = rehearsal
+        #: Whose sessions take part; None: everybody's.
+        self.uid = uid
+        self.asker: int | None = None
+        self.parts: dict[int, Part] = {}
+        #: The command was told to go by a signal at once, because nobody was registered.
+        self.signalled = False
+        #: How it is coming to its end; "" while saves go on.
+        self.ending = ""
+        self.killed = False
+        self.withdrawn = False
+        self.published = False
+        #: When a TERM follows a `Leave` that was not followed.
+        self.term_at: float | None = None
+        self.reserve = 0.0
+        self.bring_forward(notice, now)
+
+    @property
+    def machine_goes(self) -> bool:
+        """Whether a machine (and not only this command) was said to go away."""
+        return any(n.kind is not NoticeKind.SIGNAL for n in self.standing.values())
+
+    @property
+    def drill(self) -> bool:
+        """Whether nothing but a drill stands here."""
+        return self.notice.kind is NoticeKind.DRILL and len(self.ids) == 1
+
+    def knows(self, notice: Notice) -> bool:
+        return any(same_notice(notice, known) for known in self.standing.values())
+
+    def join(self, notice: Notice) -> None:
+        if notice.kind is not NoticeKind.DRILL:
+            self.uid = None
+        self.standing[notice.id] = notice
+        self.ids.add(notice.id)
+
+    def bring_forward(self, notice: Notice, now: float) -> bool:
+        """Take an earlier deadline, never a later one. True where it moved enough to tell everybody again."""
+        left = notice.deadline - now
+        if left < 1.0:
+            left = LAST_TRY
+        deadline = now + left
+        if deadline >= self.deadline:
+            return False
+        moved = self.deadline - deadline >= MOVED
+        self.deadline = deadline
+        self.limit = min(self.limit, deadline - reserve_of(notice, left, self._wanted))
+        self.reserve = self.deadline - self.limit
+        return moved
+
+    def preempt(self, now: float) -> Preempt:
+        return Preempt(
+            self.id,
+            max(0.0, self.deadline - now),
+            self.reserve,
+            str(self.notice.kind),
+            self.notice.source,
+            drill=self.rehearsal,
+        )
+
+    def tell(self, session: Session, now: float) -> Preempt:
+        self.parts[session.number] = Part(session, now)
+        return self.preempt(now)
+
+    def takes(self, session: Session) -> bool:
+        return self.uid is None or session.uid == self.uid
+
+    @property
+    def all_done(self) -> bool:
+        return bool(self.parts) and all(part.done for part in self.parts.values())
+
+    @property
+    def all_left(self) -> bool:
+        """Everybody had said goodbye: the command is on its way out by itself."""
+        return bool(self.parts) and all(part.left for part in self.parts.values())
+
+    def groups(self) -> Iterable[list[Part]]:
+        """Sessions that leave together: the ranks of one run of one user."""
+        by_run: dict[tuple[int, str], list[Part]] = {}
+        for part in self.parts.values():
+            by_run.setdefault((part.session.uid, part.session.run_id), []).append(part)
+        return by_run.values()
+
+    def outcome(self, ended: str, returncode: int | None, code: int | None) -> Outcome:
+        seen = min(self.notice.seen_at, self._seen_now)
+        parts = [part.outcome(seen, ended) for part in self.parts.values()]
+        committed = [p.committed for p in parts if p.committed is not None]
+        whole = bool(parts) and len(committed) == len(parts)
+        last = max(committed) if whole else None
+        steps = {p.step for p in parts if p.committed is not None}
+        total = sum(p.bytes for p in parts)
+        first = _picked(min, (p.first_byte for p in parts))
+        spent = _picked(max, (p.seconds for p in parts))
+        return Outcome(
+            id=self.id,
+            also=tuple(sorted(self.ids - {self.id})),
+            kind=str(self.notice.kind),
+            source=self.notice.source,
+            detail=clip(self.notice.detail, TEXT),
+            drill=self.drill,
+            seen_at=seen,
+            window=self.notice.window,
+            left=self.left_at_first,
+            reserve=self.reserve,
+            told=_picked(max, (p.told for p in parts)),
+            step=steps.pop() if len(steps) == 1 else None,
+            bytes=total,
+            rate=total / spent if whole and spent else None,
+            first_byte=first,
+            committed=last,
+            why="" if whole else self._why(parts, ended),
+            slack=None if last is None else self.deadline - (seen + last),
+            ended=ended,
+            returncode=returncode,
+            code=code,
+            sessions=tuple(parts),
+        )
+
+    def _why(self, parts: list[SessionOutcome], ended: str) -> str:
+        if not parts:
+            return "no process was registered"
+        reasons = sorted({p.why for p in parts if p.why})
+        missing = sum(1 for p in parts if p.why)
+        return f"{missing} of {len(parts)}: " + "; ".join(reasons[:3]) if len(parts) > 1 else reasons[0]
+
+
+def _picked(pick: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return pick(known) if known else None

@@ -1,0 +1,84 @@
+"""Who is registered, and what each training process last said about itself.
+
+Words of a peer are clipped on the way in: they end in logs and in status answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..hooks.protocol import Committed, Position, Register
+
+#: Characters kept of a peer's words.
+NAME = 80
+TEXT = 300
+
+
+def clip(text: str, limit: int) -> str:
+    """One printable line of at most `limit` characters: a peer's words must not break a log or a terminal."""
+    line = "".join(c if c.isprintable() else " " for c in text[: limit + 1])
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+@dataclass(slots=True)
+class Session:
+    """One registered training process."""
+
+    number: int
+    pid: int
+    uid: int
+    run_id: str
+    name: str
+    store: str
+    rank: int
+    world: int
+    nbytes: int
+    since: float
+    position: Position | None = None
+    heard_at: float = 0.0
+
+    @classmethod
+    def of(cls, number: int, pid: int, uid: int, said: Register, now: float) -> Session:
+        return cls(
+            number=number,
+            pid=pid,
+            uid=uid,
+            run_id=clip(said.run_id, NAME),
+            name=clip(said.name, NAME),
+            store=clip(said.store, TEXT),
+            rank=said.rank,
+            world=said.world,
+            nbytes=said.nbytes,
+            since=now,
+        )
+
+    def stands(self, position: Position, now: float) -> None:
+        self.position, self.heard_at = position, now
+
+    def saved(self, committed: Committed, now: float) -> None:
+        """A background checkpoint is committed: newer than what the last `Position` told."""
+        step = self.position.step if self.position else committed.step
+        mode, detail = (self.position.mode, self.position.detail) if self.position else ("window", "")
+        self.stands(Position(step, committed.step, 0.0, mode, detail), now)
+
+    def status(self, now: float) -> dict[str, Any]:
+        at = self.position or Position(-1)
+        age = at.checkpoint_age + (now - self.heard_at) if at.checkpoint_step >= 0 else None
+        return {
+            "session": self.number,
+            "pid": self.pid,
+            "uid": self.uid,
+            "run_id": self.run_id,
+            "name": self.name,
+            "store": self.store,
+            "rank": self.rank,
+            "world": self.world,
+            "bytes": self.nbytes,
+            "for_seconds": round(now - self.since, 1),
+            "step": at.step,
+            "checkpoint_step": at.checkpoint_step,
+            "checkpoint_age": None if age is None else round(age, 1),
+            "mode": clip(at.mode, NAME),
+            "detail": clip(at.detail, TEXT),
+        }

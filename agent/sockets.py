@@ -1,0 +1,168 @@
+"""Where the agent's Unix socket lies, and who could reach it: paths, modes and owners (law 10).
+
+The folder is the fence: 0700, or 0750 and a group for a service. A folder that somebody else owns, or that
+others may write to, is refused: in it the socket could be replaced by another one.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..providers.errors import UsageError
+
+SERVICE_SOCKET = Path("/run/spotguard/agent.sock")
+
+#: unix(7): `sun_path` has 108 bytes, one of them for the end.
+LONGEST = 107
+
+
+def runtime_folder(env: Mapping[str, str], uid: int) -> Path:
+    """Where this user's sockets lie: short-lived, private, and no shared temporary name that can be forged."""
+    base = env.get("XDG_RUNTIME_DIR", "")
+    if base and os.path.isdir(base):
+        return Path(base, "spotguard")
+    return Path(f"/tmp/spotguard-{uid}")
+
+
+def default_socket(run_id: str, env: Mapping[str, str], uid: int) -> Path:
+    """The socket of this run.
+
+    Raises:
+        UsageError: the run id cannot be a file's name.
+    """
+    if not run_id or "/" in run_id or "\0" in run_id or run_id.startswith("."):
+        raise UsageError(f"run id {run_id!r} cannot name a socket: use letters, digits, '-', '_' and '.'")
+    return runtime_folder(env, uid) / f"{run_id}.sock"
+
+
+@dataclass(slots=True)
+class Listener:
+    """A listening socket that is ours alone, for as long as `close` is not called."""
+
+    path: Path
+    socket: socket.socket
+    _lock: int
+    _inode: int
+
+    def close(self) -> None:
+        """Stop listening; the file goes too, unless somebody has put another one there."""
+        self.socket.close()
+        try:
+            if os.lstat(self.path).st_ino == self._inode:
+                os.unlink(self.path)
+        except FileNotFoundError:
+            pass  # the folder was cleaned up under us: what should go is gone
+        os.close(self._lock)
+
+
+def listen(path: Path, *, service: bool = False) -> Listener:
+    """Listen at `path`, with its folder made where it is missing.
+
+    Raises:
+        UsageError: the path is too long, its folder is not safe, something else is there, or another agent
+            answers there.
+    """
+    path = path.absolute()
+    size = len(os.fsencode(path))
+    if size > LONGEST:
+        raise UsageError(
+            f"socket path {path} has {size} bytes and a Unix socket's holds {LONGEST}: "
+            "use a shorter --run-id, or --socket with a shorter path"
+        )
+    folder = _fenced(path.parent, service)
+    lock = _lock(path)
+    try:
+        return _bind(path, lock, 0o660 if service else 0o600, folder.st_gid if service else -1)
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def _fenced(folder: Path, service: bool) -> os.stat_result:
+    try:
+        folder.mkdir(mode=0o750 if service else 0o700, parents=True, exist_ok=True)
+        info = os.lstat(folder)
+    except OSError as error:
+        raise UsageError(f"socket folder {folder}: {error.strerror}; choose another with --socket") from error
+    if not stat.S_ISDIR(info.st_mode):
+        raise UsageError(f"socket folder {folder} is a link: name the real folder with --socket")
+    if info.st_uid != os.geteuid():
+        raise UsageError(
+            f"socket folder {folder} belongs to uid {info.st_uid}, not to {os.geteuid()}: choose one of your own "
+            "with --socket, or set XDG_RUNTIME_DIR"
+        )
+    if info.st_mode & 0o022:
+        raise UsageError(
+            f"socket folder {folder} has mode {stat.S_IMODE(info.st_mode):04o}, so others could replace the "
+            f"socket: chmod go-w {folder}, or choose another with --socket"
+        )
+    return info
+
+
+def _lock(path: Path) -> int:
+    """One agent for each socket: the kernel gives the lock back when its holder dies, whatever it leaves."""
+    name = path.with_name(f".{path.name}.lock")
+    try:
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise UsageError(f"{name}: {error.strerror}; choose another place with --socket") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise _taken(path) from error
+    return fd
+
+
+def _taken(path: Path) -> UsageError:
+    return UsageError(
+        f"another spotguard answers at {path}: give this run its own --run-id, or end the other"
+    )
+
+
+def _bind(path: Path, lock: int, mode: int, group: int) -> Listener:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        try:
+            sock.bind(os.fspath(path))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise UsageError(f"socket {path}: {error.strerror}; choose another with --socket") from error
+            _remove_stale(path)
+            sock.bind(os.fspath(path))
+        # Between bind and chmod the folder's fence and the umask hold: nobody else can have connected.
+        os.chmod(path, mode)
+        if group >= 0:
+            os.chown(path, -1, group)
+        # Inherited by every accepted connection, so that no byte comes without its sender's credentials.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        sock.listen(socket.SOMAXCONN)
+        return Listener(path, sock, lock, os.lstat(path).st_ino)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the socket of an agent that was killed; never a live one, never a file that is something else."""
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise UsageError(f"{path} is there and is no socket: it stays; choose another path with --socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            os.unlink(path)  # its listener is gone
+            return
+        except OSError as error:
+            raise UsageError(
+                f"socket {path} is in use: {error.strerror or error}; use another --socket"
+            ) from error
+    raise _taken(path)

@@ -1,0 +1,63 @@
+"""Which sources of notices an option names. What talks to the network is imported here, and only when it is meant."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..providers.clock import Clock
+from ..providers.errors import UsageError
+from ..providers.notice import NoticeSource
+
+if TYPE_CHECKING:
+    from .config import Options
+
+logger = logging.getLogger(__name__)
+
+
+def make(options: Options, clock: Clock) -> Callable[[], list[NoticeSource]]:
+    """What makes the sources, as often as it is called: a source belongs to the thread that looks through it.
+
+    Raises:
+        UsageError: the provider, or its endpoint, cannot be used.
+    """
+    name, instance = options.provider, ""
+    if name == "auto":
+        name, instance = _detected(options)
+        if name not in ("aws", "none"):
+            logger.warning(
+                "this machine is %s's, whose notices come with a later version of spotguard: it is NOT watched. "
+                "SIGTERM, drills and background checkpoints work; --provider none ends this warning",
+                name,
+            )
+            name = "none"
+    if name == "none":
+        return list
+    if name != "aws":
+        raise UsageError(
+            f"--provider {name}: its notices come with a later version of spotguard; use --provider none: "
+            "SIGTERM, drills and background checkpoints work without them"
+        )
+    return _aws(options.metadata_endpoint, instance, clock)
+
+
+def _aws(endpoint: str | None, instance: str, clock: Clock) -> Callable[[], list[NoticeSource]]:
+    from ..providers.aws import InstanceAction  # brings the HTTP client
+    from ..providers.aws_imds import Imds, resolve_endpoint
+
+    base = resolve_endpoint(endpoint, os.environ)
+    return lambda: [InstanceAction(Imds(base, clock, instance=instance), clock)]
+
+
+def _detected(options: Options) -> tuple[str, str]:
+    from ..providers.detect import detect
+
+    machine = detect()
+    if machine.cloud == "none" and options.metadata_endpoint:
+        raise UsageError(
+            f"--metadata-endpoint {options.metadata_endpoint}: this machine's firmware names no cloud, so say which "
+            "one answers there: --provider aws"
+        )
+    return machine.cloud, machine.instance

@@ -1,0 +1,77 @@
+"""What is guarded now, as plain JSON: the answer to `spotguard status`. An asker sees its own, root sees all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .board import Board
+from .emergency import Machine
+
+#: Sessions in one answer: a frame holds 256 KiB, and a session some 1.5 KiB at the most.
+_PAGE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What does not change while the agent runs."""
+
+    run_id: str
+    pid: int
+    socket: str
+    service: bool
+    started: float
+
+
+def answers(
+    machine: Machine, board: Board, facts: Facts, uid: int, now: float, last: dict[str, Any] | None
+) -> list[dict[str, Any]]:
+    """The answer in pages: the first says everything, more sessions than fit follow in the others."""
+    seen = [s for s in machine.sessions.values() if uid in (0, s.uid)]
+    sessions = [s.status(now) | _saving(machine, s.number) for s in seen]
+    body: dict[str, Any] = {
+        "run_id": facts.run_id,
+        "pid": facts.pid,
+        "socket": facts.socket,
+        "service": facts.service,
+        "for_seconds": round(now - facts.started, 1),
+        "phase": machine.phase,
+        "command": _command(machine),
+        "sources": board.status(now),
+        "notice": _notice(machine, now),
+        "last_outcome": last if uid == 0 or not facts.service else None,
+        "sessions": sessions[:_PAGE],
+    }
+    rest = range(_PAGE, len(sessions), _PAGE)
+    return [body, *({"sessions": sessions[i : i + _PAGE]} for i in rest)]
+
+
+def _command(machine: Machine) -> dict[str, Any] | None:
+    command = machine.command
+    if command is None:
+        return None
+    return {"pid": command.pid, "returncode": command.returncode, "restarts": machine.restarts}
+
+
+def _notice(machine: Machine, now: float) -> dict[str, Any] | None:
+    p = machine.pending
+    if p is None:
+        return None
+    return {
+        "id": p.id,
+        "kind": str(p.notice.kind),
+        "source": p.notice.source,
+        "detail": p.notice.detail,
+        "drill": p.drill,
+        "seconds_left": round(p.deadline - now, 3),
+        "reserve": p.reserve,
+        "ending": p.ending,
+    }
+
+
+def _saving(machine: Machine, number: int) -> dict[str, Any]:
+    part = machine.pending.parts.get(number) if machine.pending is not None else None
+    if part is None:
+        return {"saving": None}
+    said = "committed" if part.committed else ("failed" if part.failed else part.phase or "told")
+    return {"saving": {"phase": said, "step": part.step, "bytes": part.done_bytes, "why": part.failed}}

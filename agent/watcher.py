@@ -1,0 +1,128 @@
+"""One thread for each source of notices: it looks for ever, at its own cadence, and is never silent (law 4).
+
+It never exits because a look failed: an agent that dies of a bad answer is blind for good
+(aws-node-termination-handler#916).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+
+from ..providers.clock import Clock
+from ..providers.health import STARTING, Health, blind
+from ..providers.notice import Notice, NoticeSource, Sighting
+from .events import Event, HealthChanged, NoticeGone, NoticeSeen
+
+logger = logging.getLogger(__name__)
+
+#: A window may be 10 s (Azure): a longer wait between looks would spend a part of it that matters.
+LONGEST_WAIT = 2.0
+#: How often a source that stays blind is mentioned, in seconds.
+REMIND = 60.0
+#: Two readings of one wall-clock deadline differ by this much and mean nothing.
+JITTER = 0.5
+
+
+class Watcher:
+    """Owns a source: nobody else calls it."""
+
+    def __init__(
+        self,
+        source: NoticeSource,
+        post: Callable[[Event], None],
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self._source = source
+        self._post = post
+        self._clock = clock
+        self._rng = rng
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"spotguard-watch-{source.name}", daemon=True)
+        self._health: Health | None = None
+        self._since = 0.0
+        self._reminded = 0.0
+        self._failures = 0
+        self._standing: dict[str, Notice] = {}
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float = 0.0) -> None:
+        """Ask it to end, and wait so long. A look that hangs on a silent network is left to its own timeout."""
+        self._stop.set()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        self._feel(STARTING)
+        try:
+            while not self._stop.is_set():
+                started = self._clock.monotonic()
+                self.look()
+                spent = self._clock.monotonic() - started
+                self._clock.wait(self._stop, max(0.0, self.delay() - spent))
+        finally:
+            self._source.close()
+
+    def look(self) -> None:
+        """One look, and what is new in it."""
+        sighting = self._poll()
+        if self._stop.is_set():
+            return  # nobody listens any more
+        self._failures = 0 if sighting.health.seeing else self._failures + 1
+        self._feel(sighting.health)
+        for notice in sighting.notices:
+            if self._is_news(notice):
+                self._standing[notice.id] = notice
+                self._post(NoticeSeen(notice))
+        if sighting.health.seeing and self._source.withdraws:
+            here = {notice.id for notice in sighting.notices}
+            for gone in [known for known in self._standing if known not in here]:
+                del self._standing[gone]
+                self._post(NoticeGone(gone))
+
+    def delay(self) -> float:
+        """Seconds from the start of the last look to the start of the next."""
+        if not self._failures:
+            return self._source.interval
+        backed_off = self._source.interval * 2.0 ** min(self._failures - 1, 10)
+        # Downwards, so that the cap holds: a thousand machines that went blind together look again apart.
+        return min(LONGEST_WAIT, backed_off) * (1 - 0.1 * self._rng.random())
+
+    def _poll(self) -> Sighting:
+        try:
+            return self._source.poll()
+        except Exception as error:  # noqa: BLE001 (one more way to be blind, not an end)
+            return Sighting(blind("garbage", f"the source failed: {type(error).__name__}: {error}"))
+
+    def _is_news(self, notice: Notice) -> bool:
+        known = self._standing.get(notice.id)
+        return (
+            known is None or abs(known.deadline - notice.deadline) > JITTER or known.kind is not notice.kind
+        )
+
+    def _feel(self, health: Health) -> None:
+        now, before = self._clock.monotonic(), self._health
+        self._health = health
+        if before is None or (before.sight, before.reason) != (health.sight, health.reason):
+            self._since = self._reminded = now
+            self._say(health, before)
+            self._post(HealthChanged(self._source.name, health, now))
+        elif not health.seeing and now - self._reminded >= REMIND:
+            self._reminded = now
+            logger.warning("%s: still %s after %.0f s", self._source.name, words(health), now - self._since)
+
+    def _say(self, health: Health, before: Health | None) -> None:
+        if health.seeing:
+            logger.info("%s: seeing", self._source.name)
+        elif before is not None:  # before the first look nothing is wrong yet
+            logger.warning("%s: %s", self._source.name, words(health))
+
+
+def words(health: Health) -> str:
+    """A health in one line, with what to do."""
+    line = f"{health.sight} ({health.reason}): {health.detail}" if health.reason else str(health.sight)
+    return f"{line}; {health.advice}" if health.advice else line

@@ -1,0 +1,436 @@
+"""The socket protocol without a socket: messages, frames, and who may say what when.
+
+A frame is a 4-byte big-endian length and that many bytes of UTF-8 JSON, one object with a `type`. Bytes go in,
+messages come out (`Peer.feed`); nothing here reads, writes, waits or knows the time, so both ends run in tests
+byte by byte. Only JSON crosses the socket: a peer that is not who it says can send wrong words, never code.
+
+*Seconds left* cross the socket, not clock times: each side anchors them on its own monotonic clock. (The
+`monotonic` fields are the one exception, for the timeline: CLOCK_MONOTONIC is one axis for all processes of a
+machine, and only differences are shown.)
+
+Unknown fields are skipped, so that a newer peer may say more; an unknown type, a missing field or a wrong
+type is a `ProtocolError`, and the peer is dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import struct
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, ClassVar
+
+from ..providers.errors import ProtocolError
+
+#: Raised when a message changes meaning. Peers of different versions refuse each other by name.
+VERSION = 1
+
+#: The largest frame, in bytes. A status answer for hundreds of sessions fits; a 1 GiB header is dropped unread.
+MAX_FRAME = 256 * 1024
+
+_HEADER = struct.Struct(">I")
+
+
+class Message:
+    """The base of all messages; `type` is the word on the wire."""
+
+    type: ClassVar[str]
+
+
+_TYPES: dict[str, type[Message]] = {}
+
+
+def _on_the_wire(cls: type[Message]) -> type[Message]:
+    _TYPES[cls.type] = cls
+    return cls
+
+
+# --- a training process says ----------------------------------------------------------------------------
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Register(Message):
+    """First words of a training process. The agent answers `Welcome` or `Refused`."""
+
+    type: ClassVar[str] = "register"
+    pid: int
+    run_id: str
+    #: The script's name, for `status`.
+    name: str
+    #: "" where only `on_notice` callbacks are registered.
+    store: str = ""
+    rank: int = 0
+    world: int = 1
+    #: Bytes a full save would write, 0 where not known yet.
+    nbytes: int = 0
+    version: int = VERSION
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Told(Message):
+    """The notice has reached the hook."""
+
+    type: ClassVar[str] = "told"
+    id: str
+    monotonic: float
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Progress(Message):
+    """How far an emergency save is. Phases in order: "gate" (the step is fixed), "first-byte", "writing",
+    "written" (every object is in the store; the manifest follows)."""
+
+    type: ClassVar[str] = "progress"
+    id: str
+    phase: str
+    monotonic: float
+    step: int = -1
+    done_bytes: int = 0
+    total_bytes: int = 0
+    detail: str = ""
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Committed(Message):
+    """A whole checkpoint is in the store, marker and all. `id` is "" for a background checkpoint."""
+
+    type: ClassVar[str] = "committed"
+    id: str
+    step: int
+    nbytes: int
+    #: Seconds from the first byte to the marker.
+    seconds: float
+    #: The checkpoint's URL.
+    url: str
+    monotonic: float
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Failed(Message):
+    """This process will not commit for this notice. `last_step` is the newest committed one, -1 for none."""
+
+    type: ClassVar[str] = "failed"
+    id: str
+    reason: str
+    last_step: int = -1
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Position(Message):
+    """Where training stands, every few seconds, for `status`."""
+
+    type: ClassVar[str] = "position"
+    step: int
+    #: Newest committed checkpoint: its step (-1: none) and its age in seconds.
+    checkpoint_step: int = -1
+    checkpoint_age: float = 0.0
+    #: "window" (saves start at the notice) or "boundary" (at the next `guard.step()`), and why.
+    mode: str = "window"
+    detail: str = ""
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Bye(Message):
+    """Training ended by itself; the closed socket that follows is no accident."""
+
+    type: ClassVar[str] = "bye"
+    reason: str = ""
+
+
+# --- the agent says to a training process -----------------------------------------------------------------
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Welcome(Message):
+    type: ClassVar[str] = "welcome"
+    session: int
+    pid: int
+    version: int = VERSION
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Refused(Message):
+    """The peer may not join; the connection closes after it."""
+
+    type: ClassVar[str] = "refused"
+    reason: str
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Preempt(Message):
+    """Save now. Sent again with fewer seconds when a deadline moves earlier, never later."""
+
+    type: ClassVar[str] = "preempt"
+    id: str
+    #: Until the machine may be gone. `reserve` of them belong to the agent: be done before.
+    seconds_left: float
+    reserve: float
+    kind: str
+    source: str
+    #: After the commit training goes on (`spotguard drill`).
+    drill: bool = False
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Withdrawn(Message):
+    """The notice is void; go on training."""
+
+    type: ClassVar[str] = "withdrawn"
+    id: str
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Resume(Message):
+    """The drill is over; go on training."""
+
+    type: ClassVar[str] = "resume"
+    id: str
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Leave(Message):
+    """Everybody is committed (or out of time): end now, with this exit code."""
+
+    type: ClassVar[str] = "leave"
+    id: str
+    code: int
+
+
+# --- a person, or another agent, asks ---------------------------------------------------------------------
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Ask(Message):
+    """`what` is "status" or "drill". `window` is the seconds a drill pretends to have."""
+
+    type: ClassVar[str] = "ask"
+    what: str
+    window: float = 30.0
+    #: For a drill: play it to the end, as a preemption.
+    preempt: bool = False
+    version: int = VERSION
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Answer(Message):
+    """The answer to `Ask`, as plain JSON. `last` False: more answers follow on this connection."""
+
+    type: ClassVar[str] = "answer"
+    body: dict[str, Any] = field(default_factory=dict)
+    last: bool = True
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Watch(Message):
+    """First words of a `spotguard run` that lets the machine's service agent do the polling."""
+
+    type: ClassVar[str] = "watch"
+    pid: int
+    version: int = VERSION
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class NoticeSeen(Message):
+    type: ClassVar[str] = "notice"
+    id: str
+    kind: str
+    source: str
+    seconds_left: float
+    window: float
+    detail: str = ""
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class NoticeGone(Message):
+    type: ClassVar[str] = "notice-gone"
+    id: str
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class HealthSeen(Message):
+    type: ClassVar[str] = "health"
+    source: str
+    sight: str
+    reason: str = ""
+    detail: str = ""
+    advice: str = ""
+
+
+# --- frames -------------------------------------------------------------------------------------------------
+
+
+def encode(message: Message) -> bytes:
+    """The message as one frame.
+
+    Raises:
+        ProtocolError: it is larger than `MAX_FRAME`, or holds what JSON cannot say.
+    """
+    body: dict[str, Any] = {"type": message.type}
+    for f in dataclasses.fields(message):  # type: ignore[arg-type]
+        body[f.name] = getattr(message, f.name)
+    try:
+        data = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ProtocolError(f"{message.type} cannot be sent as JSON: {error}") from error
+    if len(data) > MAX_FRAME:
+        raise ProtocolError(f"{message.type} is {len(data)} bytes, a frame holds {MAX_FRAME}")
+    return _HEADER.pack(len(data)) + data
+
+
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (float, int),
+    "bool": (bool,),
+    "dict[str, Any]": (dict,),
+}
+
+
+def _no_constants(word: str) -> float:
+    raise ProtocolError(f"{word} is not a JSON number")
+
+
+def _finite(word: str) -> float:
+    """JSON has no infinity, but 1e999 is one to Python: seconds and sizes from a peer are always finite."""
+    value = float(word)
+    if not math.isfinite(value):
+        raise ProtocolError(f"{word[:20]} is out of range")
+    return value
+
+
+def _decode(data: bytes) -> Message:
+    try:
+        body = json.loads(data, parse_constant=_no_constants, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"a frame of {len(data)} bytes is not JSON") from error
+    if not isinstance(body, dict):
+        raise ProtocolError(f"a frame holds {type(body).__name__}, not an object")
+    word = body.get("type")
+    cls = _TYPES.get(word) if isinstance(word, str) else None
+    if cls is None:
+        raise ProtocolError(f"unknown message type {str(word)[:40]!r}")
+    values: dict[str, Any] = {}
+    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if f.name not in body:
+            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+                raise ProtocolError(f"{word} lacks {f.name}")
+            continue
+        value = body[f.name]
+        if f.type == "float" and isinstance(value, int) and abs(value) > 2**53:
+            raise ProtocolError(f"{word}.{f.name} is out of range")
+        allowed = _JSON_TYPES[str(f.type)]
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            raise ProtocolError(f"{word}.{f.name} must be {f.type}, not {type(value).__name__}")
+        values[f.name] = float(value) if f.type == "float" else value
+    return cls(**values)
+
+
+class Role(Enum):
+    """What the *other* side of a connection has shown itself to be."""
+
+    NEW = auto()  # has connected, has said nothing
+    HOOK = auto()  # a training process
+    ASKER = auto()  # a person's `status` or `drill`: one question, then it only listens
+    WATCHER = auto()  # another agent that lets us poll: it only listens
+    AGENT_NEW = auto()  # the agent, before its Welcome (seen from a training process)
+    AGENT = auto()
+    ANSWERER = auto()  # the agent, seen from `status`, `drill` or a watching agent
+    GONE = auto()  # has said goodbye or was refused: nothing more counts
+
+
+#: (role, message) -> role after it. What is not in this table is a ProtocolError: the state machine is this table.
+_TABLE: dict[tuple[Role, type[Message]], Role] = {
+    (Role.NEW, Register): Role.HOOK,
+    (Role.NEW, Ask): Role.ASKER,
+    (Role.NEW, Watch): Role.WATCHER,
+    (Role.HOOK, Told): Role.HOOK,
+    (Role.HOOK, Progress): Role.HOOK,
+    (Role.HOOK, Committed): Role.HOOK,
+    (Role.HOOK, Failed): Role.HOOK,
+    (Role.HOOK, Position): Role.HOOK,
+    (Role.HOOK, Bye): Role.GONE,
+    (Role.AGENT_NEW, Welcome): Role.AGENT,
+    (Role.AGENT_NEW, Refused): Role.GONE,
+    (Role.AGENT, Preempt): Role.AGENT,
+    (Role.AGENT, Withdrawn): Role.AGENT,
+    (Role.AGENT, Resume): Role.AGENT,
+    (Role.AGENT, Leave): Role.AGENT,
+    (Role.ANSWERER, Answer): Role.ANSWERER,
+    (Role.ANSWERER, Refused): Role.GONE,
+    (Role.ANSWERER, NoticeSeen): Role.ANSWERER,
+    (Role.ANSWERER, NoticeGone): Role.ANSWERER,
+    (Role.ANSWERER, HealthSeen): Role.ANSWERER,
+}
+
+
+class Peer:
+    """One end's view of the other: feed it the bytes that came, take the messages that are whole.
+
+    After a `ProtocolError` the peer is not to be believed again: every later `feed` raises too.
+    """
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
+        self._buffer = bytearray()
+        self._broken: ProtocolError | None = None
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether the peer owes the rest of a frame: silence now is a stall, not idleness."""
+        return bool(self._buffer)
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Take bytes in, in any pieces.
+
+        Raises:
+            ProtocolError: and the connection is to be dropped. Messages that were whole before the offence in
+                the same piece of bytes are lost with it: a peer that breaks the protocol is believed in nothing.
+        """
+        if self._broken is not None:
+            raise self._broken
+        try:
+            return self._feed(data)
+        except ProtocolError as error:
+            self._broken = error
+            self._buffer.clear()
+            raise
+
+    def _feed(self, data: bytes) -> list[Message]:
+        self._buffer += data
+        messages: list[Message] = []
+        while len(self._buffer) >= _HEADER.size:
+            (size,) = _HEADER.unpack_from(self._buffer)
+            if size > MAX_FRAME:
+                raise ProtocolError(f"a frame of {size} bytes was announced, the limit is {MAX_FRAME}")
+            end = _HEADER.size + size
+            if len(self._buffer) < end:
+                break
+            message = _decode(bytes(self._buffer[_HEADER.size : end]))
+            del self._buffer[:end]
+            after = _TABLE.get((self.role, type(message)))
+            if after is None:
+                raise ProtocolError(f"{message.type} out of order: the peer is {self.role.name.lower()}")
+            self.role = after
+            messages.append(message)
+        return messages
