@@ -31,6 +31,14 @@ _TAIL = b"}\n"
 T = TypeVar("T")
 
 
+class NewerFormatError(CheckpointError):
+    """A newer spotguard wrote this: it may be good, so it is neither restored nor deleted."""
+
+
+class _Newer(Invalid):
+    pass
+
+
 def encode_manifest(manifest: RankManifest) -> bytes:
     """The bytes of a rank's manifest."""
     parts = {"objects": objects_out(manifest.objects), "tensors": tensors_out(manifest.tensors)}
@@ -96,6 +104,8 @@ def _seal(kind: str, value: RankManifest | CommitMarker | AttemptRecord, parts: 
 def _open(data: bytes, key: str, kind: str, parse: Callable[[dict[str, Any]], T]) -> T:
     try:
         return parse(_unseal(data, kind))
+    except _Newer as error:
+        raise NewerFormatError(f"{key}: {error}") from error
     except Invalid as error:
         raise CheckpointError(f"{key}: {error}") from error
 
@@ -115,7 +125,7 @@ def _unseal(data: bytes, kind: str) -> dict[str, Any]:
         raise Invalid(f"holds {type(value).__name__}, not an object")
     version = integer(value, "format", 1)
     if version > FORMAT:
-        raise Invalid(f"format version {version} is newer than {FORMAT}: read it with a newer spotguard")
+        raise _Newer(f"format version {version} is newer than {FORMAT}: read it with a newer spotguard")
     return value
 
 

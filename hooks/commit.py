@@ -98,11 +98,15 @@ def claim_attempt(
     )
 
 
+def newest_claim(store: BlobStore, run_id: str, *, timeout: float | None = None) -> int:
+    """The highest attempt that has a record, 0 for none."""
+    claims = store.list(attempts_prefix(run_id), timeout=timeout)
+    return max((parse_attempt(run_id, info.key) or 0 for info in claims), default=0)
+
+
 def newest_attempt(store: BlobStore, run_id: str, *, timeout: float | None = None) -> int:
     """The highest attempt that left a trace, 0 for none."""
-    newest = 0
-    for info in store.list(attempts_prefix(run_id), timeout=timeout):
-        newest = max(newest, parse_attempt(run_id, info.key) or 0)
+    newest = newest_claim(store, run_id, timeout=timeout)
     # Records may have been removed by hand; what they saved still counts.
     prefix = checkpoints_prefix(run_id)
     for info in store.list(prefix, timeout=timeout):

@@ -76,6 +76,11 @@ def parse_attempt(run_id: str, key: str) -> int | None:
     return int(match[1])
 
 
+def outcome_key(run_id: str, attempt: int, number: int) -> str:
+    """What became of the attempt's notices: a record for people, read by nothing of ours."""
+    return f"{run_id}/outcomes/{attempt:04d}-{number:02d}.json"
+
+
 def checkpoints_prefix(run_id: str) -> str:
     return f"{run_id}/checkpoints/"
 
