@@ -1,0 +1,78 @@
+"""A notice as a value, and the seam every source of notices stands behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from .health import Health
+
+
+class Severity(StrEnum):
+    """What a notice asks for. (Far events and advice need their own handling and come with their sources.)"""
+
+    #: The machine, or the command, goes away at the deadline: save everything, then leave.
+    TERMINAL = "terminal"
+
+
+class NoticeKind(StrEnum):
+    """Why the command has to go."""
+
+    TERMINATE = "terminate"  # AWS `instance-action`: the instance is terminated
+    STOP = "stop"  # AWS: stopped, its disks kept
+    HIBERNATE = "hibernate"  # AWS: hibernation begins at once, there is no window
+    SIGNAL = "signal"  # somebody sent SIGTERM to `spotguard run`
+    DRILL = "drill"  # somebody asked for a rehearsal
+    UNKNOWN = "unknown"  # a cloud said something newer than this program: taken as terminal
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One warning. Two sightings with the same `id` are the same warning, however often it is polled."""
+
+    #: Made from what the cloud said (kind and its own time or id), so that re-reading it changes nothing.
+    id: str
+    kind: NoticeKind
+    #: Who said so, in words a person knows: "aws spot/instance-action".
+    source: str
+    #: Monotonic seconds (`Clock.monotonic`) at which the machine may be gone.
+    deadline: float
+    #: Monotonic seconds at which this program first read it.
+    seen_at: float
+    severity: Severity = Severity.TERMINAL
+    #: The cloud's own words, for the log: at most one short line.
+    detail: str = ""
+    #: The nominal warning of this kind in seconds: what `--reserve`'s tenth is a tenth of.
+    window: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What one look at a source showed: how well it can see, and every notice that stands there now."""
+
+    health: Health
+    notices: tuple[Notice, ...] = ()
+
+
+class NoticeSource(Protocol):
+    """The whole of what the agent knows about a cloud: one thread owns a source and calls `poll` for ever.
+
+    `poll` never raises: whatever the network or the server did becomes a `Health` that is not SEEING, because
+    an agent that dies of a bad answer is blind for good (aws-node-termination-handler#916).
+    """
+
+    #: Shown in logs and in `status`: "aws spot/instance-action".
+    name: str
+    #: Seconds from the start of one poll to the start of the next.
+    interval: float
+    #: Whether a notice that vanishes while the source is SEEING was withdrawn (Azure: yes. AWS: not documented).
+    withdraws: bool
+
+    def poll(self) -> Sighting:
+        """Look once, within a few seconds."""
+        ...
+
+    def close(self) -> None:
+        """Give back connections. Called once, by the thread that polls."""
+        ...

@@ -1,0 +1,80 @@
+"""The seam every blob store stands behind: six verbs over keys and bytes.
+
+Keys are relative `/`-separated names; a store knows its own root. Objects are immutable by contract of the
+caller: a key is never put twice with different bytes, so a retried put needs no care.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from .errors import UsageError
+
+#: Segments of a key: what every store and file system takes as it is. None begins with ".", so "." and ".." are none,
+#: and a store's own temporaries may.
+_SEGMENT = re.compile(r"[A-Za-z0-9_@=+,-][A-Za-z0-9._@=+,-]{0,199}", re.ASCII)
+
+#: S3's limit is 1,024 bytes with the prefix of the store's URL counted.
+_MAX_KEY = 700
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    key: str
+    size: int  # bytes
+
+
+def is_segment(name: str) -> bool:
+    """Whether `name` can stand between two slashes of a key."""
+    return _SEGMENT.fullmatch(name) is not None
+
+
+def check_key(key: str) -> str:
+    """The key itself.
+
+    Raises:
+        UsageError: it could lead out of a store, or some store would not take it.
+    """
+    if len(key) > _MAX_KEY or not all(is_segment(segment) for segment in key.split("/")):
+        raise UsageError(
+            f"key {key[:80]!r} is no name in a store; use letters, digits and ._@=+,- between slashes"
+        )
+    return key
+
+
+class BlobStore(Protocol):
+    """All a checkpoint needs of a store. Every method is safe to call from several threads at once.
+
+    Every method raises only `StoreError` leaves (`providers.errors`), and `check_key`'s for what is no key. `timeout` is what is left of the caller's
+    own deadline, in seconds; a store that talks over a network cuts its retries from it.
+    """
+
+    #: As the user wrote it: "s3://bucket/prefix".
+    url: str
+
+    def put(self, key: str, data: memoryview, *, timeout: float | None = None) -> None:
+        """Store the whole object; when this returns, the bytes are durable and visible under `key`."""
+        ...
+
+    def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
+        """As `put`, unless the key exists: then nothing changes and the answer is False."""
+        ...
+
+    def get(self, key: str, *, timeout: float | None = None) -> bytes:
+        """The whole object. For small ones: manifests, markers, attempts."""
+        ...
+
+    def read_into(self, key: str, start: int, buffer: memoryview, *, timeout: float | None = None) -> None:
+        """Fill `buffer` with the bytes of the object from `start` on. Too few of them: `CorruptError`."""
+        ...
+
+    def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
+        """Every object whose key starts with `prefix`, in order of keys; strongly consistent."""
+        ...
+
+    def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
+        """Remove objects; a key that is not there is no error."""
+        ...
