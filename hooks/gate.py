@@ -1,0 +1,179 @@
+"""The gate: where training may be stopped so that its state stands still.
+
+Parameters and optimizer state change only between the first `optimizer.step()` after a boundary and the next
+boundary (`guard.step()`). So two places are enough to hold them still:
+
+    boundary k ──── clean: forward, backward, evaluation, loading … ──── enter ──── dirty ──── boundary k+1
+
+While the gate is shut a *clean* state stays as it is, whatever the training thread does, until that thread
+comes to `enter` (the optimizer's pre-hook) and is parked there. A *dirty* one cannot be had: it is let through
+to its next boundary and parked there, and that boundary's state is taken.
+
+`Place` is the rule, pure; `Gate` puts a lock and a condition around it. Closing and reading the position are
+one atomic act: between two acts training could pass (both simpler orders lose a step or tear one).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Shut(Enum):
+    """How the gate is shut."""
+
+    OPEN = "open"
+    #: Stop before anything changes: a clean state is wanted as it stands.
+    BEFORE_CHANGE = "before change"
+    #: Let the running step go to its end: only a parked boundary will do.
+    AT_BOUNDARY = "at boundary"
+
+
+@dataclass(slots=True)
+class Place:
+    """Where the training thread is, and whether it may go on. Every method is one atomic act under the lock."""
+
+    completed: int = 0
+    #: Between the first change after a boundary and the end of the next boundary.
+    dirty: bool = False
+    #: Parked at the end of `guard.step()`: all of this step is done, and nothing of the next.
+    at_boundary: bool = False
+    shut: Shut = Shut.OPEN
+
+    def may_change(self) -> bool:
+        """The optimizer is about to step. True: the state is dirty from here on; False: park and ask again."""
+        if self.dirty or self.shut is not Shut.BEFORE_CHANGE:
+            self.dirty = True
+            return True
+        return False
+
+    def may_begin_boundary(self) -> bool:
+        """`guard.step()` begins to copy the small things. A clean state (a GradScaler's skipped step) that is
+        wanted as it stands must not have them changed underneath: False: park and ask again."""
+        return self.may_change()
+
+    def complete(self) -> bool:
+        """One more step is complete. True: nobody wants it, go on; False: `rest` here."""
+        self.completed += 1
+        if self.shut is Shut.OPEN:
+            self.dirty = False
+            return True
+        return False
+
+    def rest(self) -> None:
+        """All copies are made; the training thread parks at its boundary."""
+        self.dirty = False
+        self.at_boundary = True
+
+    def may_leave_boundary(self) -> bool:
+        if self.shut is Shut.OPEN:
+            self.at_boundary = False
+            return True
+        return False
+
+    def close(self, how: Shut) -> None:
+        self.shut = how
+
+    def steady(self) -> bool:
+        """Whether the state stands still now, and will until the gate opens."""
+        if self.shut is Shut.BEFORE_CHANGE:
+            return not self.dirty
+        return self.shut is Shut.AT_BOUNDARY and self.at_boundary
+
+
+class Gate:
+    """`Place` between two threads: the one that trains and the one that saves."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self.place = Place()
+        self._leave: Callable[[], BaseException] | None = None
+        #: Set in a forked child: it is not the process that is guarded, and the lock may be held for ever.
+        self.inert = False
+
+    # --- the training thread ---
+
+    def before_change(self) -> None:
+        """Called before `optimizer.step()` changes anything; parks while the gate is shut."""
+        self._pass(self.place.may_change)
+
+    def begin_boundary(self) -> None:
+        self._pass(self.place.may_begin_boundary)
+
+    def end_boundary(self, late_copies: Callable[[], None] | None = None) -> None:
+        """`guard.step()` is done. `late_copies` are those that are made only when somebody wants them."""
+        if self.inert:
+            return
+        with self._changed:
+            if self.place.complete():
+                return
+        if late_copies is not None:
+            late_copies()  # still dirty: nobody reads yet
+        with self._changed:
+            self.place.rest()
+            self._changed.notify_all()
+            self._park(self.place.may_leave_boundary)
+
+    def stand(self) -> None:
+        """Park while the gate is shut in any way; nothing changes. For a thread that has not begun yet."""
+        self._pass(self.place.may_leave_boundary)
+
+    def _pass(self, may: Callable[[], bool]) -> None:
+        if self.inert:
+            return
+        with self._changed:
+            if not may():
+                self._park(may)
+
+    def _park(self, may: Callable[[], bool]) -> None:
+        """Wait until told to go on or to leave. A signal (Ctrl-C) still reaches its handler: a condition's
+        wait is interruptible."""
+        while True:
+            if self._leave is not None:
+                raise self._leave()
+            if may():
+                return
+            self._changed.wait()
+
+    # --- the saving thread ---
+
+    def close(self, how: Shut = Shut.BEFORE_CHANGE) -> Place:
+        """Shut the gate and read where training stands, as one act. Returns a copy."""
+        with self._changed:
+            self.place.close(how)
+            self._changed.notify_all()  # a thread parked before its change is let through to its boundary
+            p = self.place
+            return Place(p.completed, p.dirty, p.at_boundary, p.shut)
+
+    def wait_steady(self, timeout: float | None, give_up: Callable[[], bool] = lambda: False) -> int | None:
+        """Wait until the state stands still; its completed steps, or None when `timeout` seconds went by or
+        `give_up()` (asked again at each `wake`)."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.place.steady() or give_up(), timeout)
+            return self.place.completed if self.place.steady() else None
+
+    def wake(self) -> None:
+        """Have `wait_steady` ask its `give_up` again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def open(self) -> None:
+        with self._changed:
+            self.place.close(Shut.OPEN)
+            self._changed.notify_all()
+
+    def leave(self, ending: Callable[[], BaseException]) -> None:
+        """The training thread raises `ending()` where it is parked, or when it comes to the gate."""
+        with self._changed:
+            self._leave = ending
+            self.place.close(Shut.BEFORE_CHANGE)
+            self._changed.notify_all()
+
+    def set_completed(self, steps: int) -> None:
+        """Training stands at this step now (restored), clean."""
+        with self._changed:
+            self.place.completed = steps
+            self.place.dirty = False
+            self._changed.notify_all()

@@ -1,0 +1,204 @@
+"""What a registered value is made of, and how it is taken and put back.
+
+A part answers three questions: what is copied at each boundary (the small things that change in forward or
+between steps), what stands still in memory until the next `optimizer.step()` (and so is read from where it
+lies), and how a saved tree goes back into the very same objects.
+
+A *tree* is plain Python (dicts, lists, numbers …) with tensors in it. `hooks.encoding` turns it into typed
+JSON, and the tensors into named entries of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ..providers.errors import StateError
+
+#: Larger sets of tensors than this are not copied at each boundary but read in place and checked twice.
+COPY_AT_BOUNDARY = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor of the state, held where it lies."""
+
+    #: Its name in the checkpoint: "model/blocks.0.attn.weight".
+    name: str
+    #: An alias of the live storage (or a copy that nobody else writes to).
+    tensor: torch.Tensor
+    #: Stands still while the gate is shut: a copy of ours, or changed only by a hooked optimizer's `step()`.
+    #: What may be changed by anybody (an EMA, a frozen weight) is checked a second time after it was read.
+    still: bool = False
+
+
+#: Called with (suggested name, tensor): gives the tensor that restored bytes are to be written into.
+Fetch = Callable[[str], torch.Tensor]
+
+
+class Part(Protocol):
+    """One registered value."""
+
+    name: str
+
+    def at_boundary(self) -> None:
+        """Copy what changes between steps. On the training thread, after every step: microseconds count."""
+        ...
+
+    def leaves(self) -> list[Leaf]:
+        """The tensors that stand still now, by name. On the saving thread, gate shut."""
+        ...
+
+    def tree(self) -> Any:
+        """Everything, as it stands. A tensor of `leaves` appears as the very same object. Gate shut."""
+        ...
+
+    def targets(self, tree: Any) -> None:
+        """Check a decoded tree against the live object, before a byte is written.
+
+        Raises:
+            StateError: it does not fit; names the item, what is there and what the checkpoint has.
+        """
+        ...
+
+    def put_back(self, tree: Any) -> None:
+        """Hand the live object its restored tree. On the main thread, all tensors filled and verified."""
+        ...
+
+
+def freeze(value: Any) -> Any:
+    """A copy of `value` that later changes cannot reach: containers and tensors copied, atoms shared."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is dict:
+        return {k: freeze(v) for k, v in value.items()}
+    if kind is list:
+        return [freeze(v) for v in value]
+    if kind is tuple:
+        return tuple([freeze(v) for v in value])
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return copy.deepcopy(value)
+
+
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor inside a tree, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (list, tuple, set, frozenset)) or hasattr(value, "popleft"):
+        for item in value:
+            yield from tensors_in(item)
+
+
+class StatefulPart:
+    """Anything with `state_dict` and `load_state_dict`: schedulers, GradScaler, a stateful loader, a sampler.
+
+    Its state is whatever `state_dict` says, asked for on the training thread only.
+    """
+
+    def __init__(self, name: str, value: Any) -> None:
+        self.name = name
+        self._value = value
+        self._frozen: Any = None
+
+    def at_boundary(self) -> None:
+        self._frozen = freeze(self._value.state_dict())
+
+    def leaves(self) -> list[Leaf]:
+        return []
+
+    def tree(self) -> Any:
+        return self._frozen
+
+    def targets(self, tree: Any) -> None:
+        """What fits is for the object's own `load_state_dict` to say."""
+
+    def put_back(self, tree: Any) -> None:
+        try:
+            self._value.load_state_dict(tree)
+        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, IndexError) as error:
+            raise StateError(
+                f"{self.name}: {type(self._value).__name__}.load_state_dict refuses the checkpoint's state "
+                f"({type(error).__name__}: {error}); register the same kind of object that was saved"
+            ) from error
+
+
+class DictPart:
+    """A dict of plain values, the user's own notes: restored into the same dict."""
+
+    def __init__(self, name: str, value: dict[Any, Any]) -> None:
+        self.name = name
+        self._value = value
+        self._frozen: Any = None
+
+    def at_boundary(self) -> None:
+        self._frozen = freeze(self._value)
+
+    def leaves(self) -> list[Leaf]:
+        return []
+
+    def tree(self) -> Any:
+        return self._frozen
+
+    def targets(self, tree: Any) -> None:
+        if not isinstance(tree, dict):
+            raise StateError(f"{self.name} is a dict here and a {type(tree).__name__} in the checkpoint")
+
+    def put_back(self, tree: Any) -> None:
+        self._value.clear()
+        self._value.update(tree)
+
+
+class TensorPart:
+    """A bare tensor. Small ones are copied at each boundary, large ones are read in place."""
+
+    def __init__(self, name: str, value: torch.Tensor) -> None:
+        self.name = name
+        self._value = value
+        self._small = value.nbytes <= COPY_AT_BOUNDARY
+        self._alias = value.detach().clone() if self._small else value.detach()
+
+    def at_boundary(self) -> None:
+        if self._small:
+            self._alias.copy_(self._value.detach())
+
+    def leaves(self) -> list[Leaf]:
+        return [Leaf(self.name, self._alias, still=self._small)]
+
+    def tree(self) -> Any:
+        return self._alias
+
+    def targets(self, tree: Any) -> None:
+        if not isinstance(tree, torch.Tensor):
+            raise StateError(f"{self.name} is a tensor here and a {type(tree).__name__} in the checkpoint")
+        check_fits(self.name, self._value, tree)
+
+    def put_back(self, tree: Any) -> None:
+        copy_into(self._value, tree)
+
+
+def check_fits(name: str, here: torch.Tensor, saved: torch.Tensor) -> None:
+    """Raise `StateError` unless shape and dtype are the same."""
+    if here.shape != saved.shape or here.dtype != saved.dtype:
+        raise StateError(
+            f"{name} is {tuple(here.shape)} {here.dtype} here and {tuple(saved.shape)} {saved.dtype} in the "
+            "checkpoint; restore into the model it was saved from, or choose another run id"
+        )
+
+
+def copy_into(here: torch.Tensor, saved: torch.Tensor) -> None:
+    """Give `here` the restored values, unless they were already read straight into its memory."""
+    if here.data_ptr() != saved.data_ptr() or here.device != saved.device:
+        with torch.no_grad():
+            here.detach().copy_(saved)

@@ -1,0 +1,328 @@
+"""Everything that was registered, as one: proven at `register`, copied at boundaries, collected for a save,
+put back by a restore.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..providers.errors import CheckpointError, StateError
+from . import rng
+from .coverage import MergedTensor
+from .dtypes import dtype_name, torch_dtype
+from .encoding import decode, encode, same
+from .manifest import private_name
+from .modules import ModulePart, module_part
+from .optimizers import OptimizerPart, hook, optimizer_part
+from .parts import DictPart, Leaf, Part, StatefulPart, TensorPart
+from .window import Witness
+
+#: The part that is always there.
+RNG = "rng"
+
+#: Boundaries at which everything is looked at anew, until optimizers have made their state.
+_EARLY = 4
+#: A boundary's copies may cost this much, or this share of a step, before saves wait for the boundary instead.
+_COSTLY_SECONDS, _COSTLY_SHARE = 0.002, 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The state of one completed step, still lying where training has it."""
+
+    leaves: tuple[Leaf, ...]
+    #: Encoded trees by registered name, for the manifest.
+    trees: Mapping[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(leaf.tensor.nbytes for leaf in self.leaves)
+
+
+class RngPart:
+    """The generators' states, under the name "rng"."""
+
+    name = RNG
+
+    def __init__(self) -> None:
+        self._frozen: dict[str, Any] = {}
+        self.left_out: list[str] = []
+
+    def at_boundary(self) -> None:
+        self._frozen = rng.capture()
+
+    def leaves(self) -> list[Leaf]:
+        return []
+
+    def tree(self) -> Any:
+        return self._frozen
+
+    def targets(self, tree: Any) -> None:
+        """Generators that this process lacks are left out, with a warning, by `put_back`."""
+
+    def put_back(self, tree: Any) -> None:
+        self.left_out = rng.restore(tree)
+
+
+class State:
+    """The registered values.
+
+    Args:
+        values: by registered name: modules, optimizers, anything with `state_dict`/`load_state_dict`, tensors,
+            dicts of plain values.
+        before_change: called on the training thread before a registered optimizer changes anything.
+
+    Raises:
+        StateError: a value cannot be saved; names it, its type, and what to do.
+    """
+
+    def __init__(self, values: Mapping[str, Any], before_change: Callable[[], None]) -> None:
+        #: Why saves wait for the boundary, "" where they can start at once. Only ever set, never unset.
+        self.boundary_only = ""
+        self._before_change = before_change
+        self._stepped = False
+        self._boundaries = 0
+        self._ended_at = 0.0
+        self._costly = 0
+        self.parts = self._build(values)
+        self._modules = [p for p in self.parts if isinstance(p, ModulePart)]
+        self._optimizers = [p for p in self.parts if isinstance(p, OptimizerPart)]
+        if not any(isinstance(v, Optimizer) for v in values.values()):
+            self.boundary_only = "no torch optimizer is registered"
+        self._refresh()
+        self._prove()
+
+    # --- building ---
+
+    def _build(self, values: Mapping[str, Any]) -> list[Part]:
+        if RNG in values:
+            raise StateError(
+                f"{RNG!r} is the name of the random number generators; register under another name"
+            )
+        modules = {n: module_part(n, v) for n, v in values.items() if isinstance(v, nn.Module)}
+        names: dict[int, str] = {}
+        for part in modules.values():
+            if isinstance(part, ModulePart):
+                names |= {i: n for i, n in part.parameters().items() if i not in names}
+        names |= {id(v): n for n, v in values.items() if isinstance(v, torch.Tensor)}
+        held = {id(p) for v in values.values() if isinstance(v, nn.Module) for p in v.parameters()} | set(
+            names
+        )
+        stepped: set[int] = set()
+        parts: list[Part] = []
+        for name, value in values.items():
+            if isinstance(value, nn.Module):
+                parts.append(modules[name])
+            elif isinstance(value, Optimizer):
+                _check_held(name, value, held)
+                hook(value, self._on_step)
+                stepped |= {id(p) for g in value.param_groups for p in g["params"]}
+                parts.append(optimizer_part(name, value, names))
+            else:
+                parts.append(self._other(name, value))
+        for part in modules.values():
+            if isinstance(part, ModulePart):
+                part.stepped = frozenset(stepped)
+        return [*parts, RngPart()]
+
+    def _other(self, name: str, value: Any) -> Part:
+        if isinstance(value, torch.Tensor):
+            return TensorPart(name, value)
+        if isinstance(value, dict):
+            return DictPart(name, value)
+        if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+            if hasattr(value, "param_groups") and hasattr(value, "step"):
+                self.boundary_only = (
+                    f"{name} ({type(value).__name__}) is an optimizer that torch's hooks do not reach"
+                )
+            return StatefulPart(name, value)
+        advice = "give it state_dict() and load_state_dict(), or register the plain values it needs in a dict"
+        if isinstance(value, torch.utils.data.DataLoader):
+            advice = (
+                "a DataLoader does not know its position: use torchdata's StatefulDataLoader, "
+                "or register a sampler with state_dict()"
+            )
+        raise StateError(f"{name} is a {type(value).__name__}, which cannot be saved: {advice}")
+
+    def _prove(self) -> None:
+        """Save and read back every tree in memory: what cannot be saved is refused now, not at the notice."""
+        for part in self.parts:
+            part.at_boundary()
+            for leaf in part.leaves():
+                _check_tensor(leaf)
+        kept: dict[str, torch.Tensor] = {}
+
+        def keep(tensor: torch.Tensor) -> str:
+            kept[f"#{len(kept)}"] = tensor
+            return f"#{len(kept) - 1}"
+
+        for part in self.parts:
+            tree = part.tree()
+            back = decode(encode(tree, keep, part.name), kept.__getitem__)
+            if (path := same(tree, back)) != "":
+                raise StateError(f"{part.name}{path} does not survive saving and reading back; leave it out")
+
+    # --- the training thread ---
+
+    def _on_step(self) -> None:
+        self._stepped = True
+        self._before_change()
+
+    def at_boundary(self) -> None:
+        """Copy what changes between steps, and remember what must not."""
+        started = time.perf_counter()
+        for part in self.parts:
+            part.at_boundary()
+        counts = sum([part.counts() for part in self._optimizers])
+        if self._boundaries < _EARLY or counts != self._counts:
+            self._boundaries += 1
+            if any(part.moved() for part in self._optimizers):
+                self._refresh()
+        moved = self._witness.mark()
+        if moved and not self._stepped and not self.boundary_only:
+            self.boundary_only = "parameters changed although no registered optimizer stepped"
+        self._stepped = False
+        ended = time.perf_counter()
+        self._weigh(ended - started, started - self._ended_at)
+        self._ended_at = ended
+
+    def _weigh(self, cost: float, step: float) -> None:
+        """Three boundaries in a row whose copies cost too much: from now on they are made only when wanted."""
+        if cost < _COSTLY_SECONDS or cost < _COSTLY_SHARE * (cost + step):
+            self._costly = 0
+            return
+        self._costly += 1
+        if self._costly == 3 and not self.boundary_only:
+            self.boundary_only = (
+                f"copying the state that changes between steps costs {cost * 1e3:.1f} ms a step"
+            )
+
+    def _refresh(self) -> None:
+        for module in self._modules:
+            module.refresh()
+        for optimizer in self._optimizers:
+            optimizer.refresh()
+        self._counts = sum([part.counts() for part in self._optimizers])
+        tensors = [t for part in self._optimizers for t in part.tensors]
+        sources = [pair for part in self._modules for pair in part.sources()]
+        self._witness = Witness(tensors, sources)
+
+    def look_again(self) -> None:
+        """Follow tensors that were replaced. With the training thread parked at its boundary."""
+        self._refresh()
+        self._witness.mark()
+
+    # --- the saving thread, gate shut ---
+
+    def broken(self) -> str:
+        """ "" while the state stands as it stood at the boundary, else what moved."""
+        if any(part.moved() for part in self._optimizers):
+            return "an optimizer replaced its state after guard.step()"
+        return self._witness.broken()
+
+    def collect(self, rank: int = 0) -> Collected:
+        """The state as it stands, nothing copied."""
+        leaves: dict[str, Leaf] = {}
+        for part in self.parts:
+            for leaf in part.leaves():
+                leaves.setdefault(leaf.name, leaf)
+        names = {id(leaf.tensor): leaf.name for leaf in reversed(leaves.values())}
+        trees: dict[str, Any] = {}
+        for part in self.parts:
+
+            def take(tensor: torch.Tensor, part: Part = part) -> str:
+                name = names.get(id(tensor))
+                if name is None:
+                    name = private_name(rank, f"{part.name}#{len(leaves)}")
+                    leaves[name] = Leaf(name, tensor, still=True)
+                return name
+
+            trees[part.name] = encode(part.tree(), take, part.name)
+        return Collected(tuple(leaves.values()), trees)
+
+    # --- restore, on the main thread ---
+
+    def targets(self, saved: Mapping[str, Any], entries: Mapping[str, MergedTensor]) -> Restoring:
+        """Check that a checkpoint fits, before a byte is written, and say where each tensor goes.
+
+        Args:
+            saved: the encoded trees by registered name.
+            entries: the checkpoint's tensors by name.
+
+        Raises:
+            StateError: it does not fit.
+        """
+        trees: dict[str, Any] = {}
+        into: dict[str, torch.Tensor] = {}
+        live = {leaf.name: leaf.tensor for part in self._modules for leaf in part.leaves()}
+
+        def shape_only(name: str) -> torch.Tensor:
+            if (entry := entries.get(name)) is None:
+                raise CheckpointError(f"its state names tensor {name!r}, and no rank wrote it")
+            return torch.empty(entry.shape, dtype=torch_dtype(entry.dtype), device="meta")
+
+        for part in self.parts:
+            if part.name not in saved:
+                held = ", ".join(sorted(saved))
+                raise StateError(
+                    f"the checkpoint holds no {part.name!r} (it holds {held}); register the same names, "
+                    "or start another run id"
+                )
+            outline = decode(saved[part.name], shape_only)
+            part.targets(outline)
+            on_host = set(outline["on_host"]) if isinstance(part, OptimizerPart) else set()
+
+            def give(name: str, part: Part = part, on_host: set[str] = on_host) -> torch.Tensor:
+                if name not in into:
+                    entry = entries[name]
+                    dtype = torch_dtype(entry.dtype)
+                    if name in live:
+                        into[name] = live[name]
+                    elif isinstance(part, OptimizerPart):
+                        into[name] = part.empty(name, entry.shape, dtype, name in on_host)
+                    else:
+                        into[name] = torch.empty(entry.shape, dtype=dtype)
+                return into[name]
+
+            trees[part.name] = decode(saved[part.name], give)
+        return Restoring(trees, into)
+
+    def put_back(self, restoring: Restoring) -> list[str]:
+        """Hand every object its tree; returns warnings. All tensors are filled and verified by now."""
+        for part in self.parts:
+            part.put_back(restoring.trees[part.name])
+        self._refresh()
+        left = next(part.left_out for part in self.parts if isinstance(part, RngPart))
+        return [f"no generator here for the saved RNG state of {', '.join(left)}"] if left else []
+
+
+def _check_held(name: str, optimizer: Optimizer, held: set[int]) -> None:
+    orphans = sum(id(p) not in held for g in optimizer.param_groups for p in g["params"])
+    if orphans:
+        raise StateError(
+            f"{name} steps {orphans} parameters that no registered module holds, so they would not be saved; "
+            "register the model too: register(model=model, optimizer=optimizer)"
+        )
+
+
+def _check_tensor(leaf: Leaf) -> None:
+    tensor = leaf.tensor
+    dtype_name(tensor.dtype)  # raises for quantized ones, by name
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        what = "on the meta device" if tensor.device.type == "meta" else f"of layout {tensor.layout}"
+        raise StateError(f"{leaf.name} is {what}, which cannot be saved; make it dense, or leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class Restoring:
+    """A checkpoint that fits: its trees, and the memory that each of their tensors is to be read into."""
+
+    trees: Mapping[str, Any]
+    into: Mapping[str, torch.Tensor]

@@ -1,0 +1,88 @@
+"""The window is checked, not trusted: did the state really stand still since the last boundary?
+
+Three cheap witnesses, taken at the boundary and asked again before and during a save:
+- the sum of `_version` of every tensor, which in-place operations bump (but not those through `.data`, fused
+  optimizers, and EMA swaps written with `.data`: seen);
+- one element of a few dozen tensors, read straight from memory, which catches those (0.6 µs for 24);
+- the address of every tensor's storage, which catches `.data = other`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from collections.abc import Sequence
+
+import torch
+
+#: How many tensors are probed: evenly spread over the list, so that every layer kind is among them.
+PROBES = 32
+
+_WORD = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64, 16: ctypes.c_uint64}
+_version = operator.attrgetter("_version")
+_value = operator.attrgetter("value")
+
+
+class Witness:
+    """Remembers what some tensors looked like at a boundary.
+
+    Args:
+        tensors: every tensor that only a hooked optimizer changes: parameters first, then their moments.
+        sources: (live tensor, alias that is read) pairs: both must stay the same memory.
+    """
+
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], sources: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    ) -> None:
+        self._versioned = [t for t in tensors if not t.is_inference()]
+        self._sources = sources
+        # Aliases, so that the memory a probe reads stays ours even when `.data` is pointed elsewhere.
+        self._held = _spread([t.detach() for t in tensors if t.numel() and t.device.type != "meta"])
+        self._host, self._device = _probes(self._held)
+        self._versions = -1
+        self._seen: list[int] = []
+        self._seen_device: list[torch.Tensor] = []
+
+    def mark(self) -> bool:
+        """At the boundary, on the training thread. Returns whether a probe moved since the last mark."""
+        before = self._seen
+        self._versions = sum(map(_version, self._versioned))
+        self._seen = list(map(_value, self._host))
+        if self._device:
+            self._seen_device = [torch.cat(group) for group in self._device]
+        return bool(before) and before != self._seen
+
+    def broken(self) -> str:
+        """ "" while everything stands as it stood at the mark, else what moved. Any thread; some µs."""
+        if sum(map(_version, self._versioned)) != self._versions:
+            return "a tensor was changed in place after guard.step()"
+        if list(map(_value, self._host)) != self._seen:
+            return "a parameter was changed through .data (or by a fused kernel) after guard.step()"
+        for group, seen in zip(self._device, self._seen_device, strict=False):
+            if not torch.equal(torch.cat(group), seen):
+                return "a parameter on the device was changed after guard.step()"
+        for live, alias in self._sources:
+            if live.data_ptr() != alias.data_ptr():
+                return "a parameter's storage was replaced after guard.step()"
+        return ""
+
+
+def _spread(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensors[i * len(tensors) // PROBES] for i in range(PROBES)] if len(tensors) > PROBES else tensors
+
+
+def _probes(
+    tensors: Sequence[torch.Tensor],
+) -> tuple[list[ctypes._SimpleCData[int]], list[list[torch.Tensor]]]:
+    """One word in the middle of each tensor: read by address on the host, by one kernel a dtype on a device."""
+    host: list[ctypes._SimpleCData[int]] = []
+    device: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        middle = tuple(size // 2 for size in tensor.shape)
+        if tensor.device.type == "cpu":
+            offset = sum(i * stride for i, stride in zip(middle, tensor.stride(), strict=True))
+            word = _WORD[tensor.itemsize]
+            host.append(word.from_address(tensor.data_ptr() + offset * tensor.itemsize))
+        else:
+            device.setdefault((tensor.device, tensor.dtype), []).append(tensor[middle].reshape(1))
+    return host, list(device.values())
