@@ -6,11 +6,42 @@ store asks for them. The agent imports this file first too, so the law keeps it 
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
 
-def __getattr__(name: str) -> str:
+if TYPE_CHECKING:
+    from . import testing
+    from .hooks.callbacks import on_notice
+    from .hooks.guard import Guard, register
+    from .hooks.preempted import Preempted
+    from .providers.errors import SpotguardError
+    from .providers.notice import Notice
+
+__all__ = ["Guard", "Notice", "Preempted", "SpotguardError", "on_notice", "register", "testing"]
+
+#: Public name -> the module it comes from, loaded at its first use.
+_HOMES = {
+    "Guard": ".hooks.guard",
+    "Notice": ".providers.notice",
+    "Preempted": ".hooks.preempted",
+    "SpotguardError": ".providers.errors",
+    "on_notice": ".hooks.callbacks",
+    "register": ".hooks.guard",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name], __name__), name)
+        globals()[name] = value  # the next use costs a dict lookup
+        return value
+    if name == "testing":
+        return importlib.import_module(".testing", __name__)
     if name == "__version__":
         # Asked for rarely, and reading the installed metadata costs more than the whole import.
-        from importlib.metadata import version
-
-        return version("spotguard")
+        return importlib.import_module("importlib.metadata").version("spotguard")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, "__version__"])

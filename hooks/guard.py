@@ -1,0 +1,285 @@
+"""What a training script holds: `register` and the `Guard` it returns."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from ..providers.clock import Clock, SystemClock
+from ..providers.errors import UsageError
+from ..providers.stores import open_store
+from . import forks, protocol, signals
+from .cadence import Cadence
+from .checkpoint import Checkpointer, Saved
+from .client import Client
+from .commit import claim_attempt
+from .effort import Abandoned
+from .gate import Gate
+from .keys import check_run_id
+from .naming import default_run_id, default_store
+from .preempted import EX_TEMPFAIL, Preempted
+from .report import Report
+from .restore import restore
+from .saver import Alarm, Saver
+from .state import State
+
+log = logging.getLogger("spotguard")
+
+#: Seconds that `register` waits for the agent's welcome, to learn of a notice that is already there.
+_WELCOME = 2.0
+#: Seconds that a process that ends waits for a background checkpoint under way.
+_LAST_UPLOAD = 60.0
+
+_current: Guard | None = None
+
+
+def register(store: str | None = None, /, *, run_id: str | None = None, **state: Any) -> Guard:
+    """Guard this training process.
+
+    Args:
+        store: where checkpoints go: "file:///path". Default: SPOTGUARD_STORE, which `spotguard run` exports,
+            else the folder `spotguard-checkpoints` here.
+        run_id: the run's name, the same at every restart. Default: SPOTGUARD_RUN_ID, else the script's name and
+            a hash of its command and folder.
+        state: what makes up the training state, by name: modules, optimizers, schedulers, anything else with
+            `state_dict` and `load_state_dict`, tensors, dicts of plain values. RNG states are always included.
+
+    Raises:
+        UsageError: an argument, or an environment variable in its place, cannot be used.
+        StateError: a value cannot be saved; the message names it.
+        StoreError: the store cannot be used. A job that could never save says so now.
+    """
+    global _current
+    if _current is not None and not _current.closed:
+        raise UsageError("register() was called before in this process; register everything in one call")
+    if not state:
+        raise UsageError("register() was given nothing to save: register(model=model, optimizer=optimizer)")
+    if (world := int(os.environ.get("WORLD_SIZE", "1") or 1)) > 1:
+        raise UsageError(
+            f"WORLD_SIZE is {world}: this version saves jobs of one process; unset it, or start one"
+        )
+    clock = SystemClock()
+    run = check_run_id(
+        run_id or os.environ.get("SPOTGUARD_RUN_ID") or default_run_id(sys.orig_argv, os.getcwd())
+    )
+    _current = Guard(
+        store or os.environ.get("SPOTGUARD_STORE") or default_store(os.getcwd()), run, state, clock
+    )
+    return _current
+
+
+class Guard:
+    """The training loop's hold on spotguard. Made by `register`.
+
+    One thread trains, and calls `restore`, `step` and `save`; the others are spotguard's own.
+    """
+
+    def __init__(self, store_url: str, run_id: str, state: dict[str, Any], clock: Clock) -> None:
+        self._clock = clock
+        self._run_id = run_id
+        self._store = open_store(store_url)
+        self._gate = Gate()
+        self._state = State(state, self._gate.before_change)
+        self._cadence = Cadence(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
+        self._attempt = claim_attempt(self._store, run_id, {"pid": os.getpid(), "command": sys.orig_argv})
+        self._checkpointer = Checkpointer(
+            self._store, run_id, self._attempt, clock=clock, keep=int(os.environ.get("SPOTGUARD_KEEP", "3"))
+        )
+        self._client = self._connect(os.environ.get("SPOTGUARD_SOCKET", ""))
+        self._report = Report(self._store, run_id, self._attempt, clock, self._send, self._alarm_ended)
+        self._saver = Saver(
+            gate=self._gate,
+            state=self._state,
+            checkpointer=self._checkpointer,
+            clock=clock,
+            listener=self._report,
+        )
+        self._restored = False
+        self.closed = False
+        self._saver.start()
+        if self._client is not None:
+            self._client.start()
+            self._client.wait_guarded(_WELCOME)
+        signals.hold_sigterm(lambda: self._saver.saving)
+        forks.in_child(self._forget)
+        atexit.register(self.close)
+        threading.Thread(target=self._warm, name="spotguard-warm", daemon=True).start()
+
+    # --- the training thread ---
+
+    def restore(self, *, step: int | None = None, run_id: str | None = None) -> int:
+        """Load the newest whole checkpoint into the registered objects, in place.
+
+        Args:
+            step: go back to this step's checkpoint instead of the newest.
+            run_id: start from another run's checkpoint; this run's own checkpoints stay its own.
+
+        Returns:
+            Completed steps: 0 when there is no checkpoint.
+
+        Raises:
+            StateError: the checkpoint does not fit what is registered. Nothing was changed.
+            CheckpointError: the chosen step is not there, or every checkpoint is damaged.
+        """
+        self._gate.stand()  # a machine that is already being taken back begins nothing
+        self._gate.begin_boundary()
+        done = restore(self._store, run_id or self._run_id, self._state, step=step)
+        if done.whole is not None:
+            self._checkpointer.restored(done.whole)
+        self._state.at_boundary()
+        self._gate.set_completed(done.step)
+        self._restored = self._saver.ready = True
+        self._cadence.begun(self._clock.monotonic())
+        self._gate.stand()
+        return done.step
+
+    def step(self) -> None:
+        """The boundary: everything that belongs to this step is done. Once per completed optimizer step.
+
+        Raises:
+            Preempted: the machine is going, and the state is committed.
+            UsageError: `restore` was not called before.
+        """
+        if not self._restored:
+            raise UsageError(
+                "guard.step() before guard.restore(): call done = guard.restore() once, before the loop"
+            )
+        gate, state = self._gate, self._state
+        if gate.inert:
+            return
+        gate.begin_boundary()
+        if state.boundary_only:
+            gate.end_boundary(state.at_boundary)
+        else:
+            state.at_boundary()
+            gate.end_boundary()
+        if self._clock.monotonic() >= self._cadence.due:
+            self._cadence.begun(self._clock.monotonic())
+            self._saver.background()
+
+    def steps(self, total: int) -> Iterator[int]:
+        """`for step in guard.steps(total)`: restore, then count, with a boundary after each step."""
+        for step in range(self.restore(), total):
+            yield step
+            self.step()
+
+    def save(self) -> Saved:
+        """Save now and wait for the commit. Call it at a boundary, right after `guard.step()`.
+
+        Raises:
+            UsageError: called in the middle of a step, or before `restore`.
+            StoreError: the store failed; the last committed checkpoint is untouched.
+            Preempted: a notice came meanwhile, and its own save is committed.
+        """
+        if not self._restored:
+            raise UsageError(
+                "guard.save() before guard.restore(): call done = guard.restore() once, before the loop"
+            )
+        if self._gate.place.dirty:
+            raise UsageError("guard.save() in the middle of a step: call it right after guard.step()")
+        self._gate.stand()
+        try:
+            return self._saver.manual()
+        except Abandoned:
+            self._gate.stand()  # a notice took over: it ends in Preempted, or lets us go on
+            return self._saver.manual()
+
+    # --- the agent's words, on the listener thread ---
+
+    def _connect(self, socket: str) -> Client | None:
+        if not socket:
+            return None
+        return Client(socket, hello=self._hello, on_message=self._on_message, position=self._position)
+
+    def _hello(self) -> protocol.Register:
+        return protocol.Register(
+            pid=os.getpid(),
+            run_id=self._run_id,
+            name=os.path.basename(sys.argv[0] or "python"),
+            store=self._store.url,
+            nbytes=self._checkpointer.nbytes,
+        )
+
+    def _position(self) -> protocol.Position:
+        last = self._checkpointer.last
+        return protocol.Position(
+            step=self._gate.place.completed,
+            checkpoint_step=-1 if last is None else last.step,
+            checkpoint_age=0.0 if last is None else self._clock.monotonic() - last.at,
+            mode="boundary" if self._state.boundary_only else "window",
+            detail=self._state.boundary_only,
+        )
+
+    def _on_message(self, message: protocol.Message) -> None:
+        match message:
+            case protocol.Preempt():
+                now = self._clock.monotonic()
+                self._report.told(message.id)
+                log.warning(
+                    "%s from %s: %.1f s left, saving", message.kind, message.source, message.seconds_left
+                )
+                self._saver.emergency(
+                    Alarm(
+                        ids=[message.id],
+                        deadline=now + message.seconds_left,
+                        save_by=now + message.seconds_left - message.reserve,
+                        source=message.source,
+                        kind=message.kind,
+                        drill=message.drill,
+                    )
+                )
+            case protocol.Withdrawn(id=id):
+                self._saver.release(id, "the notice was withdrawn")
+                signals.redeliver()
+            case protocol.Resume(id=id):
+                self._saver.release(id, "the drill is over")
+                signals.redeliver()
+            case protocol.Leave(code=code):
+                self.leave(code)
+
+    def _send(self, message: protocol.Message) -> bool:
+        return self._client is not None and self._client.send(message)
+
+    def _alarm_ended(self, alarm: Alarm, committed: bool) -> None:
+        """A notice that came by hand (`spotguard.testing.preempt`) has no agent to say what follows."""
+        if alarm.by_hand and committed:
+            self.leave(EX_TEMPFAIL)
+
+    def preempt(self, seconds: float) -> None:
+        """A notice by hand: save within `seconds`, then `Preempted`. Behind `spotguard.testing.preempt`."""
+        now = self._clock.monotonic()
+        self._saver.emergency(
+            Alarm(["by hand"], now + seconds, now + seconds, "spotguard.testing", "test", by_hand=True)
+        )
+
+    def leave(self, code: int) -> None:
+        """Have the training thread raise `Preempted` where it is parked, or at its next boundary."""
+        self._gate.leave(lambda: Preempted(code))
+
+    # --- its own affairs ---
+
+    def _warm(self) -> None:
+        """Touch what the notice will need, off the training thread."""
+        self._checkpointer.warm(self._state)
+
+    def _forget(self) -> None:
+        """In a forked child: it is not the process that is guarded."""
+        self._gate.inert = True
+        self.closed = True
+        atexit.unregister(self.close)
+        if self._client is not None:
+            self._client.forget()
+
+    def close(self) -> None:
+        """Wait for what is being saved, say goodbye. Runs by itself when the interpreter exits."""
+        if self.closed:
+            return
+        self.closed = True
+        self._saver.close(_LAST_UPLOAD)
+        if self._client is not None:
+            self._client.close()

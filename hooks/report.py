@@ -1,0 +1,88 @@
+"""What the hook says about an emergency save: to the agent while it happens, and in the store when it ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+
+from ..providers.clock import Clock
+from ..providers.errors import StoreError
+from ..providers.store import BlobStore
+from . import protocol
+from .checkpoint import Saved
+from .keys import outcome_key
+from .saver import Alarm
+
+log = logging.getLogger("spotguard")
+
+#: Seconds that writing the outcome may cost: the commit is made, but the machine is going.
+_OUTCOME_TIMEOUT = 2.0
+
+
+class Report:
+    """Implements `saver.Listener`.
+
+    Args:
+        send: to the agent; False when there is none.
+        ended: called with each alarm that ended, whether it was heard by an agent, and whether it committed.
+    """
+
+    def __init__(
+        self,
+        store: BlobStore,
+        run_id: str,
+        attempt: int,
+        clock: Clock,
+        send: Callable[[protocol.Message], bool],
+        ended: Callable[[Alarm, bool], None],
+    ) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._attempt = attempt
+        self._clock = clock
+        self._send = send
+        self._ended = ended
+        self._count = 0
+
+    def told(self, id: str) -> None:
+        self._send(protocol.Told(id, self._clock.monotonic()))
+
+    def progress(self, alarm: Alarm, phase: str, step: int, done: int, total: int) -> None:
+        now = self._clock.monotonic()
+        for id in list(alarm.ids):
+            self._send(protocol.Progress(id, phase, now, step, done, total))
+
+    def committed(self, alarm: Alarm, saved: Saved) -> None:
+        now = self._clock.monotonic()
+        self._record(alarm, committed=True, step=saved.step, bytes=saved.nbytes, url=saved.url, reason="")
+        for id in list(alarm.ids):
+            self._send(protocol.Committed(id, saved.step, saved.nbytes, saved.seconds, saved.url, now))
+        self._ended(alarm, True)
+
+    def failed(self, alarm: Alarm, reason: str, last_step: int) -> None:
+        log.error("nothing new is committed: %s; the newest checkpoint is of step %d", reason, last_step)
+        for id in list(alarm.ids):
+            self._send(protocol.Failed(id, reason, last_step))
+        self._record(alarm, committed=False, step=last_step, bytes=0, url="", reason=reason)
+        self._ended(alarm, False)
+
+    def checkpointed(self, saved: Saved) -> None:
+        now = self._clock.monotonic()
+        self._send(protocol.Committed("", saved.step, saved.nbytes, saved.seconds, saved.url, now))
+
+    def _record(self, alarm: Alarm, **facts: object) -> None:
+        """One JSON object beside the checkpoints, for whoever asks later what became of a notice."""
+        self._count += 1
+        record = {
+            "notice": {"ids": alarm.ids, "kind": alarm.kind, "source": alarm.source, "drill": alarm.drill},
+            "ended": self._clock.time(),
+            "seconds_left": round(alarm.deadline - self._clock.monotonic(), 3),
+            **facts,
+        }
+        data = json.dumps(record, indent=1).encode()
+        try:
+            key = outcome_key(self._run_id, self._attempt, self._count)
+            self._store.put(key, memoryview(data), timeout=_OUTCOME_TIMEOUT)
+        except StoreError as error:
+            log.warning("the outcome could not be written to the store: %s", error)

@@ -1,0 +1,65 @@
+"""The newest whole checkpoint back into the registered objects, or the next older one, never a mix."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from ..providers.errors import CheckpointError, CorruptError, NotFoundError
+from ..providers.store import BlobStore
+from .catalog import Whole, whole_checkpoints
+from .coverage import Coverage
+from .environment import differences
+from .reader import read
+from .state import State
+
+log = logging.getLogger("spotguard")
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore loaded. `whole` is None where there was nothing to load."""
+
+    step: int
+    whole: Whole | None
+
+
+def restore(store: BlobStore, run_id: str, state: State, *, step: int | None = None) -> Restored:
+    """Load the newest whole checkpoint of a run, or that of `step`.
+
+    Raises:
+        StateError: it does not fit what is registered; nothing was changed.
+        CheckpointError: `step` has no whole checkpoint, or all that were tried are damaged.
+        StoreError: the store failed.
+    """
+    last: CheckpointError | None = None
+    for whole in whole_checkpoints(store, run_id, step=step):
+        try:
+            _load(store, whole, state)
+        except (CheckpointError, CorruptError, NotFoundError) as error:
+            # What was already copied in is overwritten by the older one, or nobody trains on it: we raise below.
+            last = error if isinstance(error, CheckpointError) else CheckpointError(str(error))
+            log.error("checkpoint %s is damaged, the next older one is taken: %s", whole.name, error)
+            continue
+        return Restored(whole.name.step, whole)
+    if last is not None:
+        raise CheckpointError(
+            f"no checkpoint of run {run_id} in {store.url} can be restored; the oldest whole one fails so: {last}. "
+            "Training was not started; choose another run id to begin anew"
+        ) from last
+    if step is not None:
+        raise CheckpointError(
+            f"run {run_id} has no whole checkpoint of step {step} in {store.url}; "
+            f"`spotguard ls {store.url}` shows which there are"
+        )
+    return Restored(0, None)
+
+
+def _load(store: BlobStore, whole: Whole, state: State) -> None:
+    manifest = whole.manifests[0]
+    restoring = state.targets(manifest.state, whole.tensors)
+    nbytes = read(store, Coverage(whole.manifests, whole.tensors), restoring.into)
+    warnings = state.put_back(restoring) + differences(manifest.environment)
+    log.info("restored step %d from %s (%d bytes, verified)", whole.name.step, whole.name, nbytes)
+    for warning in warnings:
+        log.warning("%s", warning)

@@ -1,0 +1,265 @@
+"""The thread that saves. One save at a time, in one order: a notice before everything else.
+
+A save is: make the state stand still (the gate), see that it did (the witnesses), stream it to the store, see
+that it still does, commit. A background save copies the state to host memory first and opens the gate again
+before it uploads; an emergency save streams it from where it lies and keeps the gate shut.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..providers.clock import Clock
+from ..providers.errors import CheckpointError, SpotguardError
+from .checkpoint import Checkpointer, Saved
+from .effort import Abandoned, Effort
+from .gate import Gate, Shut
+from .manifest import Kind
+from .state import State
+
+log = logging.getLogger("spotguard")
+
+#: Seconds after a deadline at which a machine that is still alive, with nobody to say so, goes on training.
+_OUTLIVED = 5.0
+
+
+@dataclass(slots=True)
+class Alarm:
+    """The notice that holds this process. Two notices at once are one alarm with the earlier deadline."""
+
+    ids: list[str]
+    #: Monotonic seconds: when the machine may be gone, and when the save must be done.
+    deadline: float
+    save_by: float
+    source: str
+    kind: str
+    drill: bool = False
+    #: Made in this process, by a test: no agent will say what follows the commit.
+    by_hand: bool = False
+
+
+class Listener(Protocol):
+    """Who hears how an emergency save goes: the agent, through the client."""
+
+    def progress(self, alarm: Alarm, phase: str, step: int, done: int, total: int) -> None: ...
+
+    def committed(self, alarm: Alarm, saved: Saved) -> None: ...
+
+    def failed(self, alarm: Alarm, reason: str, last_step: int) -> None: ...
+
+    def checkpointed(self, saved: Saved) -> None: ...
+
+
+@dataclass(slots=True)
+class _Job:
+    kind: Kind
+    effort: Effort
+    alarm: Alarm | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+    saved: Saved | None = None
+    error: SpotguardError | None = None
+
+
+class Saver:
+    """Owns the thread "spotguard-saver", the only one that reads state and writes checkpoints."""
+
+    def __init__(
+        self, *, gate: Gate, state: State, checkpointer: Checkpointer, clock: Clock, listener: Listener
+    ) -> None:
+        self._gate = gate
+        self._state = state
+        self._checkpointer = checkpointer
+        self._clock = clock
+        self._listener = listener
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards the three below
+        self._running: _Job | None = None
+        self._alarm: Alarm | None = None
+        self._background_waiting = False
+        #: Training has begun: there is a state worth saving.
+        self.ready = False
+        self._thread = threading.Thread(target=self._run, name="spotguard-saver", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, timeout: float | None) -> None:
+        """Let what is running come to its end, then join the thread."""
+        self._jobs.put(None)
+        self._thread.join(timeout)
+
+    # --- asked for, from other threads ---
+
+    @property
+    def saving(self) -> bool:
+        """Whether an emergency save is under way."""
+        running = self._running
+        return running is not None and running.alarm is not None
+
+    def emergency(self, alarm: Alarm) -> None:
+        """A notice: whatever else is being saved gives way. A deadline that is known only moves earlier."""
+        with self._lock:
+            if (known := self._alarm) is not None:
+                known.ids = list(dict.fromkeys([*known.ids, *alarm.ids]))
+                known.deadline = min(known.deadline, alarm.deadline)
+                known.save_by = min(known.save_by, alarm.save_by)
+                known.drill = known.drill and alarm.drill
+                alarm = known
+            self._alarm = alarm
+            if self._running is not None:
+                if self._running.alarm is not None:
+                    self._running.effort.tighten(alarm.save_by)
+                    return
+                self._running.effort.abandon("a notice came")
+        self._jobs.put(_Job("emergency", self._effort(alarm.save_by), alarm))
+
+    def release(self, id: str, why: str) -> None:
+        """The notice is void, or the drill is over: training goes on."""
+        with self._lock:
+            if self._alarm is None or id not in self._alarm.ids:
+                return
+            self._alarm.ids.remove(id)
+            if self._alarm.ids:
+                return
+            self._alarm = None
+            if self._running is not None and self._running.alarm is not None:
+                self._running.effort.abandon(why)
+        self._gate.open()
+        log.info("training goes on: %s", why)
+
+    def background(self) -> None:
+        """Begin a background save at this boundary, unless one is under way. Returns at once."""
+        with self._lock:
+            if self._background_waiting or self._alarm is not None:
+                return
+            self._background_waiting = True
+        self._jobs.put(_Job("background", self._effort(None)))
+
+    def manual(self) -> Saved:
+        """Save now and wait. The caller is the training thread, at a boundary, so the state stands still."""
+        job = _Job("manual", self._effort(None))
+        self._jobs.put(job)
+        job.done.wait()
+        if job.error is not None:
+            raise job.error
+        assert job.saved is not None
+        return job.saved
+
+    def _effort(self, deadline: float | None) -> Effort:
+        return Effort(self._clock, deadline, self._gate.wake)
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=self._patience())
+            except queue.Empty:
+                self._outlive()
+                continue
+            if job is None:
+                return
+            with self._lock:
+                self._running = job
+            try:
+                self._do(job)
+            except SpotguardError as error:
+                job.error = error
+            except Exception as error:  # a bug of ours must not leave training parked for ever
+                log.exception("spotguard failed inside; please report this")
+                job.error = CheckpointError(f"{type(error).__name__}: {error}")
+            finally:
+                with self._lock:
+                    self._running = None
+                    if job.kind == "background":
+                        self._background_waiting = False
+                self._conclude(job)
+                job.done.set()
+
+    def _patience(self) -> float | None:
+        alarm = self._alarm
+        return None if alarm is None else max(0.0, alarm.deadline + _OUTLIVED - self._clock.monotonic())
+
+    def _outlive(self) -> None:
+        """The deadline went by, nobody told us to leave, and we are still here: a false alarm."""
+        alarm = self._alarm
+        for id in list(alarm.ids) if alarm is not None else []:
+            self.release(id, "the deadline passed and nobody ended this process")
+
+    def _do(self, job: _Job) -> None:
+        if not self.ready:
+            raise CheckpointError(
+                "training has not begun yet: there is nothing that is not in the store already"
+            )
+        if job.alarm is not None:
+            self._listener.progress(job.alarm, "begun", -1, 0, 0)
+        boundary_only = bool(self._state.boundary_only)
+        while True:
+            job.effort.check()
+            step = self._stand_still(job, boundary_only)
+            if job.alarm is not None and (last := self._checkpointer.last) is not None and last.step == step:
+                job.saved = last  # this very step is committed: nothing is newer than it
+                return
+            reason = "" if boundary_only else self._state.broken()
+            if not reason:
+                job.saved = self._save(job, step)
+                reason = self._checkpointer.spoiled
+            if not reason:
+                return
+            log.warning(
+                "step %d was not saved as it stood: %s. It is saved at the next guard.step() instead; "
+                "keep what belongs to a step before its guard.step()",
+                step,
+                reason,
+            )
+            boundary_only = True
+
+    def _stand_still(self, job: _Job, boundary_only: bool) -> int:
+        """Shut the gate and wait until the state stands; its step."""
+        if job.kind == "manual":
+            return self._gate.place.completed  # the training thread is waiting for us
+        self._gate.close(Shut.AT_BOUNDARY if boundary_only else Shut.BEFORE_CHANGE)
+        step = self._gate.wait_steady(job.effort.left(), lambda: job.effort.abandoned)
+        job.effort.check()
+        if step is None:
+            raise Abandoned("out of time: no guard.step() was reached in the window")
+        if boundary_only:
+            self._state.look_again()
+        if job.alarm is not None:
+            self._listener.progress(job.alarm, "gate", step, 0, 0)
+        return step
+
+    def _save(self, job: _Job, step: int) -> Saved | None:
+        progress: Callable[[str, int, int], None] | None = None
+        if (alarm := job.alarm) is not None:
+
+            def progress(phase: str, done: int, total: int) -> None:
+                self._listener.progress(alarm, phase, step, done, total)
+
+        # Only a background save lets training go on before it is written.
+        opened = self._gate.open if job.kind == "background" else None
+        return self._checkpointer.save(self._state, step, job.kind, job.effort, progress, opened)
+
+    def _conclude(self, job: _Job) -> None:
+        alarm = job.alarm
+        if alarm is None:
+            if self._alarm is None and job.kind == "background":
+                self._gate.open()
+            if job.saved is not None:
+                self._listener.checkpointed(job.saved)
+            elif job.kind == "background" and not isinstance(job.error, Abandoned):
+                log.warning("background checkpoint failed, training goes on: %s", job.error)
+            return
+        if self._alarm is None:
+            self._gate.open()  # withdrawn while we were at it
+        elif job.saved is not None:
+            log.info("step %d is committed: %s", job.saved.step, job.saved.url)
+            self._listener.committed(alarm, job.saved)
+        else:
+            last = self._checkpointer.last
+            self._listener.failed(alarm, str(job.error), -1 if last is None else last.step)

@@ -1,0 +1,18 @@
+"""For users' own tests: a notice by hand."""
+
+from __future__ import annotations
+
+from .guard import Guard
+
+
+def preempt(guard: Guard, seconds: float = 30.0) -> None:
+    """Give `guard` a notice of so many seconds, as if its machine were to be taken back.
+
+    Returns at once. The save begins at once too; when it has committed, the training thread raises
+    `spotguard.Preempted` at its next `optimizer.step()` or `guard.step()`:
+
+        spotguard.testing.preempt(guard, seconds=30)
+        with pytest.raises(spotguard.Preempted):
+            train(guard)
+    """
+    guard.preempt(seconds)
