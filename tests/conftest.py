@@ -71,3 +71,6 @@ def require_server() -> Callable[[str], str]:
         pytest.skip(reason)
 
     return require
+
+
+pytest_plugins = ["tests.fixtures_simulator"]

@@ -8,7 +8,6 @@ request; the key's body is text/plain; the folder `spot/` is not there before a 
 from __future__ import annotations
 
 import base64
-import json
 import re
 import secrets
 import threading
@@ -20,6 +19,7 @@ from typing import Self
 
 from ..clock import Clock, SystemClock
 from ..errors import UsageError
+from .aws_tree import Tree
 from .faults import COMMON, Faults, Spoil
 from .server import LoopbackServer, Reply, Request, Seen
 
@@ -32,9 +32,6 @@ _REBALANCE = "events/recommendations/rebalance"
 _TOKEN = "x-aws-ec2-metadata-token"
 _TTL = "x-aws-ec2-metadata-token-ttl-seconds"
 _MAX_TTL = 21600
-
-#: `latest`, or a dated version of the tree.
-_VERSION = re.compile(r"/(latest|1\.0|20\d\d-\d\d-\d\d)(/.*|)")
 
 _PAGE = """<?xml version="1.0" encoding="iso-8859-1"?>
 <!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.0 Transitional//EN"
@@ -54,31 +51,6 @@ _TITLES = {
     403: "403 - Forbidden",
     404: "404 - Not Found",
     405: "405 - Method Not Allowed",
-}
-
-_INSTANCE = {
-    "ami-id": "ami-0abcdef1234567890",
-    "hostname": "ip-10-0-0-17.ec2.internal",
-    "instance-action": "none",
-    "instance-id": "i-0123456789abcdef0",
-    "instance-life-cycle": "spot",
-    "instance-type": "g5.xlarge",
-    "local-ipv4": "10.0.0.17",
-    "placement/availability-zone": "us-east-1a",
-    "placement/availability-zone-id": "use1-az1",
-    "placement/region": "us-east-1",
-    "events/maintenance/history": "[]",
-    "events/maintenance/scheduled": "[]",
-    "services/domain": "amazonaws.com",
-    "services/partition": "aws",
-}
-_DOCUMENT = {
-    "availabilityZone": "us-east-1a",
-    "instanceId": "i-0123456789abcdef0",
-    "instanceType": "g5.xlarge",
-    "privateIp": "10.0.0.17",
-    "region": "us-east-1",
-    "version": "2017-09-30",
 }
 
 
@@ -139,10 +111,8 @@ class AwsSimulator:
         self._faults = Faults(FAULTS)
         self._lock = threading.Lock()
         self._tokens: dict[str, float] = {}
-        self._keys: dict[str, tuple[bytes, float]] = {}
-        self._noticed_at: float | None = None
-        for key, text in _INSTANCE.items():
-            self.put(key, text.encode())
+        self._tree = Tree(self.clock)
+        self._unread_since: float | None = None
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -193,13 +163,13 @@ class AwsSimulator:
     def put(self, key: str, body: bytes) -> None:
         """Set a key below `/latest/meta-data/` to any bytes, right or wrong."""
         with self._lock:
-            self._keys[key] = (body, self.clock.time())
+            self._tree.put(key, body)
             if key == _NOTICE:
-                self._noticed_at = self.clock.monotonic()
+                self._unread_since = self.clock.monotonic()
 
     def remove(self, key: str) -> None:
         with self._lock:
-            self._keys.pop(key, None)
+            self._tree.remove(key)
 
     def clear(self) -> None:
         """Take back notice, recommendation and faults."""
@@ -279,40 +249,21 @@ class AwsSimulator:
             return self._tokens.get(token, 0.0) - self.clock.monotonic()
 
     def _read(self, path: str, headers: dict[str, str]) -> Reply:
-        match = _VERSION.fullmatch(path)
-        if match is None:
-            return Reply(200, b"1.0\n2021-07-15\nlatest", headers) if path == "/" else _page(404)
-        rest = match[2].strip("/")
-        if rest == "":
-            return Reply(200, b"dynamic\nmeta-data", headers)
-        if rest == "dynamic/instance-identity/document":
-            return Reply(200, json.dumps(_DOCUMENT, indent=2).encode(), headers)
-        folder, _, key = rest.partition("/")
-        return self._key(key, headers) if folder == "meta-data" else _page(404)
-
-    def _key(self, key: str, headers: dict[str, str]) -> Reply:
         with self._lock:
-            value = self._keys.get(key)
-            listing = _listing(self._keys, key)
-            first_read = key == _NOTICE and value is not None and self._noticed_at is not None
-            appeared, self._noticed_at = self._noticed_at, None if first_read else self._noticed_at
-        if first_read and appeared is not None:
-            self._tell(
-                f"the notice is read for the first time, {self.clock.monotonic() - appeared:.1f} s later"
-            )
-        if value is not None:
-            body, since = value
-            return Reply(200, body, {**headers, "Last-Modified": formatdate(since, usegmt=True)})
-        return Reply(200, listing, headers) if listing else _page(404)
+            leaf = self._tree.read(path)
+        if leaf is None:
+            return _page(404)
+        body, since = leaf
+        if path.endswith(_NOTICE):
+            self._tell_first_read()
+        dated = {} if since is None else {"Last-Modified": formatdate(since, usegmt=True)}
+        return Reply(200, body, headers | dated)
 
-
-def _listing(keys: dict[str, tuple[bytes, float]], folder: str) -> bytes:
-    """The children of a folder, one to a line, folders with a slash; nothing where there is no such folder."""
-    prefix = f"{folder}/" if folder else ""
-    below = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
-    return "\n".join(
-        sorted({name.partition("/")[0] + ("/" if "/" in name else "") for name in below})
-    ).encode()
+    def _tell_first_read(self) -> None:
+        with self._lock:
+            since, self._unread_since = self._unread_since, None
+        if since is not None:
+            self._tell(f"the notice is read for the first time, {self.clock.monotonic() - since:.1f} s later")
 
 
 def _iso(wall: float) -> str:

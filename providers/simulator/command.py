@@ -1,0 +1,179 @@
+"""`spotguard simulate CLOUD`: a metadata service on loopback, for a person at a terminal.
+
+Each cloud is one module that says its flags, makes its simulator and its steps; here is what they share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ..clock import Clock, SystemClock
+from ..errors import UsageError
+from . import aws_command
+from .script import Step, seconds
+
+SUMMARY = "a faithful metadata service on loopback that issues notices on demand"
+
+EXAMPLES = """\
+examples:
+  spotguard simulate aws --preempt-after 10
+  spotguard simulate aws --preempt-after 10 --action hibernate --fault 503
+  spotguard simulate aws --port 1338 --script notices.txt"""
+
+#: A later cloud is one more line.
+CLOUDS = {"aws": aws_command}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The clouds, and each one's flags."""
+    clouds = parser.add_subparsers(dest="cloud", required=True, metavar="{" + ",".join(CLOUDS) + "}")
+    for name, module in CLOUDS.items():
+        shown = argparse.RawDescriptionHelpFormatter
+        one = clouds.add_parser(
+            name, help=module.SUMMARY, description=module.SUMMARY, epilog=module.EPILOG, formatter_class=shown
+        )
+        one.add_argument("--host", default="127.0.0.1", help="127.0.0.1 or ::1 (default: 127.0.0.1)")
+        one.add_argument("--port", type=_port, default=0, help="0 picks a free one (default: 0)")
+        one.add_argument(
+            "--for", dest="lifetime", metavar="SECONDS", type=_duration, help="end then (default: on Ctrl-C)"
+        )
+        module.add_arguments(one, _duration)
+
+
+def run(arguments: argparse.Namespace, *, clock: Clock | None = None) -> int:
+    """Serve until Ctrl-C, SIGTERM or the end of `--for`."""
+    clock = clock or SystemClock()
+    say = _Teller(clock)
+    module = CLOUDS[arguments.cloud]
+    steps = module.steps(arguments)
+    simulator = module.simulator(arguments, say)
+    with _ending() as ending:
+        endpoint = simulator.start()
+        try:
+            print(f"endpoint: {endpoint}")
+            command = f"spotguard run --provider {arguments.cloud} --metadata-endpoint {endpoint}"
+            print(f"try it:   {command} -- python train.py", flush=True)
+            say.begin()
+            _play(simulator, steps, arguments.lifetime, say, ending)
+        finally:
+            simulator.stop()
+    say(f"ended; {len(simulator.requests)} requests were answered")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command by itself: `python -m spotguard.providers.simulator.command aws --preempt-after 10`."""
+    parser = argparse.ArgumentParser(prog="simulate", description=SUMMARY, allow_abbrev=False)
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args(argv))
+    except UsageError as error:
+        print(f"simulate: error: {error}", file=sys.stderr)
+        return 2
+
+
+class _Teller:
+    """Prints what happens, each line with the seconds since the start. For several threads."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._start = clock.monotonic()
+
+    def begin(self) -> None:
+        self._start = self.clock.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        return self.clock.monotonic() - self._start
+
+    def __call__(self, line: str) -> None:
+        # In one piece: two threads' lines are not to be mixed.
+        sys.stdout.write(f"{self.elapsed:8.1f} s  {line}\n")
+        sys.stdout.flush()
+
+
+def _play(
+    simulator: Any,
+    steps: Sequence[Step[Any]],
+    lifetime: float | None,
+    say: _Teller,
+    ending: queue.SimpleQueue[int],
+) -> None:
+    """Take the steps, each at its time, until a signal or the end of the lifetime comes first."""
+    left = list(steps)
+    told: float | None = None
+    while True:
+        moments = [left[0].at] if left else []
+        if lifetime is not None:
+            moments.append(lifetime)
+        gone = _gone(simulator, say)
+        if gone is not None and gone != told:
+            moments.append(gone)
+        if _signalled(ending, min(moments) - say.elapsed if moments else None):
+            return
+        if lifetime is not None and say.elapsed >= lifetime:
+            return
+        if gone is not None and gone != told and say.elapsed >= gone:
+            told = gone
+            say("the deadline: a real instance is gone now")
+        while left and say.elapsed >= left[0].at:
+            left.pop(0).do(simulator)
+
+
+def _gone(simulator: Any, say: _Teller) -> float | None:
+    """The deadline of the notice that stands, on the axis of the steps."""
+    deadline = simulator.deadline
+    return None if deadline is None else deadline - (say.clock.monotonic() - say.elapsed)
+
+
+def _signalled(ending: queue.SimpleQueue[int], timeout: float | None) -> bool:
+    try:
+        ending.get(timeout=None if timeout is None else max(timeout, 0.0))
+    except queue.Empty:
+        return False
+    return True
+
+
+@contextmanager
+def _ending() -> Iterator[queue.SimpleQueue[int]]:
+    """A queue on which SIGINT and SIGTERM arrive. A SimpleQueue, because its `put` may interrupt its `get`
+    (the queue module's page: reentrant), which an Event's `set` and `wait` may not."""
+    arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
+    handlers = {number: signal.signal(number, lambda n, frame: arrived.put(n)) for number in _SIGNALS}
+    try:
+        yield arrived
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def _typed(convert: Callable[[str], float]) -> Callable[[str], float]:
+    def typed(text: str) -> float:
+        try:
+            return convert(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return typed
+
+
+_duration = _typed(seconds)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: expected 0 to 65535")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""What happens and when, as lines of a file: `10s preempt window=120 action=terminate`.
+
+A line is a time after the start, a verb, for some verbs a word, and settings. Lines may stand in any order;
+empty ones and what follows `#` are skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from ..errors import UsageError
+
+S = TypeVar("S")
+
+_TIME = re.compile(r"(-?[0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h|)")
+_UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[S]):
+    """One thing that happens to a simulator of kind S."""
+
+    #: Seconds after the start.
+    at: float
+    do: Callable[[S], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Verb(Generic[S]):
+    """A word of the language: what it does, and what may stand behind it."""
+
+    do: Callable[..., object]
+    #: The words one of which must follow; none for a verb that stands alone.
+    words: Sequence[str] = ()
+    #: For each setting, what turns its text into a value; a ValueError of it is shown.
+    settings: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
+
+
+def seconds(text: str) -> float:
+    """A time: `10`, `10s`, `1.5m`, `500ms`."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a time: expected seconds, as in 10, 10s, 1.5m or 500ms")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def count(text: str) -> int:
+    """A number of times, from 1 on."""
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
+        raise ValueError(f"{text!r} is not a number of times: expected 1, 2, 3 …")
+    return int(text)
+
+
+def one_of(choices: Sequence[str]) -> Callable[[str], str]:
+    """What takes one of these words."""
+
+    def chosen(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"{text!r}: expected one of {', '.join(choices)}")
+        return text
+
+    return chosen
+
+
+def read_script(path: str, verbs: Mapping[str, Verb[S]]) -> list[Step[S]]:
+    """The steps of a file.
+
+    Raises:
+        UsageError: it cannot be read, or a line cannot be understood: the file, the line, and what was expected.
+    """
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise UsageError(f"--script {path}: {reason}") from error
+    return parse_script(text, path, verbs)
+
+
+def parse_script(text: str, name: str, verbs: Mapping[str, Verb[S]]) -> list[Step[S]]:
+    """The steps of a text; `name` is what its errors call it."""
+    steps = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        try:
+            steps.append(_step(words, verbs))
+        except ValueError as error:
+            raise UsageError(f"{name}:{number}: {error}") from error
+    return steps
+
+
+def _step(words: list[str], verbs: Mapping[str, Verb[S]]) -> Step[S]:
+    at = seconds(words[0])
+    if at < 0:
+        raise ValueError(f"{words[0]!r} is before the start: expected a time from 0 on")
+    if len(words) < 2:
+        raise ValueError(f"nothing happens at {words[0]}: expected one of {', '.join(verbs)}")
+    verb = verbs.get(words[1])
+    if verb is None:
+        raise ValueError(f"unknown verb {words[1]!r}: expected one of {', '.join(verbs)}")
+    rest = words[2:]
+    operands: list[str] = []
+    if verb.words:
+        if not rest or rest[0] not in verb.words:
+            said = repr(rest[0]) if rest else "nothing"
+            raise ValueError(f"{words[1]} {said}: expected one of {', '.join(verb.words)}")
+        operands.append(rest.pop(0))
+    settings = dict(_setting(word, words[1], verb) for word in rest)
+    return Step(at, lambda simulator: verb.do(simulator, *operands, **settings))
+
+
+def _setting(word: str, name: str, verb: Verb[S]) -> tuple[str, Any]:
+    key, equals, text = word.partition("=")
+    if not equals or key not in verb.settings:
+        known = ", ".join(f"{key}=" for key in verb.settings) or "nothing more"
+        raise ValueError(f"{name} {word!r}: expected {known}")
+    return key, verb.settings[key](text)

@@ -1,0 +1,63 @@
+"""A clock that only the test moves."""
+
+from __future__ import annotations
+
+import threading
+
+#: Real seconds between two looks of a waiting thread at the event and at the clock. An Event tells nobody but
+#: its own waiters that it was set, so the fake has to look; no test's outcome depends on the figure.
+_LOOK = 0.001
+
+
+class ManualClock:
+    """A `Clock` that stands still until `advance`. Any number of threads may wait on it.
+
+    Args:
+        now: monotonic seconds to begin with.
+        wall: Unix seconds to begin with: 2026-11-20T10:00:00Z unless said.
+    """
+
+    def __init__(self, now: float = 1000.0, wall: float = 1795168800.0) -> None:
+        self._now = now
+        self._wall = wall
+        self._waiting = 0
+        self._change = threading.Condition()
+
+    def monotonic(self) -> float:
+        with self._change:
+            return self._now
+
+    def time(self) -> float:
+        with self._change:
+            return self._wall
+
+    def wait(self, event: threading.Event, timeout: float) -> bool:
+        with self._change:
+            end = self._now + max(0.0, timeout)
+            self._waiting += 1
+            self._change.notify_all()
+        try:
+            while self.monotonic() < end and not event.wait(_LOOK):
+                pass
+        finally:
+            with self._change:
+                self._waiting -= 1
+        return event.is_set()
+
+    def advance(self, seconds: float) -> None:
+        """Move both times on, and wake whoever waited for no longer than that."""
+        assert seconds >= 0, "monotonic time never goes back: move the wall clock with step_wall"
+        with self._change:
+            self._now += seconds
+            self._wall += seconds
+            self._change.notify_all()
+
+    def step_wall(self, seconds: float) -> None:
+        """Set the wall clock on or back, as NTP does."""
+        with self._change:
+            self._wall += seconds
+
+    def wait_for_waiters(self, count: int = 1, timeout: float = 5.0) -> bool:
+        """Block until so many threads wait on this clock; False when `timeout` real seconds went by first."""
+        with self._change:
+            return self._change.wait_for(lambda: self._waiting >= count, timeout)
