@@ -47,7 +47,7 @@ def test_the_contracts_are_kept() -> None:
         ("packaging/spotguard/stray.py", "", "arrows only go down"),
         ("agent/stray.py", "from .. import __version__", "no room looks up"),
         ("agent/stray.py", "from ..hooks import stray", "of the hooks the agent knows"),
-        ("hooks/protocol.py", "from . import stray", "the protocol brings nothing"),
+        ("hooks/protocol.py", "from . import stray", "the protocol and its messages bring nothing"),
         ("agent/stray.py", "import torch", "the agent stays small"),
         ("agent/stray.py", "from ..providers import store", "the agent stays small"),
         ("providers/errors.py", "def later():\n    import boto3.session", "the agent stays small"),
@@ -99,4 +99,4 @@ def test_the_agent_loads_nothing_large() -> None:
     large = {"azure", "boto3", "botocore", "google", "numpy", "safetensors", "torch"}
     assert {name for name in loaded if name.partition(".")[0] in large} == set()
     hooks = {name for name in loaded if name.startswith("spotguard.hooks")}
-    assert hooks <= {"spotguard.hooks", "spotguard.hooks.protocol"}
+    assert hooks <= {"spotguard.hooks", "spotguard.hooks.messages", "spotguard.hooks.protocol"}

@@ -1,0 +1,259 @@
+"""The words of the socket protocol: each message is a frozen value that crosses as one JSON object.
+
+Who may say which, and when, is `protocol`'s table. *Seconds left* cross the socket, not clock times: each side
+anchors them on its own monotonic clock. (The `monotonic` fields are the one exception, for the timeline:
+CLOCK_MONOTONIC is one axis for all processes of a machine, and only differences are shown.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+#: Raised when a message changes meaning. Peers of different versions refuse each other by name.
+VERSION = 1
+
+
+class Message:
+    """The base of all messages; `type` is the word on the wire."""
+
+    type: ClassVar[str]
+
+
+#: Word on the wire -> message.
+TYPES: dict[str, type[Message]] = {}
+
+
+def _on_the_wire(cls: type[Message]) -> type[Message]:
+    TYPES[cls.type] = cls
+    return cls
+
+
+# --- a training process says ----------------------------------------------------------------------------
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Register(Message):
+    """First words of a training process. The agent answers `Welcome` or `Refused`."""
+
+    type: ClassVar[str] = "register"
+    pid: int
+    run_id: str
+    #: The script's name, for `status`.
+    name: str
+    #: "" where only `on_notice` callbacks are registered.
+    store: str = ""
+    rank: int = 0
+    world: int = 1
+    #: Bytes a full save would write, 0 where not known yet.
+    nbytes: int = 0
+    version: int = VERSION
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Told(Message):
+    """The notice has reached the hook."""
+
+    type: ClassVar[str] = "told"
+    id: str
+    monotonic: float
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Progress(Message):
+    """How far an emergency save is. Phases in order: "gate" (the step is fixed), "first-byte", "writing",
+    "written" (every object is in the store; the manifest follows)."""
+
+    type: ClassVar[str] = "progress"
+    id: str
+    phase: str
+    monotonic: float
+    step: int = -1
+    done_bytes: int = 0
+    total_bytes: int = 0
+    detail: str = ""
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Committed(Message):
+    """A whole checkpoint is in the store, marker and all. `id` is "" for a background checkpoint."""
+
+    type: ClassVar[str] = "committed"
+    id: str
+    step: int
+    nbytes: int
+    #: Seconds from the first byte to the marker.
+    seconds: float
+    #: The checkpoint's URL.
+    url: str
+    monotonic: float
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Failed(Message):
+    """This process will not commit for this notice. `last_step` is the newest committed one, -1 for none."""
+
+    type: ClassVar[str] = "failed"
+    id: str
+    reason: str
+    last_step: int = -1
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Position(Message):
+    """Where training stands, every few seconds, for `status`."""
+
+    type: ClassVar[str] = "position"
+    step: int
+    #: Newest committed checkpoint: its step (-1: none) and its age in seconds.
+    checkpoint_step: int = -1
+    checkpoint_age: float = 0.0
+    #: "window" (saves start at the notice) or "boundary" (at the next `guard.step()`), and why.
+    mode: str = "window"
+    detail: str = ""
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Bye(Message):
+    """Training ended by itself; the closed socket that follows is no accident."""
+
+    type: ClassVar[str] = "bye"
+    reason: str = ""
+
+
+# --- the agent says to a training process -----------------------------------------------------------------
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Welcome(Message):
+    type: ClassVar[str] = "welcome"
+    session: int
+    pid: int
+    version: int = VERSION
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Refused(Message):
+    """The peer may not join; the connection closes after it."""
+
+    type: ClassVar[str] = "refused"
+    reason: str
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Preempt(Message):
+    """Save now. Sent again with fewer seconds when a deadline moves earlier, never later."""
+
+    type: ClassVar[str] = "preempt"
+    id: str
+    #: Until the machine may be gone. `reserve` of them belong to the agent: be done before.
+    seconds_left: float
+    reserve: float
+    kind: str
+    source: str
+    #: After the commit training goes on (`spotguard drill`).
+    drill: bool = False
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Withdrawn(Message):
+    """The notice is void; go on training."""
+
+    type: ClassVar[str] = "withdrawn"
+    id: str
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Resume(Message):
+    """The drill is over; go on training."""
+
+    type: ClassVar[str] = "resume"
+    id: str
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Leave(Message):
+    """Everybody is committed (or out of time): end now, with this exit code."""
+
+    type: ClassVar[str] = "leave"
+    id: str
+    code: int
+
+
+# --- a person, or another agent, asks ---------------------------------------------------------------------
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Ask(Message):
+    """`what` is "status" or "drill". `window` is the seconds a drill pretends to have."""
+
+    type: ClassVar[str] = "ask"
+    what: str
+    window: float = 30.0
+    #: For a drill: play it to the end, as a preemption.
+    preempt: bool = False
+    version: int = VERSION
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Answer(Message):
+    """The answer to `Ask`, as plain JSON. `last` False: more answers follow on this connection."""
+
+    type: ClassVar[str] = "answer"
+    body: dict[str, Any] = field(default_factory=dict)
+    last: bool = True
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Watch(Message):
+    """First words of a `spotguard run` that lets the machine's service agent do the polling."""
+
+    type: ClassVar[str] = "watch"
+    pid: int
+    version: int = VERSION
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class NoticeSeen(Message):
+    type: ClassVar[str] = "notice"
+    id: str
+    kind: str
+    source: str
+    seconds_left: float
+    window: float
+    detail: str = ""
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class NoticeGone(Message):
+    type: ClassVar[str] = "notice-gone"
+    id: str
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class HealthSeen(Message):
+    type: ClassVar[str] = "health"
+    source: str
+    sight: str
+    reason: str = ""
+    detail: str = ""
+    advice: str = ""
