@@ -281,7 +281,7 @@ def _text(origin: str, value: object) -> str:
 
 
 def _toml_name(value: object) -> str:
-    return {dict: "table", list: "list"}.get(type(value), "date")
+    return "table" if isinstance(value, dict) else "list" if isinstance(value, list) else "date"
 
 
 def did_you_mean(word: str, words: list[str]) -> str:

@@ -16,7 +16,17 @@ import spotguard
 from spotguard.providers.errors import SpotguardError, UsageError
 
 #: In the order in which a newcomer needs them.
-COMMANDS = ("run", "agent")
+COMMANDS = {
+    "run": "guard a command: watch, signal, wait, exit",
+    "agent": "the same watcher as a machine-wide service",
+    "simulate": "a faithful metadata service on loopback that issues notices on demand",
+    "drill": "a real emergency save on a running job, which then goes on",
+    "status": "what is guarded now",
+    "ls": "the checkpoints in a store",
+    "inspect": "what is in one checkpoint",
+    "verify": "read a checkpoint again and compare every checksum",
+    "prune": "delete all but the newest checkpoints",
+}
 
 DESCRIPTION = "Save a PyTorch training job when the cloud takes its spot machine back, and go on from there."
 
@@ -62,8 +72,8 @@ def _dispatch(words: list[str]) -> int:
     module = _module(name)
     parser = Parser(
         prog=f"spotguard {name}",
-        description=getattr(module, "DESCRIPTION", module.SUMMARY),
-        epilog=getattr(module, "EXAMPLES", None),
+        description=module.DESCRIPTION,
+        epilog=module.EXAMPLES,
     )
     module.add_arguments(parser)
     if name == "run":
@@ -75,7 +85,7 @@ def _dispatch(words: list[str]) -> int:
 def _without_command(words: list[str]) -> int:
     from spotguard.commands.parsers import Parser
 
-    listed = "\n".join(f"  {name:<10} {_module(name).SUMMARY}" for name in COMMANDS)
+    listed = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
     parser = Parser(
         prog="spotguard",
         usage="spotguard COMMAND [options]",

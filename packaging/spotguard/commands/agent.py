@@ -10,8 +10,6 @@ from spotguard.agent import config
 from .parsers import add_settings, settings_given
 from .run import log_as
 
-SUMMARY = "the same watcher as a machine-wide service"
-
 DESCRIPTION = """\
 Watches for the cloud's notice once for the whole machine. Every `spotguard run`, and every training
 process that is given its socket, is told. It starts and ends no command."""

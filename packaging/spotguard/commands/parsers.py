@@ -30,7 +30,11 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def _known_flags(self) -> list[str]:
-        return [flag for action in self._actions for flag in action.option_strings]
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                flags += [flag for one in action.choices.values() for flag in one._known_flags()]
+        return flags
 
 
 def add_settings(parser: argparse.ArgumentParser, command: str) -> None:

@@ -14,8 +14,6 @@ from .parsers import add_settings, settings_given
 
 logger = logging.getLogger(__name__)
 
-SUMMARY = "guard a command: watch, signal, wait, exit"
-
 DESCRIPTION = """\
 Runs COMMAND, watches for the cloud's notice, has the training process save its state inside the
 warning, and exits with 75 ("run me again"). Otherwise with COMMAND's own code."""

@@ -1,0 +1,31 @@
+"""Which agent a command means: by run id, by socket, or the only one there is."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from spotguard.agent import control, values
+
+
+def add_whom(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run-id", metavar="NAME", help="only this run (default: all, or the only one)")
+    parser.add_argument("--socket", metavar="PATH", help="the agent that listens there")
+
+
+def whom(arguments: argparse.Namespace) -> Path | None:
+    """The socket that was said, None where nothing was."""
+    if arguments.socket is None and arguments.run_id is None:
+        return None
+    return control.choose(checked_run_id(arguments.run_id), arguments.socket, os.environ, os.geteuid())
+
+
+def the_one(arguments: argparse.Namespace) -> Path:
+    """The socket that was said, or the only one."""
+    run_id = checked_run_id(arguments.run_id)
+    return control.choose(run_id, arguments.socket, os.environ, os.geteuid())
+
+
+def checked_run_id(run_id: str | None) -> str | None:
+    return None if run_id is None else values.run_id("--run-id", run_id)

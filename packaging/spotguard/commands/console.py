@@ -1,0 +1,52 @@
+"""What a person sees and what a program reads: tables by rich on stdout, or JSON with `--json`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+
+#: Columns where nobody looks: a table in a file or a pipe is not folded to 80.
+_WIDE = 200
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON document, for a program")
+
+
+def console() -> Console:
+    made = Console(highlight=False, markup=False, emoji=False)
+    return made if made.is_terminal else Console(highlight=False, markup=False, emoji=False, width=_WIDE)
+
+
+def print_json(body: Any, *, indent: int | None = 2) -> None:
+    json.dump(body, sys.stdout, indent=indent)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def amount(value: float) -> str:
+    """Bytes as a person says them: "1.4 GiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
+
+
+def ago(seconds: float) -> str:
+    """A span as a person says it: "12 s", "4 min", "3.2 h"."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def moment(wall: float | None) -> str:
+    """Wall seconds in the reader's own zone."""
+    if wall is None:
+        return "-"
+    return datetime.fromtimestamp(wall, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")

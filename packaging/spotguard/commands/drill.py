@@ -1,0 +1,50 @@
+"""`spotguard drill`: a real emergency save on a running job, which then goes on."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from spotguard.agent import control, values
+from spotguard.providers.errors import UsageError
+
+from .asking import add_whom, the_one
+from .console import add_json, print_json
+
+DESCRIPTION = """\
+Plays a notice to a running job: it saves its state as it would for the cloud, and goes on training.
+The checkpoint is a real one. With --preempt the job also ends, as after a real notice.
+Exit code 0 where everything was committed inside the window, else 1."""
+
+EXAMPLES = """\
+examples:
+  spotguard drill
+  spotguard drill --window 120 --run-id gpt-small-7
+  spotguard drill --preempt"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--window", metavar="SECONDS", default="30", help="the warning to play (default: 30)")
+    parser.add_argument("--preempt", action="store_true", help="play it to the end: the command is ended")
+    add_whom(parser)
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    window = values.seconds("--window", arguments.window)
+    if window == 0:
+        raise UsageError("--window '0': expected seconds above 0, as in 30")
+    outcome: dict[str, Any] = {}
+    for body in control.drill(the_one(arguments), window=window, preempt=arguments.preempt):
+        outcome = body.get("outcome", outcome)
+        if arguments.json:
+            print_json(body, indent=None)
+        else:
+            print(_line(body), flush=True)
+    return 0 if outcome.get("committed") is not None else 1
+
+
+def _line(body: dict[str, Any]) -> str:
+    if "outcome" in body:
+        return str(body["outcome"]["line"])
+    return f"{body['after']:7.2f} s  {body['text']}"

@@ -1,0 +1,100 @@
+"""`spotguard inspect URL`: what is in one checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+from math import prod
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from spotguard.hooks.catalog import Whole
+
+from .console import add_json, amount, console, moment, print_json
+from .target import add_target, target
+
+DESCRIPTION = """\
+Shows one checkpoint: when, where and for what it was made, its objects, its tensors with dtype and
+shape, and the names of the state beside them. Reads the manifests only, no tensor."""
+
+EXAMPLES = """\
+examples:
+  spotguard inspect file:///mnt/checkpoints --run-id gpt-small-7
+  spotguard inspect file:///mnt/checkpoints/gpt-small-7/checkpoints/000001200-0003-0007
+  spotguard inspect --step 1200 --json"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_target(parser, step=True)
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    meant = target(arguments)
+    body = as_json(meant.whole(), meant.store.url)
+    if arguments.json:
+        print_json(body)
+    else:
+        _show(body)
+    return 0
+
+
+def as_json(whole: Whole, url: str) -> dict[str, Any]:
+    """Everything but the values, as plain JSON."""
+    first = whole.manifests[0]
+    return {
+        "store": url,
+        "run_id": whole.run_id,
+        "checkpoint": str(whole.name),
+        "step": whole.name.step,
+        "attempt": whole.name.attempt,
+        "save": whole.name.save,
+        "level": whole.level,
+        "kind": first.kind,
+        "created": first.created,
+        "world": first.world,
+        "format": first.format,
+        "bytes": whole.nbytes,
+        "environment": dict(first.environment),
+        "state": sorted({name for manifest in whole.manifests for name in manifest.state}),
+        "objects": [
+            {"key": manifest.object_key(index), "bytes": entry.size}
+            for manifest in whole.manifests
+            for index, entry in enumerate(manifest.objects)
+        ],
+        "tensors": [
+            {
+                "name": tensor.name,
+                "dtype": tensor.dtype,
+                "stored": tensor.stored or tensor.dtype,
+                "shape": list(tensor.shape),
+                "bytes": sum(chunk.end - chunk.start for _, chunk in tensor.chunks),
+                "chunks": len(tensor.chunks),
+            }
+            for tensor in whole.tensors.values()
+        ],
+    }
+
+
+def _show(body: dict[str, Any]) -> None:
+    out = console()
+    elements = sum(prod(tensor["shape"]) for tensor in body["tensors"])
+    out.print(
+        Text(f"run {body['run_id']}, step {body['step']}, checkpoint {body['checkpoint']}", style="bold")
+    )
+    out.print(f"  {body['kind']} save of {moment(body['created'])}, level {body['level']}")
+    out.print(f"  {body['world']} ranks, {len(body['objects'])} objects, {amount(body['bytes'])}")
+    out.print(f"  {len(body['tensors'])} tensors, {elements:,} elements")
+    for name, value in body["environment"].items():
+        out.print(f"  {name}: {value}")
+    out.print(f"  state: {', '.join(body['state']) or '-'}")
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for name in ("tensor", "dtype", "shape", "size", "chunks"):
+        table.add_column(name, justify="right" if name in ("size", "chunks") else "left", overflow="fold")
+    for tensor in body["tensors"]:
+        stored = "" if tensor["stored"] == tensor["dtype"] else f" as {tensor['stored']}"
+        shape = "x".join(map(str, tensor["shape"])) or "scalar"
+        size, count = amount(tensor["bytes"]), str(tensor["chunks"])
+        table.add_row(tensor["name"], tensor["dtype"] + stored, shape, size, count)
+    out.print(table)

@@ -1,0 +1,128 @@
+"""Which run and which checkpoint of a store a command means, from the URL and the flags.
+
+An URL may be the store's, a run's, or a checkpoint's own, as logs and outcomes show it: what is copied from
+there works here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass
+
+from spotguard.hooks.catalog import Folder, Whole, examine, list_runs, scan
+from spotguard.hooks.keys import CheckpointName
+from spotguard.hooks.naming import default_store
+from spotguard.providers.errors import CheckpointError, UsageError
+from spotguard.providers.store import BlobStore
+from spotguard.providers.stores import check_url, open_store
+
+from .asking import checked_run_id
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    store: BlobStore
+    #: None: all of them.
+    run_id: str | None
+    name: CheckpointName | None = None
+    step: int | None = None
+
+    def runs(self) -> list[str]:
+        """The runs that are meant."""
+        return [self.run_id] if self.run_id is not None else list_runs(self.store)
+
+    def the_run(self) -> str:
+        """The one run that is meant.
+
+        Raises:
+            CheckpointError: there is none, or more than one and none was said.
+        """
+        if self.run_id is not None:
+            return self.run_id
+        found = list_runs(self.store)
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise CheckpointError(f"{self.store.url} holds no run: check the URL, or train with this store")
+        raise UsageError(f"{self.store.url} holds several runs: say --run-id with one of {', '.join(found)}")
+
+    def chosen(self) -> tuple[list[Folder], list[Folder]]:
+        """The checkpoints that are meant, newest first, and all of the run beside them.
+
+        Raises:
+            CheckpointError: none is there.
+        """
+        run_id = self.the_run()
+        folders = scan(self.store, run_id)
+        meant = [folder for folder in folders if self._means(folder.name)]
+        if not meant:
+            asked = "" if self.name is None and self.step is None else f" {self._said()}"
+            there = ", ".join(str(folder.name.step) for folder in folders[:8]) or "none"
+            raise CheckpointError(
+                f"run {run_id} in {self.store.url} has no checkpoint{asked}: there are those of steps {there}"
+            )
+        return meant, folders
+
+    def whole(self) -> Whole:
+        """The newest whole one of those that are meant: what a restore would take.
+
+        Raises:
+            CheckpointError: none is whole; says why the newest is not.
+        """
+        chosen, folders = self.chosen()
+        reasons: list[CheckpointError] = []
+        for folder in chosen:
+            try:
+                return examine(self.store, folder, folders)
+            except CheckpointError as error:
+                reasons.append(error)
+        raise CheckpointError(f"checkpoint {chosen[0].name} is not whole: {reasons[0]}") from reasons[0]
+
+    def _means(self, name: CheckpointName) -> bool:
+        return (self.name is None or name == self.name) and (self.step is None or name.step == self.step)
+
+    def _said(self) -> str:
+        return f"of step {self.step}" if self.name is None else str(self.name)
+
+
+def add_target(parser: argparse.ArgumentParser, *, step: bool) -> None:
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        help="a store, a run in it, or one checkpoint (default: SPOTGUARD_STORE, else the folder here)",
+    )
+    parser.add_argument("--run-id", metavar="NAME", help="only this run")
+    if step:
+        parser.add_argument("--step", metavar="N", help="the checkpoint of this step (default: the newest)")
+
+
+def target(arguments: argparse.Namespace) -> Target:
+    url = arguments.url or os.environ.get("SPOTGUARD_STORE") or default_store(os.getcwd())
+    check_url(url)
+    base, run_id, name = _split(url)
+    said = checked_run_id(arguments.run_id)
+    if said is not None and run_id is not None and said != run_id:
+        raise UsageError(f"--run-id {said!r}: the URL names run {run_id}: leave one of them out")
+    return Target(open_store(base), said or run_id, name, _step(getattr(arguments, "step", None)))
+
+
+def _split(url: str) -> tuple[str, str | None, CheckpointName | None]:
+    """Store, run id, checkpoint: by the one word that every layout of ours has in its middle."""
+    head, middle, tail = url.rstrip("/").rpartition("/checkpoints")
+    if not middle or (tail and not tail.startswith("/")):
+        return url, None, None
+    name = CheckpointName.parse(tail.strip("/"))
+    if tail and name is None:
+        return url, None, None
+    base, _, run_id = head.rpartition("/")
+    return base, run_id, name
+
+
+def _step(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise UsageError(f"--step {text!r}: expected a whole number from 0 up, as in 1200")
+    return int(text)

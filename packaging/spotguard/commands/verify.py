@@ -1,0 +1,92 @@
+"""`spotguard verify URL`: read every byte of a checkpoint again and hold it against its CRC."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from spotguard.hooks.catalog import Folder, Partial, examine
+from spotguard.hooks.verify import verify
+from spotguard.providers.errors import CheckpointError
+from spotguard.providers.store import BlobStore
+
+from .console import add_json, amount, print_json
+from .target import Target, add_target, target
+
+DESCRIPTION = """\
+Reads the newest whole checkpoint again, every byte of it, and compares the checksums that were
+taken when it was saved. Exit code 1 where something is damaged, or nothing is whole."""
+
+EXAMPLES = """\
+examples:
+  spotguard verify file:///mnt/checkpoints --run-id gpt-small-7
+  spotguard verify --step 1200
+  spotguard verify --all --json"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_target(parser, step=True)
+    parser.add_argument(
+        "--all", action="store_true", help="all checkpoints that are meant, not only the newest"
+    )
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    verdicts = _verdicts(target(arguments), everything=arguments.all, say=None if arguments.json else _say)
+    if arguments.json:
+        print_json({"checkpoints": verdicts})
+    good = any(verdict["status"] == "whole" for verdict in verdicts)
+    return 0 if good and all(verdict["status"] != "damaged" for verdict in verdicts) else 1
+
+
+def _verdicts(
+    meant: Target, *, everything: bool, say: Callable[[dict[str, Any]], None] | None
+) -> list[dict[str, Any]]:
+    """From the newest on, up to the first whole one: what is damaged before it is part of the answer."""
+    chosen, folders = meant.chosen()
+    verdicts: list[dict[str, Any]] = []
+    for folder in chosen:
+        verdicts.append(_verdict(meant.store, folder, folders))
+        if say is not None:
+            say(verdicts[-1])
+        if verdicts[-1]["status"] == "whole" and not everything:
+            break
+    return verdicts
+
+
+def _verdict(store: BlobStore, folder: Folder, folders: list[Folder]) -> dict[str, Any]:
+    said: dict[str, Any] = {"run_id": folder.run_id, "checkpoint": str(folder.name), "step": folder.name.step}
+    try:
+        whole = examine(store, folder, folders)
+    except Partial as error:
+        return {**said, "status": "partial", "bytes": 0, "damage": [str(error)]}
+    except CheckpointError as error:
+        return {**said, "status": "damaged", "bytes": 0, "damage": [str(error)]}
+    damage = [str(each) for each in verify(store, whole, progress=_progress())]
+    return {**said, "status": "damaged" if damage else "whole", "bytes": whole.nbytes, "damage": damage}
+
+
+def _progress() -> Callable[[int, int], None] | None:
+    """A line that rewrites itself, for who sits at a terminal; it goes to stderr and leaves nothing."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int, total: int) -> None:
+        end = "\r\x1b[K" if done >= total else ""
+        sys.stderr.write(f"\r{amount(done)} of {amount(total)}{end}")
+        sys.stderr.flush()
+
+    return show
+
+
+def _say(verdict: dict[str, Any]) -> None:
+    where = f"run {verdict['run_id']}, step {verdict['step']} ({verdict['checkpoint']})"
+    if verdict["status"] == "whole":
+        print(f"whole    {where}: {amount(verdict['bytes'])}, every checksum agrees")
+    else:
+        print(f"{verdict['status']:<8} {where}: {verdict['damage'][0]}")
+        for line in verdict["damage"][1:]:
+            print(f"         {line}")
