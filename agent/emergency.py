@@ -155,6 +155,7 @@ class Machine(Telling):
         self._log(f"{name}: ending the command at once, SIGKILL in {FORCE_GRACE:.0f} s", logging.WARNING)
         if self.pending is not None and not self.pending.rehearsal:
             self.pending.ending = f"ended at once by {name}"
+            self.pending.end_all()
         self._do(SignalGroup(signum))
 
     # --- the command ---
@@ -202,6 +203,7 @@ class Machine(Telling):
         if self._now >= p.limit and not p.killed:
             p.killed = True
             p.ending = p.ending or "killed at the reserve"
+            p.end_all()
             self._log(
                 f"out of time: SIGKILL to the command, {p.deadline - self._now:.1f} s left", logging.WARNING
             )
@@ -220,7 +222,9 @@ class Machine(Telling):
         there = {number: part for number, part in p.parts.items() if part.open}
         spent, left = self._now - p.notice.seen_at, p.deadline - self._now
         self._log(f"everybody has answered {spent:.2f} s after the notice: ending, {left:.1f} s left")
-        if there and all(part.session.pid == pid for part in there.values()):
+        # A client without a store is a function given to `on_notice`: it does not know how to leave.
+        direct = all(part.session.pid == pid for part in there.values())
+        if direct and any(part.session.store for part in there.values()):
             p.ending = "left when told"
             p.term_at = min(self._now + LEAVE_GRACE, (self._now + p.limit) / 2)
             for number, part in there.items():

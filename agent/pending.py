@@ -58,6 +58,8 @@ class Part:
     closed: bool = False
     #: Its process is gone.
     dead: bool = False
+    #: We ended it: that it died says nothing.
+    ended_by_us: bool = False
     leave_sent: bool = False
 
     @property
@@ -86,14 +88,15 @@ class Part:
             if message.phase == "first-byte":
                 self.first_byte_at = self.first_byte_at or at
         elif self.committed is None:
-            self.committed, self.committed_at, self.step = message, at, message.step
+            self.committed, self.committed_at = message, at
+            self.step = message.step if message.step >= 0 else self.step
 
     def why(self, ended: str) -> str:
         if self.committed is not None:
             return ""
         if self.failed:
             return self.failed
-        if self.dead:
+        if self.dead and not self.ended_by_us:
             return "its process died before the commit"
         return "training ended by itself" if self.left else f"no commit before the end: {ended}"
 
@@ -190,10 +193,11 @@ class Pending:
         return moved
 
     def preempt(self, now: float) -> Preempt:
+        left = max(0.0, self.deadline - now)
         return Preempt(
             self.id,
-            max(0.0, self.deadline - now),
-            self.reserve,
+            left,
+            min(self.reserve, left),
             str(self.notice.kind),
             self.notice.source,
             drill=self.rehearsal,
@@ -215,6 +219,11 @@ class Pending:
         """Everybody had said goodbye: the command is on its way out by itself."""
         return bool(self.parts) and all(part.left for part in self.parts.values())
 
+    def end_all(self) -> None:
+        """The group is signalled: whoever has not answered by now was ended by us."""
+        for part in self.parts.values():
+            part.ended_by_us = part.ended_by_us or not part.done
+
     def groups(self) -> Iterable[list[Part]]:
         """Sessions that leave together: the ranks of one run of one user."""
         by_run: dict[tuple[int, str], list[Part]] = {}
@@ -228,7 +237,7 @@ class Pending:
         committed = [p.committed for p in parts if p.committed is not None]
         whole = bool(parts) and len(committed) == len(parts)
         last = max(committed) if whole else None
-        steps = {p.step for p in parts if p.committed is not None}
+        steps = {p.step for p in parts if p.committed is not None and p.step is not None}
         total = sum(p.bytes for p in parts)
         first = _picked(min, (p.first_byte for p in parts))
         spent = _picked(max, (p.seconds for p in parts))

@@ -53,6 +53,11 @@ class Session:
             since=now,
         )
 
+    def same_client(self, other: Session) -> bool:
+        """Whether both are one client's connections, one after the other: a process may have several clients
+        (a guard, and functions given to `on_notice`, which name no store)."""
+        return (self.pid, self.store) == (other.pid, other.store)
+
     def stands(self, position: Position, now: float) -> None:
         self.position, self.heard_at = position, now
 

@@ -181,7 +181,7 @@ class Telling:
             return
         # It lost its socket and is back: the old connection's silence is no longer waited for.
         for number, part in list(p.parts.items()):
-            if part.closed and not part.done and part.session.pid == session.pid:
+            if part.closed and not part.done and part.session.same_client(session):
                 del p.parts[number]
         self._do(Send(session.number, p.tell(session, self._now)))
 

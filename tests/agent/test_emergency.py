@@ -1,0 +1,496 @@
+"""How a notice ends, told as stories to the pure machine: what is said, what is signalled, what code comes out."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from spotguard.hooks.protocol import Bye, Leave, Preempt, Progress, Withdrawn
+from spotguard.providers.notice import NoticeKind
+from tests.fakes.story import Story
+
+TERM, KILL, CONT, INT = signal.SIGTERM, signal.SIGKILL, signal.SIGCONT, signal.SIGINT
+
+
+def only(signals: list[int]) -> list[int]:
+    """Without the SIGCONT that wakes a stopped command at a notice."""
+    return [s for s in signals if s != CONT]
+
+
+# --- without a notice ---
+
+
+@pytest.mark.parametrize(("returncode", "code"), [(0, 0), (3, 3), (-9, 137), (-15, 143), (75, 75)])
+def test_without_a_notice_the_code_is_the_commands_own(returncode: int, code: int) -> None:
+    """128+n when a signal killed it, as a shell says it."""
+    story = Story()
+    story.ends(returncode)
+    assert story.code == code
+    assert not story.outcomes
+    assert not story.signals
+
+
+def test_a_crash_is_started_again_as_often_as_said() -> None:
+    """`--max-restarts` counts crashes, and the last one's code is ours."""
+    story = Story(max_restarts=2)
+    for _ in range(2):
+        story.ends(1)
+        assert story.code is None
+    story.ends(1)
+    assert story.code == 1
+    assert story.pid == 102
+
+
+@pytest.mark.parametrize("returncode", [-2, 130, -1, -3])
+def test_a_command_that_a_person_ended_is_not_started_again(returncode: int) -> None:
+    """Ctrl-C goes to the command's group alone: its end is no crash."""
+    story = Story(max_restarts=5)
+    story.ends(returncode)
+    assert story.code is not None
+    assert story.pid == 100
+
+
+# --- one training process, our own child ---
+
+
+def test_a_commit_of_our_own_child_ends_with_leave() -> None:
+    """Notice, commit, Leave, exit 75: no signal but the one that wakes a stopped command, and no kill."""
+    story = Story()
+    session = story.opens()
+    story.notice()
+    ((number, preempt),) = story.sent(Preempt)
+    assert (number, preempt.seconds_left, preempt.reserve, preempt.drill) == (session, 120.0, 12.0, False)
+    assert not story.sent(Leave)
+    story.until(5)
+    story.commits(session)
+    assert story.sent(Leave) == [(session, Leave("n1", 75))]
+    story.ends(75)
+    story.until(10)
+    assert story.code == 75
+    assert only(story.signals) == []
+    assert not story.killed
+    (outcome,) = story.outcomes
+    assert (outcome.step, outcome.committed, outcome.code, outcome.ended) == (7, 5.0, 75, "left when told")
+    assert outcome.slack == 115.0
+
+
+def test_a_child_that_does_not_leave_gets_term_and_then_kill_at_the_reserve() -> None:
+    """A main thread that never comes back is ended after the commit, and killed when the reserve begins."""
+    story = Story()
+    session = story.opens()
+    story.notice()
+    story.commits(session)
+    story.until(60)
+    assert only(story.signals) == [TERM]
+    assert not story.killed
+    story.until(108)
+    assert story.killed
+    assert story.code is None
+    story.ends(-9)
+    assert story.code == 75
+    assert story.outcomes[0].committed is not None
+
+
+def test_a_function_of_on_notice_cannot_leave_and_gets_term() -> None:
+    """A client without a store ignores Leave, so no time is lost with one."""
+    story = Story()
+    session = story.opens(store="")
+    story.notice()
+    story.commits(session, step=-1)
+    assert not story.sent(Leave)
+    assert only(story.signals) == [TERM]
+
+
+def test_failing_ends_the_command_too() -> None:
+    """Who says that it will not commit is not waited for; the outcome says why."""
+    story = Story()
+    session = story.opens()
+    story.notice()
+    story.fails(session, "the store refuses us")
+    story.ends(1)
+    assert story.code == 75
+    assert story.outcomes[0].committed is None
+    assert story.outcomes[0].why == "the store refuses us"
+
+
+def test_silence_is_killed_at_the_reserve_and_not_before() -> None:
+    """Whatever a session does not say, the machine's end does not wait."""
+    story = Story()
+    session = story.opens()
+    story.notice()
+    story.told(session)
+    story.until(107.9)
+    assert not story.killed
+    assert only(story.signals) == []
+    story.until(108)
+    assert story.killed
+    story.ends(-9)
+    assert story.outcomes[0].ended == "killed at the reserve"
+    assert "no commit" in story.outcomes[0].why
+
+
+def test_a_process_that_dies_before_its_commit_has_failed() -> None:
+    """Nothing is waited for that cannot come."""
+    story = Story()
+    story.opens()
+    story.notice()
+    story.ends(-11)
+    story.until(1)
+    assert story.code == 75
+    assert story.outcomes[0].why == "its process died before the commit"
+
+
+def test_last_words_that_come_after_the_end_still_count() -> None:
+    """The kernel tells of the end before the socket's last bytes are read."""
+    story = Story()
+    session = story.opens()
+    story.notice()
+    from spotguard.agent.events import CommandEnded
+
+    story.on(CommandEnded(100, 75))
+    assert story.code is None
+    story.commits(session)
+    story.closes(session)
+    assert story.code == 75
+    assert story.outcomes[0].committed is not None
+
+
+def test_ending_by_itself_with_0_during_a_notice_stays_0() -> None:
+    """Training that was complete is complete; nobody had asked it to go."""
+    story = Story()
+    session = story.opens()
+    story.notice()
+    story.says(session, Bye("done"))
+    assert only(story.signals) == []
+    story.ends(0)
+    assert story.code == 0
+    assert story.outcomes[0].ended == "ended by itself"
+
+
+def test_a_goodbye_is_not_hurried_but_ends_at_the_reserve() -> None:
+    """After its training a script may write for a while: no TERM, and SIGKILL only when time is up."""
+    story = Story()
+    session = story.opens()
+    story.notice()
+    story.says(session, Bye("done"))
+    story.until(107)
+    assert only(story.signals) == []
+    story.until(108)
+    assert story.killed
+
+
+def test_0_after_a_term_is_not_success() -> None:
+    """A TERM handler that exits with 0 looks like finished work to every launcher (Lightning#21623)."""
+    story = Story()
+    story.notice()
+    assert only(story.signals) == [TERM]
+    story.ends(0)
+    assert story.code == 75
+
+
+# --- launchers ---
+
+
+def test_under_a_launcher_term_goes_to_the_group_and_nobody_leaves_first() -> None:
+    """A worker that exits first is started again on the doomed machine."""
+    story = Story()
+    ranks = [story.opens(pid) for pid in (201, 202)]
+    story.notice()
+    story.commits(ranks[0])
+    assert only(story.signals) == []
+    story.commits(ranks[1])
+    assert only(story.signals) == [TERM]
+    assert not story.sent(Leave)
+    for rank in ranks:
+        story.closes(rank)
+    story.ends(-15)
+    assert story.code == 75
+
+
+def test_law_11_no_term_while_one_rank_still_saves() -> None:
+    """One rank has failed, one is dead, one saves: the launcher is left alone until that one is done."""
+    story = Story()
+    a, b, c = (story.opens(pid) for pid in (201, 202, 203))
+    story.notice()
+    story.fails(a)
+    story.closes(b)
+    story.until(100)
+    assert only(story.signals) == []
+    assert not story.killed
+    story.commits(c)
+    assert only(story.signals) == [TERM]
+
+
+def test_a_worker_that_outlives_its_launcher_finishes_its_save() -> None:
+    """The launcher's end is not the save's: the group is killed when the save is done or time is up."""
+    story = Story()
+    rank = story.opens(201)
+    story.notice()
+    story.ends(1)
+    story.until(50)
+    assert story.code is None
+    story.commits(rank)
+    assert story.code == 75
+    assert not story.killed
+    assert story.outcomes[0].committed is not None
+
+
+def test_what_a_launcher_left_behind_is_killed_when_time_is_up() -> None:
+    """It would hold the GPUs of whoever comes next."""
+    story = Story()
+    story.opens(201)
+    story.notice()
+    story.ends(1)
+    story.until(108)
+    assert story.killed
+    assert story.code == 75
+
+
+# --- nobody registered ---
+
+
+def test_who_never_registered_gets_the_signal_at_once_and_the_rest_of_the_window() -> None:
+    """Its own handler may save: TERM now, SIGKILL at the reserve."""
+    story = Story()
+    story.notice()
+    assert only(story.signals) == [TERM]
+    story.until(107)
+    assert not story.killed
+    story.until(108)
+    assert story.killed
+
+
+def test_signal_none_leaves_it_alone_until_the_reserve() -> None:
+    """`--signal none`."""
+    story = Story(signal=None)
+    story.notice()
+    assert only(story.signals) == []
+    story.until(108)
+    assert story.killed
+
+
+def test_a_late_registration_learns_the_pending_notice_and_takes_part() -> None:
+    """It has fewer seconds, and its commit ends the command."""
+    story = Story(signal=None)
+    story.notice()
+    story.until(20)
+    session = story.opens()
+    ((number, preempt),) = story.sent(Preempt)
+    assert (number, preempt.seconds_left) == (session, 100.0)
+    story.commits(session)
+    assert story.sent(Leave)
+
+
+def test_a_lost_socket_is_waited_for_and_its_return_replaces_it() -> None:
+    """A process that lives without its socket may be saving; back again, it is told again."""
+    story = Story()
+    first = story.opens()
+    story.notice()
+    story.closes(first, alive=True)
+    story.until(3)
+    assert only(story.signals) == []
+    second = story.opens()
+    story.commits(second)
+    assert story.sent(Leave) == [(second, Leave("n1", 75))]
+    story.ends(75)
+    assert len(story.outcomes[0].sessions) == 1
+
+
+def test_a_process_that_lost_its_socket_and_then_dies_has_failed() -> None:
+    """The agent follows it after the socket."""
+    story = Story()
+    session = story.opens(201)
+    story.notice()
+    story.closes(session, alive=True)
+    story.until(3)
+    story.closes(session)
+    assert only(story.signals) == [TERM]
+
+
+# --- the same notice, several notices, no notice ---
+
+
+def test_the_same_notice_polled_again_changes_nothing() -> None:
+    """By id, however its deadline wobbles upwards."""
+    story = Story()
+    story.opens()
+    story.notice(120)
+    story.until(1)
+    assert story.notice(121) == []
+    assert len(story.sent(Preempt)) == 1
+
+
+def test_the_same_notice_under_another_id_is_the_same() -> None:
+    """By content: a cloud may number one event twice."""
+    story = Story()
+    session = story.opens()
+    story.notice(120, id="a")
+    story.notice(121, id="b")
+    assert len(story.sent(Preempt)) == 1
+    story.commits(session)
+    story.ends(75)
+    assert len(story.outcomes) == 1
+
+
+def test_an_earlier_deadline_is_told_again_with_fewer_seconds() -> None:
+    """And the kill comes earlier with it."""
+    story = Story()
+    story.opens()
+    story.notice(120)
+    story.until(10)
+    story.notice(60)
+    lefts = [preempt.seconds_left for _, preempt in story.sent(Preempt)]
+    assert lefts == [120.0, 60.0]
+    story.until(58)
+    assert story.killed
+
+
+def test_a_later_deadline_is_not_believed() -> None:
+    """Earliest wins, also between two notices."""
+    story = Story()
+    story.opens()
+    story.notice(60, id="a")
+    story.notice(120, id="b", kind=NoticeKind.STOP)
+    story.until(48)
+    assert story.killed
+
+
+def test_two_notices_have_one_record_that_names_both() -> None:
+    """Each notice is in exactly one outcome."""
+    story = Story()
+    session = story.opens()
+    story.notice(120, id="a")
+    story.notice(60, id="b", kind=NoticeKind.STOP)
+    story.commits(session)
+    story.ends(75)
+    (outcome,) = story.outcomes
+    assert (outcome.id, outcome.also) == ("a", ("b",))
+
+
+def test_withdrawn_before_the_commit_training_goes_on() -> None:
+    """Nobody leaves, nothing is signalled, and the outcome says so."""
+    story = Story()
+    session = story.opens()
+    story.notice()
+    story.gone()
+    assert story.sent(Withdrawn) == [(session, Withdrawn("n1"))]
+    story.until(300)
+    assert only(story.signals) == []
+    assert story.code is None
+    assert [o.ended for o in story.outcomes] == ["withdrawn"]
+    story.ends(0)
+    assert story.code == 0
+
+
+def test_withdrawn_and_shown_again_it_counts_again() -> None:
+    """A missed preemption costs more than a second alarm."""
+    story = Story()
+    story.opens()
+    story.notice()
+    story.gone()
+    story.until(5)
+    story.notice()
+    assert len(story.sent(Preempt)) == 2
+
+
+def test_withdrawn_only_when_every_notice_is_gone() -> None:
+    """A second one still stands."""
+    story = Story()
+    story.opens()
+    story.notice(id="a")
+    story.notice(90, id="b", kind=NoticeKind.STOP)
+    story.gone("a")
+    assert not story.sent(Withdrawn)
+    story.gone("b")
+    assert story.sent(Withdrawn)
+
+
+def test_withdrawn_after_the_leave_ends_all_the_same() -> None:
+    """There is no way back for a process that is leaving."""
+    story = Story()
+    session = story.opens()
+    story.notice()
+    story.commits(session)
+    story.gone()
+    assert not story.sent(Withdrawn)
+    story.ends(75)
+    assert story.code == 75
+
+
+def test_an_end_by_the_signal_of_a_withdrawn_notice_is_a_preemption() -> None:
+    """The TERM cannot be taken back: its effect is not the command's own code."""
+    story = Story()
+    story.notice()
+    story.gone()
+    story.until(2)
+    story.ends(-15)
+    assert story.code == 75
+    assert len(story.outcomes) == 1
+
+
+# --- budgets ---
+
+
+@pytest.mark.parametrize(
+    ("left", "window", "reserve", "limit"),
+    [
+        (120, 120, None, 108),  # a tenth of the window
+        (25, 25, None, 22),  # three seconds
+        (120, 120, 30.0, 90),  # as said
+        (10, 120, None, 5),  # seen late: half of what is left
+        (2, 120, None, 1),
+        (0, 0, None, 7),  # hibernation: no window, still a try of 10 s
+        (-5, 120, None, 5),  # past
+    ],
+)
+def test_the_kill_comes_when_the_reserve_begins(
+    left: float, window: float, reserve: float | None, limit: float
+) -> None:
+    """And the reserve never eats the save's last half."""
+    story = Story(reserve=reserve)
+    story.opens()
+    story.notice(left, window=window)
+    story.until(limit - 0.01)
+    assert not story.killed
+    story.until(limit)
+    assert story.killed
+
+
+def test_window_says_what_to_count_on() -> None:
+    """`--window 30`: shorter than the cloud's word, never longer."""
+    story = Story(window=30.0)
+    story.opens()
+    story.notice(120)
+    assert story.sent(Preempt)[0][1].seconds_left == 30.0
+    longer = Story(window=300.0)
+    longer.opens()
+    longer.notice(120)
+    assert longer.sent(Preempt)[0][1].seconds_left == 120.0
+
+
+def test_progress_is_kept_for_the_outcome() -> None:
+    """First byte, step and bytes of a save that was cut off."""
+    story = Story()
+    session = story.opens()
+    story.notice()
+    story.until(1)
+    story.says(session, Progress("n1", "first-byte", story.now, step=42))
+    story.says(session, Progress("n1", "writing", story.now, step=42, done_bytes=10, total_bytes=100))
+    story.until(108)
+    story.ends(-9)
+    (outcome,) = story.outcomes
+    assert (outcome.first_byte, outcome.bytes, outcome.committed, outcome.step) == (1.0, 10, None, None)
+    assert outcome.sessions[0].step == 42
+
+
+def test_a_commit_for_another_notice_does_not_count() -> None:
+    """A late word of an old drill ends nothing."""
+    from spotguard.hooks.protocol import Committed
+
+    story = Story()
+    session = story.opens()
+    story.notice()
+    story.says(session, Committed("drill-1", 3, 10, 0.1, "u", story.now))
+    story.says(session, Committed("", 3, 10, 0.1, "u", story.now))
+    assert not story.sent(Leave)

@@ -1,0 +1,152 @@
+"""A story told to the pure machine: events in order, time that passes as its `next_wake` asks, actions kept."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from spotguard.agent.actions import Action, Finish, KillGroup, Launch, Publish, Send, SignalGroup, Tell
+from spotguard.agent.emergency import Machine, Policy
+from spotguard.agent.events import (
+    Asked,
+    Closed,
+    CommandEnded,
+    Event,
+    Heard,
+    Launched,
+    NoticeGone,
+    NoticeSeen,
+    Opened,
+    Signalled,
+)
+from spotguard.agent.outcome import Outcome
+from spotguard.hooks.protocol import Committed, Failed, Message, Register, Told
+from spotguard.providers.notice import Notice, NoticeKind
+
+START = 1000.0
+T = TypeVar("T")
+
+
+class Story:
+    """Times are seconds since the story began. The command's pid is 100, then 101 …"""
+
+    def __init__(self, **policy: object) -> None:
+        self.machine = Machine(Policy(**policy))  # type: ignore[arg-type]
+        self.now = START
+        self.log: list[tuple[float, Action]] = []
+        self.pid = 99
+        self._sessions = 0
+        self._take(self.machine.begin(self.now))
+
+    # --- what happens ---
+
+    def on(self, event: Event | None) -> list[Action]:
+        """This happens now; the actions that it leads to."""
+        mark = len(self.log)
+        self._take(self.machine.handle(event, self.now))
+        return [action for _, action in self.log[mark:]]
+
+    def _take(self, actions: list[Action]) -> None:
+        for action in actions:
+            self.log.append((self.now - START, action))
+            if isinstance(action, Launch):
+                self.pid += 1
+                self._take(self.machine.handle(Launched(self.pid), self.now))
+
+    def until(self, seconds: float) -> list[Action]:
+        """Time passes, with every wake-up that the machine asks for on the way."""
+        mark = len(self.log)
+        end = START + seconds
+        while (wake := self.machine.next_wake) is not None and wake <= end:
+            assert wake > self.now, "a wake-up in the past would spin"
+            self.now = wake
+            self._take(self.machine.handle(None, self.now))
+        self.now = max(self.now, end)
+        return [action for _, action in self.log[mark:]]
+
+    def notice(
+        self,
+        left: float = 120.0,
+        *,
+        id: str = "n1",
+        kind: NoticeKind = NoticeKind.TERMINATE,
+        window: float = 120.0,
+    ) -> list[Action]:
+        return self.on(
+            NoticeSeen(Notice(id, kind, "aws spot/instance-action", self.now + left, self.now, window=window))
+        )
+
+    def gone(self, id: str = "n1") -> list[Action]:
+        return self.on(NoticeGone(id))
+
+    def opens(self, pid: int = 100, *, uid: int = 1000, run: str = "run", store: str = "file:///s") -> int:
+        self._sessions += 1
+        self.on(Opened(self._sessions, pid, uid, Register(pid, run, "train.py", store)))
+        return self._sessions
+
+    def says(self, session: int, message: Message) -> list[Action]:
+        return self.on(Heard(session, message))
+
+    def told(self, session: int) -> list[Action]:
+        return self.says(session, Told(self.id, self.now))
+
+    def commits(self, session: int, step: int = 7) -> list[Action]:
+        return self.says(session, Committed(self.id, step, 1000, 0.5, "file:///s/x", self.now))
+
+    def fails(self, session: int, reason: str = "the store is full") -> list[Action]:
+        return self.says(session, Failed(self.id, reason))
+
+    def closes(self, session: int, *, alive: bool = False) -> list[Action]:
+        return self.on(Closed(session, "closed", alive))
+
+    def ends(self, returncode: int) -> list[Action]:
+        """The command ends, and its sessions' sockets with it."""
+        for number, session in list(self.machine.sessions.items()):
+            if session.pid == self.pid:
+                self.closes(number)
+        return self.on(CommandEnded(self.pid, returncode))
+
+    def signal(self, signum: int) -> list[Action]:
+        return self.on(Signalled(signum))
+
+    def asks(
+        self, *, uid: int = 1000, window: float = 30.0, preempt: bool = False, asker: int = 900
+    ) -> list[Action]:
+        return self.on(Asked(asker, uid, window, preempt))
+
+    # --- what came of it ---
+
+    @property
+    def id(self) -> str:
+        assert self.machine.pending is not None
+        return self.machine.pending.id
+
+    def all(self, kind: type[T]) -> list[T]:
+        return [action for _, action in self.log if isinstance(action, kind)]
+
+    def times(self, kind: type[Action]) -> list[float]:
+        return [at for at, action in self.log if isinstance(action, kind)]
+
+    def sent(self, kind: type[T]) -> list[tuple[int, T]]:
+        return [(a.session, a.message) for a in self.all(Send) if isinstance(a.message, kind)]
+
+    @property
+    def signals(self) -> list[int]:
+        return [action.signum for action in self.all(SignalGroup)]
+
+    @property
+    def killed(self) -> bool:
+        return bool(self.all(KillGroup))
+
+    @property
+    def code(self) -> int | None:
+        codes = [action.code for action in self.all(Finish)]
+        assert len(codes) <= 1
+        return codes[0] if codes else None
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return [action.outcome for action in self.all(Publish)]
+
+    @property
+    def tells(self) -> list[Tell]:
+        return self.all(Tell)
