@@ -30,15 +30,18 @@ def find(word: str, env: Mapping[str, str]) -> str:
     Raises:
         CommandError: nothing is there, or nothing that may be executed.
     """
-    places = [word] if "/" in word else [os.path.join(folder, word) for folder in _path(env)]
-    there = [place for place in places if os.path.exists(place)]
+    if not word:
+        raise CommandError("the command is an empty word: name a program, as in python", NOT_FOUND)
+    if "/" in word:
+        there = [word] if os.path.exists(word) else []
+    else:  # a folder on PATH that has the name is not looked at, by a shell either
+        places = [os.path.join(folder, word) for folder in _path(env)]
+        there = [place for place in places if os.path.isfile(place)]
     for place in there:
         if os.path.isfile(place) and os.access(place, os.X_OK):
             return place
     if there:
         raise _not_executable(word, there[0])
-    if not word:
-        raise CommandError("the command is an empty word: name a program, as in python", NOT_FOUND)
     if os.path.isfile(word):
         hint = f"it is a file in this folder: say ./{word}, or the program that runs it, as in python {word}"
     elif "/" in word:

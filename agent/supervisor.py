@@ -31,9 +31,6 @@ logger = logging.getLogger(__name__)
 #: Signals by which a terminal stops a background group that reads from it or writes to it.
 _WANTS_TERMINAL = (signal.SIGTTIN, signal.SIGTTOU)
 
-#: What asks a command to end: one that is stopped must be woken to hear it (systemd sends SIGCONT too).
-_ASKS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
 __all__ = ["CommandError", "Supervisor"]
 
 
@@ -50,16 +47,26 @@ class Supervisor:
         env: Mapping[str, str],
         post: Callable[[Event], None],
         adopts: bool | None = None,
+        terminal: Callable[[], Terminal | None] = Terminal.open,
     ) -> None:
-        """`adopts`: whether other people's orphans become our children. By default: as PID 1 they do."""
+        """Prepare; nothing is started.
+
+        Args:
+            command: the program and its arguments.
+            env: the command's whole environment.
+            post: takes the events.
+            adopts: whether other people's orphans become our children. By default: as PID 1 they do.
+            terminal: finds the controlling terminal.
+        """
         self._command = list(command)
         self._env = dict(env)
         self._post = post
         self._adopts = os.getpid() == 1 if adopts is None else adopts
-        self._terminal = Terminal.open()
+        self._terminal = terminal()
         self._pid = 0
         self._returncode: int | None = None
-        self._stopped = False
+        #: It was asked to end, so it must not stay stopped: a stopped process does not hear SIGTERM.
+        self._asked_to_end = False
         self._early: list[int] = []
         self._reaper: threading.Thread | None = None
 
@@ -76,7 +83,7 @@ class Supervisor:
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._pid = self._spawn()
-        self._returncode, self._stopped = None, False
+        self._returncode, self._asked_to_end = None, False
         if self._terminal is not None and not feeds_a_pipe():
             self._terminal.give(self._pid)
         self._reaper = threading.Thread(
@@ -95,9 +102,13 @@ class Supervisor:
             return
         if signum == signal.SIGCONT and self._terminal is not None and not feeds_a_pipe():
             self._terminal.give(self._pid)  # `fg`: our shell has just made us the foreground
+        if signum == signal.SIGTERM:
+            self._asked_to_end = True  # before it is sent: whichever way a stop falls, one of us wakes it
         self._send(signum)
-        if signum in _ASKS_TO_END and self._stopped:
-            self._send(signal.SIGCONT)
+        if signum == signal.SIGTERM:
+            self._send(
+                signal.SIGCONT
+            )  # nothing to a process that runs; systemd does the same (systemd.kill(5))
 
     def kill(self) -> None:
         """End the whole group now, also what is left of it when the command itself is gone."""
@@ -174,33 +185,25 @@ class Supervisor:
     def _stop_with_it(self, group: int, signum: int) -> None:
         """The command was stopped: our shell should see its job stopped, unless it is nobody's to continue."""
         terminal = self._terminal
-        if terminal is None:
-            self._stopped = True  # `kill -STOP` by somebody; a service has no keyboard, and we stay on guard
-            return
         wants = signum in _WANTS_TERMINAL
-        if wants and terminal.give(group):
+        if self._asked_to_end:
+            self._send(signal.SIGCONT)
+        elif terminal is None:
+            pass  # by `kill -STOP`, for reasons of its own; there is no keyboard, and we stay on guard
+        elif wants and terminal.give(group):
             # It looked at the terminal before it was given, or is a job that `fg` brought to the front.
             self._send(signal.SIGCONT)
-            return
-        if not wants and terminal.holder() != group and not terminal.held_by_us():
-            self._stopped = True  # stopped behind the terminal's back: no shell waits for it
-            return
-        if not somebody_can_continue_us():
-            if signum == signal.SIGSTOP:
-                self._stopped = True
-            else:
-                self._send(
-                    signal.SIGCONT
-                )  # as the kernel does for an orphaned group: Ctrl-Z means nothing here
-            return
-        terminal.take(group)
-        # Our whole group, so that a script around us or a `| tee` beside us stops too. SIGCONT comes back to us
-        # by `fg` or `bg`, as an event, and goes on to the command through `signal`.
-        os.killpg(0, signal.SIGSTOP)
+        elif not wants and terminal.holder() != group and not terminal.held_by_us():
+            pass  # stopped behind the terminal's back: no shell waits for it
+        elif somebody_can_continue_us():
+            terminal.take(group)
+            # Our whole group, so that a script around us or a `| tee` beside us stops too. SIGCONT comes back
+            # by `fg` or `bg`, as an event, and goes on to the command through `signal`.
+            os.killpg(0, signal.SIGSTOP)
+        elif signum != signal.SIGSTOP:
+            self._send(signal.SIGCONT)  # as the kernel does for an orphaned group: Ctrl-Z means nothing here
 
     def _send(self, signum: int) -> None:
-        if signum == signal.SIGCONT:
-            self._stopped = False
         try:
             os.killpg(self._pid, signum)
         except PermissionError:
