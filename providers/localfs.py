@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import re
 import secrets
 import stat
 import threading
@@ -30,15 +29,12 @@ from .errors import (
     NotFoundError,
     StoreError,
     UnavailableError,
-    UsageError,
 )
-from .store import ObjectInfo
+from .store import ObjectInfo, check_key, check_prefix, is_segment
 
 #: What one write(2) is asked to take, the GIL released around it: between two of them a deadline is looked at.
 _PIECE = 16 * 2**20
 
-#: Segments of a key. No "." first: that is ours for temporaries, and "." and ".." lead elsewhere.
-_SEGMENT = re.compile(r"[A-Za-z0-9_@=+,-][A-Za-z0-9._@=+,-]{0,199}", re.ASCII)
 _TEMPORARY = ".put-"
 
 _ADVICE: dict[type[StoreError], str] = {
@@ -57,6 +53,10 @@ _LEAVES: dict[int, type[StoreError]] = {
     errno.ENOTDIR: NotFoundError,
     errno.EISDIR: NotFoundError,
 }
+
+
+#: What unlink(2) says of a key that is no object's.
+_NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 @contextmanager
@@ -110,9 +110,7 @@ class FileStore:
 
     def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
         """Every object whose key starts with `prefix`, in order of keys."""
-        folder, _, name = prefix.rpartition("/")
-        if folder:
-            self._path(folder)  # a prefix that leads elsewhere is refused as a key would be
+        folder, _, name = check_prefix(prefix).rpartition("/")
         with _mapped(f"list {self._named(prefix)}"):
             found = sorted(self._walk(folder, name))
         return iter([ObjectInfo(key, size) for key, size in found])
@@ -124,7 +122,7 @@ class FileStore:
         for key in keys:
             path = self._path(key)
             self._check(deadline, f"delete {self._named(key)}")
-            with _mapped(f"delete {self._named(key)}"), suppress(FileNotFoundError, NotADirectoryError):
+            with _mapped(f"delete {self._named(key)}"), suppress(*_NOT_THERE):
                 os.unlink(path)
             folders[os.path.dirname(path)] = None
         for folder in folders:
@@ -143,8 +141,10 @@ class FileStore:
                 self._check(deadline, doing)
                 view = view[os.write(fd, view[:_PIECE]) :]
             os.fsync(fd)
-            published = publish(temporary, path)
-            _fsync_folder(folder)
+            # Opened while the temporary keeps it from being swept: the object itself may be deleted at once.
+            with _folder(folder) as names:
+                published = publish(temporary, path)
+                _flush(names)
             return published
 
     @contextmanager
@@ -162,13 +162,13 @@ class FileStore:
     def _create(self, folder: str) -> tuple[int, str]:
         # A sweep may take the folder, or the file before its lock, from under us: then again, with a new name.
         for _ in range(100):
-            self._make_folder(folder)
             path = os.path.join(folder, f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
             try:
+                self._make_folder(folder)
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             except FileNotFoundError:
                 with self._lock:
-                    self._durable.discard(folder)
+                    self._durable.clear()
                 continue
             if _locked(fd) is not False and os.fstat(fd).st_nlink:
                 return fd, path
@@ -189,7 +189,8 @@ class FileStore:
         except FileExistsError:
             pass  # by another process perhaps, a moment ago: its name is flushed all the same, below
         if ours:
-            _fsync_folder(parent)
+            with _folder(parent) as names:
+                _flush(names)
         with self._lock:
             self._durable.add(folder)
 
@@ -215,14 +216,15 @@ class FileStore:
             return  # nothing was put there yet, or a sweep was faster
         with entries:
             for entry in entries:
-                if not entry.name.startswith(name) or _SEGMENT.fullmatch(entry.name) is None:
+                if not entry.name.startswith(name) or not is_segment(entry.name):
                     continue
                 key = f"{folder}/{entry.name}" if folder else entry.name
-                if entry.is_dir(follow_symlinks=False):
+                # Links are followed: a run that somebody moved to a larger disk must not look like no run at all.
+                if entry.is_dir():
                     yield from self._walk(key, "")
-                elif entry.is_file(follow_symlinks=False):
+                elif entry.is_file():
                     with suppress(FileNotFoundError):  # deleted since scandir
-                        yield key, entry.stat(follow_symlinks=False).st_size
+                        yield key, entry.stat().st_size
 
     # --- sweeping ---
 
@@ -249,17 +251,7 @@ class FileStore:
     # --- small things ---
 
     def _path(self, key: str) -> str:
-        """Where the object lies.
-
-        Raises:
-            UsageError: the key could lead out of the store, or is one that other stores would not take.
-        """
-        segments = key.split("/")
-        if len(key) > 900 or not all(_SEGMENT.fullmatch(segment) for segment in segments):
-            raise UsageError(
-                f"key {key[:80]!r} is no name in a store; use letters, digits and ._@=+,- between slashes"
-            )
-        return os.path.join(self._root, *segments)
+        return os.path.join(self._root, check_key(key))
 
     def _named(self, key: str) -> str:
         return f"{self.url.rstrip('/')}/{key}"
@@ -296,12 +288,23 @@ def _link(temporary: str, path: str) -> bool:
     return True
 
 
-def _fsync_folder(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+@contextmanager
+def _folder(path: str) -> Iterator[int]:
+    """The folder, to be flushed: fsync(2) on it makes the names in it durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        yield fd
     finally:
         os.close(fd)
+
+
+def _flush(folder: int) -> None:
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        # Some network and user-space file systems cannot flush a folder, and have no need to: fsync(2), EINVAL.
+        if error.errno != errno.EINVAL:
+            raise
 
 
 def _locked(fd: int) -> bool | None:

@@ -45,6 +45,17 @@ def check_key(key: str) -> str:
     return key
 
 
+def check_prefix(prefix: str) -> str:
+    """The prefix itself; its folders must be a key, and what follows the last slash may be the beginning of anything.
+
+    Raises:
+        UsageError: as `check_key`.
+    """
+    if "/" in prefix:
+        check_key(prefix.rpartition("/")[0])
+    return prefix
+
+
 class BlobStore(Protocol):
     """All a checkpoint needs of a store. Every method is safe to call from several threads at once.
 

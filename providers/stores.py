@@ -38,7 +38,10 @@ def check_url(url: str) -> None:
         # resolve() only turns a relative path into the absolute one that an URL needs.
         hint = Path(url).absolute().as_uri() if url and "\0" not in url else _EXAMPLE
         raise UsageError(f"store {url!r} is not an URL; write it as {hint}")
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UsageError(f"store {url!r} is not an URL ({error}); use one such as {_EXAMPLE}") from error
     if parts.scheme in _LATER:
         raise UsageError(
             f"store {url!r}: {_LATER[parts.scheme]} is not in this version; file:///path works, such as {_EXAMPLE}"

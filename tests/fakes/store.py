@@ -1,0 +1,117 @@
+"""A blob store in memory that fails on command. It passes the same contract suite as the real ones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from spotguard.providers.errors import CorruptError, NotFoundError, UnavailableError
+from spotguard.providers.store import ObjectInfo, check_key, check_prefix
+
+T = TypeVar("T")
+
+ALL = ("put", "put_if_absent", "get", "read_into", "list", "delete")
+
+
+class Killed(BaseException):
+    """The process died here: nothing of ours catches it."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Fail one call.
+
+    Attributes:
+        at: its number, counted from 0 over the calls of `verbs`. Deletions count key by key: a batch may break off anywhere.
+        verbs: the calls that count.
+        after: the effect happens, and then the call fails all the same.
+        error: makes what is raised.
+    """
+
+    at: int
+    verbs: tuple[str, ...] = ALL
+    after: bool = False
+    error: Callable[[], BaseException] = lambda: UnavailableError("the fake store fails, as it was told to")
+
+
+class FakeStore:
+    """A `BlobStore` over a dict. Tests set `faults`, look at `objects`, and read `calls`."""
+
+    def __init__(self, url: str = "fake:///store") -> None:
+        self.url = url
+        self.objects: dict[str, bytes] = {}
+        self.faults: list[Fault] = []
+        #: (verb, key), in order.
+        self.calls: list[tuple[str, str]] = []
+        self._lock = threading.RLock()
+
+    def corrupt(self, key: str, at: int, bits: int = 1) -> None:
+        """Flip bits of one byte at rest."""
+        data = bytearray(self.objects[key])
+        data[at] ^= bits
+        self.objects[key] = bytes(data)
+
+    # --- the six verbs ---
+
+    def put(self, key: str, data: memoryview, *, timeout: float | None = None) -> None:
+        self._call("put", check_key(key), timeout, lambda: self.objects.__setitem__(key, bytes(data)))
+
+    def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
+        def effect() -> bool:
+            fresh = key not in self.objects
+            self.objects.setdefault(key, bytes(data))
+            return fresh
+
+        return self._call("put_if_absent", check_key(key), timeout, effect)
+
+    def get(self, key: str, *, timeout: float | None = None) -> bytes:
+        return self._call("get", check_key(key), timeout, lambda: self._object(key))
+
+    def read_into(self, key: str, start: int, buffer: memoryview, *, timeout: float | None = None) -> None:
+        def effect() -> None:
+            view = buffer.cast("B")
+            data = self._object(key)[start : start + len(view)]
+            if len(data) < len(view):
+                raise CorruptError(f"{key}: {len(data)} bytes from {start} on, {len(view)} were expected")
+            view[:] = data
+
+        self._call("read_into", check_key(key), timeout, effect)
+
+    def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
+        def effect() -> list[ObjectInfo]:
+            keys = sorted(key for key in self.objects if key.startswith(prefix))
+            return [ObjectInfo(key, len(self.objects[key])) for key in keys]
+
+        return iter(self._call("list", check_prefix(prefix), timeout, effect))
+
+    def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
+        for key in keys:
+            self._delete(check_key(key), timeout)
+
+    # --- inside ---
+
+    def _delete(self, key: str, timeout: float | None) -> None:
+        self._call("delete", key, timeout, lambda: self.objects.pop(key, None))
+
+    def _object(self, key: str) -> bytes:
+        if key not in self.objects:
+            raise NotFoundError(f"{key} is not in {self.url}")
+        return self.objects[key]
+
+    def _call(self, verb: str, key: str, timeout: float | None, effect: Callable[[], T]) -> T:
+        if timeout is not None and timeout <= 0:
+            raise UnavailableError(f"{verb} {key}: out of time")
+        with self._lock:
+            fault = next((fault for fault in self.faults if self._due(fault, verb)), None)
+            self.calls.append((verb, key))
+            if fault is not None and not fault.after:
+                raise fault.error()
+            result = effect()
+            if fault is not None:
+                raise fault.error()
+            return result
+
+    def _due(self, fault: Fault, verb: str) -> bool:
+        return verb in fault.verbs and fault.at == sum(done in fault.verbs for done, _ in self.calls)
