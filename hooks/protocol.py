@@ -133,13 +133,13 @@ def _decode(data: bytes) -> Message:
             if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
                 raise ProtocolError(f"{word} lacks {f.name}")
             continue
-        value = body[f.name]
-        if f.type == "float" and isinstance(value, int) and abs(value) > 2**53:
+        value: Any = body[f.name]
+        if isinstance(value, int) and abs(value) > 2**53:  # nothing here counts so far, and floats end to be exact
             raise ProtocolError(f"{word}.{f.name} is out of range")
         allowed = _JSON_TYPES[str(f.type)]
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
             raise ProtocolError(f"{word}.{f.name} must be {f.type}, not {type(value).__name__}")
-        values[f.name] = float(value) if f.type == "float" else value
+        values[f.name] = float(body[f.name]) if f.type == "float" else value
     return cls(**values)
 
 
