@@ -66,7 +66,10 @@ class OptimizerPart:
 
     def counts(self) -> int:
         """Changes when parameters are added or state is created: cheap enough for every boundary."""
-        return len(self.optimizer.state) + sum([len(g["params"]) for g in self.optimizer.param_groups])
+        count = len(self.optimizer.state)
+        for group in self.optimizer.param_groups:
+            count += len(group["params"])
+        return count
 
     def at_boundary(self) -> None:
         if self._plain:

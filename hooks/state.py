@@ -4,33 +4,36 @@ put back by a restore.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from ..providers.errors import CheckpointError, StateError
-from . import rng
 from .coverage import MergedTensor
 from .dtypes import dtype_name, torch_dtype
 from .encoding import decode, encode, same
 from .manifest import private_name
-from .modules import ModulePart, module_part
-from .optimizers import OptimizerPart, hook, optimizer_part
-from .parts import DictPart, Leaf, Part, StatefulPart, TensorPart
+from .modules import ModulePart
+from .optimizers import OptimizerPart
+from .parts import Leaf, Part
+from .registry import build
+from .rng import RngPart
 from .window import Witness
 
-#: The part that is always there.
-RNG = "rng"
+log = logging.getLogger("spotguard")
 
 #: Boundaries at which everything is looked at anew, until optimizers have made their state.
 _EARLY = 4
 #: A boundary's copies may cost this much, or this share of a step, before saves wait for the boundary instead.
 _COSTLY_SECONDS, _COSTLY_SHARE = 0.002, 0.01
+
+
+#: A step may spend this long, and this share of itself, between the optimizer and the boundary unremarked.
+_LATE_SECONDS, _LATE_SHARE = 1.0, 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,31 +47,6 @@ class Collected:
     @property
     def nbytes(self) -> int:
         return sum(leaf.tensor.nbytes for leaf in self.leaves)
-
-
-class RngPart:
-    """The generators' states, under the name "rng"."""
-
-    name = RNG
-
-    def __init__(self) -> None:
-        self._frozen: dict[str, Any] = {}
-        self.left_out: list[str] = []
-
-    def at_boundary(self) -> None:
-        self._frozen = rng.capture()
-
-    def leaves(self) -> list[Leaf]:
-        return []
-
-    def tree(self) -> Any:
-        return self._frozen
-
-    def targets(self, tree: Any) -> None:
-        """Generators that this process lacks are left out, with a warning, by `put_back`."""
-
-    def put_back(self, tree: Any) -> None:
-        self.left_out = rng.restore(tree)
 
 
 class State:
@@ -90,66 +68,17 @@ class State:
         self._stepped = False
         self._boundaries = 0
         self._ended_at = 0.0
+        self._stepped_at = 0.0
         self._costly = 0
-        self.parts = self._build(values)
+        self._late = 0
+        registered = build(values, self._on_step)
+        self.parts = registered.parts
         self._modules = [p for p in self.parts if isinstance(p, ModulePart)]
         self._optimizers = [p for p in self.parts if isinstance(p, OptimizerPart)]
-        if not any(isinstance(v, Optimizer) for v in values.values()):
-            self.boundary_only = "no torch optimizer is registered"
         self._refresh()
         self._prove()
-
-    # --- building ---
-
-    def _build(self, values: Mapping[str, Any]) -> list[Part]:
-        if RNG in values:
-            raise StateError(
-                f"{RNG!r} is the name of the random number generators; register under another name"
-            )
-        modules = {n: module_part(n, v) for n, v in values.items() if isinstance(v, nn.Module)}
-        names: dict[int, str] = {}
-        for part in modules.values():
-            if isinstance(part, ModulePart):
-                names |= {i: n for i, n in part.parameters().items() if i not in names}
-        names |= {id(v): n for n, v in values.items() if isinstance(v, torch.Tensor)}
-        held = {id(p) for v in values.values() if isinstance(v, nn.Module) for p in v.parameters()} | set(
-            names
-        )
-        stepped: set[int] = set()
-        parts: list[Part] = []
-        for name, value in values.items():
-            if isinstance(value, nn.Module):
-                parts.append(modules[name])
-            elif isinstance(value, Optimizer):
-                _check_held(name, value, held)
-                hook(value, self._on_step)
-                stepped |= {id(p) for g in value.param_groups for p in g["params"]}
-                parts.append(optimizer_part(name, value, names))
-            else:
-                parts.append(self._other(name, value))
-        for part in modules.values():
-            if isinstance(part, ModulePart):
-                part.stepped = frozenset(stepped)
-        return [*parts, RngPart()]
-
-    def _other(self, name: str, value: Any) -> Part:
-        if isinstance(value, torch.Tensor):
-            return TensorPart(name, value)
-        if isinstance(value, dict):
-            return DictPart(name, value)
-        if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
-            if hasattr(value, "param_groups") and hasattr(value, "step"):
-                self.boundary_only = (
-                    f"{name} ({type(value).__name__}) is an optimizer that torch's hooks do not reach"
-                )
-            return StatefulPart(name, value)
-        advice = "give it state_dict() and load_state_dict(), or register the plain values it needs in a dict"
-        if isinstance(value, torch.utils.data.DataLoader):
-            advice = (
-                "a DataLoader does not know its position: use torchdata's StatefulDataLoader, "
-                "or register a sampler with state_dict()"
-            )
-        raise StateError(f"{name} is a {type(value).__name__}, which cannot be saved: {advice}")
+        if registered.boundary_only:
+            self._wait_for_boundaries(registered.boundary_only)
 
     def _prove(self) -> None:
         """Save and read back every tree in memory: what cannot be saved is refused now, not at the notice."""
@@ -169,9 +98,18 @@ class State:
             if (path := same(tree, back)) != "":
                 raise StateError(f"{part.name}{path} does not survive saving and reading back; leave it out")
 
+    def expected_bytes(self) -> int:
+        """About what a full save will write, also before the optimizers have made their state (Adam: two more
+        numbers a parameter)."""
+        held = sum(leaf.tensor.nbytes for part in self.parts for leaf in part.leaves())
+        fresh = [part for part in self._optimizers if not part.optimizer.state]
+        return held + 2 * sum(p.nbytes for part in fresh for p in part.tensors)
+
     # --- the training thread ---
 
     def _on_step(self) -> None:
+        if not self._stepped:
+            self._stepped_at = time.perf_counter()
         self._stepped = True
         self._before_change()
 
@@ -180,18 +118,38 @@ class State:
         started = time.perf_counter()
         for part in self.parts:
             part.at_boundary()
-        counts = sum([part.counts() for part in self._optimizers])
+        counts = 0
+        for optimizer in self._optimizers:
+            counts += optimizer.counts()
         if self._boundaries < _EARLY or counts != self._counts:
             self._boundaries += 1
             if any(part.moved() for part in self._optimizers):
                 self._refresh()
         moved = self._witness.mark()
-        if moved and not self._stepped and not self.boundary_only:
-            self.boundary_only = "parameters changed although no registered optimizer stepped"
+        if moved and not self._stepped:
+            self._wait_for_boundaries("parameters changed although no registered optimizer stepped")
+        elif self._stepped and self._ended_at:
+            self._look_at_the_rest(started - self._stepped_at, started - self._ended_at)
         self._stepped = False
         ended = time.perf_counter()
         self._weigh(ended - started, started - self._ended_at)
         self._ended_at = ended
+
+    def _wait_for_boundaries(self, why: str) -> None:
+        if not self.boundary_only:
+            self.boundary_only = why
+            log.warning("from now on a save waits for the next guard.step(): %s", why)
+
+    def _look_at_the_rest(self, dirty: float, step: float) -> None:
+        """Time between the optimizer and `guard.step()` is time in which a notice must wait: say so, once."""
+        self._late = self._late + 1 if dirty > max(_LATE_SECONDS, _LATE_SHARE * step) else 0
+        if self._late == 3:
+            log.warning(
+                "%.1f s of each %.1f s step lie between optimizer.step() and guard.step(), and a notice waits for "
+                "them: call guard.step() right after the optimizer (and scheduler), before evaluation",
+                dirty,
+                step,
+            )
 
     def _weigh(self, cost: float, step: float) -> None:
         """Three boundaries in a row whose copies cost too much: from now on they are made only when wanted."""
@@ -199,10 +157,8 @@ class State:
             self._costly = 0
             return
         self._costly += 1
-        if self._costly == 3 and not self.boundary_only:
-            self.boundary_only = (
-                f"copying the state that changes between steps costs {cost * 1e3:.1f} ms a step"
-            )
+        if self._costly == 3:
+            self._wait_for_boundaries(f"copying what changes between steps costs {cost * 1e3:.1f} ms a step")
 
     def _refresh(self) -> None:
         for module in self._modules:
@@ -222,7 +178,7 @@ class State:
     # --- the saving thread, gate shut ---
 
     def broken(self) -> str:
-        """ "" while the state stands as it stood at the boundary, else what moved."""
+        """Nothing while the state stands as it stood at the boundary, else what moved."""
         if any(part.moved() for part in self._optimizers):
             return "an optimizer replaced its state after guard.step()"
         return self._witness.broken()
@@ -301,15 +257,6 @@ class State:
         self._refresh()
         left = next(part.left_out for part in self.parts if isinstance(part, RngPart))
         return [f"no generator here for the saved RNG state of {', '.join(left)}"] if left else []
-
-
-def _check_held(name: str, optimizer: Optimizer, held: set[int]) -> None:
-    orphans = sum(id(p) not in held for g in optimizer.param_groups for p in g["params"])
-    if orphans:
-        raise StateError(
-            f"{name} steps {orphans} parameters that no registered module holds, so they would not be saved; "
-            "register the model too: register(model=model, optimizer=optimizer)"
-        )
 
 
 def _check_tensor(leaf: Leaf) -> None:
