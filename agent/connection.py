@@ -11,7 +11,7 @@ import socket
 import struct
 from dataclasses import dataclass
 
-from ..hooks.protocol import Message, Peer, Role, encode
+from ..hooks.protocol import Message, Peer, Register, Role, encode
 from ..providers.errors import ProtocolError
 
 _UCRED = struct.Struct("iII")  # pid, uid, gid: unix(7)
@@ -53,6 +53,8 @@ class Connection:
             sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         )
         self.peer = Peer(Role.NEW)
+        #: What it said of itself, once it has registered.
+        self.register: Register | None = None
         self.pidfd = -1
         #: Close it when everything is sent.
         self.closing = False

@@ -250,9 +250,29 @@ class Server:
         if not connection.follow():
             self._refuse(connection, "your process cannot be seen from here: share the agent's PID namespace")
             return
+        if (holder := self._holder(connection, message)) is not None:
+            reason = (
+                f"run id {message.run_id[:80]!r} is being saved by pid {holder.pid} already; "
+                "give each process its own: register(..., run_id=...)"
+            )
+            self._refuse(connection, reason)
+            return
+        connection.register = message
         self._selector.register(connection.pidfd, selectors.EVENT_READ, lambda mask: self._died(connection))
         self._say(connection, protocol.Welcome(connection.number, os.getpid()))
         self._post(Opened(connection.number, connection.pid, connection.uid, message))
+
+    def _holder(self, connection: Connection, message: protocol.Register) -> Connection | None:
+        """The live process that saves what this one asks to save. Two that share a run id would each restore
+        the other's checkpoints."""
+        mine = (connection.uid, message.run_id, message.store, message.rank)
+        for other in self._connections.values():
+            said = other.register
+            if said is None or not message.store or other.pid == connection.pid:
+                continue
+            if (other.uid, said.run_id, said.store, said.rank) == mine and not has_ended(other.pidfd):
+                return other
+        return None
 
     def _asked(self, connection: Connection, message: protocol.Ask) -> None:
         if not self._same_version(connection, message.version):

@@ -74,9 +74,8 @@ class Checkpointer:
         #: Bytes of a full save; 0 before it is known.
         self.nbytes = 0
 
-    def warm(self, state: State) -> None:
-        """Have everything a save needs but the bytes: frames touched, sizes known."""
-        self.nbytes = sum(leaf.tensor.nbytes for part in state.parts for leaf in part.leaves())
+    def warm(self) -> None:
+        """Have everything a save needs but the bytes. On the saving thread, before its first save."""
         self._writer.warm(self.nbytes)
 
     def restored(self, whole: Whole) -> None:

@@ -53,7 +53,10 @@ class Client:
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stop = threading.Event()
         self._joined = threading.Event()
+        self._answered = threading.Event()
         self._warned = False
+        #: Why the agent will not have this process; "" while it has not said so.
+        self.refused = ""
         self._thread = threading.Thread(target=self._run, name="spotguard-listener", daemon=True)
 
     def start(self) -> None:
@@ -64,8 +67,9 @@ class Client:
         """Whether an agent has welcomed us and the connection stands."""
         return self._joined.is_set()
 
-    def wait_guarded(self, timeout: float) -> bool:
-        return self._joined.wait(timeout)
+    def wait_answered(self, timeout: float) -> None:
+        """Wait for the agent's first `Welcome` or `Refused`."""
+        self._answered.wait(timeout)
 
     def send(self, message: Message) -> bool:
         """Send from any thread. False: there is no agent now (it learns from `Register` when it is back)."""
@@ -150,9 +154,14 @@ class Client:
                 if self._warned:
                     log.info("guarded again: the agent is back on %s", self._path)
                 self._warned = False
+                self.refused = ""
                 self._joined.set()
+                self._answered.set()
             case Refused(reason=reason):
-                log.warning("the agent on %s refuses this process: %s", self._path, reason)
+                if not self._warned:
+                    log.warning("unguarded: the agent on %s refuses this process: %s", self._path, reason)
                 self._warned = True
+                self.refused = reason
+                self._answered.set()
             case _:
                 self._on_message(message)

@@ -32,6 +32,8 @@ log = logging.getLogger("spotguard")
 
 #: Seconds that `register` waits for the agent's welcome, to learn of a notice that is already there.
 _WELCOME = 2.0
+#: Checkpoints that stay in the store, unless SPOTGUARD_KEEP says otherwise.
+KEEP = 3
 #: Seconds that a process that ends waits for a background checkpoint under way.
 _LAST_UPLOAD = 60.0
 
@@ -59,7 +61,7 @@ def register(store: str | None = None, /, *, run_id: str | None = None, **state:
         raise UsageError("register() was called before in this process; register everything in one call")
     if not state:
         raise UsageError("register() was given nothing to save: register(model=model, optimizer=optimizer)")
-    if (world := int(os.environ.get("WORLD_SIZE", "1") or 1)) > 1:
+    if (world := _number("WORLD_SIZE", 1)) > 1:
         raise UsageError(
             f"WORLD_SIZE is {world}: this version saves jobs of one process; unset it, or start one"
         )
@@ -71,6 +73,17 @@ def register(store: str | None = None, /, *, run_id: str | None = None, **state:
         store or os.environ.get("SPOTGUARD_STORE") or default_store(os.getcwd()), run, state, clock
     )
     return _current
+
+
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "")
+    try:
+        number = int(text) if text else default
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise UsageError(f"{variable}={text!r} is not a number of 1 or more; correct it, or unset it")
+    return number
 
 
 class Guard:
@@ -86,12 +99,16 @@ class Guard:
         self._gate = Gate()
         self._state = State(state, self._gate.before_change)
         self._cadence = Cadence(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
-        self._attempt = claim_attempt(self._store, run_id, {"pid": os.getpid(), "command": sys.orig_argv})
-        self._checkpointer = Checkpointer(
-            self._store, run_id, self._attempt, clock=clock, keep=int(os.environ.get("SPOTGUARD_KEEP", "3"))
-        )
+        keep = _number("SPOTGUARD_KEEP", KEEP)
+        self._nbytes = self._state.expected_bytes()
+        self._restored = self.closed = False
+        self._built = threading.Event()
+        # The agent first: who is refused must leave no attempt behind, it would fence the one that is not.
         self._client = self._connect(os.environ.get("SPOTGUARD_SOCKET", ""))
-        self._report = Report(self._store, run_id, self._attempt, clock, self._send, self._alarm_ended)
+        attempt = claim_attempt(self._store, run_id, {"pid": os.getpid(), "command": sys.orig_argv})
+        self._checkpointer = Checkpointer(self._store, run_id, attempt, clock=clock, keep=keep)
+        self._checkpointer.nbytes = self._nbytes
+        self._report = Report(self._store, run_id, attempt, clock, self._send, self._alarm_ended)
         self._saver = Saver(
             gate=self._gate,
             state=self._state,
@@ -99,16 +116,11 @@ class Guard:
             clock=clock,
             listener=self._report,
         )
-        self._restored = False
-        self.closed = False
         self._saver.start()
-        if self._client is not None:
-            self._client.start()
-            self._client.wait_guarded(_WELCOME)
+        self._built.set()
         signals.hold_sigterm(lambda: self._saver.saving)
         forks.in_child(self._forget)
         atexit.register(self.close)
-        threading.Thread(target=self._warm, name="spotguard-warm", daemon=True).start()
 
     # --- the training thread ---
 
@@ -194,7 +206,13 @@ class Guard:
     def _connect(self, socket: str) -> Client | None:
         if not socket:
             return None
-        return Client(socket, hello=self._hello, on_message=self._on_message, position=self._position)
+        client = Client(socket, hello=self._hello, on_message=self._on_message, position=self._position)
+        client.start()
+        client.wait_answered(_WELCOME)
+        if client.refused:
+            client.close()
+            raise UsageError(f"the agent refuses this process: {client.refused}")
+        return client
 
     def _hello(self) -> protocol.Register:
         return protocol.Register(
@@ -202,10 +220,11 @@ class Guard:
             run_id=self._run_id,
             name=os.path.basename(sys.argv[0] or "python"),
             store=self._store.url,
-            nbytes=self._checkpointer.nbytes,
+            nbytes=self._nbytes,
         )
 
     def _position(self) -> protocol.Position:
+        self._built.wait()
         last = self._checkpointer.last
         return protocol.Position(
             step=self._gate.place.completed,
@@ -216,6 +235,7 @@ class Guard:
         )
 
     def _on_message(self, message: protocol.Message) -> None:
+        self._built.wait()  # a notice that is there already comes right behind the welcome
         match message:
             case protocol.Preempt():
                 now = self._clock.monotonic()
@@ -262,10 +282,6 @@ class Guard:
         self._gate.leave(lambda: Preempted(code))
 
     # --- its own affairs ---
-
-    def _warm(self) -> None:
-        """Touch what the notice will need, off the training thread."""
-        self._checkpointer.warm(self._state)
 
     def _forget(self) -> None:
         """In a forked child: it is not the process that is guarded."""

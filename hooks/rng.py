@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from .parts import Leaf
+
 
 def capture() -> dict[str, Any]:
     """The states as they are now; nothing is drawn. About 20 µs with python, numpy and torch on a CPU."""
@@ -39,3 +41,28 @@ def restore(states: dict[str, Any]) -> list[str]:
         else:
             left.append(name)
     return left
+
+
+class RngPart:
+    """The generators' states as a part of the registered state."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._frozen: dict[str, Any] = {}
+        #: Saved states that `put_back` found no generator for.
+        self.left_out: list[str] = []
+
+    def at_boundary(self) -> None:
+        self._frozen = capture()
+
+    def leaves(self) -> list[Leaf]:
+        return []
+
+    def tree(self) -> Any:
+        return self._frozen
+
+    def targets(self, tree: Any) -> None:
+        """Generators that this process lacks are left out, with a warning, by `put_back`."""
+
+    def put_back(self, tree: Any) -> None:
+        self.left_out = restore(tree)

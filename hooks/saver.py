@@ -89,7 +89,11 @@ class Saver:
         self._thread.start()
 
     def close(self, timeout: float | None) -> None:
-        """Let what is running come to its end, then join the thread."""
+        """Let what is running come to its end, then join the thread. Training is over: a step in its middle
+        will have no boundary any more."""
+        with self._lock:
+            if self._running is not None and self._gate.place.dirty:
+                self._running.effort.abandon("training ended in the middle of a step")
         self._jobs.put(None)
         self._thread.join(timeout)
 
@@ -156,6 +160,7 @@ class Saver:
     # --- the thread ---
 
     def _run(self) -> None:
+        self._checkpointer.warm()
         while True:
             try:
                 job = self._jobs.get(timeout=self._patience())
@@ -193,6 +198,7 @@ class Saver:
 
     def _do(self, job: _Job) -> None:
         if not self.ready:
+            self._gate.close()  # who has not begun parks, and never trains
             raise CheckpointError(
                 "training has not begun yet: there is nothing that is not in the store already"
             )
