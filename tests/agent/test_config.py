@@ -1,0 +1,176 @@
+"""One table of options: a flag beats the environment, the environment beats the file, and bad values are named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from spotguard.agent.config import SETTINGS, Options, resolve, settings_of
+from spotguard.providers.errors import UsageError
+
+NOTHING: Mapping[str, str] = {}
+
+#: For each option: a text for the flag, the environment and the file, and the values they come to.
+EXAMPLES: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, object]]] = {
+    "provider": (("aws", "aws"), ("none", "none"), ('"AUTO"', "auto")),
+    "metadata-endpoint": (
+        ("http://127.0.0.1:1", "http://127.0.0.1:1"),
+        ("http://[::1]:2/", "http://[::1]:2"),
+        ('"http://127.0.0.3"', "http://127.0.0.3"),
+    ),
+    "store": (("file:///a", "file:///a"), ("file:///b", "file:///b"), ('"file:///c"', "file:///c")),
+    "run-id": (("a", "a"), ("B-1.x_2", "B-1.x_2"), ('"c"', "c")),
+    "window": (("1", 1.0), ("2.5", 2.5), ("3", 3.0)),
+    "reserve": (("0", 0.0), ("2", 2.0), ("3.5", 3.5)),
+    "every": (("off", "off"), ("AUTO", "auto"), ("30", 30.0)),
+    "keep": (("1", 1), ("2", 2), ("5", 5)),
+    "socket": (("/a.sock", "/a.sock"), ("/b.sock", "/b.sock"), ('"/c.sock"', "/c.sock")),
+    "signal": (("none", None), ("USR1", 10), ('"SIGUSR2"', 12)),
+    "max-restarts": (("1", 1), ("2", 2), ("3", 3)),
+    "outlive": (("true", True), ("off", False), ("true", True)),
+    "exit-code": (("1", 1), ("76", 76), ("255", 255)),
+    "json-log": (("true", True), ("0", False), ("true", True)),
+    "log-level": (("debug", "debug"), ("WARNING", "warning"), ('"error"', "error")),
+}
+
+
+def file_with(folder: Path, text: str) -> dict[str, str]:
+    path = folder / "spot.toml"
+    path.write_text(text)
+    return {"config": str(path)}
+
+
+def refusal(flags: Mapping[str, str], env: Mapping[str, str] = NOTHING, command: str = "run") -> str:
+    with pytest.raises(UsageError) as caught:
+        resolve(command, flags, env)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_every_option_has_its_example() -> None:
+    assert EXAMPLES.keys() == {setting.name for setting in SETTINGS}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path, name: str) -> None:
+    (flag, said), (variable, exported), (key, written) = EXAMPLES[name]
+    setting = next(setting for setting in SETTINGS if setting.name == name)
+    in_file = file_with(tmp_path, f"{name} = {key}\n")
+    env = {setting.variable: variable}
+
+    def value(flags: Mapping[str, str], env: Mapping[str, str] = NOTHING) -> object:
+        return getattr(resolve("run", flags, env), setting.field)
+
+    assert value({}) == setting.default or name in ("store", "run-id")
+    assert value(in_file) == written
+    assert value(in_file, env) == exported
+    assert value({**in_file, name: flag}, env) == said
+
+
+def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
+    """And a flag names another one in its place."""
+    other = tmp_path / "other.toml"
+    other.write_text("keep = 9\n")
+    env = {"SPOTGUARD_CONFIG": file_with(tmp_path, "keep = 7\n")["config"]}
+    assert resolve("run", {}, env).keep == 7
+    assert resolve("run", {"config": str(other)}, env).keep == 9
+
+
+def test_keys_are_written_as_flags_or_as_names(tmp_path: Path) -> None:
+    assert resolve("run", file_with(tmp_path, "max_restarts = 2\n"), NOTHING).max_restarts == 2
+    both = refusal(file_with(tmp_path, "max-restarts = 2\nmax_restarts = 3\n"))
+    assert "given twice" in both
+
+
+def test_a_variable_that_is_empty_is_not_set() -> None:
+    assert resolve("run", {}, {"SPOTGUARD_WINDOW": ""}).window is None
+
+
+def test_defaults_that_depend_on_the_command() -> None:
+    """The store's default is marked as nobody's choice."""
+    defaults = {"store": "file:///here", "run-id": "train-1"}
+    found = resolve("run", {}, NOTHING, defaults=defaults)
+    assert (found.store, found.run_id, found.store_given) == ("file:///here", "train-1", False)
+    assert resolve("run", {"store": "file:///x"}, NOTHING, defaults=defaults).store_given
+
+
+def test_the_service_has_no_command_to_end() -> None:
+    """Options that are about a command are no flags of `agent`, and harm it neither in a shared file."""
+    names = {setting.name for setting in settings_of("agent")}
+    assert names == {
+        "provider", "metadata-endpoint", "window", "reserve", "socket", "json-log", "log-level",
+    }  # fmt: skip
+    assert isinstance(resolve("agent", {}, {"SPOTGUARD_KEEP": "no number"}), Options)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("provider", "gcp", "not in this version"),
+        ("provider", "digitalocean", "auto, aws or none"),
+        ("metadata-endpoint", "localhost:80", "http://127.0.0.1:1338"),
+        ("store", "/mnt/checkpoints", "file:///mnt/checkpoints"),
+        ("run-id", "a/b", "letters"),
+        ("run-id", "..", "letters"),
+        ("run-id", "x" * 65, "64"),
+        ("window", "2m", "as in 30"),
+        ("window", "-1", "from 0 up"),
+        ("window", "nan", "as in 30"),
+        ("window", "inf", "as in 30"),
+        ("every", "0", "auto, off"),
+        ("every", "often", "auto, off"),
+        ("keep", "0", "from 1 up"),
+        ("keep", "2.5", "whole number"),
+        ("socket", "a\0b", "path"),
+        ("signal", "KILL", "TERM"),
+        ("signal", "SIGNONE", "TERM"),
+        ("max-restarts", "-1", "from 0 up"),
+        ("outlive", "maybe", "true or false"),
+        ("exit-code", "0", "done"),
+        ("exit-code", "256", "255"),
+        ("log-level", "loud", "debug"),
+    ],
+)
+def test_a_bad_value_names_its_origin(tmp_path: Path, name: str, text: str, expected: str) -> None:
+    """From each of the three places: where, the value, and what was expected."""
+    setting = next(setting for setting in SETTINGS if setting.name == name)
+    quoted = text.replace("\0", "\\u0000")
+    in_file = file_with(tmp_path, f'{name} = "{quoted}"\n')
+    for origin, line in (
+        (setting.flag, refusal({name: text})),
+        (setting.variable, refusal({}, {setting.variable: text})),
+        (f"{in_file['config']}: {name}", refusal(in_file)),
+    ):
+        assert line.startswith(f"{origin} {text!r}: expected")
+        assert expected in line
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("windw = 30\n", "unknown key 'windw': did you mean window?"),
+        ("xyzzy = 1\n", "expected provider, metadata-endpoint"),
+        ("[run]\nkeep = 3\n", "unknown key 'run'"),
+        ("keep = [3]\n", "not a list"),
+        ("keep = {a = 3}\n", "not a table"),
+        ("keep = 2026-01-01\n", "not a date"),
+        ("keep = \n", "expected TOML"),
+        ("keep = true\n", "whole number"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path: Path, content: str, words: str) -> None:
+    """A key that nobody reads would be an option that silently is not set."""
+    line = refusal(file_with(tmp_path, content))
+    assert "spot.toml" in line
+    assert words in line
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    missing = str(tmp_path / "no.toml")
+    assert refusal({"config": missing}).startswith(f"--config '{missing}': expected a file")
+    assert refusal({}, {"SPOTGUARD_CONFIG": missing}).startswith(f"SPOTGUARD_CONFIG '{missing}'")
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\0")
+    assert "expected TOML" in refusal({"config": str(binary)})

@@ -1,0 +1,237 @@
+"""The command line: each wrong use is one line and the right code, and nothing is loaded that is not asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spotguard import cli
+from tests.fakes.report import TIMEOUT
+
+
+def spotguard(*words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    """The command as a user starts it; in a session of its own, so that it has no terminal to give away."""
+    return subprocess.run(
+        [sys.executable, "-m", "spotguard", *words],
+        cwd=cwd,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        start_new_session=True,
+        check=False,
+    )
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> str:
+    """The one line with which `words` are refused."""
+    assert cli.main(words) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("spotguard: error: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    return err
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    """What it is, its flags, and examples to copy."""
+    with pytest.raises(SystemExit) as left:
+        cli.main([command, "--help"])
+    assert left.value.code == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: spotguard {command}")
+    assert out.count(f"\n  spotguard {command}") + out.count(f"until spotguard {command}") >= 1
+    assert "None" not in out
+
+
+def test_the_list_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    out = capsys.readouterr().out
+    assert all(f"\n  {command} " in out for command in cli.COMMANDS)
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out.startswith("spotguard 0.")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rnu"], "unknown command 'rnu': did you mean run?"),
+        (["xyzzy"], "expected one of run, agent"),
+        (["--vresion"], "unknown flag '--vresion': did you mean --version?"),
+        (["run"], "the command is missing: say spotguard run [options] -- COMMAND"),
+        (["run", "--keep", "3"], "the command is missing"),
+        (["run", "--"], "the command is missing"),
+        (["run", "--stroe", "file:///x", "true"], "unknown flag '--stroe': did you mean --store?"),
+        (["run", "--wind", "30", "true"], "unknown flag '--wind': did you mean --window?"),
+        (["run", "--keep", "0", "true"], "--keep '0': expected a whole number from 1 up"),
+        (["run", "--keep"], "argument --keep: expected one argument"),
+        (["run", "--outlive=yes", "true"], "argument --outlive: ignored explicit argument 'yes'"),
+        (["run", "--provider", "gcp", "true"], "not in this version"),
+        (
+            ["run", "--store", "s3://b/p", "true"],
+            "--store: store 's3://b/p': S3 is not in this version; file:///",
+        ),
+        (["run", "--store", "ftp://b/p", "true"], "unknown; use file:///path"),
+        (["run", "--store", "/mnt/x", "true"], "write it as file:///mnt/x"),
+        (["run", "--vm-name", "x", "true"], "unknown flag '--vm-name'"),
+        (["run", "--config", "/no/such.toml", "true"], "--config '/no/such.toml': expected a file"),
+        (["agent", "--keep", "3"], "unknown flag '--keep'"),
+        (["agent", "now"], "unknown word 'now': see spotguard agent --help"),
+        (["drill", "--window", "0"], "--window '0': expected seconds above 0"),
+        (["drill", "--run-id", "a b"], "--run-id 'a b': expected"),
+        (["status", "--wach"], "did you mean --watch?"),
+        (["simulate"], "see spotguard simulate --help"),
+        (["simulate", "aws", "--preempt-afer", "3"], "did you mean --preempt-after?"),
+        (["ls", "/mnt/x"], "write it as file:///mnt/x"),
+        (["inspect", "--step", "one"], "--step 'one': expected a whole number"),
+        (["verify", "gs://b/p"], "Google Cloud Storage is not in this version"),
+        (["prune"], "--keep is missing"),
+        (["prune", "--keep", "0"], "the last good one always stays"),
+    ],
+)
+def test_wrong_words(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    assert said in refused(capsys, *words)
+
+
+def test_no_word_at_all(capsys: pytest.CaptureFixture[str]) -> None:
+    """The help, and the code of a mistake."""
+    assert cli.main([]) == 2
+    assert "commands:" in capsys.readouterr().err
+
+
+def test_a_bad_variable_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTGUARD_WINDOW", "2m")
+    assert "SPOTGUARD_WINDOW '2m': expected seconds" in refused(capsys, "run", "true")
+    monkeypatch.delenv("SPOTGUARD_WINDOW")
+    monkeypatch.setenv("SPOTGUARD_STORE", "s3://b/p")
+    assert "SPOTGUARD_STORE: store 's3://b/p'" in refused(capsys, "run", "true")
+
+
+@pytest.mark.parametrize(
+    ("words", "ours", "command"),
+    [
+        (["--", "python", "x.py"], [], ["python", "x.py"]),
+        (["python", "x.py", "--keep", "9"], [], ["python", "x.py", "--keep", "9"]),
+        (["--keep", "3", "python", "x.py"], ["--keep", "3"], ["python", "x.py"]),
+        (["--keep=3", "--outlive", "python"], ["--keep=3", "--outlive"], ["python"]),
+        (["--no-outlive", "--", "--odd"], ["--no-outlive"], ["--odd"]),
+        (["--config", "a.toml", "--", "a", "--", "b"], ["--config", "a.toml"], ["a", "--", "b"]),
+        (["--window", "-5", "true"], ["--window", "-5"], ["true"]),
+        (["--unknown", "value"], ["--unknown"], ["value"]),
+        (["--keep"], ["--keep"], []),
+        ([], [], []),
+    ],
+)
+def test_where_the_command_begins(words: list[str], ours: list[str], command: list[str]) -> None:
+    """The command's own flags are never ours."""
+    from spotguard.commands.run import split
+
+    assert split(words) == (ours, command)
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        (["no-such-program"], 127, "command not found: 'no-such-program'"),
+        (["./train.py"], 126, "say python ./train.py"),
+        (["sh", "-c", "exit 5"], 5, ""),
+        (["sh", "-c", "kill -KILL $$"], 128 + signal.SIGKILL, ""),
+    ],
+)
+def test_run_answers_with_the_commands_code(tmp_path: Path, command: list[str], code: int, said: str) -> None:
+    """Or with the shell's own, where there was no command; and leaves no socket behind."""
+    (tmp_path / "train.py").write_text("print()")
+    done = spotguard("run", "--socket", str(tmp_path / "s.sock"), *command, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    if said:
+        assert said in done.stderr
+        assert done.stderr.splitlines()[-1].startswith("spotguard: error: ")
+    assert not (tmp_path / "s.sock").exists()
+    assert "Traceback" not in done.stderr
+
+
+def test_the_commands_streams_are_its_own(tmp_path: Path) -> None:
+    """What it prints comes through untouched, binary bytes too, and stdout holds nothing of ours."""
+    code = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()[::-1])"
+    done = subprocess.run(
+        [sys.executable, "-m", "spotguard", "run", sys.executable, "-c", code],
+        cwd=tmp_path,
+        input=bytes(range(256)) * 500,
+        capture_output=True,
+        timeout=TIMEOUT,
+        start_new_session=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (bytes(range(256)) * 500)[::-1]
+
+
+def test_run_holds_nothing_large(tmp_path: Path) -> None:
+    """The agent lives as long as the training: no torch, no store's SDK, no tables, in it."""
+    probe = "import sys; print(*sorted(m.partition('.')[0] for m in sys.modules), sep='\\n')"
+    program = (
+        f"import sys\nfrom spotguard.cli import main\ncode = main(sys.argv[1:])\n{probe}\nsys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "run", "true"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        start_new_session=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert "spotguard" in loaded
+    unwanted = {"torch", "numpy", "rich", "boto3", "google", "azure", "safetensors", "tomllib", "difflib"}
+    assert loaded & unwanted == set()
+
+
+def test_the_names_are_those_of_a_bare_register(tmp_path: Path) -> None:
+    """A job that was trained without `run` is resumed under it, and the other way round."""
+    (tmp_path / "train.py").write_text(
+        "import os, sys\n"
+        "from spotguard.hooks.naming import default_run_id, default_store\n"
+        "here = os.getcwd()\n"
+        "said = os.environ['SPOTGUARD_RUN_ID'], os.environ['SPOTGUARD_STORE']\n"
+        "assert said == (default_run_id(sys.orig_argv, here), default_store(here)), said\n"
+    )
+    done = spotguard("run", "--", sys.executable, "train.py", "--lr", "0.1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_reader_that_has_enough(tmp_path: Path) -> None:
+    """`spotguard status --json | head -0`: no traceback, no complaint."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "spotguard", "status", "--json"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    os.close(write)
+    assert done.stderr == ""
+    assert done.returncode == 1
+
+
+def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
+    done = spotguard("run", "--keep", "0", "true", cwd=tmp_path, SPOTGUARD_DEBUG="1")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
