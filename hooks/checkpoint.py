@@ -14,6 +14,7 @@ from ..providers.errors import CheckpointError, StoreError
 from ..providers.store import BlobStore
 from .catalog import Whole
 from .commit import commit_if_whole, put_manifest
+from .device import finish_copies, host_tensor
 from .effort import Effort
 from .environment import describe
 from .keys import CheckpointName, checkpoint_prefix
@@ -159,13 +160,14 @@ class Checkpointer:
         for leaf in leaves:
             held = self._snapshot.get(leaf.name)
             if held is None or held.shape != leaf.tensor.shape or held.dtype != leaf.tensor.dtype:
-                held = torch.empty(leaf.tensor.shape, dtype=leaf.tensor.dtype)
+                held = host_tensor(leaf.tensor)
             wanted[leaf.name] = held
         self._snapshot = wanted  # what is no longer part of the state is let go before anything is copied
         for leaf in leaves:
             effort.check()
             with torch.no_grad():
-                wanted[leaf.name].copy_(leaf.tensor)
+                wanted[leaf.name].copy_(leaf.tensor, non_blocking=True)
+        finish_copies()
         return tuple(Leaf(leaf.name, wanted[leaf.name], still=True) for leaf in leaves)
 
     def _check_memory(self, leaves: tuple[Leaf, ...]) -> None:
@@ -179,7 +181,7 @@ class Checkpointer:
 
     def _prune(self) -> None:
         try:
-            prune(self._store, self._run_id, keep=self._keep)
+            prune(self._store, self._run_id, keep=self._keep, attempt=self._attempt)
         except StoreError as error:
             log.warning("old checkpoints could not be removed, %s stay: %s", "they", error)
 

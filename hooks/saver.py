@@ -17,6 +17,7 @@ from typing import Protocol
 from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, SpotguardError
 from .checkpoint import Checkpointer, Saved
+from .device import own_stream
 from .effort import Abandoned, Effort
 from .gate import Gate, Shut
 from .manifest import Kind
@@ -160,6 +161,7 @@ class Saver:
     # --- the thread ---
 
     def _run(self) -> None:
+        own_stream()
         self._checkpointer.warm()
         while True:
             try:
@@ -228,12 +230,14 @@ class Saver:
     def _stand_still(self, job: _Job, boundary_only: bool) -> int:
         """Shut the gate and wait until the state stands; its step."""
         if job.kind == "manual":
+            self._state.fence.wait(job.effort)
             return self._gate.place.completed  # the training thread is waiting for us
         self._gate.close(Shut.AT_BOUNDARY if boundary_only else Shut.BEFORE_CHANGE)
         step = self._gate.wait_steady(job.effort.left(), lambda: job.effort.abandoned)
         job.effort.check()
         if step is None:
             raise Abandoned("out of time: no guard.step() was reached in the window")
+        self._state.fence.wait(job.effort)
         if boundary_only:
             self._state.look_again()
         if job.alarm is not None:

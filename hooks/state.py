@@ -14,6 +14,7 @@ import torch
 
 from ..providers.errors import CheckpointError, StateError
 from .coverage import MergedTensor
+from .device import Fence
 from .dtypes import dtype_name, torch_dtype
 from .encoding import decode, encode, same
 from .manifest import private_name
@@ -67,6 +68,10 @@ class State:
         self._before_change = before_change
         self._stepped = False
         self._boundaries = 0
+        #: An optimizer makes new state tensors at every step (LBFGS): it is looked at anew each time.
+        self._restless = False
+        #: When the device has reached the last boundary.
+        self.fence = Fence()
         self._ended_at = 0.0
         self._stepped_at = 0.0
         self._costly = 0
@@ -121,11 +126,15 @@ class State:
         counts = 0
         for optimizer in self._optimizers:
             counts += optimizer.counts()
-        if self._boundaries < _EARLY or counts != self._counts:
+        if self._boundaries < _EARLY or counts != self._counts or self._restless:
             self._boundaries += 1
-            if any(part.moved() for part in self._optimizers):
+            moved = any(part.moved() for part in self._optimizers)
+            if self._boundaries == _EARLY:
+                self._restless = moved
+            if moved:
                 self._refresh()
         moved = self._witness.mark()
+        self.fence.record()
         if moved and not self._stepped:
             self._wait_for_boundaries("parameters changed although no registered optimizer stepped")
         elif self._stepped and self._ended_at:
