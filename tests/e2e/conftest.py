@@ -1,0 +1,47 @@
+"""What whole-path tests share: a machine that is cleaned up, and training without spotguard to compare with."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Machine
+from tests.e2e.trainee import PROGRAM, Trainee
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    """A machine of its own for each test."""
+    made = Machine(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def plain_digests(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The digest of the training state after each step of a run that never heard of spotguard."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed on this Python: pip install torch")
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), "--plain", "--steps", "3000"],
+        cwd=tmp_path_factory.mktemp("plain"),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=110,
+    )
+    return [line.split()[-1] for line in done.stdout.splitlines() if line.startswith(("restored", "step"))]
+
+
+@pytest.fixture
+def trainee(machine: Machine, plain_digests: list[str]) -> Trainee:
+    """The training script on this machine, and what it must come to."""
+    return Trainee(machine, plain_digests)
