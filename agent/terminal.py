@@ -122,6 +122,17 @@ def feeds_a_pipe() -> bool:
         return False
 
 
+def in_front() -> bool:
+    """Whether our process group is the foreground of a terminal: its Ctrl-C is meant for us, too."""
+    terminal = Terminal.open()
+    if terminal is None:
+        return False
+    try:
+        return terminal.held_by_us()
+    finally:
+        terminal.close()
+
+
 def somebody_can_continue_us() -> bool:
     """Whether a shell stands over our process group: one that would see it stopped, and has `fg`.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -26,6 +27,7 @@ COMMANDS = {
     "inspect": "what is in one checkpoint",
     "verify": "read a checkpoint again and compare every checksum",
     "prune": "delete all but the newest checkpoints",
+    "demo": "the whole story on a simulated cloud, in about a minute",
 }
 
 DESCRIPTION = "Save a PyTorch training job when the cloud takes its spot machine back, and go on from there."
@@ -47,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SpotguardError as error:
         return _say(error, 2 if isinstance(error, UsageError) else getattr(error, "exit_code", 1))
     except KeyboardInterrupt:
-        return 130
+        return _interrupted()
     except BrokenPipeError:
         # `spotguard ls … | head`: whoever read us has enough. Python would complain once more when it closes
         # stdout at its end, so that is closed here.
@@ -96,6 +98,16 @@ def _without_command(words: list[str]) -> int:
     parser.parse_args(words)
     parser.print_help(sys.stderr)
     raise UsageError("which command? Say one of the above")
+
+
+def _interrupted() -> int:
+    """End by SIGINT at a terminal: a shell leaves its loop only when it sees that (https://www.cons.org/cracauer/sigint.html)."""
+    from spotguard.agent.terminal import in_front
+
+    if in_front():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)  # no effect on a PID 1
+    return 128 + signal.SIGINT
 
 
 def _module(name: str) -> ModuleType:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import termios
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
-from tests.fakes.report import TIMEOUT, Report
-
-FAKES = Path(__file__).parents[1] / "fakes"
+from tests.fakes.desk import Desk
 
 #: Reports each signal it hears and each line it reads; "q" ends it, "raw" leaves the terminal in raw mode.
 COMMAND = """
@@ -42,64 +36,6 @@ signal.signal(signal.SIGINT, lambda n, frame: os.write(report, b"command: SIGINT
 os.write(report, b"command: ready\\n")
 while True: signal.pause()
 """
-
-
-class Desk:
-    """A terminal, a shell on it with one job, and a keyboard."""
-
-    def __init__(self, command: str, pipeline: str = "") -> None:
-        self.report = Report()
-        self.keyboard, slave = os.openpty()
-        orders, self._orders = os.pipe()
-        fd = str(self.report.fd)
-        job = [sys.executable, str(FAKES / "guardian.py"), fd, sys.executable, "-c", command]
-        if pipeline:
-            job = ["/bin/sh", "-c", f'"$@" {pipeline}', "sh", *job]
-        self.shell = subprocess.Popen(
-            [sys.executable, str(FAKES / "shell.py"), os.ttyname(slave), str(orders), fd, *job],
-            env={**os.environ, "REPORT": fd},
-            pass_fds=[self.report.fd, orders],
-            start_new_session=True,
-        )
-        # Kept open here: without any opener left, a pseudo-terminal hangs up.
-        self.slave = slave
-        os.close(orders)
-        self.report.hand_over()
-        self.pid = 0
-
-    def order(self, word: str) -> None:
-        os.write(self._orders, f"{word}\n".encode())
-
-    def type(self, keys: bytes) -> None:
-        os.write(self.keyboard, keys)
-
-    def run(self, word: str = "run") -> None:
-        """Start the job and wait until guardian and command both stand."""
-        self.order(word)
-        seen = {self._of(self.report.next()), self._of(self.report.next())}
-        while seen != {"guardian", "command"}:
-            seen.add(self._of(self.report.next()))
-            seen.discard("shell")
-        started = next(line for line in self.report.lines if line.startswith("guardian: started"))
-        self.command, self.pid = (int(word) for word in started.split()[2::2])
-
-    @staticmethod
-    def _of(line: str) -> str:
-        return line.partition(":")[0] if "SIGCONT" not in line else "shell"
-
-    def heard(self, line: str) -> int:
-        return self.report.lines.count(line)
-
-    def close(self) -> None:
-        if self.pid:
-            for group in (self.command, self.pid):
-                with suppress(ProcessLookupError):  # it ended, as it should
-                    os.killpg(group, signal.SIGKILL)
-        os.close(self._orders)
-        self.shell.wait(TIMEOUT)
-        os.close(self.slave)
-        os.close(self.keyboard)
-        self.report.close()
 
 
 @pytest.fixture

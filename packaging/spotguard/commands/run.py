@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 from collections.abc import Sequence
 
-from spotguard.agent import config
+from spotguard.agent import config, terminal
 from spotguard.providers.errors import UsageError
 
 from .parsers import add_settings, settings_given
@@ -59,7 +60,27 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     _warn_of_a_store_that_dies(options)
     from spotguard.agent import loop
 
-    return loop.run(options, list(command))
+    code = loop.run(options, list(command))
+    if code == 128 + signal.SIGINT:
+        pass_on_the_interrupt()
+    return code
+
+
+def pass_on_the_interrupt() -> None:
+    """Ctrl-C ended the command: let what is around us hear of it, as it would have without us.
+
+    The keyboard's SIGINT went to the command's group only. A script in our group (`while …; do spotguard run …`)
+    would start the command again, and the person at the keyboard could not get out of it.
+
+    Raises:
+        KeyboardInterrupt: at a terminal; `main` then ends by SIGINT itself, which is what a shell looks for.
+    """
+    if not terminal.in_front():
+        return
+    if not terminal.feeds_a_pipe():  # else the terminal was ours, and our whole group has heard it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.killpg(0, signal.SIGINT)
+    raise KeyboardInterrupt
 
 
 def options_for(flags: dict[str, str], command: Sequence[str]) -> config.Options:

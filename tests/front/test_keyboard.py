@@ -1,0 +1,79 @@
+"""`spotguard run` at a terminal, from the keyboard to what a shell sees."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.fakes.desk import Desk
+
+RUN = [sys.executable, "-m", "spotguard", "run", "--provider", "none", "--run-id", "keys", "--"]
+
+#: Ends by KeyboardInterrupt, after it has said so.
+COMMAND = """
+import os, sys
+report = int(os.environ["REPORT"])
+try:
+    os.write(report, f"command: {os.getpid()}\\n".encode())
+    for line in sys.stdin: os.write(report, f"command: read {line}".encode())
+except KeyboardInterrupt:
+    os.write(report, b"command: interrupted\\n")
+    raise
+"""
+
+
+@pytest.fixture
+def sit() -> Iterator[Callable[[str], Desk]]:
+    desks = []
+
+    def make(pipeline: str = "") -> Desk:
+        desks.append(Desk(COMMAND, pipeline, RUN))
+        desks[-1].order("run")
+        desks[-1].command = int(desks[-1].report.until("command: ").split()[1])
+        return desks[-1]
+
+    yield make
+    for desk in desks:
+        desk.close()
+
+
+def test_ctrl_c_ends_it_as_it_would_have_without_us(sit: Callable[[str], Desk]) -> None:
+    """The command hears it once, and the shell sees a job that SIGINT ended, so that it leaves its loop."""
+    desk = sit("")
+    desk.type(b"\x03")
+    desk.report.until("shell: killed 2")
+    assert desk.heard("command: interrupted") == 1
+
+
+def test_ctrl_c_ends_a_script_around_it(sit: Callable[[str], Desk]) -> None:
+    """`while true; do spotguard run …; done` can be left."""
+    desk = sit('; echo "went on" >&"$REPORT"')
+    desk.type(b"\x03")
+    desk.report.until("shell: killed 2")
+    assert desk.heard("command: interrupted") == 1
+    assert desk.heard("went on") == 0
+
+
+def test_ctrl_z_and_fg(sit: Callable[[str], Desk]) -> None:
+    """The agent sleeps with its command, and both wake."""
+    desk = sit("")
+    desk.type(b"\x1a")
+    desk.report.until("shell: stopped")
+    desk.order("fg")
+    desk.type(b"hello\n")
+    desk.report.until("command: read hello")
+    desk.type(b"\x04")
+    desk.report.until("shell: exited 0")
+
+
+def test_ctrl_c_in_a_pipeline(sit: Callable[[str], Desk]) -> None:
+    """`spotguard run … | cat`: the whole group hears the keyboard, and the command hears it once, from us."""
+    desk = sit("| cat")
+    assert os.tcgetpgrp(desk.keyboard) != desk.command
+    desk.type(b"\x03")
+    desk.report.until("command: interrupted")
+    desk.report.until("shell: ")
+    assert desk.heard("command: interrupted") == 1
