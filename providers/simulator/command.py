@@ -83,14 +83,14 @@ class _Teller:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self._start = clock.monotonic()
+        self.start = clock.monotonic()
 
     def begin(self) -> None:
-        self._start = self.clock.monotonic()
+        self.start = self.clock.monotonic()
 
     @property
     def elapsed(self) -> float:
-        return self.clock.monotonic() - self._start
+        return self.clock.monotonic() - self.start
 
     def __call__(self, line: str) -> None:
         # In one piece: two threads' lines are not to be mixed.
@@ -109,27 +109,22 @@ def _play(
     left = list(steps)
     told: float | None = None
     while True:
-        moments = [left[0].at] if left else []
+        moments: list[tuple[float, str]] = []
+        if left:
+            moments.append((left[0].at, "step"))
+        deadline = simulator.deadline
+        if deadline is not None and deadline != told:
+            moments.append((deadline - say.start, "gone"))
         if lifetime is not None:
-            moments.append(lifetime)
-        gone = _gone(simulator, say)
-        if gone is not None and gone != told:
-            moments.append(gone)
-        if _signalled(ending, min(moments) - say.elapsed if moments else None):
+            moments.append((lifetime, "end"))
+        at, what = min(moments, default=(None, "end"))
+        if _signalled(ending, None if at is None else at - say.elapsed) or what == "end":
             return
-        if lifetime is not None and say.elapsed >= lifetime:
-            return
-        if gone is not None and gone != told and say.elapsed >= gone:
-            told = gone
+        if what == "gone":
+            told = deadline
             say("the deadline: a real instance is gone now")
-        while left and say.elapsed >= left[0].at:
+        else:
             left.pop(0).do(simulator)
-
-
-def _gone(simulator: Any, say: _Teller) -> float | None:
-    """The deadline of the notice that stands, on the axis of the steps."""
-    deadline = simulator.deadline
-    return None if deadline is None else deadline - (say.clock.monotonic() - say.elapsed)
 
 
 def _signalled(ending: queue.SimpleQueue[int], timeout: float | None) -> bool:

@@ -204,11 +204,18 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         self._discard_body()
-        headers = {name.lower(): value for name, value in reversed(self.headers.items())}
-        request = Request(self.command, self.path, headers)
+        request = Request(self.command, self.path, self._headers())
         reply = self.server.owner.answer(request)
         self.server.owner.remember(request, 0 if reply.instead else reply.status)
         self._give(request, reply)
+
+    def _headers(self) -> dict[str, str]:
+        """By name; a header that came twice is one list with a comma, as RFC 9110, 5.2 reads it."""
+        joined: dict[str, str] = {}
+        for name, value in self.headers.items():
+            known = joined.get(name.lower())
+            joined[name.lower()] = value if known is None else f"{known}, {value}"
+        return joined
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the owner remembers requests, and says what matters of them."""

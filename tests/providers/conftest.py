@@ -1,0 +1,44 @@
+"""A simulated instance on a clock by hand, and the source that looks at it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from spotguard.providers.aws import InstanceAction
+from spotguard.providers.aws_imds import Imds
+from spotguard.providers.simulator.aws import AwsSimulator
+from tests.fakes.clock import ManualClock
+from tests.fixtures_simulator import SimulateAws
+from tests.providers.curl import Client
+from tests.providers.looking import MakeSource
+
+
+@pytest.fixture
+def watch() -> Iterator[MakeSource]:
+    """Makes the source that looks at a simulated instance, impatient and on the instance's own clock."""
+    with ExitStack() as closing:
+
+        def make(simulator: AwsSimulator) -> InstanceAction:
+            imds = Imds(simulator.endpoint, simulator.clock, instance="i-0123", timeout=0.25)
+            source = InstanceAction(imds, simulator.clock)
+            closing.callback(source.close)
+            return source
+
+        yield make
+
+
+@pytest.fixture
+def instance(simulate_aws: SimulateAws, clock: ManualClock) -> AwsSimulator:
+    """A simulated instance on the clock by hand."""
+    return simulate_aws(clock)
+
+
+@pytest.fixture
+def client(instance: AwsSimulator) -> Iterator[Client]:
+    """Talks to the instance on the clock by hand."""
+    client = Client(instance)
+    yield client
+    client.session.close()
