@@ -1,0 +1,18 @@
+"""`spotguard demo`: the room's own command, under the front door's name."""
+
+from __future__ import annotations
+
+from spotguard.demo import add_arguments, run
+
+__all__ = ["DESCRIPTION", "EXAMPLES", "add_arguments", "run"]
+
+DESCRIPTION = """\
+Trains a small GPT twice: once undisturbed, and once on a simulated spot machine that is taken back
+in the middle, and on the next one. Compares every bit of the two results; exits with 0 only when
+they are equal. Leaves a report with a picture. Takes about a minute, and sends nothing anywhere."""
+
+EXAMPLES = """\
+examples:
+  spotguard demo
+  spotguard demo --steps 200 --folder /tmp/demo
+  spotguard demo --window 120"""

@@ -1,0 +1,124 @@
+"""Bit for bit: the final state of two runs, and the losses of every step."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .losses import Losses
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was compared, and everything that is not the same."""
+
+    tensors: int
+    values: int
+    steps: int
+    differences: tuple[str, ...]
+
+    @property
+    def equal(self) -> bool:
+        return not self.differences
+
+    @property
+    def short(self) -> str:
+        """For where there is little room."""
+        same = f"{self.values:,} values and {self.steps:,} losses compared: every bit is the same"
+        return (
+            same if self.equal else f"{len(self.differences)} differences, the first: {self.differences[0]}"
+        )
+
+    def line(self) -> str:
+        """The last word of the demo, in one line."""
+        if self.equal:
+            return (
+                f"EQUAL: {self.values:,} values in {self.tensors} tensors (weights, optimizer, RNG) and {self.steps:,} "
+                "losses are bit for bit those of the uninterrupted run"
+            )
+        more = f"; and {len(self.differences) - 3} more" if len(self.differences) > 3 else ""
+        return f"DIFFERENT from the uninterrupted run: {'; '.join(self.differences[:3])}{more}"
+
+
+def compare(reference: Path, resumed: Path, losses: Losses, parts: Sequence[Losses]) -> Verdict:
+    """The verdict on a run.
+
+    Args:
+        reference: the final state of the uninterrupted run, as torch.save wrote it.
+        resumed: that of the run under test.
+        losses: those of the uninterrupted run.
+        parts: those of the run under test, machine by machine.
+    """
+    import torch
+
+    a = torch.load(reference, map_location="cpu", weights_only=True)
+    b = torch.load(resumed, map_location="cpu", weights_only=True)
+    tensors = [leaf for _, leaf in _leaves("", a) if isinstance(leaf, torch.Tensor)]
+    return Verdict(
+        tensors=len(tensors),
+        values=sum(tensor.numel() for tensor in tensors),
+        steps=len(losses.by_step),
+        differences=(*loss_differences(losses, parts), *state_differences(a, b)),
+    )
+
+
+def loss_differences(reference: Losses, parts: Sequence[Losses]) -> Iterator[str]:
+    """Where a part has another loss than the reference. A step that two machines took is compared twice."""
+    for wanted, founds, name in (
+        (reference.by_step, [part.by_step for part in parts], "loss"),
+        (reference.held_out, [part.held_out for part in parts], "held-out loss"),
+    ):
+        for step, value in sorted(wanted.items()):
+            at_step = [found[step] for found in founds if step in found]
+            if not at_step:
+                yield f"{name} of step {step}: there is none"
+            yield from (
+                f"{name} of step {step}: {found!r}, not {value!r}" for found in at_step if found != value
+            )
+
+
+def state_differences(a: Any, b: Any) -> Iterator[str]:
+    """Where two nests of dicts, lists, tensors and plain values are not the same, type, shape and bits."""
+    left, right = dict(_leaves("", a)), dict(_leaves("", b))
+    for name in sorted(left.keys() ^ right.keys()):
+        yield f"{name}: only in {'the uninterrupted run' if name in left else 'the resumed run'}"
+    for name, value in left.items():
+        if name in right and (said := _unlike(value, right[name])):
+            yield f"{name}: {said}"
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(f"{name}.{key}" if name else str(key), item)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _leaves(f"{name}[{index}]", item)
+    else:
+        yield name, value
+
+
+def _unlike(a: Any, b: Any) -> str:
+    """How two leaves differ; "" where they do not."""
+    import torch
+
+    if type(a) is not type(b):
+        return f"{type(b).__name__}, not {type(a).__name__}"
+    if isinstance(a, torch.Tensor):
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            return f"{b.dtype} {tuple(b.shape)}, not {a.dtype} {tuple(a.shape)}"
+        # As bytes: -0.0 equals 0.0, and a NaN nothing, where a bit for bit comparison must say otherwise.
+        other = (_bytes(a) != _bytes(b)).sum().item()
+        return f"{other} of {a.numel() * a.element_size()} bytes differ" if other else ""
+    if isinstance(a, float):
+        return "" if struct.pack("d", a) == struct.pack("d", b) else f"{b!r}, not {a!r}"
+    return "" if a == b else f"{b!r}, not {a!r}"
+
+
+def _bytes(tensor: Any) -> Any:
+    import torch
+
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,108 @@
+"""From the arguments to the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from spotguard.providers.clock import SystemClock
+from spotguard.providers.errors import UsageError
+
+from .compare import Verdict, compare
+from .screen import Screen, open_screen
+from .story import SHORTEST, Director, Plan, Story
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Tell the story, leave the report, and give the verdict.
+
+    Raises:
+        UsageError: torch is missing, or a value cannot be used.
+    """
+    _check(arguments)
+    clock = SystemClock()
+    with _ended_in_order(), _workspace() as folder:
+        left = arguments.folder.absolute()
+        plan = Plan(arguments.script.absolute(), arguments.steps, arguments.window, folder, left)
+        with open_screen(plan.steps, clock, plain=arguments.no_color) as screen:
+            story = Director(plan, screen, clock).play()
+            verdict = _verdict(story, screen)
+        report = _leave_report(plan, story, verdict)
+    _print_timeline(story)
+    print(f"\nthe picture: {report}")
+    if verdict.equal and not story.timeline.committed:
+        print(
+            f"NOT SAVED: machine 1 committed nothing in its {plan.window:g} s, and machine 2 began at step "
+            f"{story.resumed_at}; its result is equal all the same"
+        )
+        return 1
+    print(verdict.line())
+    return 0 if verdict.equal else 1
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError(
+            "the demo trains with PyTorch, and there is none here: pip install 'spotguard[torch]'"
+        )
+    if arguments.steps < SHORTEST:
+        raise UsageError(f"--steps {arguments.steps}: expected {SHORTEST} or more")
+    if not 0 < arguments.window < math.inf:
+        raise UsageError(f"--window {arguments.window:g}: expected seconds above 0")
+    try:
+        arguments.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--folder {str(arguments.folder)!r}: expected a folder that can be made: {error.strerror}"
+        ) from error
+
+
+@contextmanager
+def _workspace() -> Iterator[Path]:
+    """Short, because Unix sockets lie in it: their paths hold 107 bytes (unix(7), sun_path)."""
+    folder = Path(tempfile.mkdtemp(prefix="spotguard-demo-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the demo as Ctrl-C does: its machines are switched off first."""
+    before = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _verdict(story: Story, screen: Screen) -> Verdict:
+    screen.say("both runs are over: comparing every bit")
+    return compare(story.reference_final, story.final, story.reference, story.parts)
+
+
+def _leave_report(plan: Plan, story: Story, verdict: Verdict) -> Path:
+    from . import report
+
+    return report.leave(plan, story, verdict)
+
+
+def _print_timeline(story: Story) -> None:
+    line = story.timeline
+    print(f"\nthe notice, {line.window:g} s before the end of machine 1:")
+    for mark in line.marks:
+        print(f"  {mark.at:8.3f} s  {mark.what}")
+    if line.slack is not None:
+        print(f"  {line.slack:8.3f} s  were left")

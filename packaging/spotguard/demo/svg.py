@@ -1,0 +1,71 @@
+"""The little of SVG that the picture needs: shapes with a class, and scales with round ticks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from xml.sax.saxutils import escape
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Values from `low` to `high` onto pixels from `start` to `end`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return self.start + (value - self.low) / ((self.high - self.low) or 1.0) * (self.end - self.start)
+
+    def ticks(self, about: int) -> list[float]:
+        """Some `about` round values within the scale: steps of 1, 2 or 5 times a power of ten."""
+        rough = (self.high - self.low) / about
+        if rough <= 0:
+            return [self.low]
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [round(index * step, 10) for index in range(first, last + 1)]
+
+
+@dataclass(slots=True)
+class Drawing:
+    """Shapes in the order in which they are painted. How they look is said by class, in the style sheet."""
+
+    width: int
+    height: int
+    shapes: list[str] = field(default_factory=list)
+
+    def text(self, x: float, y: float, words: str, kind: str = "", *, anchor: str = "start") -> None:
+        self.shapes.append(
+            f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(words)}</text>'
+        )
+
+    def rect(self, x: float, y: float, width: float, height: float, kind: str, *, round: float = 0) -> None:
+        self.shapes.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{round:g}" class="{kind}"/>'
+        )
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
+        self.shapes.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>')
+
+    def dot(self, x: float, y: float, radius: float, kind: str) -> None:
+        self.shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" class="{kind}"/>')
+
+    def path(self, points: Iterable[tuple[float, float]], kind: str) -> None:
+        joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        if joined:
+            self.shapes.append(f'<polyline points="{joined}" class="{kind}"/>')
+
+    def render(self, style: str, title: str) -> str:
+        """The whole as a file of its own, which also stands as it is inside HTML."""
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" '
+            f'width="{self.width}" height="{self.height}" role="img" class="demo">\n'
+            f"<title>{escape(title)}</title>\n<style>{style}</style>\n"
+            + "\n".join(self.shapes)
+            + "\n</svg>\n"
+        )
