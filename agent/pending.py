@@ -96,9 +96,11 @@ class Part:
             return ""
         if self.failed:
             return self.failed
+        if self.left:
+            return "training ended by itself"
         if self.dead and not self.ended_by_us:
             return "its process died before the commit"
-        return "training ended by itself" if self.left else f"no commit before the end: {ended}"
+        return f"no commit before the end: {ended}"
 
     def outcome(self, seen_at: float, ended: str) -> SessionOutcome:
         who, saved = self.session, self.committed

@@ -59,7 +59,7 @@ class Server:
         self._followed: dict[tuple[int, int], int] = {}
         self._last_number = 0
         self._deaf_until: float | None = None
-        self._stop = False
+        self._stop = self._closed = False
         self._thread = threading.Thread(target=self._run, name="spotguard-server", daemon=True)
 
     @property
@@ -73,12 +73,15 @@ class Server:
 
     def send(self, session: int, message: Message) -> None:
         """Say `message` to a session; one that is gone hears nothing. Never blocks."""
-        self._outbox.put((session, message))
-        self._wake()
+        if not self._closed:
+            self._outbox.put((session, message))
+            self._wake()
 
     def close(self) -> None:
         """Say what is left to be said, as far as the peers' buffers take it, and stop."""
-        self._stop = True
+        if self._closed:
+            return
+        self._closed = self._stop = True
         self._wake()
         if self._thread.ident is not None:
             self._thread.join()
@@ -259,8 +262,10 @@ class Server:
             return
         connection.register = message
         self._selector.register(connection.pidfd, selectors.EVENT_READ, lambda mask: self._died(connection))
-        self._say(connection, protocol.Welcome(connection.number, os.getpid()))
+        # In this order: whoever has its Welcome is told of every notice after it. (What the loop answers to
+        # Opened passes through this thread, so that it comes after the Welcome all the same.)
         self._post(Opened(connection.number, connection.pid, connection.uid, message))
+        self._say(connection, protocol.Welcome(connection.number, os.getpid()))
 
     def _holder(self, connection: Connection, message: protocol.Register) -> Connection | None:
         """The live process that saves what this one asks to save. Two that share a run id would each restore

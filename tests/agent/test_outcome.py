@@ -1,0 +1,144 @@
+"""An outcome is loud: one record and one line for each notice, whatever became of it (law 13)."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from spotguard.agent import outcome as outcomes
+from spotguard.agent.outcome import Outcome, SessionOutcome
+from spotguard.hooks.protocol import Committed, Progress
+from tests.fakes.story import START, Story
+
+SEEN = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
+
+
+def committed() -> Outcome:
+    story = Story()
+    ranks = [story.opens(201), story.opens(202)]
+    story.notice()
+    for rank in ranks:
+        story.told(rank)
+    story.until(0.08)
+    story.says(ranks[0], Progress("n1", "first-byte", story.now, step=42))
+    for rank, at in zip(ranks, (4.0, 6.0), strict=True):
+        story.until(at)
+        story.says(rank, Committed("n1", 42, 256 << 20, at - 0.08, "file:///s/42", story.now))
+    for rank in ranks:
+        story.closes(rank)
+    story.ends(-15)
+    return story.outcomes[0]
+
+
+def test_the_record_says_everything_in_seconds_after_the_notice() -> None:
+    """Seen, left, told, step, bytes, rate, first byte, committed, slack, how it ended, both codes."""
+    record = committed().record(SEEN)
+    assert record["seen"] == "2026-11-20T10:00:00.000+00:00"
+    expected = {
+        "id": "n1",
+        "kind": "terminate",
+        "left": 120.0,
+        "reserve": 12.0,
+        "told": 0.0,
+        "step": 42,
+        "bytes": 512 << 20,
+        "first_byte": 0.08,
+        "committed": 6.0,
+        "slack": 114.0,
+        "why": "",
+        "ended": "TERM after the commit",
+        "returncode": -15,
+        "code": 75,
+        "drill": False,
+    }
+    assert {key: record[key] for key in expected} == expected
+    assert record["rate"] == pytest.approx((512 << 20) / 5.92)
+    assert [s["committed"] for s in record["sessions"]] == [4.0, 6.0]
+    json.dumps(record, allow_nan=False)
+
+
+def test_the_line_says_it_to_a_person() -> None:
+    """One line."""
+    line = committed().line()
+    assert line == (
+        "terminate notice from aws spot/instance-action: seen with 120.0 s left, told in 0 ms, step 42, 512 MiB at "
+        "86 MiB/s, first byte after 0.08 s, COMMITTED after 6.00 s with 114.0 s to spare, TERM after the commit, "
+        "exit code 75"
+    )
+
+
+def test_what_was_not_committed_says_why() -> None:
+    """By rank where there are several; and the steps that differ are no agreed step."""
+    story = Story()
+    a, b = story.opens(201), story.opens(202)
+    story.notice()
+    story.commits(a, step=7)
+    story.fails(b, "full disk")
+    story.closes(a)
+    story.closes(b)
+    story.ends(1)
+    (outcome,) = story.outcomes
+    assert (outcome.committed, outcome.slack) == (None, None)
+    assert outcome.why == "1 of 2: full disk"
+    assert "NOT COMMITTED (1 of 2: full disk)" in outcome.line()
+
+
+def test_a_peers_words_stay_one_line() -> None:
+    """A reason with a line break, or an escape sequence, cannot forge a log line."""
+    story = Story()
+    session = story.opens()
+    story.notice()
+    story.fails(session, "bad\nspotguard 10:00 COMMITTED\x1b[2J" + "x" * 10_000)
+    story.ends(1)
+    line = story.outcomes[0].line()
+    assert "\n" not in line
+    assert "\x1b" not in line
+    assert len(line) < 1000
+
+
+def test_a_peers_figures_are_believed_only_as_far_as_they_can_be_true() -> None:
+    """A commit before the notice, negative bytes, no seconds."""
+    story = Story()
+    session = story.opens()
+    story.notice()
+    story.until(5)
+    story.says(session, Committed("n1", 7, -5, 0.0, "u", START - 1e9))
+    story.ends(75)
+    (outcome,) = story.outcomes
+    assert (outcome.committed, outcome.bytes, outcome.rate) == (0.0, 0, None)
+
+
+def test_the_wall_time_is_that_of_the_sight() -> None:
+    """Not of the writing."""
+    outcome = committed()
+    assert outcomes.seen_time(outcome, outcome.seen_at + 10, SEEN.timestamp() + 10) == SEEN
+
+
+def test_the_newest_stands_alone_and_all_stand_together(tmp_path: Path) -> None:
+    """Atomically, for our eyes only, and nothing else is left behind."""
+    outcomes.write({"id": "a"}, tmp_path, "run")
+    path = outcomes.write({"id": "b"}, tmp_path, "run")
+    assert path == tmp_path / "run.outcome.json"
+    assert json.loads(path.read_text()) == {"id": "b"}
+    every = (tmp_path / "run.outcomes.jsonl").read_text().splitlines()
+    assert [json.loads(line)["id"] for line in every] == ["a", "b"]
+    assert sorted(os.listdir(tmp_path)) == ["run.outcome.json", "run.outcomes.jsonl"]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_session_that_had_left_is_named_so() -> None:
+    """Training had come to its end before the notice could matter."""
+    from spotguard.hooks.protocol import Bye
+
+    story = Story()
+    session = story.opens()
+    story.notice()
+    story.says(session, Bye())
+    story.ends(0)
+    (said,) = story.outcomes[0].sessions
+    assert isinstance(said, SessionOutcome)
+    assert said.why == "training ended by itself"

@@ -1,0 +1,146 @@
+"""Where the socket lies, and what is refused: a folder that others could write to, a live socket, a long path."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from spotguard.agent.sockets import LONGEST, default_socket, listen, runtime_folder
+from spotguard.providers.errors import UsageError
+
+
+def test_the_default_lies_in_the_users_runtime_folder(tmp_path: Path) -> None:
+    """By the run id."""
+    assert default_socket("gpt", {"XDG_RUNTIME_DIR": str(tmp_path)}, 5) == tmp_path / "spotguard" / "gpt.sock"
+
+
+@pytest.mark.parametrize("env", [{}, {"XDG_RUNTIME_DIR": ""}, {"XDG_RUNTIME_DIR": "/no/such/folder"}])
+def test_without_a_runtime_folder_it_lies_in_tmp_by_uid(env: dict[str, str]) -> None:
+    """Its owner is checked when it is used."""
+    assert runtime_folder(env, 1234) == Path("/tmp/spotguard-1234")
+
+
+@pytest.mark.parametrize("run_id", ["", "../up", "a/b", ".hidden", "nul\0"])
+def test_a_run_id_that_is_no_name_is_refused(run_id: str) -> None:
+    """It would put the socket somewhere else."""
+    with pytest.raises(UsageError, match="cannot name a socket"):
+        default_socket(run_id, {}, 1)
+
+
+def test_the_folder_is_made_for_us_alone(folder: Path) -> None:
+    """0700, the socket 0600; nothing stays but the lock."""
+    path = folder / "new" / "a.sock"
+    listener = listen(path)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    listener.close()
+    assert not path.exists()
+
+
+def test_a_service_lets_its_group_in(folder: Path) -> None:
+    """0750 and 0660, with the folder's group."""
+    path = folder / "new" / "a.sock"
+    listener = listen(path, service=True)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o750
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
+    assert path.stat().st_gid == path.parent.stat().st_gid
+    listener.close()
+
+
+def test_a_path_of_107_bytes_is_the_longest(folder: Path) -> None:
+    """One byte more is a clear error, not the kernel's."""
+    room = LONGEST - len(os.fsencode(folder)) - 1
+    listen(folder / ("x" * room)).close()
+    with pytest.raises(UsageError, match=rf"has {LONGEST + 1} bytes.*--run-id"):
+        listen(folder / ("x" * (room + 1)))
+    assert not (folder / ("x" * (room + 1))).exists()
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702, 0o777])
+def test_a_folder_that_others_may_write_to_is_refused(folder: Path, mode: int) -> None:
+    """Its socket could be replaced by another's."""
+    folder.chmod(mode)
+    with pytest.raises(UsageError, match="chmod go-w"):
+        listen(folder / "a.sock")
+    assert os.listdir(folder) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_somebody_else_is_refused(folder: Path) -> None:
+    """In /tmp anybody may have made it before us."""
+    os.chown(folder, 65534, -1)
+    with pytest.raises(UsageError, match="belongs to uid 65534"):
+        listen(folder / "a.sock")
+    assert os.listdir(folder) == []
+
+
+def test_a_link_to_a_folder_is_refused(folder: Path) -> None:
+    """It may point elsewhere tomorrow."""
+    (folder / "real").mkdir(mode=0o700)
+    (folder / "link").symlink_to(folder / "real")
+    with pytest.raises(UsageError, match="is a link"):
+        listen(folder / "link" / "a.sock")
+    assert os.listdir(folder / "real") == []
+
+
+def test_a_folder_that_cannot_be_made_is_a_clear_error(folder: Path) -> None:
+    """A file is in the way."""
+    (folder / "file").touch()
+    with pytest.raises(UsageError, match="choose another with --socket"):
+        listen(folder / "file" / "a.sock")
+
+
+def test_a_stale_socket_is_replaced(folder: Path) -> None:
+    """Its agent was killed: nobody answers, and nobody holds the lock."""
+    path = folder / "a.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(os.fspath(path))
+    listener = listen(path)
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(os.fspath(path))
+    listener.close()
+
+
+def test_a_live_agents_socket_is_left_alone(folder: Path) -> None:
+    """A second run of the same name says so; the first goes on."""
+    first = listen(folder / "a.sock")
+    with pytest.raises(UsageError, match="another spotguard answers"):
+        listen(folder / "a.sock")
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(os.fspath(first.path))
+    first.close()
+
+
+def test_a_live_socket_of_another_program_is_left_alone(folder: Path) -> None:
+    """It holds no lock of ours, but it answers."""
+    path = folder / "a.sock"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(os.fspath(path))
+        other.listen()
+        with pytest.raises(UsageError, match="another spotguard answers"):
+            listen(path)
+        assert path.is_socket()
+
+
+def test_a_file_in_the_way_stays(folder: Path) -> None:
+    """Somebody's data is not ours to remove."""
+    path = folder / "a.sock"
+    path.write_text("precious")
+    with pytest.raises(UsageError, match="is no socket"):
+        listen(path)
+    assert path.read_text() == "precious"
+
+
+def test_closing_leaves_anothers_socket(folder: Path) -> None:
+    """Our file was replaced meanwhile."""
+    path = folder / "a.sock"
+    listener = listen(path)
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(os.fspath(path))
+        listener.close()
+        assert path.is_socket()

@@ -1,0 +1,163 @@
+"""A watcher never exits and is never silent: cadence, back-off, and what it posts and logs."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import pytest
+
+from spotguard.agent.events import Event, HealthChanged, NoticeGone, NoticeSeen
+from spotguard.agent.watcher import LONGEST_WAIT, Watcher
+from spotguard.providers.health import Sight, blind, wrong_server
+from spotguard.providers.notice import Sighting
+from tests.fakes.clock import ManualClock
+from tests.fakes.source import FakeSource, a_notice
+
+UNREACHABLE = Sighting(blind("unreachable", "connection refused", "is it on?"))
+
+
+class Watched:
+    def __init__(self, source: FakeSource) -> None:
+        self.source = source
+        self.clock = ManualClock()
+        self.events: list[Event] = []
+        self.watcher = Watcher(source, self.events.append, self.clock, random.Random(1))
+
+    def look(self) -> list[Event]:
+        """One look; what it posted."""
+        mark = len(self.events)
+        self.watcher.look()
+        return self.events[mark:]
+
+
+def test_a_notice_is_posted_once() -> None:
+    """And again only when it changes."""
+    watched = Watched(FakeSource())
+    watched.source.shows(a_notice())
+    assert NoticeSeen(a_notice()) in watched.look()
+    watched.source.shows(a_notice(deadline=1120.3))  # two readings of one time
+    assert watched.look() == []
+    earlier = a_notice(deadline=1060)
+    watched.source.shows(earlier)
+    assert watched.look() == [NoticeSeen(earlier)]
+
+
+def test_two_notices_are_two() -> None:
+    """Each by its id."""
+    watched = Watched(FakeSource())
+    watched.source.shows(a_notice("a"), a_notice("b"))
+    assert [e.notice.id for e in watched.look() if isinstance(e, NoticeSeen)] == ["a", "b"]
+
+
+def test_what_vanishes_is_withdrawn_only_where_the_source_withdraws() -> None:
+    """AWS's notice that disappears has not been documented to be void."""
+    for withdraws in (True, False):
+        watched = Watched(FakeSource(withdraws=withdraws))
+        watched.source.shows(a_notice())
+        watched.look()
+        watched.source.shows()
+        assert watched.look() == ([NoticeGone("n1")] if withdraws else [])
+
+
+def test_what_a_blind_source_does_not_show_is_not_withdrawn() -> None:
+    """Not seeing is no news about the notice."""
+    watched = Watched(FakeSource(withdraws=True))
+    watched.source.shows(a_notice())
+    watched.look()
+    watched.source.sighting = UNREACHABLE
+    assert not [e for e in watched.look() if isinstance(e, NoticeGone)]
+
+
+def test_health_is_posted_when_it_changes_and_not_before() -> None:
+    """With since when it is so."""
+    watched = Watched(FakeSource())
+    (seeing,) = watched.look()
+    assert isinstance(seeing, HealthChanged)
+    assert seeing.health.seeing
+    assert watched.look() == []
+    watched.clock.advance(5)
+    watched.source.sighting = UNREACHABLE
+    (lost,) = watched.look()
+    assert lost == HealthChanged("fake source", UNREACHABLE.health, 1005.0)
+    watched.source.sighting = Sighting(blind("unreachable", "other words"))
+    assert watched.look() == []
+    watched.source.sighting = Sighting(wrong_server("a portal"))
+    (other,) = watched.look()
+    assert isinstance(other, HealthChanged)
+    assert other.health.sight is Sight.WRONG_SERVER
+
+
+def test_a_source_that_raises_is_blind_and_looked_through_again() -> None:
+    """A mistake of ours is no end."""
+    watched = Watched(FakeSource())
+    watched.source.sighting = RuntimeError("a bug")
+    (event,) = watched.look()
+    assert isinstance(event, HealthChanged)
+    assert event.health.reason == "garbage"
+    assert "RuntimeError: a bug" in event.health.detail
+    watched.source.shows(a_notice())
+    assert NoticeSeen(a_notice()) in watched.look()
+
+
+@pytest.mark.parametrize("interval", [0.5, 1.0, 10.0])
+def test_blind_it_backs_off_to_two_seconds_at_most(interval: float) -> None:
+    """A source seen every 10 s is tried every 2 s while it is blind; jitter only shortens."""
+    watched = Watched(FakeSource(interval=interval))
+    watched.look()
+    assert watched.watcher.delay() == interval
+    watched.source.sighting = UNREACHABLE
+    delays = []
+    for _ in range(2000):  # no overflow, however long it is blind
+        watched.look()
+        delays.append(watched.watcher.delay())
+    assert max(delays) <= LONGEST_WAIT
+    assert min(delays) >= 0.9 * min(interval, LONGEST_WAIT)
+    assert min(delays[10:]) >= 0.9 * LONGEST_WAIT
+    watched.source.shows()
+    watched.look()
+    assert watched.watcher.delay() == interval
+
+
+def test_blindness_is_logged_at_once_and_every_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """Not at every look; with the reason and what to do."""
+    watched = Watched(FakeSource())
+    watched.source.sighting = UNREACHABLE
+    with caplog.at_level(logging.INFO, "spotguard"):
+        watched.look()  # the first look: it was never seeing
+        watched.source.shows()
+        watched.look()
+        watched.source.sighting = UNREACHABLE
+        for _ in range(130):
+            watched.look()
+            watched.clock.advance(1)
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert [("still" in w) for w in warnings] == [False, True, True]
+    assert "connection refused; is it on?" in warnings[0]
+
+
+def test_the_thread_looks_at_its_cadence_and_closes_the_source_itself() -> None:
+    """From start to stop, on a clock that only the test moves."""
+    watched = Watched(FakeSource())
+    watched.watcher.start()
+    for looks in (1, 2, 3):
+        assert watched.clock.wait_for_waiters()
+        assert watched.source.looks == looks
+        watched.clock.advance(1.0)
+        assert looks == 3 or wait_for_look(watched, looks + 1)
+    watched.watcher.stop(timeout=30)
+    assert watched.source.closed_by == "spotguard-watch-fake source"
+    assert isinstance(watched.events[0], HealthChanged)
+    assert watched.events[0].health.reason == "starting"
+
+
+def wait_for_look(watched: Watched, looks: int) -> bool:
+    """The thread has looked so often, and waits again."""
+    import threading
+
+    never = threading.Event()
+    for _ in range(5000):
+        if watched.source.looks >= looks:
+            return watched.clock.wait_for_waiters()
+        never.wait(0.001)
+    return False
