@@ -106,9 +106,8 @@ class Supervisor:
             self._asked_to_end = True  # before it is sent: whichever way a stop falls, one of us wakes it
         self._send(signum)
         if signum == signal.SIGTERM:
-            self._send(
-                signal.SIGCONT
-            )  # nothing to a process that runs; systemd does the same (systemd.kill(5))
+            # Nothing to a process that runs; systemd does the same (systemd.kill(5)).
+            self._send(signal.SIGCONT)
 
     def kill(self) -> None:
         """End the whole group now, also what is left of it when the command itself is gone."""

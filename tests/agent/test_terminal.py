@@ -178,3 +178,14 @@ def test_a_hangup_harms_nobody(sit: Callable[..., Desk]) -> None:
     desk.report.until("command: SIGHUP")
     desk.type(b"\x04")
     desk.report.until("shell: exited 0")
+
+
+def test_the_terminal_comes_back_when_we_fail(sit: Callable[..., Desk]) -> None:
+    """A mistake of ours ends the guard, not the training; and the keyboard is our group's again, so the shell's."""
+    desk = sit(DEAF)
+    desk.run()
+    assert os.tcgetpgrp(desk.keyboard) == desk.command
+    os.kill(desk.pid, signal.SIGQUIT)
+    assert desk.report.until("shell: exited") == "shell: exited 1, terminal held by the job"
+    os.kill(desk.command, signal.SIGINT)
+    desk.report.until("command: SIGINT")

@@ -1,6 +1,7 @@
 """The supervisor under the smallest loop that can drive it, as a program: `guardian.py REPORT_FD COMMAND...`.
 
-Every signal is reported and passed on; the command's end is reported and becomes the exit code.
+Every signal is reported and passed on; the command's end is reported and becomes the exit code. SIGQUIT makes the
+loop itself fail.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import queue
 import signal
 import sys
+from contextlib import ExitStack
 
 from spotguard.agent.events import CommandEnded, Event, Signalled
 from spotguard.agent.signals import Signals
@@ -20,8 +22,10 @@ def main(report: int, command: list[str]) -> int:
         os.write(report, f"guardian: {line}\n".encode())
 
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    with Signals(events.put):
+    with ExitStack() as stack:
+        stack.enter_context(Signals(events.put))
         supervisor = Supervisor(command, env=os.environ, post=events.put)
+        stack.callback(supervisor.close)
         if os.environ.get("SIGNAL_FIRST"):
             # The signal comes to this process before there is a command, and is acted on before there is one.
             os.kill(os.getpid(), int(os.environ["SIGNAL_FIRST"]))
@@ -31,12 +35,13 @@ def main(report: int, command: list[str]) -> int:
         say(f"started {supervisor.start()} as {os.getpid()}")
         while True:
             match events.get():
+                case Signalled(signal.SIGQUIT):
+                    raise RuntimeError("the loop fails")
                 case Signalled(signum):
                     say(signal.Signals(signum).name)
                     supervisor.signal(signum)
                 case CommandEnded(_, returncode):
                     say(f"ended {returncode}")
-                    supervisor.close()
                     return returncode if returncode >= 0 else 128 - returncode
 
 

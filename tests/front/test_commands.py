@@ -244,3 +244,14 @@ def test_a_drill_with_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no spotguard runs here" in capsys.readouterr().err
     assert cli.main(["drill", "--run-id", "gone"]) == 1
     assert "no spotguard answers" in capsys.readouterr().err
+
+
+def test_status_watches_until_ctrl_c() -> None:
+    """A line for each look; the only way out is no failure."""
+    command = [sys.executable, "-m", "spotguard", "status", "--watch", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert json.loads(watching.stdout.readline()) == {"agents": []}
+        watching.send_signal(signal.SIGINT)
+        _, complaint = watching.communicate(timeout=TIMEOUT)
+    assert (watching.returncode, complaint) == (0, "")
