@@ -1,0 +1,84 @@
+"""The agent stays small: what it must never load, and that it sends nothing where no cloud is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = (
+    "torch",
+    "numpy",
+    "boto3",
+    "botocore",
+    "google",
+    "azure",
+    "rich",
+    "safetensors",
+    "asyncio",
+    "concurrent",
+)
+OURS = ("providers.store", "providers.stores", "providers.localfs", "providers.simulator")
+
+LOADED = """
+import json, os, sys
+from spotguard.agent import loop, config, journal
+modules = set(sys.modules)
+options = config.resolve("run", {"provider": sys.argv[1], "socket": sys.argv[2], "run-id": "r"}, os.environ)
+journal.configure(json_log=False)
+command = [sys.executable, "-c", "import os; print(open(f'/proc/{os.getppid()}/status').read())"]
+code = loop.run(options, command)
+print(json.dumps([code, sorted(modules), sorted(sys.modules)]))
+"""
+
+
+def loaded(provider: str, folder: Path, **env: str) -> tuple[set[str], set[str], str]:
+    """Modules after the import, modules after a run, and what the run wrote on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, provider, str(folder / "a.sock")],
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    code, before, after = json.loads(done.stdout.splitlines()[-1])
+    assert code == 0
+    return set(before), set(after), done.stderr
+
+
+def heavy(modules: set[str]) -> list[str]:
+    ours = tuple(f"spotguard.{name}" for name in OURS)
+    return sorted(
+        m for m in modules if m.split(".")[0] in HEAVY or m in ours or m.startswith("spotguard.hooks.g")
+    )
+
+
+@pytest.mark.parametrize("provider", ["none", "auto", "aws"])
+def test_it_loads_no_tensors_no_store_no_sdk(provider: str, folder: Path) -> None:
+    """Neither on import nor while it guards a command."""
+    before, after, _ = loaded(provider, folder)
+    assert heavy(before) == []
+    assert heavy(after) == []
+    assert {m for m in after if m.startswith("spotguard.hooks.")} <= {
+        "spotguard.hooks.protocol",
+        "spotguard.hooks.messages",
+    }
+
+
+def test_without_a_cloud_it_loads_no_http_client(folder: Path) -> None:
+    """And so cannot send anything."""
+    for provider in ("none", "auto"):
+        _, after, _ = loaded(provider, folder)
+        assert "requests" not in after
+        assert "urllib3" not in after
+
+
+def test_a_blind_source_is_said_on_stderr_alone(folder: Path) -> None:
+    """The command's stdout is untouched; metadata that nobody answers does not end the run."""
+    _, after, stderr = loaded("aws", folder, AWS_EC2_METADATA_SERVICE_ENDPOINT="http://127.0.0.1:9")
+    assert "requests" in after
+    assert "guarding pid" in stderr
