@@ -121,6 +121,18 @@ class Gate:
         """Park while the gate is shut in any way; nothing changes. For a thread that has not begun yet."""
         self._pass(self.place.may_leave_boundary)
 
+    def stand_at(self, steps: int | None = None) -> None:
+        """Training stands at a boundary without a step before it: restored, or about to save by hand. Parks
+        there while anybody wants it. After `begin_boundary` and its copies, like `end_boundary`."""
+        if self.inert:
+            return
+        with self._lock:
+            if steps is not None:
+                self.place.completed = steps
+            self.place.rest()
+            self._changed.notify_all()
+            self._park(self.place.may_leave_boundary)
+
     def _pass(self, may: Callable[[], bool]) -> None:
         if self.inert:
             return
@@ -170,11 +182,4 @@ class Gate:
         with self._changed:
             self._leave = ending
             self.place.close(Shut.BEFORE_CHANGE)
-            self._changed.notify_all()
-
-    def set_completed(self, steps: int) -> None:
-        """Training stands at this step now (restored), clean."""
-        with self._changed:
-            self.place.completed = steps
-            self.place.dirty = False
             self._changed.notify_all()

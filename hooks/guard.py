@@ -115,6 +115,7 @@ class Guard:
             checkpointer=self._checkpointer,
             clock=clock,
             listener=self._report,
+            released=signals.redeliver,
         )
         self._saver.start()
         self._built.set()
@@ -138,16 +139,16 @@ class Guard:
             StateError: the checkpoint does not fit what is registered. Nothing was changed.
             CheckpointError: the chosen step is not there, or every checkpoint is damaged.
         """
+        self._only_here("restore")
         self._gate.stand()  # a machine that is already being taken back begins nothing
         self._gate.begin_boundary()
         done = restore(self._store, run_id or self._run_id, self._state, step=step)
         if done.whole is not None:
             self._checkpointer.restored(done.whole)
         self._state.at_boundary()
-        self._gate.set_completed(done.step)
         self._restored = self._saver.ready = True
         self._cadence.begun(self._clock.monotonic())
-        self._gate.stand()
+        self._gate.stand_at(done.step)
         return done.step
 
     def step(self) -> None:
@@ -192,14 +193,24 @@ class Guard:
             raise UsageError(
                 "guard.save() before guard.restore(): call done = guard.restore() once, before the loop"
             )
+        self._only_here("save")
         if self._gate.place.dirty:
             raise UsageError("guard.save() in the middle of a step: call it right after guard.step()")
-        self._gate.stand()
-        try:
-            return self._saver.manual()
-        except Abandoned:
-            self._gate.stand()  # a notice took over: it ends in Preempted, or lets us go on
-            return self._saver.manual()
+        while True:
+            self._gate.begin_boundary()
+            self._state.take_again()
+            self._gate.stand_at()
+            try:
+                return self._saver.manual()
+            except Abandoned as why:
+                # A notice took over: it ends in Preempted at the gate, or lets us go on.
+                log.info("guard.save() waits: %s", why)
+
+    def _only_here(self, method: str) -> None:
+        if self._gate.inert:
+            raise UsageError(
+                f"guard.{method}() in a forked child: only the process that called register() saves and restores"
+            )
 
     # --- the agent's words, on the listener thread ---
 
@@ -255,10 +266,8 @@ class Guard:
                 )
             case protocol.Withdrawn(id=id):
                 self._saver.release(id, "the notice was withdrawn")
-                signals.redeliver()
             case protocol.Resume(id=id):
                 self._saver.release(id, "the drill is over")
-                signals.redeliver()
             case protocol.Leave(code=code):
                 self.leave(code)
 

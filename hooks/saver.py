@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..providers.clock import Clock
-from ..providers.errors import CheckpointError, SpotguardError
+from ..providers.errors import CheckpointError, SpotguardError, UsageError
 from .checkpoint import Checkpointer, Saved
 from .device import own_stream
 from .effort import Abandoned, Effort
@@ -70,16 +70,28 @@ class Saver:
     """Owns the thread "spotguard-saver", the only one that reads state and writes checkpoints."""
 
     def __init__(
-        self, *, gate: Gate, state: State, checkpointer: Checkpointer, clock: Clock, listener: Listener
+        self,
+        *,
+        gate: Gate,
+        state: State,
+        checkpointer: Checkpointer,
+        clock: Clock,
+        listener: Listener,
+        released: Callable[[], None] = lambda: None,
     ) -> None:
         self._gate = gate
         self._state = state
         self._checkpointer = checkpointer
         self._clock = clock
         self._listener = listener
+        #: Called when a notice is void, or outlived, and training goes on.
+        self._released = released
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards the three below
+        self._lock = threading.Lock()  # guards the five below
         self._running: _Job | None = None
+        #: The emergency save that is waiting or running, unless it was called off.
+        self._urgent: _Job | None = None
+        self._ending = False
         self._alarm: Alarm | None = None
         self._background_waiting = False
         #: Training has begun: there is a state worth saving.
@@ -93,8 +105,8 @@ class Saver:
         """Let what is running come to its end, then join the thread. Training is over: a step in its middle
         will have no boundary any more."""
         with self._lock:
-            if self._running is not None and self._gate.place.dirty:
-                self._running.effort.abandon("training ended in the middle of a step")
+            self._ending = True
+        self._gate.wake()  # who waits for a boundary waits in vain
         self._jobs.put(None)
         self._thread.join(timeout)
 
@@ -103,8 +115,7 @@ class Saver:
     @property
     def saving(self) -> bool:
         """Whether an emergency save is under way."""
-        running = self._running
-        return running is not None and running.alarm is not None
+        return self._urgent is not None
 
     def emergency(self, alarm: Alarm) -> None:
         """A notice: whatever else is being saved gives way. A deadline that is known only moves earlier."""
@@ -116,12 +127,13 @@ class Saver:
                 known.drill = known.drill and alarm.drill
                 alarm = known
             self._alarm = alarm
+            if self._urgent is not None:
+                self._urgent.effort.tighten(alarm.save_by)
+                return
             if self._running is not None:
-                if self._running.alarm is not None:
-                    self._running.effort.tighten(alarm.save_by)
-                    return
                 self._running.effort.abandon("a notice came")
-        self._jobs.put(_Job("emergency", self._effort(alarm.save_by), alarm))
+            self._urgent = _Job("emergency", self._effort(alarm.save_by), alarm)
+            self._jobs.put(self._urgent)
 
     def release(self, id: str, why: str) -> None:
         """The notice is void, or the drill is over: training goes on."""
@@ -132,10 +144,14 @@ class Saver:
             if self._alarm.ids:
                 return
             self._alarm = None
-            if self._running is not None and self._running.alarm is not None:
-                self._running.effort.abandon(why)
-        self._gate.open()
+            if self._urgent is not None:
+                self._urgent.effort.abandon(
+                    why
+                )  # before the gate opens: what is read from here on is never kept
+                self._urgent = None
+            self._gate.open()
         log.info("training goes on: %s", why)
+        self._released()
 
     def background(self) -> None:
         """Begin a background save at this boundary, unless one is under way. Returns at once."""
@@ -146,9 +162,21 @@ class Saver:
         self._jobs.put(_Job("background", self._effort(None)))
 
     def manual(self) -> Saved:
-        """Save now and wait. The caller is the training thread, at a boundary, so the state stands still."""
+        """Save now and wait. The caller is the training thread, at a boundary, so the state stands still.
+
+        Raises:
+            Abandoned: a notice came; the caller parks at the gate, and tries again if it opens.
+        """
         job = _Job("manual", self._effort(None))
-        self._jobs.put(job)
+        with self._lock:
+            if self._ending:
+                raise UsageError("guard.save() after guard.close(): nothing is saved any more")
+            urgent = self._urgent
+            if urgent is None:
+                self._jobs.put(job)
+        if urgent is not None:
+            urgent.done.wait()
+            raise Abandoned("a notice came")
         job.done.wait()
         if job.error is not None:
             raise job.error
@@ -173,6 +201,8 @@ class Saver:
                 return
             with self._lock:
                 self._running = job
+                if job.alarm is None and self._alarm is not None:
+                    job.effort.abandon("a notice came")  # while it waited its turn
             try:
                 self._do(job)
             except SpotguardError as error:
@@ -183,6 +213,8 @@ class Saver:
             finally:
                 with self._lock:
                     self._running = None
+                    if self._urgent is job:
+                        self._urgent = None
                     if job.kind == "background":
                         self._background_waiting = False
                 self._conclude(job)
@@ -213,12 +245,17 @@ class Saver:
             if job.alarm is not None and (last := self._checkpointer.last) is not None and last.step == step:
                 job.saved = last  # this very step is committed: nothing is newer than it
                 return
+            if self._state.boundary_only and not boundary_only:
+                boundary_only = True  # since we asked: the last boundary's copies may be older than its step
+                continue
             reason = "" if boundary_only else self._state.broken()
             if not reason:
                 job.saved = self._save(job, step)
                 reason = self._checkpointer.spoiled
             if not reason:
                 return
+            if job.kind == "manual":
+                raise CheckpointError(f"step {step} is not saved: {reason}, by another thread")
             log.warning(
                 "step %d was not saved as it stood: %s. It is saved at the next guard.step() instead; "
                 "keep what belongs to a step before its guard.step()",
@@ -233,10 +270,12 @@ class Saver:
             self._state.fence.wait(job.effort)
             return self._gate.place.completed  # the training thread is waiting for us
         self._gate.close(Shut.AT_BOUNDARY if boundary_only else Shut.BEFORE_CHANGE)
-        step = self._gate.wait_steady(job.effort.left(), lambda: job.effort.abandoned)
+        step = self._gate.wait_steady(job.effort.left(), lambda: job.effort.abandoned or self._ending)
+        if step is None and job.effort.left() == 0:
+            raise Abandoned("out of time: no guard.step() was reached in the window")
         job.effort.check()
         if step is None:
-            raise Abandoned("out of time: no guard.step() was reached in the window")
+            raise Abandoned("training ended before its next guard.step()")
         self._state.fence.wait(job.effort)
         if boundary_only:
             self._state.look_again()
@@ -265,8 +304,11 @@ class Saver:
             elif job.kind == "background" and not isinstance(job.error, Abandoned):
                 log.warning("background checkpoint failed, training goes on: %s", job.error)
             return
-        if self._alarm is None:
-            self._gate.open()  # withdrawn while we were at it
+        if self._alarm is not alarm:  # it was withdrawn while we were at it; another one has a job of its own
+            if self._alarm is None:
+                self._gate.open()
+            if job.saved is not None:
+                self._listener.checkpointed(job.saved)
         elif job.saved is not None:
             log.info("step %d is committed: %s", job.saved.step, job.saved.url)
             self._listener.committed(alarm, job.saved)

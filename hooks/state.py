@@ -179,6 +179,13 @@ class State:
         sources = [pair for part in self._modules for pair in part.sources()]
         self._witness = Witness(tensors, sources)
 
+    def take_again(self) -> None:
+        """Take the boundary anew, just as it is now: somebody saves by hand. On the training thread."""
+        for part in self.parts:
+            part.at_boundary()
+        self.look_again()
+        self.fence.record()
+
     def look_again(self) -> None:
         """Follow tensors that were replaced. With the training thread parked at its boundary."""
         self._refresh()
