@@ -19,7 +19,11 @@ class FakeHook:
     def __init__(self, path: Path, role: Role = Role.AGENT_NEW) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(TIMEOUT)
-        self.sock.connect(os.fspath(path))
+        try:
+            self.sock.connect(os.fspath(path))
+        except OSError:
+            self.sock.close()
+            raise
         self._peer = Peer(role)
         self.heard: list[Message] = []
 

@@ -1,0 +1,217 @@
+"""`spotguard agent` as a process of its own, with AWS simulated: its sessions, and the runs that let it poll."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spotguard.agent import control
+from spotguard.agent.control import AgentError
+from spotguard.hooks.protocol import Committed, HealthSeen, Leave, NoticeSeen, Preempt, Role, Told, Watch
+from spotguard.providers.errors import UsageError
+from spotguard.providers.simulator.aws import AwsSimulator
+from tests.fakes.hook import FakeHook
+
+ROOT = Path(__file__).parents[2]
+
+SERVE = """
+import os, sys
+from spotguard.agent import config, journal, loop
+options = config.resolve("agent", {"provider": "aws", "metadata-endpoint": sys.argv[1], "socket": sys.argv[2]}, {})
+journal.configure(json_log=True)
+print("ready", flush=True)
+sys.exit(loop.serve(options))
+"""
+
+#: A run that lets the service poll: its hook commits and leaves.
+RUN = """
+import os, sys
+from pathlib import Path
+from spotguard.agent import config, loop
+flags = {"provider": "aws", "socket": sys.argv[2], "run-id": "r", "store": "file:///s"}
+hook = '''
+import os, sys, time
+from pathlib import Path
+from tests.fakes.hook import FakeHook
+from spotguard.hooks.protocol import *
+hook = FakeHook.registered(Path(os.environ["SPOTGUARD_SOCKET"]))
+print("registered", flush=True)
+notice = hook.hear(Preempt)
+hook.say(Committed(notice.id, 5, 10, 0.1, "u", time.monotonic()))
+sys.exit(hook.hear(Leave).code)
+'''
+options = config.resolve("run", flags, {})
+sys.exit(loop.run(options, [sys.executable, "-c", hook], service_socket=Path(sys.argv[1])))
+"""
+
+
+@pytest.fixture
+def aws() -> Iterator[tuple[AwsSimulator, str]]:
+    simulator = AwsSimulator()
+    url = simulator.start()
+    yield simulator, url
+    simulator.stop()
+
+
+@pytest.fixture
+def service(folder: Path, aws: tuple[AwsSimulator, str]) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+    path = folder / "agent.sock"
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE, aws[1], str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    assert process.stderr is not None
+    while "seeing" not in process.stderr.readline():  # its first look: the socket is there by then
+        pass
+    yield path, process
+    if process.poll() is None:
+        process.terminate()
+    process.communicate(timeout=30)
+
+
+def test_a_notice_of_the_cloud_reaches_every_session(
+    service: tuple[Path, subprocess.Popen[str]], aws: tuple[AwsSimulator, str]
+) -> None:
+    """Told with the seconds that are left; each leaves when it has committed; the service stays."""
+    path, process = service
+    with FakeHook.registered(path) as hook:
+        aws[0].preempt(120)
+        notice = hook.hear(Preempt)
+        assert 100 < notice.seconds_left <= 120
+        assert notice.kind == "terminate"
+        hook.say(Told(notice.id, 1.0), Committed(notice.id, 3, 10, 0.1, "u", 1.0))
+        assert hook.hear(Leave).code == 75
+    body = control.status(path)
+    assert body["service"] is True
+    assert body["notice"]["id"] == notice.id
+    assert [s["name"] for s in body["sources"]] == ["aws spot/instance-action"]
+    assert json.loads(path.with_suffix(".outcome.json").read_text())["step"] == 3
+    assert process.poll() is None
+
+
+def test_an_agent_that_starts_again_tells_the_pending_notice(
+    service: tuple[Path, subprocess.Popen[str]], aws: tuple[AwsSimulator, str]
+) -> None:
+    """Killed, started, and a hook that comes back learns it from the socket."""
+    path, process = service
+    aws[0].preempt(120)
+    with FakeHook.registered(path) as hook:
+        first = hook.hear(Preempt)
+        process.kill()
+        assert hook.hears_the_end()
+    process.communicate(timeout=30)
+    again = subprocess.Popen(
+        [sys.executable, "-c", SERVE, aws[1], str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert again.stdout is not None
+    again.stdout.readline()
+    try:
+        with come_back(path) as hook:
+            assert hook.hear(Preempt).id == first.id
+    finally:
+        again.terminate()
+        again.communicate(timeout=30)
+    assert again.returncode == 0
+    assert not path.exists()
+
+
+def come_back(path: Path) -> FakeHook:
+    """As the hook does: again and again until the agent is there."""
+    import threading
+
+    never = threading.Event()
+    for _ in range(3000):
+        with contextlib.suppress(OSError):
+            return FakeHook.registered(path)
+        never.wait(0.01)
+    raise AssertionError("the agent did not come back")
+
+
+def test_a_watching_agent_is_told_what_stands_and_what_changes(
+    service: tuple[Path, subprocess.Popen[str]], aws: tuple[AwsSimulator, str]
+) -> None:
+    """Health at once, the notice when it comes; one that comes later is told both at once."""
+    path, _ = service
+    with FakeHook(path, Role.ANSWERER) as watcher:
+        watcher.say(Watch(os.getpid()))
+        while watcher.hear(HealthSeen).sight != "seeing":
+            pass  # "starting", where we were faster than its first look
+        aws[0].preempt(120)
+        seen = watcher.hear(NoticeSeen)
+        assert (seen.kind, seen.window) == ("terminate", 120.0)
+    with FakeHook(path, Role.ANSWERER) as late:
+        late.say(Watch(os.getpid()))
+        assert late.hear(NoticeSeen).id == seen.id
+
+
+def test_a_run_uses_the_service_and_polls_nothing_itself(
+    service: tuple[Path, subprocess.Popen[str]], aws: tuple[AwsSimulator, str], folder: Path
+) -> None:
+    """One notice, two agents, one save; the run's own watcher would have nothing to ask (port 9 refuses)."""
+    path, _ = service
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN, str(path), str(folder / "r.sock")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert run.stdout is not None
+    assert run.stdout.readline() == "registered\n"
+    body = control.status(folder / "r.sock")
+    assert {s["name"] for s in body["sources"]} == {"service agent", "aws spot/instance-action"}
+    aws[0].preempt(120)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 75, said
+    record = json.loads((folder / "r.outcome.json").read_text())
+    assert (record["kind"], record["step"]) == ("terminate", 5)
+
+
+def test_a_service_ends_with_0_when_it_is_told(service: tuple[Path, subprocess.Popen[str]]) -> None:
+    """Its sessions' training goes on: their socket closes without a word."""
+    path, process = service
+    with FakeHook.registered(path) as hook:
+        process.send_signal(signal.SIGTERM)
+        assert hook.hears_the_end()
+        assert hook.heard == []
+    assert process.wait(timeout=30) == 0
+    assert not path.exists()
+
+
+# --- asking ---
+
+
+def test_asking_finds_the_only_agent(service: tuple[Path, subprocess.Popen[str]], folder: Path) -> None:
+    """Sockets lie in one place; a file that is none, and one that nobody answers, are left out."""
+    runtime = folder / "spotguard"
+    runtime.mkdir(mode=0o700)
+    env = {"XDG_RUNTIME_DIR": str(folder)}
+    with pytest.raises(UsageError, match="no spotguard runs here"):
+        control.choose(None, None, env, os.geteuid())
+    (runtime / "a.sock").symlink_to(service[0])
+    (runtime / "dead.sock").touch()
+    assert control.choose(None, None, env, os.geteuid()) == runtime / "a.sock"
+    (runtime / "b.sock").symlink_to(service[0])
+    with pytest.raises(UsageError, match="--run-id with one of a, b"):
+        control.choose(None, None, env, os.geteuid())
+    assert control.choose("b", None, env, os.geteuid()) == runtime / "b.sock"
+    answers = control.statuses(env, os.geteuid(), service=folder / "none")
+    assert ["error" in body for body in answers] == [False, False, True]
+
+
+def test_a_drill_with_nobody_there_is_an_error(service: tuple[Path, subprocess.Popen[str]]) -> None:
+    """One line, and no drill."""
+    with pytest.raises(AgentError, match="no training process is registered"):
+        list(control.drill(service[0]))
