@@ -32,7 +32,7 @@ CLOUDS = {"aws": aws_command}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The clouds, and each one's flags."""
-    clouds = parser.add_subparsers(dest="cloud", required=True, metavar="{" + ",".join(CLOUDS) + "}")
+    clouds = parser.add_subparsers(dest="cloud", required=True, metavar="CLOUD")
     for name, module in CLOUDS.items():
         shown = argparse.RawDescriptionHelpFormatter
         one = clouds.add_parser(

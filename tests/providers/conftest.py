@@ -18,11 +18,11 @@ from tests.providers.looking import MakeSource
 
 @pytest.fixture
 def watch() -> Iterator[MakeSource]:
-    """Makes the source that looks at a simulated instance, impatient and on the instance's own clock."""
+    """As `MakeSource` says; the sources are closed when the test ends."""
     with ExitStack() as closing:
 
-        def make(simulator: AwsSimulator) -> InstanceAction:
-            imds = Imds(simulator.endpoint, simulator.clock, instance="i-0123", timeout=0.25)
+        def make(simulator: AwsSimulator, *, timeout: float = 5.0) -> InstanceAction:
+            imds = Imds(simulator.endpoint, simulator.clock, instance="i-0123", timeout=timeout)
             source = InstanceAction(imds, simulator.clock)
             closing.callback(source.close)
             return source

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from spotguard.providers.aws import InstanceAction
 from spotguard.providers.notice import Notice, NoticeSource
 from spotguard.providers.simulator.aws import AwsSimulator
 
-MakeSource = Callable[[AwsSimulator], InstanceAction]
+#: Seconds for tests in which an answer never comes: each such request takes them all.
+IMPATIENT = 0.4
+
+
+class MakeSource(Protocol):
+    """Makes the source that looks at a simulated instance, on the instance's own clock."""
+
+    def __call__(self, simulator: AwsSimulator, *, timeout: float = 5.0) -> InstanceAction: ...
 
 
 def the_notice(source: NoticeSource) -> Notice:

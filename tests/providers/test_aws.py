@@ -13,7 +13,7 @@ from spotguard.providers.notice import NoticeKind, NoticeSource, Sighting
 from spotguard.providers.simulator.aws import AwsSimulator
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateAws
-from tests.providers.looking import MakeSource, the_notice
+from tests.providers.looking import IMPATIENT, MakeSource, the_notice
 
 
 def test_s3_an_absent_key_is_no_notice_and_seeing(instance: AwsSimulator, watch: MakeSource) -> None:
@@ -143,7 +143,7 @@ def test_s7_s17_every_fault_is_blindness_by_its_name_and_ends_with_it(
 ) -> None:
     """Whether it meets the token or the key. Never "no notice", never an exception, always a way out; and the
     first look after it sees."""
-    source = watch(instance)
+    source = watch(instance, timeout=IMPATIENT if BLIND[fault] == "timeout" else 5.0)
     if with_token:
         source.poll()
     instance.fault(fault)

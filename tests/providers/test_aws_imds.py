@@ -13,7 +13,7 @@ from spotguard.providers.simulator.aws import AwsSimulator
 from spotguard.providers.simulator.server import LoopbackServer, Reply, Request
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateAws
-from tests.providers.looking import MakeSource, the_notice
+from tests.providers.looking import IMPATIENT, MakeSource, the_notice
 
 TOKEN = TOKEN_HEADER.lower()
 
@@ -103,7 +103,7 @@ def test_s1_a_renewal_that_fails_leaves_the_old_token_and_shows(
     instance: AwsSimulator, watch: MakeSource, clock: ManualClock
 ) -> None:
     """Three hours are left of it: notices are seen, the trouble is told, and not every look pays for it."""
-    source = watch(instance)
+    source = watch(instance, timeout=IMPATIENT)
     source.poll()
     clock.advance(10800)
     instance.fault("hop-limit")
@@ -134,7 +134,7 @@ def test_s2_a_hop_limit_is_named_and_version_1_is_not_spoken(
     instance = simulate_aws(clock, v2_required=v2_required)
     instance.preempt()
     instance.fault("hop-limit")
-    source = watch(instance)
+    source = watch(instance, timeout=IMPATIENT)
     for _ in range(2):
         sighting = source.poll()
         assert (sighting.health.sight, sighting.health.reason) == (Sight.BLIND, "hop-limit")
@@ -149,7 +149,7 @@ def test_s2_a_hop_limit_is_named_and_version_1_is_not_spoken(
 def test_s2_a_put_that_hangs_with_all_else_is_a_timeout(instance: AwsSimulator, watch: MakeSource) -> None:
     """A firewall that swallows everything is no hop limit."""
     instance.fault("hang")
-    health = watch(instance).poll().health
+    health = watch(instance, timeout=IMPATIENT).poll().health
     assert (health.sight, health.reason) == (Sight.BLIND, "timeout")
     assert "iptables" in health.advice
 
