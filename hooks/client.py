@@ -152,7 +152,7 @@ class Client:
         match message:
             case Welcome():
                 if self._warned:
-                    log.info("guarded again: the agent is back on %s", self._path)
+                    log.warning("guarded again: the agent is back on %s", self._path)
                 self._warned = False
                 self.refused = ""
                 self._joined.set()
