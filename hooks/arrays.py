@@ -50,6 +50,11 @@ def encode_foreign(value: Any, path: str, encoder: Encoder) -> Any:
                 "order": order,
                 "base64": data,
             }
+        # As a dtype's bytes these two would lose the NULs at their end.
+        if type(value) is numpy.str_:
+            return {"$": "numpy.str_", "value": encoder.encode(str(value), path)}
+        if type(value) is numpy.bytes_:
+            return {"$": "numpy.bytes_", "base64": base64.b64encode(value).decode()}
         if isinstance(value, numpy.generic) and type(value).__module__ == "numpy":
             word = _dtype_word(numpy, value.dtype, value, path)
             return {"$": "numpy.scalar", "dtype": word, "base64": base64.b64encode(value.tobytes()).decode()}
@@ -113,9 +118,19 @@ def _numpy_scalar(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
     dtype, data = _dtype(raw["dtype"]), unbase64(raw)
     if len(data) != dtype.itemsize:
         raise Malformed(f"a {dtype} of {len(data)} bytes")
-    if not data:
-        return dtype.type()  # an empty string
     return numpy.frombuffer(data, dtype)[0]
+
+
+def _numpy_str(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
+    import numpy
+
+    return numpy.str_(exactly(decoder.decode(raw["value"], depth), str))
+
+
+def _numpy_bytes(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
+    import numpy
+
+    return numpy.bytes_(unbase64(raw))
 
 
 def _parameter(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
@@ -159,6 +174,8 @@ FOREIGN_READERS: dict[str, Callable[[Decoder, dict[str, Any], int], Any]] = {
     "parameter": _parameter,
     "numpy.ndarray": _ndarray,
     "numpy.scalar": _numpy_scalar,
+    "numpy.str_": _numpy_str,
+    "numpy.bytes_": _numpy_bytes,
     "numpy.dtype": lambda decoder, raw, depth: _dtype(raw["name"]),
     "torch.Size": _torch_size,
     "torch.dtype": _torch_dtype,

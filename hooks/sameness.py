@@ -35,8 +35,9 @@ def _same_dict(one: dict[Any, Any], other: dict[Any, Any], path: str) -> str:
         other, "default_factory", None
     ):
         return path or " itself"
-    for key, value in one.items():
-        if found := same(value, other[key], f"{path}[{short(key)}]"):
+    # Side by side, not by key: a NaN is found under no key but itself.
+    for (key, value), its in zip(one.items(), other.values(), strict=True):
+        if found := same(value, its, f"{path}[{short(key)}]"):
             return found
     return ""
 
@@ -48,8 +49,10 @@ def _same_leaf(one: Any, other: Any) -> bool:
         return struct.pack("d", one) == struct.pack("d", other)
     if isinstance(one, complex):
         return _same_leaf(one.real, other.real) and _same_leaf(one.imag, other.imag)
+    if isinstance(one, slice):
+        return not same((one.start, one.stop, one.step), (other.start, other.stop, other.step))
     if isinstance(one, (set, frozenset)):
-        return len(one) == len(other) and not same(_in_order(one), _in_order(other))
+        return _same_set(one, other)
     if (torch := sys.modules.get("torch")) is not None and isinstance(one, torch.Tensor):
         return _same_tensor(torch, one, other)
     if (numpy := sys.modules.get("numpy")) is not None and isinstance(one, (numpy.ndarray, numpy.generic)):
@@ -62,8 +65,22 @@ def _same_leaf(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _in_order(values: set[Any] | frozenset[Any]) -> list[Any]:
-    return sorted(values, key=lambda value: (type(value).__name__, repr(value)))
+def _same_set(one: set[Any] | frozenset[Any], other: set[Any] | frozenset[Any]) -> bool:
+    if len(one) != len(other):
+        return False
+    known = {value: value for value in other}
+    strange = []
+    for value in one:
+        if value not in known:
+            strange.append(value)  # a NaN, or what holds one
+        elif same(value, known.pop(value)):
+            return False
+    for value in strange:
+        twin = next((each for each in known.values() if not same(value, each)), None)
+        if twin is None:
+            return False
+        del known[twin]
+    return True
 
 
 def _same_tensor(torch: Any, one: Any, other: Any) -> bool:

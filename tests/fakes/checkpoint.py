@@ -1,0 +1,122 @@
+"""Whole small checkpoints without torch: bytes that say which tensor they are of, written as a real writer would."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from spotguard.hooks.chunks import Item, plan
+from spotguard.hooks.commit import put_manifest, put_marker
+from spotguard.hooks.dtypes import ITEMSIZE
+from spotguard.hooks.keys import CheckpointName, checkpoint_prefix, object_name
+from spotguard.hooks.manifest import Chunk, Kind, Level, ObjectEntry, RankManifest, TensorEntry, private_name
+from spotguard.providers.store import BlobStore
+
+#: (dtype, global shape): split by rows among the ranks where there are as many, else written by one of them.
+TENSORS: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "model.embed.weight": ("float32", (64, 16)),
+    "model.bias": ("bfloat16", (24,)),
+    "optimizer.0.step": ("float32", ()),
+    "optimizer.0.exp_avg": ("float32", (64, 16)),
+    "model.empty": ("int64", (0, 3)),
+    "model.odd": ("complex128", (3, 5)),
+}
+
+
+@dataclass
+class Save:
+    """One checkpoint to be; `write` makes it."""
+
+    run_id: str = "run"
+    attempt: int = 1
+    step: int = 10
+    save: int = 0
+    world: int = 2
+    level: Level = "full"
+    kind: Kind = "background"
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=lambda: dict(TENSORS))
+    target: int = 4096
+    #: Objects of an earlier checkpoint to refer to instead of writing: its manifests.
+    base: list[RankManifest] = field(default_factory=list)
+
+    @property
+    def name(self) -> CheckpointName:
+        return CheckpointName(self.attempt, self.step, self.save)
+
+    @property
+    def prefix(self) -> str:
+        return checkpoint_prefix(self.run_id, self.name)
+
+    def content(self, name: str) -> bytes:
+        """What the tensor holds: a function of its name and the step."""
+        dtype, shape = self.tensors[name]
+        return random.Random(f"{name}-{self.step}").randbytes(prod(shape) * ITEMSIZE[dtype])
+
+    def write(self, store: BlobStore, *, marker: bool = True) -> list[RankManifest]:
+        """Objects, manifests, marker, in this order."""
+        manifests = [self.write_rank(store, rank) for rank in range(self.world)]
+        if marker:
+            put_marker(store, manifests, created=2.0)
+        return manifests
+
+    def write_rank(self, store: BlobStore, rank: int) -> RankManifest:
+        manifest = self.write_objects(store, rank)
+        put_manifest(store, manifest)
+        return manifest
+
+    def write_objects(self, store: BlobStore, rank: int) -> RankManifest:
+        """All that a rank writes but its manifest."""
+        items = [self._share(name, rank) for name in sorted(self.tensors)]
+        mine = [item for item in items if item is not None]
+        own = Item(private_name(rank, "rng"), "uint8", (16,))
+        objects: list[ObjectEntry] = []
+        chunks: dict[str, list[Chunk]] = {}
+        if self.base:
+            mine, objects, chunks = [], *self._referred(rank)
+        for planned in plan([*mine, own], self.target):
+            data = bytearray(planned.header)
+            for piece in planned.pieces:
+                item = [*mine, own][piece.item]
+                size = ITEMSIZE[item.dtype]
+                row = prod(item.sizes[1:]) * size
+                begin = (item.offsets[0] if item.offsets else 0) * row + piece.first * size
+                content = bytes(range(16)) if item is own else self.content(item.name)
+                part = content[begin : begin + piece.count * size]
+                chunk = Chunk(
+                    piece.offsets, piece.sizes, len(objects), piece.start, piece.end, zlib.crc32(part)
+                )
+                chunks.setdefault(item.name, []).append(chunk)
+                data += part
+            written = sum(not entry.checkpoint for entry in objects)
+            name = object_name(rank, self.world, written)
+            store.put(self.prefix + name, memoryview(data))
+            objects.append(ObjectEntry(name, len(data), len(planned.header), zlib.crc32(planned.header)))
+        shapes = {**self.tensors, own.name: ("uint8", (16,))}
+        entries = [
+            TensorEntry(name, dtype, shape, tuple(chunks.get(name, ())))
+            for name, (dtype, shape) in shapes.items()
+        ]
+        return RankManifest(
+            run_id=self.run_id, step=self.step, attempt=self.attempt, save=self.save, rank=rank, world=self.world,
+            objects=tuple(objects), tensors=tuple(entries), state={"scheduler": {"last_epoch": self.step}},
+            environment={"torch": "2.13.0"}, level=self.level, kind=self.kind, incarnation="nonce", created=1.0,
+        )  # fmt: skip
+
+    def _share(self, name: str, rank: int) -> Item | None:
+        """What this rank writes of a tensor."""
+        dtype, shape = self.tensors[name]
+        if shape and shape[0] >= self.world:
+            first, last = (shape[0] * each // self.world for each in (rank, rank + 1))
+            rest = (0,) * (len(shape) - 1)
+            return Item(name, dtype, (last - first, *shape[1:]), (first, *rest), shape)
+        return Item(name, dtype, shape) if sorted(self.tensors).index(name) % self.world == rank else None
+
+    def _referred(self, rank: int) -> tuple[list[ObjectEntry], dict[str, list[Chunk]]]:
+        base = self.base[rank]
+        objects = [replace(entry, checkpoint=str(base.checkpoint)) for entry in base.objects]
+        return objects, {
+            entry.name: list(entry.chunks) for entry in base.tensors if not entry.name.startswith("@")
+        }
