@@ -6,6 +6,7 @@ others may write to, is refused: in it the socket could be replaced by another o
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -87,12 +88,16 @@ def listen(path: Path, *, service: bool = False) -> Listener:
 
 def _fenced(folder: Path, service: bool) -> os.stat_result:
     try:
-        folder.mkdir(mode=0o750 if service else 0o700, parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            if service:
+                folder.chmod(0o750)  # whatever the umask: the group is meant
         info = os.lstat(folder)
     except OSError as error:
         raise UsageError(f"socket folder {folder}: {error.strerror}; choose another with --socket") from error
     if not stat.S_ISDIR(info.st_mode):
-        raise UsageError(f"socket folder {folder} is a link: name the real folder with --socket")
+        raise UsageError(f"socket folder {folder} is a link or a file: name a real folder with --socket")
     if info.st_uid != os.geteuid():
         raise UsageError(
             f"socket folder {folder} belongs to uid {info.st_uid}, not to {os.geteuid()}: choose one of your own "

@@ -82,7 +82,7 @@ def test_a_link_to_a_folder_is_refused(folder: Path) -> None:
     """It may point elsewhere tomorrow."""
     (folder / "real").mkdir(mode=0o700)
     (folder / "link").symlink_to(folder / "real")
-    with pytest.raises(UsageError, match="is a link"):
+    with pytest.raises(UsageError, match="is a link or a file"):
         listen(folder / "link" / "a.sock")
     assert os.listdir(folder / "real") == []
 
@@ -90,7 +90,7 @@ def test_a_link_to_a_folder_is_refused(folder: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_a_clear_error(folder: Path) -> None:
     """A file is in the way."""
     (folder / "file").touch()
-    with pytest.raises(UsageError, match="choose another with --socket"):
+    with pytest.raises(UsageError, match="is a link or a file"):
         listen(folder / "file" / "a.sock")
 
 
