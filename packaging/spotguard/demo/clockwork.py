@@ -13,6 +13,11 @@ _ROW = 24.0
 _THIN = 2.5
 
 
+def height(line: Timeline) -> float:
+    """Pixels from `top` to below everything."""
+    return 92 + _ROW * len(line.marks) + 16
+
+
 def way_of_the_notice(drawing: Drawing, line: Timeline, *, top: float) -> None:
     drawing.text(_LEFT, top, "the way of the notice", "head")
     _window(drawing, line, top + 12)
@@ -61,5 +66,9 @@ def _busy(drawing: Drawing, line: Timeline, top: float) -> None:
         kind = "reference-bar" if committed else "first-bar"  # what comes after the commit has no hurry
         drawing.rect(x(before.at), y + 2, max(_THIN, x(mark.at) - x(before.at)), _ROW - 8, kind, round=2)
         drawing.text(_BARS_END + 12, y + 13, f"{mark.at:.3f} s")
-        drawing.text(_RIGHT, y + 13, f"+{(mark.at - before.at) * 1000:.0f} ms", "faint", anchor="end")
+        drawing.text(_RIGHT, y + 13, f"+{_span(mark.at - before.at)}", "faint", anchor="end")
         before, committed = mark, committed or mark.what == COMMITTED
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"

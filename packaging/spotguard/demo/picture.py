@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from .chart import Series, frame, means, steps
-from .clockwork import way_of_the_notice
+from .clockwork import height, way_of_the_notice
 from .compare import Verdict
 from .story import Story
 from .svg import Drawing
 
 WIDTH = 880
+#: Where the way of the notice begins: the curves are above it.
+_WAY = 352
 #: Steps on either side of the hand-over that are shown one by one.
 _CLOSE = 12
 
@@ -41,14 +43,14 @@ _STYLE = """
 def draw(story: Story, verdict: Verdict) -> str:
     """The picture as an SVG file."""
     title = f"Taken back at step {story.parts[0].step:,}, resumed on the next machine"
-    drawing = Drawing(WIDTH, 630)
+    drawing = Drawing(WIDTH, _WAY + round(height(story.timeline)))
     drawing.rect(0.5, 0.5, WIDTH - 1, drawing.height - 1, "card", round=10)
     drawing.text(28, 38, title + (": the same run, bit for bit" if verdict.equal else ""), "title")
     drawing.text(28, 60, verdict.short[:120], "good" if verdict.equal else "bad")
     _legend(drawing, 28, 88)
     _whole_run(drawing, story)
     _hand_over(drawing, story)
-    way_of_the_notice(drawing, story.timeline, top=352)
+    way_of_the_notice(drawing, story.timeline, top=_WAY)
     return drawing.render(_STYLE, f"{title}. {verdict.line()}")
 
 

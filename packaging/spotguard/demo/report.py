@@ -36,9 +36,10 @@ cloud took its machine back; another machine went on from the store.</p>
 </table>
 {line}
 <h2>Do it yourself</h2>
-<p>These commands, these variables: nothing else was used. The lines with <code>guard</code> are what the script needs.</p>
+<p>What the demo did, by hand, in two terminals. The second machine was given the second command again. The lines with
+<code>guard</code> in them are all that the script needs.</p>
 <pre>spotguard simulate aws --preempt-after 10 --window {window:g}
-spotguard run --metadata-endpoint http://127.0.0.1:PORT --store file:///mnt/shared -- python train.py</pre>
+spotguard run --provider aws --metadata-endpoint http://127.0.0.1:PORT --store file:///mnt/shared -- python train.py</pre>
 <details><summary>train.py</summary>
 <pre>{script}</pre></details>
 <p><small>{machine}</small></p>

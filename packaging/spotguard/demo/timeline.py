@@ -66,7 +66,9 @@ def timeline(
         marks += [
             Mark(what, seen + outcome[key]) for key, what in _PHASES.items() if outcome.get(key) is not None
         ]
-    marks.append(Mark("switched off by the cloud" if killed else "machine 1 has exited", ended))
+    marks.append(
+        Mark("switched off by the cloud" if killed else "machine 1 has exited (torch shuts down)", ended)
+    )
     return Timeline(
         window=window,
         marks=tuple(sorted(marks, key=lambda mark: mark.at)),

@@ -1,0 +1,60 @@
+"""The power switch leaves nothing running."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from pathlib import Path
+
+import pytest
+
+from spotguard.demo.machine import Machine
+from spotguard.providers.clock import SystemClock
+
+#: Starts a child in a session of its own that outlives it, which says through a FIFO that it is there.
+_LEAVES_A_CHILD = """
+import os, signal
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        fifo = os.open("{fifo}", os.O_WRONLY)
+        os.write(fifo, b"here")
+        signal.pause()
+os._exit(3)
+"""
+
+
+def test_processes_that_left_the_group_are_killed_too(tmp_path: Path) -> None:
+    """A grandchild in another session, whose parents are gone, dies with its machine; so does its disk."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    machine = Machine("machine 1", tmp_path / "machine-1", tmp_path / "console", SystemClock())
+    machine.start([sys.executable, "-c", _LEAVES_A_CHILD.format(fifo=fifo)])
+    end = os.open(fifo, os.O_RDONLY)
+    assert os.read(end, 4) == b"here"
+
+    assert machine.power_off() == 1
+
+    assert select.select([end], [], [], 30)[0], "the writer still lives"
+    assert os.read(end, 1) == b""
+    os.close(end)
+    assert machine.returncode == 3
+    machine.discard()
+    assert not machine.folder.exists()
+
+
+def test_nothing_of_ours_reaches_into_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the user has set for other runs is not seen on the machine; what was printed outlives its disk."""
+    monkeypatch.setenv("SPOTGUARD_STORE", "file:///somewhere/else")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    machine = Machine("machine 1", tmp_path / "machine-1", tmp_path / "console", SystemClock())
+    code = (
+        f"import os; print('store', os.environ.get('SPOTGUARD_STORE'), flush=True); open({str(fifo)!r}, 'w')"
+    )
+    machine.start([sys.executable, "-c", code])
+    assert fifo.read_bytes() == b""  # it has printed
+    machine.discard()
+    assert not machine.folder.exists()
+    assert machine.last_words() == "store None"
