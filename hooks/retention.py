@@ -4,7 +4,7 @@ Never touched: the last good one; anything newer than it (a save under way); any
 claimed its number, for it may be reading; an object that a kept checkpoint refers to; what a newer format wrote.
 
 What goes, goes so that a death between any two deletions leaves nothing that looks whole and is not: the marker
-first, then the manifests, then the objects. Leftovers of saves that never ended go with the rest, once something newer is
+of each first, then all manifests, then the objects. Leftovers of saves that never ended go with the rest, once something newer is
 whole: a save of a dead attempt that is still uploading somewhere loses nothing by it, because a newer one is there.
 """
 
@@ -36,18 +36,17 @@ class Pruning:
     protected: frozenset[str]
 
     def steps(self) -> Iterator[list[str]]:
-        """Keys to delete, group after group; a group only when all before it are gone."""
-        for folder in self.doomed:
-            files = sorted(folder.files)
-            groups = (
-                [name for name in files if name == MARKER],
-                [name for name in files if parse_manifest_name(name)],
-                [name for name in files if parse_object_name(name)],
-            )
-            for group in groups:
-                keys = [key for name in group if (key := folder.prefix + name) not in self.protected]
-                if keys:
-                    yield keys
+        """Keys to delete, group after group; a group only when all before it are gone.
+
+        All markers, then all manifests, then all objects, and not checkpoint by checkpoint: one of the doomed may
+        refer to the objects of another.
+        """
+        for ours in (MARKER.__eq__, parse_manifest_name, parse_object_name):
+            keys = [
+                folder.prefix + name for folder in self.doomed for name in sorted(folder.files) if ours(name)
+            ]
+            if keys := [key for key in keys if key not in self.protected]:
+                yield keys
 
 
 def prune(
