@@ -12,6 +12,7 @@ from typing import Any
 
 from ..providers.clock import Clock, SystemClock
 from ..providers.errors import UsageError
+from ..providers.store import BlobStore
 from ..providers.stores import open_store
 from . import forks, protocol, signals
 from .cadence import Cadence
@@ -36,6 +37,8 @@ _WELCOME = 2.0
 KEEP = 3
 #: Seconds that a process that ends waits for a background checkpoint under way.
 _LAST_UPLOAD = 60.0
+#: Seconds before the agent's reserve, where the agent kills, at which a save gives up: time to say why.
+_LAST_WORDS = 0.25
 
 _current: Guard | None = None
 
@@ -69,9 +72,8 @@ def register(store: str | None = None, /, *, run_id: str | None = None, **state:
     run = check_run_id(
         run_id or os.environ.get("SPOTGUARD_RUN_ID") or default_run_id(sys.orig_argv, os.getcwd())
     )
-    _current = Guard(
-        store or os.environ.get("SPOTGUARD_STORE") or default_store(os.getcwd()), run, state, clock
-    )
+    url = store or os.environ.get("SPOTGUARD_STORE") or default_store(os.getcwd())
+    _current = Guard(open_store(url), run, state, clock)
     return _current
 
 
@@ -86,16 +88,22 @@ def _number(variable: str, default: int) -> int:
     return number
 
 
+def _time_to_save(notice: protocol.Preempt) -> float:
+    """Seconds that a save may take: up to the reserve, less what saying "not committed" takes."""
+    left = notice.seconds_left - notice.reserve
+    return left - min(_LAST_WORDS, left / 10)
+
+
 class Guard:
     """The training loop's hold on spotguard. Made by `register`.
 
     One thread trains, and calls `restore`, `step` and `save`; the others are spotguard's own.
     """
 
-    def __init__(self, store_url: str, run_id: str, state: dict[str, Any], clock: Clock) -> None:
+    def __init__(self, store: BlobStore, run_id: str, state: dict[str, Any], clock: Clock) -> None:
         self._clock = clock
         self._run_id = run_id
-        self._store = open_store(store_url)
+        self._store = store
         self._gate = Gate()
         self._state = State(state, self._gate.before_change)
         self._cadence = Cadence(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
@@ -258,7 +266,7 @@ class Guard:
                     Alarm(
                         ids=[message.id],
                         deadline=now + message.seconds_left,
-                        save_by=now + message.seconds_left - message.reserve,
+                        save_by=now + _time_to_save(message),
                         source=message.source,
                         kind=message.kind,
                         drill=message.drill,

@@ -29,7 +29,7 @@ def plain_digests(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed on this Python: pip install torch")
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), "--plain", "--steps", "3000"],
+        [sys.executable, str(PROGRAM), "--plain", "--steps", "1000"],
         cwd=tmp_path_factory.mktemp("plain"),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,

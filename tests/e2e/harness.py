@@ -113,6 +113,11 @@ class Running:
         self._popen.stdin.write(line.encode() + b"\n")
         self._popen.stdin.flush()
 
+    def hush(self) -> None:
+        """Nothing more comes on stdin."""
+        assert self._popen.stdin is not None
+        self._popen.stdin.close()
+
     def send(self, signum: int) -> None:
         self._popen.send_signal(signum)
 
@@ -131,7 +136,9 @@ class Running:
             self.kill()
         self._popen.wait(TIMEOUT)
         assert self._popen.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # what it did not read before it ended is lost, as it should
+        with contextlib.suppress(
+            BrokenPipeError
+        ):  # what it did not read before it ended is lost, as it should
             self._popen.stdin.close()
         self.out.close()
         self.err.close()

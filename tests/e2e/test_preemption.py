@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from spotguard.providers.simulator.aws import AwsSimulator
@@ -10,10 +12,11 @@ from tests.e2e.trainee import Trainee
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
 
 
-def test_a_preempted_run_ends_with_the_weights_of_an_uninterrupted_one(
+def test_a_run_preempted_twice_ends_with_the_weights_of_an_uninterrupted_one(
     trainee: Trainee, aws: AwsSimulator
 ) -> None:
-    """AWS's notice ends in a commit and exit code 75, and the second run finishes bit for bit like plain training."""
+    """AWS's notice between two steps, then a SIGTERM inside one: both commit, and the third run ends like plain
+    training, bit for bit."""
     machine = trainee.machine
     first = trainee.guarded(aws=aws)
     assert trainee.begun(first) == 0
@@ -21,7 +24,7 @@ def test_a_preempted_run_ends_with_the_weights_of_an_uninterrupted_one(
     trainee.stepped(first, 7)
     aws.preempt(120)
     first.err.until("gate at step 7")
-    first.say("free")
+    first.say("free")  # the training thread comes to the optimizer, and is parked there
     first.out.until("^preempted 75$")
     assert first.ended() == 75
     assert machine.committed() == [(1, 7, 0)]
@@ -31,16 +34,26 @@ def test_a_preempted_run_ends_with_the_weights_of_an_uninterrupted_one(
     assert beside["ended"] == "left when told"
     assert 0 < beside["committed"] < 120 - beside["reserve"]
     (stored,) = machine.outcomes_in_store()
-    assert stored["committed"] is True
-    assert stored["step"] == 7
-    assert stored["notice"]["ids"] == [beside["id"]]
+    assert (stored["committed"], stored["step"], stored["notice"]["ids"]) == (True, 7, [beside["id"]])
     assert "COMMITTED" in first.err.to_the_end()
 
-    second = trainee.guarded()
+    second = trainee.guarded("--every off --window 60")
     assert trainee.begun(second) == 7
+    second.say("half")  # after optimizer.step() the state of step 7 is gone: that of step 8 is wanted
+    second.out.until("^half$")
+    second.send(signal.SIGTERM)
+    second.err.until("has the notice")
+    assert machine.committed() == [(1, 7, 0)]
     second.say("free")
-    trainee.finished(second)
-    assert second.ended() == 0
+    second.out.until("^preempted 75$")
+    assert second.ended() == 75
+    assert machine.committed() == [(1, 7, 0), (2, 8, 0)]
+
+    third = trainee.guarded()
+    assert trainee.begun(third) == 8
+    third.say("free")
+    trainee.finished(third)
+    assert third.ended() == 0
 
 
 def test_guarding_changes_nothing(trainee: Trainee) -> None:
@@ -54,25 +67,3 @@ def test_guarding_changes_nothing(trainee: Trainee) -> None:
     assert guarded.ended() == 0
     assert trainee.machine.committed(), "no background checkpoint was made"
     assert not trainee.machine.socket().exists()
-
-
-def test_a_notice_inside_the_step_saves_its_boundary(trainee: Trainee) -> None:
-    """After optimizer.step() the old state is gone: training is let go on to guard.step(), and that is saved."""
-    first = trainee.guarded("--every off --window 60")
-    trainee.begun(first)
-    first.say("go 3")
-    trainee.stepped(first, 3)
-    first.say("half")
-    first.out.until("^half$")
-    first.send(15)
-    first.err.until("has the notice")
-    assert trainee.machine.committed() == []
-    first.say("go 1")
-    first.out.until("^preempted 75$")
-    assert first.ended() == 75
-    assert trainee.machine.committed() == [(1, 4, 0)]
-
-    second = trainee.guarded()
-    assert trainee.begun(second) == 4
-    second.say("exit 0")
-    assert second.ended() == 0

@@ -4,6 +4,7 @@
     half        a step, up to right before guard.step(), then ask again
     stick       wait for ever, in Python                stick-in-c  wait for ever, in a call of the C library
     save        guard.save()
+    stall K     the K-th look at the checkpoints from now on never comes back
     doom K PID… at the K-th look at the checkpoints from now on (0: now), SIGKILL these processes
     exit N      end with this code
 
@@ -22,10 +23,19 @@ import random
 import signal
 import sys
 import threading
+import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+
+
+def leave_the_compiler_out() -> None:
+    """`torch.optim` imports the compiler only to say "not here": half of what a start of this script costs."""
+    stand_in = types.ModuleType("torch._dynamo")
+    vars(stand_in).update(disable=lambda fn, *_, **__: fn, graph_break=lambda: None)
+    sys.modules["torch._dynamo"] = torch._dynamo = stand_in
 
 
 def tell(line: str) -> None:
@@ -59,7 +69,7 @@ class Job:
         x = torch.randn(4, 8)
         loss = (self.model(x) - random.random() * x.sum(1, keepdim=True)).pow(2).mean()
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         self.scheduler.step()
 
@@ -102,11 +112,17 @@ class Keyboard:
             threading.Event().wait()
         elif word == "stick-in-c":
             tell("stuck")
-            ctypes.CDLL(None).pause()  # as in a transfer that never ends: no signal handler of Python runs
+            libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+            while True:  # as in a collective that never ends: no handler of Python runs, whatever the signal
+                libc.pthread_mutex_lock(mutex)
         elif word == "save":
             tell(f"saved {self._guard.save().step}")
         elif word == "doom":
-            doom(int(rest[0]), [int(pid) for pid in rest[1:]])
+            pids = [int(pid) for pid in rest[1:]]
+            at_look(int(rest[0]), lambda: kill(pids))
+            tell("doomed")
+        elif word == "stall":
+            at_look(int(rest[0]), lambda: threading.Event().wait())
             tell("doomed")
         elif word == "exit":
             sys.exit(int(rest[0]))
@@ -114,8 +130,8 @@ class Keyboard:
             raise ValueError(word)
 
 
-def doom(count: int, pids: list[int]) -> None:
-    """Kill at an exact instant of a save: right before its `count`-th operation on the file system."""
+def at_look(count: int, then: Callable[[], object]) -> None:
+    """At an exact instant of a save: right before its `count`-th operation on the file system."""
     left = [count]
     lock = threading.Lock()
 
@@ -124,14 +140,15 @@ def doom(count: int, pids: list[int]) -> None:
             return
         with lock:
             left[0] -= 1
-            if left[0] == 0:
-                tell(f"doom at {event} {arguments[0]}")
-                kill(pids)
+            now = left[0] == 0
+        if now:
+            tell(f"doom at {event} {arguments[0]}")
+            then()
 
     if count:
         sys.addaudithook(heard)
     else:
-        kill(pids)
+        then()
 
 
 #: Python's own audit events (the library's page "Audit events table") of what a file store does.
@@ -144,12 +161,12 @@ def kill(pids: list[int]) -> None:
 
 
 def train(steps: int, *, plain: bool = False) -> None:
+    if not plain:
+        import spotguard  # plain training never heard of it
     job = Job()
     guard: Any = None
     done = 0
     if not plain:
-        import spotguard
-
         guard = spotguard.register(**job.state)
         tell(f"registered {os.getpid()}")
         done = guard.restore()
@@ -175,4 +192,6 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--plain", action="store_true")
     wanted = parser.parse_args()
+    if not wanted.plain:  # plain training is torch as it is: what differs would show in the digests
+        leave_the_compiler_out()
     train(wanted.steps, plain=wanted.plain)
