@@ -28,6 +28,8 @@ class SessionOutcome:
     #: From sending the notice to the hook having it.
     told: float | None
     step: int | None
+    #: When its state stood still.
+    gate: float | None
     first_byte: float | None
     committed: float | None
     bytes: int
@@ -61,6 +63,8 @@ class Outcome:
     bytes: int
     #: Bytes a second, all sessions together.
     rate: float | None
+    #: When the last session's state stood still.
+    gate: float | None
     first_byte: float | None
     #: When the last session had committed; None unless all did.
     committed: float | None

@@ -46,6 +46,7 @@ class Part:
     sent_at: float
     told_at: float | None = None
     phase: str = ""
+    gate_at: float | None = None
     first_byte_at: float | None = None
     step: int | None = None
     done_bytes: int = 0
@@ -85,7 +86,9 @@ class Part:
             self.step = message.step if message.step >= 0 else self.step
             self.phase = clip(message.phase, 20)
             self.done_bytes = max(self.done_bytes, message.done_bytes)
-            if message.phase == "first-byte":
+            if message.phase == "gate":
+                self.gate_at = self.gate_at or at
+            elif message.phase == "first-byte":
                 self.first_byte_at = self.first_byte_at or at
         elif self.committed is None:
             self.committed, self.committed_at = message, at
@@ -113,6 +116,7 @@ class Part:
             world=who.world,
             told=None if self.told_at is None else self.told_at - self.sent_at,
             step=self.step,
+            gate=None if self.gate_at is None else self.gate_at - seen_at,
             first_byte=None if self.first_byte_at is None else self.first_byte_at - seen_at,
             committed=None if self.committed_at is None else self.committed_at - seen_at,
             bytes=max(0, saved.nbytes if saved else self.done_bytes),
@@ -258,6 +262,7 @@ class Pending:
             step=steps.pop() if len(steps) == 1 else None,
             bytes=total,
             rate=total / spent if whole and spent and spent > 1e-6 else None,
+            gate=_picked(max, (p.gate for p in parts)),
             first_byte=first,
             committed=last,
             why="" if whole else self._why(parts, ended),

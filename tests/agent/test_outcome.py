@@ -23,6 +23,8 @@ def committed() -> Outcome:
     story.notice()
     for rank in ranks:
         story.told(rank)
+    story.until(0.02)
+    story.says(ranks[0], Progress("n1", "gate", story.now, step=42))
     story.until(0.08)
     story.says(ranks[0], Progress("n1", "first-byte", story.now, step=42))
     for rank, at in zip(ranks, (4.0, 6.0), strict=True):
@@ -46,6 +48,7 @@ def test_the_record_says_everything_in_seconds_after_the_notice() -> None:
         "told": 0.0,
         "step": 42,
         "bytes": 512 << 20,
+        "gate": 0.02,
         "first_byte": 0.08,
         "committed": 6.0,
         "slack": 114.0,
