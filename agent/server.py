@@ -316,6 +316,7 @@ class Server:
 
     def _died(self, connection: Connection) -> None:
         """The process is gone; what it wrote before is still read, a child's open descriptor is not waited for."""
+        connection.drained = False
         try:
             while connection.number in self._connections and not connection.drained:
                 if not self._listen_to(connection):
