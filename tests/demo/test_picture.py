@@ -24,7 +24,7 @@ def part(first: int, last: int) -> Losses:
 
 def story(first: Losses, second: Losses, *marks: Mark) -> Story:
     line = Timeline(20.0, (Mark("the notice", 0.0), *marks), 18.5)
-    return Story(part(1, 100), (first, second), Path("a"), Path("b"), line)
+    return Story(part(1, 100), (first, second), Path("a"), Path("b"), line, 40)
 
 
 def classes(picture: str) -> list[str]:
@@ -62,3 +62,9 @@ def test_a_machine_that_began_again_is_drawn_too(began: int) -> None:
 def test_ticks_are_round(low: float, high: float, about: int, ticks: list[float]) -> None:
     """Steps of 1, 2 or 5 times a power of ten, inside the scale."""
     assert Scale(low, high, 0, 100).ticks(about) == ticks
+
+
+def test_what_was_saved_is_asked_of_the_store() -> None:
+    """Whoever goes on before the notice came has lost something, whatever the agent's record says."""
+    assert story(part(1, 50), part(41, 100), Mark("killed", 20.0)).saved
+    assert not story(part(1, 50), part(40, 100), Mark("killed", 20.0)).saved

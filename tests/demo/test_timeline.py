@@ -31,7 +31,6 @@ def test_phases_are_counted_from_when_the_notice_was_there() -> None:
         (0.3, "committed"),
         (1.5, "machine"),
     ]
-    assert found.committed
     assert found.slack == 18.5
 
 
@@ -42,7 +41,6 @@ def test_a_machine_that_was_killed_has_no_slack_and_no_commit() -> None:
         "the notice stands at the metadata endpoint",
         "switched off by the cloud",
     ]
-    assert not found.committed
     assert found.slack is None
 
 

@@ -37,9 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
         report = _leave_report(plan, story, verdict)
     _print_timeline(story)
     print(f"\nthe picture: {report}")
-    if verdict.equal and not story.timeline.committed:
+    if verdict.equal and not story.saved:
         print(
-            f"NOT SAVED: machine 1 committed nothing in its {plan.window:g} s, and machine 2 began at step "
+            f"NOT SAVED: machine 1 committed nothing in its {plan.window:g} s, and machine 2 went on after step "
             f"{story.resumed_at}; its result is equal all the same"
         )
         return 1

@@ -83,6 +83,7 @@ def _facts(story: Story, verdict: Verdict) -> dict[str, object]:
     line = story.timeline
     return {
         "equal": verdict.equal,
+        "saved": story.saved,
         "line": verdict.line(),
         "differences": verdict.differences,
         "tensors": verdict.tensors,

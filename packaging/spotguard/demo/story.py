@@ -52,6 +52,14 @@ class Story:
     reference_final: Path
     final: Path
     timeline: Timeline
+    #: Completed steps when the notice was given.
+    noticed_at: int
+
+    @property
+    def saved(self) -> bool:
+        """Whether machine 1 saved after the notice. Asked of the store, by way of machine 2: the agent's own record
+        dies with it where the window is too short to write one."""
+        return self.resumed_at >= self.noticed_at
 
     @property
     def resumed_at(self) -> int:
@@ -79,16 +87,16 @@ class Director:
             reference, losses = self._machine("no cloud", stack)
             self._screen.say("the run to compare with begins: no spot machine, and no spotguard in it")
             reference.start([*self._training(), "--plain"])
-            lost, line = self._first(stack)
+            lost, line, noticed_at = self._first(stack)
             last, resumed = self._second(stack)
             self._watch(lambda: reference.ended)
             self._show()
             self._must(reference.returncode == 0, reference, "the uninterrupted run failed")
-            return Story(losses, (lost, resumed), reference.final, last.final, line)
+            return Story(losses, (lost, resumed), reference.final, last.final, line, noticed_at)
 
     # --- the acts ---
 
-    def _first(self, stack: ExitStack) -> tuple[Losses, Timeline]:
+    def _first(self, stack: ExitStack) -> tuple[Losses, Timeline, int]:
         """Machine 1 is taken back in the middle of its work."""
         plan, simulator = self._plan, stack.enter_context(AwsSimulator())
         machine, losses = self._machine("machine 1", stack)
@@ -99,13 +107,13 @@ class Director:
 
         visible_wall, visible = self._clock.time(), self._clock.monotonic()
         simulator.preempt(plan.window)
-        end = visible + plan.window
+        end, noticed_at = visible + plan.window, losses.step
         self._screen.say(
-            f"the cloud wants machine 1 back: its notice says {plan.window:g} s (AWS gives 120), at step {losses.step}"
+            f"the cloud wants machine 1 back: its notice says {plan.window:g} s (AWS gives 120), at step {noticed_at}"
         )
         self._doing(machine, "noticed")
         self._watch(lambda: machine.ended or self._clock.monotonic() >= end)
-        return losses, self._end_of(machine, losses, visible, visible_wall)
+        return losses, self._end_of(machine, losses, visible, visible_wall), noticed_at
 
     def _end_of(self, machine: Machine, losses: Losses, visible: float, visible_wall: float) -> Timeline:
         late = not machine.ended

@@ -33,10 +33,6 @@ class Timeline:
     line: str = ""
 
     @property
-    def committed(self) -> bool:
-        return any(mark.what == COMMITTED for mark in self.marks)
-
-    @property
     def end(self) -> float:
         """When machine 1 had ended."""
         return self.marks[-1].at
