@@ -34,6 +34,7 @@ class Client:
         hello: makes the `Register` of each new connection (state may have moved on since the last).
         on_message: called on the listener thread with each message of the agent. It must not block.
         position: makes the `Position` that is sent every few seconds.
+        on_lost: called on the listener thread when an agent that had welcomed us is gone.
     """
 
     def __init__(
@@ -43,11 +44,13 @@ class Client:
         hello: Callable[[], Register],
         on_message: Callable[[Message], None],
         position: Callable[[], Message],
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._path = path
         self._hello = hello
         self._on_message = on_message
         self._position = position
+        self._on_lost = on_lost
         self._lock = threading.Lock()  # guards _socket for senders on other threads
         self._socket: socket.socket | None = None
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -117,11 +120,14 @@ class Client:
                         self._path,
                         error,
                     )
+            lost = self._joined.is_set()
             self._joined.clear()
             with self._lock:
                 if self._socket is not None:
                     self._socket.close()
                     self._socket = None
+            if lost and not self._stop.is_set():
+                self._on_lost()
             if not self._stop.is_set():
                 self._pause(RECONNECT)
 

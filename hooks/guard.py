@@ -156,7 +156,8 @@ class Guard:
         self._state.at_boundary()
         self._restored = self._saver.ready = True
         self._cadence.begun(self._clock.monotonic())
-        self._gate.stand_at(done.step)
+        self._gate.arrive(done.step)
+        self._gate.stand()
         return done.step
 
     def step(self) -> None:
@@ -207,12 +208,13 @@ class Guard:
         while True:
             self._gate.begin_boundary()
             self._state.take_again()
-            self._gate.stand_at()
+            self._gate.arrive()
             try:
                 return self._saver.manual()
             except Abandoned as why:
-                # A notice took over: it ends in Preempted at the gate, or lets us go on.
                 log.info("guard.save() waits: %s", why)
+            finally:
+                self._gate.stand()  # a notice ends in Preempted here, or lets us go on
 
     def _only_here(self, method: str) -> None:
         if self._gate.inert:
@@ -225,7 +227,13 @@ class Guard:
     def _connect(self, socket: str) -> Client | None:
         if not socket:
             return None
-        client = Client(socket, hello=self._hello, on_message=self._on_message, position=self._position)
+        client = Client(
+            socket,
+            hello=self._hello,
+            on_message=self._on_message,
+            position=self._position,
+            on_lost=self._lost,
+        )
         client.start()
         client.wait_answered(_WELCOME)
         if client.refused:
@@ -278,6 +286,10 @@ class Guard:
                 self._saver.release(id, "the drill is over")
             case protocol.Leave(code=code):
                 self.leave(code)
+
+    def _lost(self) -> None:
+        self._built.wait()
+        self._saver.lost()
 
     def _send(self, message: protocol.Message) -> bool:
         return self._client is not None and self._client.send(message)

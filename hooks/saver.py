@@ -153,6 +153,12 @@ class Saver:
         log.info("training goes on: %s", why)
         self._released()
 
+    def lost(self) -> None:
+        """The agent is gone. A notice stands all the same; a drill was the agent's alone, and nobody will end it."""
+        alarm = self._alarm
+        for id in list(alarm.ids) if alarm is not None and alarm.drill else []:
+            self.release(id, "the agent that played this drill is gone")
+
     def background(self) -> None:
         """Begin a background save at this boundary, unless one is under way. Returns at once."""
         with self._lock:
