@@ -14,8 +14,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +24,14 @@ from spotguard.agent import control
 from spotguard.providers.simulator.aws import AwsSimulator
 
 TIMEOUT = 60.0  # seconds: a net under a hung test, never something a passing test waits for
+
+
+def eventually(condition: Callable[[], object], what: str, timeout: float = TIMEOUT) -> None:
+    """Ask again until it is so, where nothing announces it."""
+    never, end = threading.Event(), time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not in {timeout} s"
+        never.wait(0.01)
 
 
 class Lines:
@@ -124,6 +133,10 @@ class Running:
     def kill(self) -> None:
         self.send(signal.SIGKILL)
 
+    @property
+    def running(self) -> bool:
+        return self._popen.poll() is None
+
     def ended(self, timeout: float = TIMEOUT) -> int:
         """Its exit code, as `subprocess` has it."""
         try:
@@ -132,7 +145,7 @@ class Running:
             raise AssertionError(f"still there after {timeout} s:\n{self.out.text}{self.err.text}") from None
 
     def close(self) -> None:
-        if self._popen.poll() is None:
+        if self.running:
             self.kill()
         self._popen.wait(TIMEOUT)
         assert self._popen.stdin is not None
@@ -206,10 +219,15 @@ class Machine:
 
     # --- ending ---
 
+    def kill(self, pid: int) -> None:
+        """SIGKILL to a process of this machine."""
+        assert pid in self._mine()
+        os.kill(pid, signal.SIGKILL)
+
     def close(self) -> None:
         """End everything that was started here, by whomever, each by its own number."""
         for running in self._started:
-            if running._popen.poll() is None:
+            if running.running:
                 running.kill()
         for pid in list(self._mine()):
             with contextlib.suppress(ProcessLookupError):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.providers.simulator.aws import AwsSimulator
-from tests.e2e.harness import Machine, Running
+from tests.e2e.harness import Machine, Running, eventually
 
 pytestmark = pytest.mark.wholepath
 
@@ -20,9 +20,8 @@ NOTIFIED = str(Path(__file__).parent / "programs" / "notified.py")
 def registered(machine: Machine, running: Running, count: int = 1) -> None:
     for _ in range(count):
         running.out.until("^ready")
-    # It says so before its socket's thread has: the agent is asked, each answer being a round trip.
-    while len(machine.status()["sessions"]) < count:
-        pass
+    # It says so before its socket's thread has.
+    eventually(lambda: len(machine.status()["sessions"]) == count, "registered")
 
 
 def test_a_return_means_saved(machine: Machine, aws: AwsSimulator) -> None:

@@ -1,0 +1,30 @@
+"""A launcher as torchrun is one: it stands over the training script, and when that is killed it starts it again.
+
+It has loaded torch before, so that a life of the training script costs a fork and not three seconds; `again` on
+stdin begins the next life after one has ended, which is said on stdout: `ended STATUS`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import train
+
+
+def main(steps: int) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    train.leave_the_compiler_out()
+    while train.read_line() == ["again"]:
+        if not (pid := os.fork()):
+            train.train(steps)
+            sys.stdout.flush()
+            sys.exit(0)
+        train.tell(f"life {pid}")
+        _, status = os.waitpid(pid, 0)
+        train.tell(f"ended {os.waitstatus_to_exitcode(status)}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[sys.argv.index("--steps") + 1]))

@@ -1,0 +1,69 @@
+"""SIGKILL of the training process at every phase of a save, and at random instants: the newest whole checkpoint
+is restored, bit for bit, and never a part of one."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.e2e.lives import Drill, Lives
+from tests.e2e.trainee import Trainee
+
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
+
+
+def test_an_emergency_save_is_killed_before_each_of_its_operations(trainee: Trainee) -> None:
+    """First right at the start, then one operation on the file system later each time, until a save gets through."""
+    lives = Lives.under_run(trainee)
+    whole = []
+    for count in range(1, 100):
+        start = lives.again()
+        lives.running.say("go 1")
+        trainee.stepped(lives.running, start + 1)
+        lives.doom(count, lives.pid)
+        drill = Drill(trainee.machine.socket())
+        committed = lives.running.err.until("(NOT )?COMMITTED")[0] == "COMMITTED"
+        drill.join()
+        if committed:
+            break
+        lives.killed()
+        whole.append(trainee.newest() > start)
+    # Objects, manifest, marker: each is a name made, a file opened, renamed, and its folder opened to be flushed.
+    assert len(whole) >= 9, whole
+    assert whole == sorted(whole), "a later death left less"
+    assert set(whole) == {False, True}, "no death between manifest and marker, or none before"
+
+
+def random_instants(trainee: Trainee, seed: int, count: int) -> None:
+    """Background checkpoints all the time, and a death after a random step, or at a random operation of a save."""
+    rng = random.Random(seed)
+    lives = Lives.under_run(trainee, "--every 0.01")
+    restored = []
+    for _ in range(count):
+        start = lives.again()
+        restored.append(start)
+        if rng.random() < 0.5:
+            lives.doom(rng.randint(1, 60), lives.pid)
+            lives.running.say("free")
+            lives.killed()
+        else:
+            lives.running.say("free")
+            trainee.stepped(lives.running, start + rng.randint(1, 25))
+            lives.kill()
+    lives.again()
+    lives.kill()
+    assert len(set(restored)) > count // 4, f"hardly a checkpoint was made: {restored}"
+    lives.close()
+
+
+def test_background_saves_are_killed_at_random_instants(trainee: Trainee) -> None:
+    """Twenty lives, each training on from where the last one's newest checkpoint stands."""
+    random_instants(trainee, seed=1, count=20)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(2, 14))
+def test_background_saves_are_killed_at_hundreds_of_random_instants(trainee: Trainee, seed: int) -> None:
+    """The same with other seeds, twelve times twenty-five lives."""
+    random_instants(trainee, seed, count=25)

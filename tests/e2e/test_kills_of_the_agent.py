@@ -1,0 +1,118 @@
+"""The agent is killed, alone or with the training process: training and its checkpoints go on, or go on from the
+newest whole one."""
+
+from __future__ import annotations
+
+import random
+import signal
+
+import pytest
+
+from spotguard.providers.simulator.aws import AwsSimulator
+from tests.e2e.harness import Running, eventually
+from tests.e2e.lives import Drill, Lives
+from tests.e2e.trainee import Trainee
+
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
+
+
+def service(trainee: Trainee, *options: str) -> Running:
+    """An agent by itself, on the socket that the run had."""
+    agent = trainee.machine.spotguard("agent", "--socket", str(trainee.machine.socket()), *options)
+    if "none" in options:
+        eventually(trainee.machine.socket().is_socket, "listening")
+    return agent
+
+
+def test_training_outlives_its_agent_and_hears_the_next_one(trainee: Trainee, aws: AwsSimulator) -> None:
+    """SIGKILL of `spotguard run`: training says once that it is unguarded and goes on, so do its checkpoints; the
+    agent that comes next tells the notice that stands."""
+    machine = trainee.machine
+    running = trainee.guarded("--every 0.05", steps=900)
+    trainee.begun(running)
+    running.say("go 5")
+    trainee.stepped(running, 5)
+    running.kill()
+    assert running.ended() == -signal.SIGKILL
+    running.err.until("unguarded: no agent answers")
+    before = trainee.newest()
+    running.say("go 5")
+    trainee.stepped(running, 10)
+    running.say("save")
+    running.out.until("^saved 10$")
+    assert trainee.newest() == 10 > before
+    # No agent says when a background save is committed: train on until one is.
+    step = 10
+    while trainee.newest() == 10:
+        step += 1
+        running.say("go 1")
+        trainee.stepped(running, step)
+
+    aws.preempt(60)
+    service(trainee, "--provider", "aws", "--metadata-endpoint", aws.endpoint)
+    running.err.until("guarded again")
+    running.err.until(f"step {step} is committed")
+    running.say("free")
+    running.out.until("^preempted 75$")
+    assert running.err.to_the_end().count("unguarded") == 1
+    assert trainee.newest() == step
+    assert machine.outcomes_in_store()[-1]["step"] == step
+
+
+def test_a_drill_ends_with_the_agent_that_played_it(trainee: Trainee) -> None:
+    """Nobody is left to say that the drill is over: training goes on by itself, long before the drill's deadline."""
+    running = trainee.guarded()
+    trainee.begun(running)
+    running.say("stall 1")
+    running.out.until("^doomed$")
+    running.say("go 1")
+    trainee.stepped(running, 1)
+    drill = Drill(trainee.machine.socket(), window=600)
+    running.out.until("^doom at")
+    running.kill()
+    drill.join()
+    assert "stopped answering" in drill.error or "ended before" in drill.error
+    running.say("go 1")
+    trainee.stepped(running, 2)
+
+
+def deaths(trainee: Trainee, counts: list[int], *, both: bool) -> None:
+    """A new agent for each life, and a notice during whose save the agent (and the process) is killed."""
+    lives = Lives.under(trainee, trainee.machine.socket())
+    for count in counts:
+        agent = service(trainee, "--provider", "none")
+        start = lives.again()
+        lives.running.say("go 1")
+        trainee.stepped(lives.running, start + 1)
+        lives.doom(count, agent.pid, *([lives.pid] if both else []))
+        drill = Drill(trainee.machine.socket(), preempt=True)
+        assert agent.ended() == -signal.SIGKILL
+        drill.join()
+        if both:
+            lives.killed()
+        else:
+            lives.running.err.until(f"step {start + 1} is committed")
+            assert trainee.newest() == start + 1
+            lives.kill()
+    lives.again()
+    lives.kill()
+    lives.close()
+
+
+def test_an_emergency_save_commits_though_its_agent_is_killed(trainee: Trainee) -> None:
+    """At the first operation, within the objects, at the manifest and at the marker."""
+    deaths(trainee, [1, 4, 7, 10], both=False)
+
+
+def test_both_are_killed_in_an_emergency_save(trainee: Trainee) -> None:
+    """At the same instants: what is restored is whole."""
+    deaths(trainee, [1, 4, 7, 10], both=True)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_both_are_killed_at_hundreds_of_instants(trainee: Trainee, seed: int, both: bool) -> None:
+    """The same at random operations, two hundred times."""
+    rng = random.Random(seed)
+    deaths(trainee, [rng.randint(1, 11) for _ in range(25)], both=both)
