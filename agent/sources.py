@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..providers.clock import Clock
@@ -17,15 +18,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def make(options: Options, clock: Clock) -> Callable[[], list[NoticeSource]]:
+def make(options: Options, clock: Clock, root: Path = Path("/")) -> Callable[[], list[NoticeSource]]:
     """What makes the sources, as often as it is called: a source belongs to the thread that looks through it.
+
+    `root` is where the firmware's words lie, for `auto`.
 
     Raises:
         UsageError: the provider, or its endpoint, cannot be used.
     """
     name, instance = options.provider, ""
     if name == "auto":
-        name, instance = _detected(options)
+        name, instance = _detected(options, root)
         if name not in ("aws", "none"):
             logger.warning(
                 "this machine is %s's, whose notices come with a later version of spotguard: it is NOT watched. "
@@ -51,10 +54,10 @@ def _aws(endpoint: str | None, instance: str, clock: Clock) -> Callable[[], list
     return lambda: [InstanceAction(Imds(base, clock, instance=instance), clock)]
 
 
-def _detected(options: Options) -> tuple[str, str]:
+def _detected(options: Options, root: Path) -> tuple[str, str]:
     from ..providers.detect import detect
 
-    machine = detect()
+    machine = detect(root)
     if machine.cloud == "none" and options.metadata_endpoint:
         raise UsageError(
             f"--metadata-endpoint {options.metadata_endpoint}: this machine's firmware names no cloud, so say which "

@@ -1,0 +1,49 @@
+"""The agent's log: one line for an event, for a person or for a machine."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+
+from spotguard.agent import journal
+
+
+def logged(*, json_log: bool) -> list[str]:
+    stream = io.StringIO()
+    handler = journal.configure(json_log=json_log, stream=stream)
+    logger = logging.getLogger("spotguard.agent.test")
+    try:
+        logger.debug("not said")
+        logger.info("seen with %.1f s left", 118.26)
+        logger.warning("out of time", extra={"fields": {"outcome": {"id": "n1"}}})
+    finally:
+        journal.remove(handler)
+    return stream.getvalue().splitlines()
+
+
+def test_a_person_reads_time_and_text_and_what_is_wrong() -> None:
+    """`spotguard 12:03:04 text`; a level only from WARNING on."""
+    first, second = logged(json_log=False)
+    assert re.fullmatch(r"spotguard \d\d:\d\d:\d\d seen with 118\.3 s left", first)
+    assert re.fullmatch(r"spotguard \d\d:\d\d:\d\d WARNING: out of time", second)
+
+
+def test_a_machine_reads_one_object_a_line_with_what_the_event_carries() -> None:
+    """With the outcome as it is in the file."""
+    first, second = (json.loads(line) for line in logged(json_log=True))
+    assert (first["level"], first["text"], first["logger"]) == (
+        "info",
+        "seen with 118.3 s left",
+        "spotguard.agent.test",
+    )
+    assert second["outcome"] == {"id": "n1"}
+    assert first["time"].endswith("+00:00")
+
+
+def test_nothing_stays_configured_after_it() -> None:
+    """Whoever imports this room keeps their own logging."""
+    logged(json_log=False)
+    assert logging.getLogger("spotguard").handlers == []
+    assert logging.getLogger("spotguard").propagate

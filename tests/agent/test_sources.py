@@ -1,0 +1,61 @@
+"""Which sources an option names: nothing is asked on the network that nobody named."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from spotguard.agent import sources
+from spotguard.agent.config import Options, resolve
+from spotguard.providers.clock import SystemClock
+from spotguard.providers.errors import UsageError
+
+
+def options(**flags: str) -> Options:
+    return resolve("agent", {name.replace("_", "-"): value for name, value in flags.items()}, {})
+
+
+def machine(root: Path, **dmi: str) -> Path:
+    """A machine whose firmware says this."""
+    folder = root / "sys/class/dmi/id"
+    folder.mkdir(parents=True)
+    for name, value in dmi.items():
+        (folder / name).write_text(value)
+    return root
+
+
+def test_aws_is_watched_where_it_is_named_and_where_the_firmware_names_it(tmp_path: Path) -> None:
+    """Each call makes its own: a source belongs to the thread that looks through it."""
+    root = machine(tmp_path, sys_vendor="Amazon EC2")
+    for said in (options(provider="aws"), options()):
+        make = sources.make(said, SystemClock(), root)
+        (one,), (other,) = make(), make()
+        assert one.name == "aws spot/instance-action"
+        assert one is not other
+
+
+def test_a_laptop_has_no_source(tmp_path: Path) -> None:
+    """And neither has `none` on a cloud."""
+    laptop = machine(tmp_path / "a", sys_vendor="LENOVO")
+    assert sources.make(options(), SystemClock(), laptop)() == []
+    cloud = machine(tmp_path / "b", sys_vendor="Amazon EC2")
+    assert sources.make(options(provider="none"), SystemClock(), cloud)() == []
+
+
+def test_a_cloud_of_a_later_version_is_said_loudly_and_the_command_runs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Blind is not safe: no silence about a machine that can be taken without a word."""
+    root = machine(tmp_path, product_name="Google Compute Engine")
+    with caplog.at_level(logging.WARNING, "spotguard"):
+        assert sources.make(options(), SystemClock(), root)() == []
+    assert "NOT watched" in caplog.text
+
+
+def test_an_endpoint_without_a_cloud_must_say_whose_it_is(tmp_path: Path) -> None:
+    """Whoever names an endpoint wants it asked."""
+    said = options(metadata_endpoint="http://127.0.0.1:9")
+    with pytest.raises(UsageError, match="--provider aws"):
+        sources.make(said, SystemClock(), machine(tmp_path, sys_vendor="LENOVO"))
