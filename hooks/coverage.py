@@ -11,6 +11,7 @@ from itertools import pairwise
 from math import prod
 
 from ..providers.errors import CheckpointError
+from .collector import collector_at_rest
 from .manifest import Chunk, RankManifest
 
 
@@ -42,6 +43,14 @@ def coverage(manifests: Iterable[RankManifest]) -> Coverage:
     """
     full = _full_set(manifests)
     tensors: dict[str, MergedTensor] = {}
+    with collector_at_rest():
+        _merge(full, tensors)
+    for merged in tensors.values():
+        _tile(merged)
+    return Coverage(full, tensors)
+
+
+def _merge(full: tuple[RankManifest, ...], tensors: dict[str, MergedTensor]) -> None:
     for manifest in full:
         rank = manifest.rank
         for name, dtype, shape, chunks, stored in manifest.tensors:
@@ -55,9 +64,6 @@ def coverage(manifests: Iterable[RankManifest]) -> Coverage:
                 )
             for chunk in chunks:
                 merged.chunks.append((rank, chunk))
-    for merged in tensors.values():
-        _tile(merged)
-    return Coverage(full, tensors)
 
 
 def _full_set(manifests: Iterable[RankManifest]) -> tuple[RankManifest, ...]:
@@ -85,17 +91,30 @@ def _full_set(manifests: Iterable[RankManifest]) -> tuple[RankManifest, ...]:
 
 def _tile(tensor: MergedTensor) -> None:
     """Prove that the chunks cover the tensor, each element once (or twice with the same bytes), and order them."""
-    chunks = tensor.chunks
+    if _in_rows(tensor):
+        return
+    chunks = tensor.chunks = _distinct(tensor.name, tensor.chunks)
     whole = prod(tensor.shape)
-    if len(chunks) == 1:
-        covered = prod(chunks[0][1].sizes)
-    else:
-        chunks = tensor.chunks = _distinct(tensor.name, chunks)
-        covered = sum([prod(chunk.sizes) for _, chunk in chunks])
+    covered = sum([prod(chunk.sizes) for _, chunk in chunks])
     if covered < whole:
         raise CheckpointError(f"tensor {tensor.name!r} has {whole - covered} of {whole} elements in no chunk")
     if covered > whole or (len(chunks) > 1 and _overlap(chunks)):
         raise CheckpointError(f"tensor {tensor.name!r} has chunks that overlap without being the same")
+
+
+def _in_rows(tensor: MergedTensor) -> bool:
+    """The plainest tiling, and by far the commonest: whole rows, rank after rank, from the first to the last."""
+    if not tensor.shape:
+        return len(tensor.chunks) == 1
+    rest = tensor.shape[1:]
+    corner = (0,) * len(rest)
+    row = 0
+    for _, chunk in tensor.chunks:
+        offsets, sizes = chunk[:2]
+        if offsets[0] != row or not sizes[0] or sizes[1:] != rest or offsets[1:] != corner:
+            return False
+        row += sizes[0]
+    return row == tensor.shape[0]
 
 
 def _distinct(name: str, chunks: Sequence[tuple[int, Chunk]]) -> list[tuple[int, Chunk]]:
