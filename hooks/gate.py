@@ -118,12 +118,13 @@ class Gate:
             self._park(self.place.may_leave_boundary)
 
     def stand(self) -> None:
-        """Park while the gate is shut in any way; nothing changes. For a thread that has not begun yet."""
+        """Park while the gate is shut in any way; nothing changes. For a thread that has not begun yet, or has
+        arrived at a boundary."""
         self._pass(self.place.may_leave_boundary)
 
-    def stand_at(self, steps: int | None = None) -> None:
-        """Training stands at a boundary without a step before it: restored, or about to save by hand. Parks
-        there while anybody wants it. After `begin_boundary` and its copies, like `end_boundary`."""
+    def arrive(self, steps: int | None = None) -> None:
+        """Training is at a boundary without a step before it: restored, or saving by hand. It may be had there
+        until `stand` lets it leave. After `begin_boundary` and its copies, like `end_boundary`."""
         if self.inert:
             return
         with self._lock:
@@ -131,7 +132,6 @@ class Gate:
                 self.place.completed = steps
             self.place.rest()
             self._changed.notify_all()
-            self._park(self.place.may_leave_boundary)
 
     def _pass(self, may: Callable[[], bool]) -> None:
         if self.inert:
@@ -173,9 +173,11 @@ class Gate:
             self._changed.notify_all()
 
     def open(self) -> None:
+        """Let training go on; who was told to leave leaves all the same."""
         with self._changed:
-            self.place.close(Shut.OPEN)
-            self._changed.notify_all()
+            if self._leave is None:
+                self.place.close(Shut.OPEN)
+                self._changed.notify_all()
 
     def leave(self, ending: Callable[[], BaseException]) -> None:
         """The training thread raises `ending()` where it is parked, or when it comes to the gate."""

@@ -410,7 +410,7 @@ def test_who_is_told_to_leave_leaves_where_it_is_parked() -> None:
         assert isinstance(trainer.ended, SystemExit)
         assert trainer.state == [step, step]
     with pytest.raises(SystemExit):
-        gate.stand_at()
+        gate.stand()
 
 
 def test_a_dirty_thread_leaves_at_its_boundary() -> None:
@@ -452,7 +452,8 @@ def test_who_stands_at_a_boundary_by_hand_is_had_there() -> None:
 
     def train() -> None:
         gate.begin_boundary()
-        gate.stand_at(7)
+        gate.arrive(7)
+        gate.stand()
         done.set()
 
     thread = threading.Thread(target=train, name="trainer")
@@ -475,5 +476,5 @@ def test_in_a_forked_child_nothing_is_waited_for() -> None:
         gate.begin_boundary()
         gate.end_boundary()
         gate.stand()
-        gate.stand_at(3)
+        gate.arrive(3)
     assert gate.place.completed == 0

@@ -1,0 +1,39 @@
+"""What the tests of the hook side share: one thread for torch, and a folder that costs no fsync."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+#: In memory: each of some hundred small runs flushes a dozen files, and on a disk that is most of the time.
+MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """An empty folder for a store, in memory where that can be had."""
+    if not os.access(MEMORY, os.W_OK):
+        yield tmp_path
+        return
+    path = Path(tempfile.mkdtemp(prefix="sg-", dir=MEMORY))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Bits are compared, and the number of threads is part of them."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
