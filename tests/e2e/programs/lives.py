@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 
-import train
+import train  # type: ignore[import-not-found]  # the script beside this one
 
 
 def main(steps: int) -> None:

@@ -1,0 +1,82 @@
+"""What AWS's metadata service does in the field, end to end: whatever it is, the training process is told."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from spotguard.providers.simulator.aws import AwsSimulator
+from tests.e2e.harness import Machine, Running
+from tests.fixtures_simulator import SimulateAws
+
+pytestmark = pytest.mark.wholepath
+
+NOTIFIED = str(Path(__file__).parent / "programs" / "notified.py")
+KEY = "spot/instance-action"
+
+
+def watching(machine: Machine, aws: AwsSimulator, run_id: str = "job") -> Running:
+    """A run whose agent has looked once and found nothing."""
+    running = machine.run(f"--run-id {run_id}", sys.executable, NOTIFIED, aws=aws)
+    running.out.until("^ready")
+    assert aws.wait_for(1, path=KEY, status=404)
+    return running
+
+
+def told(running: Running) -> tuple[str, float]:
+    """Wait until the hook has the notice, and let it save: the kind, and the seconds that it was told."""
+    said = running.out.until(r"^notice (\w+) (\d+) ")
+    running.say("return")
+    assert running.ended() == 75
+    return said[1], float(said[2])
+
+
+def test_a_token_that_expires_hides_no_notice(machine: Machine, simulate_aws: SimulateAws) -> None:
+    """S1: tokens live 2 s, and all are forgotten in the instant of the notice; sight is never lost."""
+    aws = simulate_aws(max_ttl=2)
+    running = watching(machine, aws)
+    assert aws.wait_for(3, method="PUT", status=200)
+    aws.expire_tokens()
+    aws.preempt(90)
+    assert aws.wait_for(1, path=KEY, status=401)
+    kind, left = told(running)
+    assert kind == "terminate"
+    assert 85 < left <= 90
+    assert "blind" not in running.err.to_the_end()
+
+
+@pytest.mark.parametrize(
+    ("action", "window", "kind", "most"),
+    [("stop", 8, "stop", 8), ("terminate", -3, "terminate", 10), ("hibernate", 0, "hibernate", 10)],
+)
+def test_what_the_notice_says_is_what_the_hook_is_told(
+    machine: Machine, aws: AwsSimulator, action: str, window: float, kind: str, most: float
+) -> None:
+    """S3, S4: a short window; a notice that is late, and hibernation, which has none: at once, with a last try."""
+    running = watching(machine, aws)
+    aws.preempt(window, action)
+    assert (heard := told(running))[0] == kind
+    assert most - 3 < heard[1] <= most
+    outcome = machine.outcome()
+    assert (outcome["kind"], outcome["source"]) == (kind, "aws spot/instance-action")
+    assert outcome["left"] <= max(window, 0)
+
+
+FAULTS = ("503", "429", "reset", "slow", "trickle", "401", "hang")
+
+
+def test_a_notice_behind_a_fault_is_told_when_the_fault_is_over(
+    machine: Machine, simulate_aws: SimulateAws
+) -> None:
+    """S7: bursts of 503, resets, answers that come slowly or never: bounded waits, and then the notice."""
+    clouds = {fault: simulate_aws() for fault in FAULTS}
+    runs = {fault: watching(machine, aws, f"run-{fault}") for fault, aws in clouds.items()}
+    for fault, aws in clouds.items():
+        aws.fault(fault, seconds=2.0)
+        aws.preempt(120)
+    for fault, running in runs.items():
+        kind, left = told(running)
+        assert kind == "terminate"
+        assert left > 105, f"{fault} cost more than its own time and one look"
