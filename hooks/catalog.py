@@ -14,7 +14,7 @@ from typing import Literal
 
 from ..providers.errors import CheckpointError, NotFoundError
 from ..providers.store import BlobStore
-from .codec import decode_manifests, decode_marker
+from .codec import NewerFormatError, decode_manifests, decode_marker
 from .coverage import Coverage, MergedTensor, coverage
 from .keys import (
     MARKER,
@@ -144,6 +144,10 @@ def whole_checkpoints(
         levels: which may be restored.
         skipped: told of each that is not whole, with the reason; without it a warning is logged for damaged ones.
         timeout: of each request.
+
+    Raises:
+        NewerFormatError: the next one was written by a newer spotguard. It may be good, and going back behind it
+            unasked would throw its steps away.
     """
     folders = scan(store, run_id, timeout=timeout)
     for folder in folders:
@@ -151,6 +155,8 @@ def whole_checkpoints(
             continue
         try:
             whole = examine(store, folder, folders, timeout=timeout)
+        except NewerFormatError:
+            raise
         except CheckpointError as error:
             if skipped is not None:
                 skipped(folder.name, error)

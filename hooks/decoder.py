@@ -82,6 +82,8 @@ class Decoder:
             raise Malformed(f"{str(word)[:40]!r} is no type that this version knows")
         try:
             return read(self, raw, depth)
+        except ImportError as error:
+            raise Malformed(f"a {word} needs {error.name}, which is not installed here") from error
         except (KeyError, TypeError, ValueError, OverflowError, struct.error) as error:
             raise Malformed(
                 f"a {word} that is not one ({type(error).__name__}: {str(error)[:80]})"

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import struct
-import zlib
 from collections.abc import Iterable, Sequence
 
-from ..providers.errors import CheckpointError
 from .dtypes import safetensors_form
 
 #: The one name that safetensors keeps for itself.
@@ -53,13 +51,3 @@ def label(name: str, shape: Sequence[int], offsets: Sequence[int], sizes: Sequen
     if tuple(sizes) != tuple(shape):
         name = f"{name}@{','.join(map(str, offsets))}"
     return f"{name}@" if name == _RESERVED else name
-
-
-def check_header(data: bytes, crc32: int, key: str) -> None:
-    """Verify the bytes before the first tensor's.
-
-    Raises:
-        CheckpointError: they are not the ones that were written.
-    """
-    if zlib.crc32(data) != crc32:
-        raise CheckpointError(f"{key}: its header of {len(data)} bytes is damaged")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from spotguard.hooks.catalog import find_whole, list_checkpoints, list_runs, scan, whole_checkpoints
-from spotguard.hooks.codec import encode_manifest
+from spotguard.hooks.codec import NewerFormatError, encode_manifest
 from spotguard.hooks.commit import put_manifest
 from spotguard.hooks.keys import MARKER, CheckpointName, manifest_name
 from spotguard.providers.errors import CheckpointError, UnavailableError
@@ -171,6 +171,22 @@ def test_a_reference_counts_only_while_its_object_is_there() -> None:
     del store.objects[manifests[0].object_key(0)]
     assert newest(store) == ""
     assert "object 000000010-0001-0000/" in list_checkpoints(store, "run", deep=True)[0].reason
+
+
+def test_a_newer_formats_checkpoint_is_not_gone_back_behind() -> None:
+    """An old spotguard run by mistake must not train from an old step: it stops, and says what reads it."""
+    store, save = FakeStore(), Save(step=20)
+    Save(step=10).write(store)
+    for manifest in save.write(store, marker=False):
+        name = save.prefix + manifest_name(manifest.rank, 2)
+        store.put(name, memoryview(encode_manifest(replace(manifest, format=2))))
+    with pytest.raises(
+        NewerFormatError, match="format version 2 is newer than 1: read it with a newer spotguard"
+    ):
+        find_whole(store, "run")
+    chosen = find_whole(store, "run", step=10)
+    assert chosen is not None
+    assert [line.status for line in list_checkpoints(store, "run")] == ["damaged", "whole"]
 
 
 def test_a_lower_level_is_restored_only_when_asked_for() -> None:
