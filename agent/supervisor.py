@@ -177,9 +177,17 @@ class Supervisor:
                 self._returncode = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
                 self._post(CommandEnded(pid, self._returncode))
                 return
-            taken = os.waitid(os.P_PID, seen.si_pid, (os.WEXITED if ended else os.WSTOPPED) | os.WNOHANG)
-            if not ended and seen.si_pid == pid and taken is not None:
+            if self._take(seen.si_pid, os.WEXITED if ended else os.WSTOPPED) and seen.si_pid == pid:
                 self._stop_with_it(pid, seen.si_status)
+
+    @staticmethod
+    def _take(pid: int, what: int) -> bool:
+        """Take what was seen, so that the next look shows something new. False: it is out of date already."""
+        try:
+            return os.waitid(os.P_PID, pid, what | os.WNOHANG) is not None
+        except ChildProcessError:
+            # Seen stopped, killed since: a zombie is no child for who asks for stopped ones (seen, 1 in 100).
+            return False
 
     def _stop_with_it(self, group: int, signum: int) -> None:
         """The command was stopped: our shell should see its job stopped, unless it is nobody's to continue."""

@@ -150,6 +150,16 @@ def test_a_command_that_stops_itself_when_asked_to_end(stand: Stand) -> None:
     assert stand.ended() == (pid, 5)
 
 
+def test_a_stop_and_an_end_at_the_same_moment(stand: Stand) -> None:
+    """What the reaper saw stopped may be dead when it looks again: it must live to tell (50 times the same race)."""
+    supervisor = stand.supervise("sleep", "1000")
+    for _ in range(50):
+        pid = supervisor.start()
+        supervisor.signal(signal.SIGSTOP)
+        supervisor.kill()
+        assert stand.ended() == (pid, -signal.SIGKILL)
+
+
 def test_a_relaunch(stand: Stand) -> None:
     """The same command again, after its end; not before it."""
     supervisor = stand.supervise("sh", "-c", "exit 9")

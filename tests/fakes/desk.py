@@ -38,7 +38,7 @@ class Desk:
         self.slave = slave
         os.close(orders)
         self.report.hand_over()
-        self.pid = 0
+        self.pid = self.command = 0
 
     def order(self, word: str) -> None:
         os.write(self._orders, f"{word}\n".encode())
@@ -64,15 +64,15 @@ class Desk:
         return self.report.lines.count(line)
 
     def close(self) -> None:
-        if self.pid:
-            for group in (self.command, self.pid):
-                with suppress(ProcessLookupError):  # it ended, as it should
-                    os.killpg(group, signal.SIGKILL)
+        for group in filter(None, (self.command, self.pid)):
+            with suppress(ProcessLookupError):  # it ended, as it should
+                os.killpg(group, signal.SIGKILL)
         os.close(self._orders)
         try:
             self.shell.wait(TIMEOUT)
         finally:
             self.shell.kill()
+            self.shell.wait(TIMEOUT)
         os.close(self.slave)
         os.close(self.keyboard)
         self.report.close()

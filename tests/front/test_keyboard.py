@@ -14,10 +14,11 @@ RUN = [sys.executable, "-m", "spotguard", "run", "--provider", "none", "--run-id
 
 #: Ends by KeyboardInterrupt, after it has said so.
 COMMAND = """
-import os, sys
+import os, signal, sys
 report = int(os.environ["REPORT"])
 try:
     os.write(report, f"command: {os.getpid()}\\n".encode())
+    if len(sys.argv) > 1: signal.pause()
     for line in sys.stdin: os.write(report, f"command: read {line}".encode())
 except KeyboardInterrupt:
     os.write(report, b"command: interrupted\\n")
@@ -71,7 +72,7 @@ def test_ctrl_z_and_fg(sit: Callable[[str], Desk]) -> None:
 
 def test_ctrl_c_in_a_pipeline(sit: Callable[[str], Desk]) -> None:
     """`spotguard run … | cat`: the whole group hears the keyboard, and the command hears it once, from us."""
-    desk = sit("| cat")
+    desk = sit("deaf | cat")  # it never reads the keyboard, which would give it the terminal
     assert os.tcgetpgrp(desk.keyboard) != desk.command
     desk.type(b"\x03")
     desk.report.until("command: interrupted")
