@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 #: Signals by which a terminal stops a background group that reads from it or writes to it.
 _WANTS_TERMINAL = (signal.SIGTTIN, signal.SIGTTOU)
 
-__all__ = ["CommandError", "Supervisor"]
+__all__ = ["CommandError", "Supervisor", "take_status"]
 
 
 class Supervisor:
@@ -177,17 +177,8 @@ class Supervisor:
                 self._returncode = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
                 self._post(CommandEnded(pid, self._returncode))
                 return
-            if self._take(seen.si_pid, os.WEXITED if ended else os.WSTOPPED) and seen.si_pid == pid:
+            if take_status(seen.si_pid, os.WEXITED if ended else os.WSTOPPED) and seen.si_pid == pid:
                 self._stop_with_it(pid, seen.si_status)
-
-    @staticmethod
-    def _take(pid: int, what: int) -> bool:
-        """Take what was seen, so that the next look shows something new. False: it is out of date already."""
-        try:
-            return os.waitid(os.P_PID, pid, what | os.WNOHANG) is not None
-        except ChildProcessError:
-            # Seen stopped, killed since: a zombie is no child for who asks for stopped ones (seen, 1 in 100).
-            return False
 
     def _stop_with_it(self, group: int, signum: int) -> None:
         """The command was stopped: our shell should see its job stopped, unless it is nobody's to continue."""
@@ -218,3 +209,12 @@ class Supervisor:
             logger.warning("%s cannot be sent to the command: it runs as another user (sudo?)", name)
         except ProcessLookupError:
             logger.debug("group %d is gone", self._pid)
+
+
+def take_status(pid: int, what: int) -> bool:
+    """Take what was seen of a child, so that the next look shows something new. False: it is out of date already."""
+    try:
+        return os.waitid(os.P_PID, pid, what | os.WNOHANG) is not None
+    except ChildProcessError:
+        # Seen stopped, killed since: a zombie is no child for who asks for stopped ones (seen, 1 in 100).
+        return False
