@@ -20,7 +20,7 @@ from .checkpoint import Checkpointer, Saved
 from .client import Client
 from .commit import claim_attempt
 from .effort import Abandoned
-from .gate import Gate
+from .gate import Gate, Shut
 from .keys import check_run_id
 from .naming import default_run_id, default_store
 from .preempted import EX_TEMPFAIL, Preempted
@@ -301,6 +301,8 @@ class Guard:
 
     def preempt(self, seconds: float) -> None:
         """A notice by hand: save within `seconds`, then `Preempted`. Behind `spotguard.testing.preempt`."""
+        # Here, not when the saving thread gets its turn: a test's ten small steps would be over by then.
+        self._gate.close(Shut.AT_BOUNDARY if self._state.boundary_only else Shut.BEFORE_CHANGE)
         now = self._clock.monotonic()
         self._saver.emergency(
             Alarm(["by hand"], now + seconds, now + seconds, "spotguard.testing", "test", by_hand=True)

@@ -8,8 +8,8 @@ from .guard import Guard
 def preempt(guard: Guard, seconds: float = 30.0) -> None:
     """Give `guard` a notice of so many seconds, as if its machine were to be taken back.
 
-    Returns at once. The save begins at once too; when it has committed, the training thread raises
-    `spotguard.Preempted` at its next `optimizer.step()` or `guard.step()`:
+    Returns at once, with the gate shut: no further step is begun. When the state is committed, the training
+    thread raises `spotguard.Preempted` at its next `optimizer.step()` or `guard.step()`:
 
         spotguard.testing.preempt(guard, seconds=30)
         with pytest.raises(spotguard.Preempted):
