@@ -62,7 +62,7 @@ class Session:
         self.position, self.heard_at = position, now
 
     def saved(self, committed: Committed, now: float) -> None:
-        """A background checkpoint is committed: newer than what the last `Position` told."""
+        """A checkpoint is committed: newer than what the last `Position` told."""
         step = self.position.step if self.position else committed.step
         mode, detail = (self.position.mode, self.position.detail) if self.position else ("window", "")
         self.stands(Position(step, committed.step, 0.0, mode, detail), now)

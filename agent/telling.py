@@ -189,13 +189,13 @@ class Telling:
         session, message, p = self.sessions.get(event.session), event.message, self.pending
         if session is None:
             return
+        if isinstance(message, protocol.Committed) and message.step >= 0:  # below 0: it was saved elsewhere
+            session.saved(message, self._now)
         if isinstance(message, protocol.Position):
             session.stands(message, self._now)
         elif isinstance(message, protocol.Bye):
             if p is not None and (part := p.parts.get(event.session)) is not None:
                 part.left = True
-        elif isinstance(message, protocol.Committed) and not message.id:
-            session.saved(message, self._now)
         elif isinstance(message, protocol.Told | protocol.Progress | protocol.Committed | protocol.Failed):
             part = p.parts.get(event.session) if p is not None and message.id in p.ids else None
             if p is not None and part is not None:

@@ -1,0 +1,74 @@
+"""`drill` and `status` on a job that trains: a real save, and training goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tests.e2e.harness import Machine, Running
+from tests.e2e.trainee import Trainee
+
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
+
+
+def answers(machine: Machine, *words: str) -> tuple[int, list[dict[str, Any]]]:
+    """What a command with --json says: one document, or one in each line."""
+    asked: Running = machine.spotguard(*words, "--json")
+    code = asked.ended()
+    said = asked.out.to_the_end()
+    assert asked.err.to_the_end() == ""
+    return code, [json.loads(said)] if words[0] == "status" else [json.loads(x) for x in said.splitlines()]
+
+
+def test_a_drill_saves_and_training_goes_on_bit_for_bit(trainee: Trainee) -> None:
+    """Its checkpoint is real, the job is not ended; with --preempt it is, and the next run goes on from there."""
+    machine = trainee.machine
+    running = trainee.guarded()
+    trainee.begun(running)
+    running.say("go 3")
+    trainee.stepped(running, 3)
+
+    code, said = answers(machine, "drill", "--window", "60")
+    assert code == 0
+    text = " ".join(body.get("text", "") for body in said)
+    assert re.search(r"has the notice.* gate at step 3.* first-byte at step 3.* committed step 3", text)
+    outcome = said[-1]["outcome"]
+    assert (outcome["drill"], outcome["step"], outcome["ended"]) == (True, 3, "training goes on")
+    assert machine.committed() == [(1, 3, 0)]
+
+    running.say("go 2")
+    trainee.stepped(running, 5)
+    code, said = answers(machine, "status", "--run-id", "job")
+    assert code == 0
+    (agent,) = said[0]["agents"]
+    (session,) = agent["sessions"]
+    assert (agent["run_id"], agent["phase"], agent["notice"]) == ("job", "watching", None)
+    assert (session["mode"], session["checkpoint_step"], session["saving"]) == ("window", 3, None)
+    assert session["step"] in (3, 5), "it says where it stands every few seconds"
+    assert agent["last_outcome"]["drill"] is True
+
+    preempting = machine.spotguard("drill", "--preempt")
+    running.err.until("gate at step 5")
+    running.say("free")
+    running.out.until("^preempted 75$")
+    assert running.ended() == 75
+    assert preempting.ended() == 0
+    assert "COMMITTED" in preempting.out.to_the_end()
+    assert machine.committed() == [(1, 3, 0), (1, 5, 1)]
+
+    last = trainee.guarded()
+    assert trainee.begun(last) == 5
+    last.say("free")
+    trainee.finished(last)
+    assert last.ended() == 0
+
+
+def test_where_nothing_is_guarded_both_say_so(machine: Machine) -> None:
+    """One line and exit code 1 for `status`, 2 for a drill of nothing."""
+    status = machine.spotguard("status")
+    assert (status.ended(), status.out.to_the_end().count("\n")) == (1, 1)
+    drill = machine.spotguard("drill")
+    assert (drill.ended(), drill.err.to_the_end().count("\n")) == (2, 1)
