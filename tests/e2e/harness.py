@@ -175,11 +175,14 @@ class Machine:
             "PYTHONUNBUFFERED": "1",
         }
         self._started: list[Running] = []
+        #: Where other processes see the file system, and the words that make a command one of them.
+        self._view = ""
+        self._prefix: tuple[str, ...] = ()
 
     # --- starting ---
 
     def start(self, *words: str, **env: str) -> Running:
-        running = Running(list(words), self.folder, {**self.env, **env})
+        running = Running([*self._prefix, *words], self.folder, {**self.env, **env})
         self._started.append(running)
         return running
 
@@ -192,7 +195,21 @@ class Machine:
         words = f"--run-id job --store {self.store.as_uri()} --provider {watch} {options}".split()
         return self.spotguard("run", *words, "--", *command, **env)
 
+    def mount_store(self, size: str) -> Running:
+        """A small disk for the store, which only processes of this machine see, and which goes with them."""
+        self.store.mkdir()
+        mount = f"mount -t tmpfs -o size={size} tmpfs {self.store} && echo mounted && read end"
+        holder = self.start("unshare", "--mount", "sh", "-c", mount)
+        holder.out.until("^mounted$")
+        self._view = f"/proc/{holder.pid}/root"
+        self._prefix = ("nsenter", f"--target={holder.pid}", "--mount", f"--wd={self.folder}")
+        return holder
+
     # --- asking ---
+
+    def view(self, path: Path) -> Path:
+        """The path as this machine's processes see it."""
+        return Path(f"{self._view}{path}")
 
     def socket(self, run_id: str = "job") -> Path:
         return self.runtime / "spotguard" / f"{run_id}.sock"
@@ -213,7 +230,9 @@ class Machine:
 
         With one rank, a checkpoint is whole from the instant at which its manifest is there.
         """
-        names = [p.parent.name for p in self.store.glob(f"{run_id}/checkpoints/*/00000-of-00001.json")]
+        names = [
+            p.parent.name for p in self.view(self.store).glob(f"{run_id}/checkpoints/*/00000-of-00001.json")
+        ]
         parts = [tuple(map(int, name.split("-"))) for name in names]
         return sorted((attempt, step, save) for step, attempt, save in parts)
 

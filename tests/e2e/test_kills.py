@@ -4,6 +4,7 @@ is restored, bit for bit, and never a part of one."""
 from __future__ import annotations
 
 import random
+import signal
 
 import pytest
 
@@ -33,6 +34,24 @@ def test_an_emergency_save_is_killed_before_each_of_its_operations(trainee: Trai
     assert len(whole) >= 9, whole
     assert whole == sorted(whole), "a later death left less"
     assert set(whole) == {False, True}, "no death between manifest and marker, or none before"
+
+
+def test_a_process_that_dies_in_its_notice_ends_the_run_with_75(trainee: Trainee) -> None:
+    """The command itself was killed in the middle of the save: run me again, and the outcome says why."""
+    running = trainee.guarded()
+    trainee.begun(running)
+    pid = int(running.out.text.split("registered ")[1].split()[0])
+    running.say("go 2")
+    trainee.stepped(running, 2)
+    running.say(f"doom 3 {pid}")
+    running.out.until("^doomed$")
+    running.send(signal.SIGTERM)
+    assert running.ended() == 75
+    outcome = trainee.machine.outcome()
+    assert outcome["committed"] is None
+    assert outcome["why"] == "its process died before the commit"
+    assert outcome["returncode"] == -signal.SIGKILL
+    assert trainee.machine.committed() == []
 
 
 def random_instants(trainee: Trainee, seed: int, count: int) -> None:
