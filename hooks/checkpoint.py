@@ -22,7 +22,7 @@ from .manifest import Kind, RankManifest
 from .parts import Leaf
 from .retention import prune
 from .state import State
-from .writer import Progress, Writer, retry
+from .writer import Progress, Spoiled, Writer, retry
 
 log = logging.getLogger("spotguard")
 
@@ -119,7 +119,15 @@ class Checkpointer:
             return None
         name = CheckpointName(self._attempt, step, self._saves)
         self._saves += 1
-        written = self._writer.write(leaves, name, effort, progress)
+        try:
+            # Read from where it lies it is looked at after each object: a swap there and back would be seen by none
+            # of the looks at the end.
+            written = self._writer.write(
+                leaves, name, effort, progress, state.broken if opened is None else str
+            )
+        except Spoiled as error:
+            self.spoiled = str(error)
+            return None
         if opened is None:
             changed = self._writer.unchanged(leaves, written, effort)
             self.spoiled = state.broken() or (changed and f"{changed} was changed while it was read")
@@ -183,7 +191,7 @@ class Checkpointer:
         try:
             prune(self._store, self._run_id, keep=self._keep, attempt=self._attempt)
         except StoreError as error:
-            log.warning("old checkpoints could not be removed, %s stay: %s", "they", error)
+            log.warning("old checkpoints could not be removed, they stay: %s", error)
 
 
 def _differs(live: tuple[Leaf, ...], copies: tuple[Leaf, ...]) -> str:

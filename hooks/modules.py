@@ -8,13 +8,20 @@ of its forward (under FSDP2 it crashes, or gives unsharded tensors).
 from __future__ import annotations
 
 import operator
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..providers.errors import StateError
 from .parts import COPY_AT_BOUNDARY, Leaf, Part, StatefulPart, check_fits, copy_into, freeze
+
+#: (a module's table, the key in it, the name in the checkpoint).
+Place = tuple[dict[str, Any], str, str]
+
+#: What `nn.Module.state_dict` calls the entry of `get_extra_state`.
+_EXTRA_STATE = "_extra_state"
 
 
 def module_part(name: str, module: nn.Module) -> Part:
@@ -24,6 +31,11 @@ def module_part(name: str, module: nn.Module) -> Part:
     model restores into a plain one.
     """
     module = unwrap(module)
+    cls = type(module)
+    if (
+        cls.state_dict is not nn.Module.state_dict or cls.load_state_dict is not nn.Module.load_state_dict
+    ) and not isinstance(module, torch.jit.ScriptModule):
+        return StatefulPart(name, module)  # it has words of its own
     entries = module.state_dict(keep_vars=True)
     own = {id(t) for t in module.parameters()} | {id(t) for t in module.buffers()}
     for key, value in entries.items():
@@ -31,7 +43,8 @@ def module_part(name: str, module: nn.Module) -> Part:
             raise StateError(
                 f"{name}.{key} is not initialized yet; run one forward pass (or give its sizes) before register"
             )
-        if isinstance(value, torch.Tensor) and id(value) not in own:
+        extra = not isinstance(value, torch.Tensor) and key.rpartition(".")[2] == _EXTRA_STATE
+        if not extra and id(value) not in own:
             return StatefulPart(name, module)  # computed by a hook: only its own state_dict knows how
     return ModulePart(name, module, entries)
 
@@ -59,25 +72,35 @@ class ModulePart:
         self._frozen_extra: dict[str, Any] = {}
         #: ids of parameters that only a hooked optimizer changes; told by who knows the optimizers.
         self.stepped: frozenset[int] = frozenset()
-        #: Where each persistent buffer hangs: a module may put another tensor there at any time.
-        self._places = [
-            (m._buffers, k, f"{prefix}.{k}".lstrip("."))
-            for prefix, m in module.named_modules()
-            for k in m._buffers
-            if f"{prefix}.{k}".lstrip(".") in self._live
-        ]
+        #: Where each tensor hangs: a module may put another one there at any time.
+        self._places = self._hung(operator.attrgetter("_buffers"))
+        self._weights = self._hung(operator.attrgetter("_parameters"))
         self.refresh()
+
+    def _hung(self, table: Callable[[nn.Module], dict[str, Any]]) -> list[Place]:
+        # A module that hangs in two places is met twice: each of its keys is followed.
+        return [
+            (table(module), key, name)
+            for prefix, module in self._module.named_modules(remove_duplicate=False)
+            for key in table(module)
+            if (name := f"{prefix}.{key}".lstrip(".")) in self._live
+        ]
 
     def refresh(self) -> None:
         """Follow tensors that were replaced: a buffer assigned anew, a parameter's storage moved (`.to()`,
-        `.data = …`). On the training thread."""
-        for buffers, key, name in self._places:
-            self._live[name] = cast(torch.Tensor, buffers[key])
+        `.data = …`). On the training thread, or with it parked."""
+        for table, key, name in (*self._places, *self._weights):
+            if table[key] is None:
+                raise StateError(
+                    f"{self.name}.{name} was a tensor at register and is None now; give it one of no elements"
+                )
+            self._live[name] = table[key]
         #: Buffers that forward changes (BatchNorm's statistics), and where they are copied to.
         self._buffers = [self._live[name] for _, _, name in self._places]
         small = sum(t.nbytes for t in self._buffers) <= COPY_AT_BOUNDARY
         self._from = [t.detach() for t in self._buffers] if small else []
         self._to = [t.clone() for t in self._from]
+        read = dict(zip(map(id, self._buffers), self._from, strict=False))
         copies = dict(zip(map(id, self._buffers), self._to, strict=False))
         #: key -> its leaf, shared by tied keys.
         self._leaf: dict[str, Leaf] = {}
@@ -91,15 +114,24 @@ class ModulePart:
                     still=copied is not None or id(tensor) in self.stepped,
                 )
             self._leaf[key] = named[id(tensor)]
-        self._in_place = [(t, self._leaf[k].tensor) for k, t in self._live.items() if id(t) not in copies]
+        self._sources = [(t, read.get(id(t), self._leaf[k].tensor)) for k, t in self._live.items()]
+        self._in_place = [t for t in self._live.values() if id(t) not in copies]
+
+    def moved(self) -> bool:
+        """Whether something that is read in place is another tensor than when `refresh` looked. (A buffer that
+        is copied at boundaries may be replaced at any time.)"""
+        places = self._weights if self._from else (*self._places, *self._weights)
+        return any(table[key] is not self._live[name] for table, key, name in places)
 
     def parameters(self) -> dict[int, str]:
         """id of each live tensor -> the name it is saved under."""
         return {id(t): self._leaf[k].name for k, t in reversed(list(self._live.items()))}
 
-    def sources(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """(live tensor, alias that is read) of everything read in place: their storage must be the same."""
+    def in_place(self) -> list[torch.Tensor]:
         return self._in_place
+
+    def sources(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return self._sources
 
     def at_boundary(self) -> None:
         if not all(map(operator.is_, self._buffers, [place[key] for place, key, _ in self._places])):
@@ -111,9 +143,9 @@ class ModulePart:
 
     def _extra_state(self) -> dict[str, Any]:
         states: dict[str, Any] = {}
-        for prefix, module in self._module.named_modules():
+        for prefix, module in self._module.named_modules(remove_duplicate=False):
             if _has_extra_state(module):
-                states[f"{prefix}._extra_state".lstrip(".")] = freeze(module.get_extra_state())
+                states[f"{prefix}.{_EXTRA_STATE}".lstrip(".")] = freeze(module.get_extra_state())
         return states
 
     def leaves(self) -> list[Leaf]:
@@ -136,9 +168,9 @@ class ModulePart:
     def put_back(self, tree: Any) -> None:
         for key, tensor in self._live.items():
             copy_into(tensor, tree[key])
-        for prefix, module in self._module.named_modules():
+        for prefix, module in self._module.named_modules(remove_duplicate=False):
             if _has_extra_state(module):
-                module.set_extra_state(tree[f"{prefix}._extra_state".lstrip(".")])
+                module.set_extra_state(tree[f"{prefix}.{_EXTRA_STATE}".lstrip(".")])
 
 
 def _has_extra_state(module: nn.Module) -> bool:

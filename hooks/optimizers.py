@@ -13,7 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from ..providers.errors import StateError
-from .parts import Leaf, Part, StatefulPart, freeze, tensors_in
+from .parts import Leaf, Part, StatefulPart, copy_into, freeze, tensors_in
 
 
 def optimizer_part(name: str, optimizer: Optimizer, names: Mapping[int, str]) -> Part:
@@ -127,7 +127,16 @@ class OptimizerPart:
         """Straight into `state` and `param_groups`: `Optimizer.load_state_dict` would cast moments to the
         parameters' dtype, and a float32 moment of a bfloat16 weight would come back rounded."""
         for group, saved in zip(self.optimizer.param_groups, tree["param_groups"], strict=True):
-            group.update({k: v for k, v in saved.items() if k != "params"})
+            for key, value in saved.items():
+                held = group.get(key)
+                if (
+                    isinstance(value, torch.Tensor)
+                    and isinstance(held, torch.Tensor)
+                    and held.shape == value.shape
+                ):
+                    copy_into(held, value)  # the user, or a compiled step, holds this very learning rate
+                elif key != "params":
+                    group[key] = value
         self.optimizer.state.clear()
         for key, values in tree["state"].items():
             self.optimizer.state[self._param[key]] = values

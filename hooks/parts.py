@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -67,6 +67,19 @@ class Part(Protocol):
 
     def put_back(self, tree: Any) -> None:
         """Hand the live object its restored tree. On the main thread, all tensors filled and verified."""
+        ...
+
+
+@runtime_checkable
+class InPlace(Protocol):
+    """A part that reads tensors where they lie: somebody must look whether they stand still."""
+
+    def in_place(self) -> list[torch.Tensor]:
+        """The live tensors that nothing but their owner may change between boundaries."""
+        ...
+
+    def sources(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(live tensor, alias that is read): their memory must stay the same."""
         ...
 
 
@@ -175,6 +188,12 @@ class TensorPart:
 
     def leaves(self) -> list[Leaf]:
         return [Leaf(self.name, self._alias, still=self._small)]
+
+    def in_place(self) -> list[torch.Tensor]:
+        return [] if self._small else [self._value]
+
+    def sources(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [] if self._small else [(self._value, self._alias)]
 
     def tree(self) -> Any:
         return self._alias

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from .encoding import decode, encode, same
 from .manifest import private_name
 from .modules import ModulePart
 from .optimizers import OptimizerPart
-from .parts import Leaf, Part
+from .parts import InPlace, Leaf, Part
 from .registry import build
 from .rng import RngPart
 from .window import Witness
@@ -120,7 +120,7 @@ class State:
 
     def at_boundary(self) -> None:
         """Copy what changes between steps, and remember what must not."""
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), time.thread_time()
         for part in self.parts:
             part.at_boundary()
         counts = 0
@@ -141,7 +141,8 @@ class State:
             self._look_at_the_rest(started - self._stepped_at, started - self._ended_at)
         self._stepped = False
         ended = time.perf_counter()
-        self._weigh(ended - started, started - self._ended_at)
+        # This thread's own time: waiting for the GIL while something is saved is no cost of the copies.
+        self._weigh(time.thread_time() - worked, started - self._ended_at)
         self._ended_at = ended
 
     def _wait_for_boundaries(self, why: str) -> None:
@@ -175,9 +176,12 @@ class State:
         for optimizer in self._optimizers:
             optimizer.refresh()
         self._counts = sum([part.counts() for part in self._optimizers])
-        tensors = [t for part in self._optimizers for t in part.tensors]
-        sources = [pair for part in self._modules for pair in part.sources()]
-        self._witness = Witness(tensors, sources)
+        owned = [t for part in self._optimizers for t in part.tensors]
+        sources = [pair for part in self.parts if isinstance(part, InPlace) for pair in part.sources()]
+        watched = {id(t): t for part in self.parts if isinstance(part, InPlace) for t in part.in_place()}
+        for tensor in owned:
+            watched.pop(id(tensor), None)
+        self._witness = Witness(owned, list(watched.values()), sources)
 
     def take_again(self) -> None:
         """Take the boundary anew, just as it is now: somebody saves by hand. On the training thread."""
@@ -197,6 +201,8 @@ class State:
         """Nothing while the state stands as it stood at the boundary, else what moved."""
         if any(part.moved() for part in self._optimizers):
             return "an optimizer replaced its state after guard.step()"
+        if any(part.moved() for part in self._modules):
+            return "a module was given another parameter or buffer after guard.step()"
         return self._witness.broken()
 
     def collect(self, rank: int = 0) -> Collected:
@@ -233,6 +239,7 @@ class State:
         """
         trees: dict[str, Any] = {}
         into: dict[str, torch.Tensor] = {}
+        left_out = sorted(set(saved) - {part.name for part in self.parts})
         live = {leaf.name: leaf.tensor for part in self._modules for leaf in part.leaves()}
 
         def shape_only(name: str) -> torch.Tensor:
@@ -264,7 +271,7 @@ class State:
                 return into[name]
 
             trees[part.name] = decode(saved[part.name], give)
-        return Restoring(trees, into)
+        return Restoring(trees, into, left_out)
 
     def put_back(self, restoring: Restoring) -> list[str]:
         """Hand every object its tree; returns warnings. All tensors are filled and verified by now."""
@@ -272,7 +279,10 @@ class State:
             part.put_back(restoring.trees[part.name])
         self._refresh()
         left = next(part.left_out for part in self.parts if isinstance(part, RngPart))
-        return [f"no generator here for the saved RNG state of {', '.join(left)}"] if left else []
+        warnings = [f"no generator here for the saved RNG state of {', '.join(left)}"] if left else []
+        if names := ", ".join(restoring.left_out):
+            warnings.append(f"the checkpoint also holds {names}, registered nowhere here: not restored")
+        return warnings
 
 
 def _check_tensor(leaf: Leaf) -> None:
@@ -289,3 +299,5 @@ class Restoring:
 
     trees: Mapping[str, Any]
     into: Mapping[str, torch.Tensor]
+    #: Registered names of the checkpoint that nobody registered here.
+    left_out: Sequence[str]

@@ -27,30 +27,38 @@ class Witness:
     """Remembers what some tensors looked like at a boundary.
 
     Args:
-        tensors: every tensor that only a hooked optimizer changes: parameters first, then their moments.
+        owned: every tensor that only a hooked optimizer changes: parameters first, then their moments.
+        others: what else is read in place: an EMA, frozen weights, large buffers. Anybody may change them, but
+            between boundaries nobody does.
         sources: (live tensor, alias that is read) pairs: both must stay the same memory.
     """
 
     def __init__(
-        self, tensors: Sequence[torch.Tensor], sources: Sequence[tuple[torch.Tensor, torch.Tensor]]
+        self,
+        owned: Sequence[torch.Tensor],
+        others: Sequence[torch.Tensor],
+        sources: Sequence[tuple[torch.Tensor, torch.Tensor]],
     ) -> None:
-        self._versioned = [t for t in tensors if not t.is_inference()]
+        self._versioned = [t for t in (*owned, *others) if not t.is_inference()]
         self._sources = sources
         # Aliases, so that the memory a probe reads stays ours even when `.data` is pointed elsewhere.
-        self._held = _spread([t.detach() for t in tensors if t.numel() and t.device.type != "meta"])
+        self._held = [*_spread(owned), *_spread(others)]
         self._host, self._device = _probes(self._held)
+        #: How many of the probed bytes are the optimizers'.
+        self._owned = sum(t.itemsize for t in _spread(owned) if t.device.type == "cpu")
         self._versions = -1
         self._seen = b""
         self._seen_device: list[torch.Tensor] = []
 
     def mark(self) -> bool:
-        """At the boundary, on the training thread. Returns whether a probe moved since the last mark."""
+        """At the boundary, on the training thread. Returns whether what only optimizers change moved
+        since the last mark."""
         before = self._seen
         self._versions = sum(map(_version, self._versioned))
         self._seen = b"".join(self._host)
         if self._device:
             self._seen_device = [torch.cat(group) for group in self._device]
-        return bool(before) and before != self._seen
+        return bool(before) and before[: self._owned] != self._seen[: self._owned]
 
     def broken(self) -> str:
         """Nothing while everything stands as it stood at the mark, else what moved. Any thread; some µs."""
@@ -67,8 +75,12 @@ class Witness:
         return ""
 
 
-def _spread(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [tensors[i * len(tensors) // PROBES] for i in range(PROBES)] if len(tensors) > PROBES else tensors
+def _spread(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Some of the tensors, as aliases, evenly chosen."""
+    some = [t for t in tensors if t.numel() and t.device.type != "meta"]
+    if len(some) > PROBES:
+        some = [some[i * len(some) // PROBES] for i in range(PROBES)]
+    return [t.detach() for t in some]
 
 
 def _probes(

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..providers.errors import StoreError
+from ..providers.errors import SpotguardError, StoreError
 from ..providers.store import BlobStore
 from .chunks import Item, PlannedObject, plan
 from .dtypes import dtype_name
@@ -30,6 +30,10 @@ THREADS = 4
 _RETRY_FIRST, _RETRY_MOST = 0.1, 2.0
 
 Progress = Callable[[str, int, int], None]
+
+
+class Spoiled(SpotguardError):
+    """The state moved while it was read; the message says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +68,22 @@ class Writer:
         name: CheckpointName,
         effort: Effort,
         progress: Progress | None = None,
+        moved: Callable[[], str] = str,
     ) -> Written:
         """Put every tensor into the store under `name`. Returns when all objects are durable there.
 
+        Args:
+            moved: asked after each object's bytes were read: nothing, or what has moved since the boundary.
+
         Raises:
+            Spoiled: `moved` said so; what was read is not to be kept.
             Abandoned: the deadline passed, or the save was called off.
             StoreError: the store refuses, or failed for longer than the save may go on.
         """
         items = [Item(leaf.name, dtype_name(leaf.tensor.dtype), tuple(leaf.tensor.shape)) for leaf in leaves]
         self.warm(sum(leaf.tensor.nbytes for leaf in leaves))
         objects = plan(items, self._frames[0].size)
-        work = _Work(objects, effort, progress)
+        work = _Work(objects, effort, progress, moved)
         threads = [
             threading.Thread(
                 target=self._run, args=(work, frame, leaves, name), name=f"spotguard-writer-{i}", daemon=True
@@ -114,6 +123,8 @@ class Writer:
                     work.effort.check()
                     source = box(leaves[piece.item].tensor, piece.local, piece.sizes)
                     crcs.append(frame.copy_in(source, piece.start))
+                if why := work.moved():
+                    raise Spoiled(why)
                 work.starts()
                 self._put(name, index, frame.view(0, planned.size), work.effort)
                 work.done(index, crcs)
@@ -157,9 +168,16 @@ def retry(effort: Effort, ask: Callable[[float | None], object]) -> None:
 class _Work:
     """What the writer's threads share: the next object, how far they are, the first error."""
 
-    def __init__(self, objects: Sequence[PlannedObject], effort: Effort, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        objects: Sequence[PlannedObject],
+        effort: Effort,
+        progress: Progress | None,
+        moved: Callable[[], str],
+    ) -> None:
         self.objects = objects
         self.effort = effort
+        self.moved = moved
         self.crcs: dict[int, list[int]] = {}
         self.error: BaseException | None = None
         self._progress = progress

@@ -26,6 +26,7 @@ class WatchedStore(FakeStore):
         with self._changed:
             self._held = which
             self.reached.clear()
+            self._changed.notify_all()
 
     def let_go(self) -> None:
         """Nothing is held any more."""
@@ -35,9 +36,9 @@ class WatchedStore(FakeStore):
 
     def put(self, key: str, data: memoryview, *, timeout: float | None = None) -> None:
         with self._changed:
-            if self._held is not None and self._held(key):
+            while self._held is not None and self._held(key):
                 self.reached.set()
-                assert self._changed.wait_for(lambda: self._held is None, PATIENCE)
+                assert self._changed.wait(PATIENCE)
         super().put(key, data, timeout=timeout)
         with self._changed:
             self._changed.notify_all()

@@ -7,9 +7,17 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+#: What imports torch at its top: not looked at where there is none.
+NEEDS_TORCH = [
+    f"test_{name}.py"
+    for name in ("guard", "modules", "optimizers", "reader", "restore", "saver", "state", "window", "writer")
+]
+collect_ignore = NEEDS_TORCH if find_spec("torch") is None else []
 
 #: In memory: each of some hundred small runs flushes a dozen files, and on a disk that is most of the time.
 MEMORY = Path("/dev/shm")
