@@ -208,7 +208,8 @@ class Telling:
         spent, left = self._now - p.notice.seen_at, p.deadline - self._now
         who = f"rank {part.session.rank} (pid {part.session.pid})"
         if isinstance(message, protocol.Progress):
-            what, level = f"{who}: {part.phase} at step {message.step}", logging.INFO
+            at = f" at step {message.step}" if message.step >= 0 else ""
+            what, level = f"{who}: {part.phase}{at}", logging.INFO
         elif isinstance(message, protocol.Committed):
             what, level = f"{who}: committed step {message.step}", logging.INFO
         elif isinstance(message, protocol.Failed):
