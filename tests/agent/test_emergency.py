@@ -140,6 +140,18 @@ def test_a_process_that_dies_before_its_commit_has_failed() -> None:
     assert story.outcomes[0].why == "its process died before the commit"
 
 
+def test_a_death_that_the_socket_shows_first_is_a_death() -> None:
+    """Sockets close in mid-exit, when the process still seems to live; its own end then says what it was."""
+    story = Story()
+    session = story.opens()
+    story.notice()
+    story.closes(session, alive=True)
+    assert story.outcomes == []
+    story.ends(-9)
+    story.until(1)
+    assert story.outcomes[0].why == "its process died before the commit"
+
+
 def test_last_words_that_come_after_the_end_still_count() -> None:
     """The kernel tells of the end before the socket's last bytes are read."""
     story = Story()
