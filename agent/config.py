@@ -135,7 +135,8 @@ SETTINGS: tuple[Setting, ...] = (
         values.absolute_path,
         None,
         "PATH",
-        "where training processes find us (default: by the run id, in $XDG_RUNTIME_DIR/spotguard)",
+        "where training processes find us (default: by the run id, in $XDG_RUNTIME_DIR/spotguard; for `agent` "
+        "/run/spotguard/agent.sock)",
     ),
     Setting(
         "signal",

@@ -113,7 +113,8 @@ class Guard:
         self._built = threading.Event()
         # The agent first: who is refused must leave no attempt behind, it would fence the one that is not.
         self._client = self._connect(os.environ.get("SPOTGUARD_SOCKET", ""))
-        attempt = claim_attempt(self._store, run_id, {"pid": os.getpid(), "command": sys.orig_argv})
+        info = {"pid": os.getpid(), "command": sys.orig_argv}
+        attempt = claim_attempt(self._store, run_id, info, created=clock.time())
         self._checkpointer = Checkpointer(self._store, run_id, attempt, clock=clock, keep=keep)
         self._checkpointer.nbytes = self._nbytes
         self._report = Report(self._store, run_id, attempt, clock, self._send, self._alarm_ended)

@@ -58,10 +58,9 @@ class Target:
         meant = [folder for folder in folders if self._means(folder.name)]
         if not meant:
             asked = "" if self.name is None and self.step is None else f" {self._said()}"
-            there = ", ".join(str(folder.name.step) for folder in folders[:8]) or "none"
-            raise CheckpointError(
-                f"run {run_id} in {self.store.url} has no checkpoint{asked}: there are those of steps {there}"
-            )
+            there = ", ".join(str(folder.name.step) for folder in folders[:8])
+            others = f"there are those of steps {there}" if there else "nothing was saved yet"
+            raise CheckpointError(f"run {run_id} in {self.store.url} has no checkpoint{asked}: {others}")
         return meant, folders
 
     def whole(self) -> Whole:
