@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from ..providers.errors import StateError
+from .encoding import decode, encode, same
 
 #: Larger sets of tensors than this are not copied at each boundary but read in place and checked twice.
 COPY_AT_BOUNDARY = 8 * 2**20
@@ -100,6 +101,23 @@ def freeze(value: Any) -> Any:
 
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+
+
+def prove(name: str, tree: Any) -> None:
+    """Save a tree and read it back, in memory.
+
+    Raises:
+        StateError: it is not what it was; says what, and where.
+    """
+    kept: dict[str, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> str:
+        kept[f"#{len(kept)}"] = tensor
+        return f"#{len(kept) - 1}"
+
+    back = decode(encode(tree, keep, name), kept.__getitem__)
+    if (path := same(tree, back)) != "":
+        raise StateError(f"{name}{path} does not survive saving and reading back; leave it out")
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

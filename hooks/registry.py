@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..providers.errors import StateError
+from .loaders import LoaderPart, is_stateful_loader
 from .modules import ModulePart, module_part
 from .optimizers import hook, optimizer_part
 from .parts import DictPart, Part, StatefulPart, TensorPart
@@ -27,6 +28,8 @@ class Registered:
     parts: tuple[Part, ...]
     #: Why no save can start before a boundary; "" where it can.
     boundary_only: str
+    #: ids of the tensors that a save holds, for parameters that join an optimizer later.
+    held: frozenset[int]
 
 
 def build(values: Mapping[str, Any], on_step: Callable[[], None]) -> Registered:
@@ -47,7 +50,7 @@ def build(values: Mapping[str, Any], on_step: Callable[[], None]) -> Registered:
     optimizers = {n: v for n, v in values.items() if isinstance(v, Optimizer)}
     stepped: set[int] = set()
     for name, optimizer in optimizers.items():
-        _check_held(name, optimizer, held)
+        check_held(name, optimizer, held)
         hook(optimizer, on_step)
         stepped |= {id(p) for g in optimizer.param_groups for p in g["params"]}
     for part in modules.values():
@@ -64,7 +67,7 @@ def build(values: Mapping[str, Any], on_step: Callable[[], None]) -> Registered:
             parts.append(_other(name, value))
             if hasattr(value, "param_groups") and hasattr(value, "step"):
                 boundary_only = f"torch's hooks do not reach {name} ({type(value).__name__})"
-    return Registered((*parts, RngPart(RNG)), boundary_only)
+    return Registered((*parts, RngPart(RNG)), boundary_only, frozenset(held))
 
 
 def _other(name: str, value: Any) -> Part:
@@ -72,6 +75,8 @@ def _other(name: str, value: Any) -> Part:
         return TensorPart(name, value)
     if isinstance(value, dict):
         return DictPart(name, value)
+    if is_stateful_loader(value):
+        return LoaderPart(name, value)
     if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
         return StatefulPart(name, value)
     advice = "give it state_dict() and load_state_dict(), or register the plain values it needs in a dict"
@@ -83,7 +88,8 @@ def _other(name: str, value: Any) -> Part:
     raise StateError(f"{name} is a {type(value).__name__}, which cannot be saved: {advice}")
 
 
-def _check_held(name: str, optimizer: Optimizer, held: set[int]) -> None:
+def check_held(name: str, optimizer: Optimizer, held: Set[int]) -> None:
+    """Raise `StateError` where an optimizer steps what no save would hold."""
     orphans = sum(id(p) not in held for g in optimizer.param_groups for p in g["params"])
     if orphans:
         raise StateError(

@@ -15,7 +15,18 @@ import pytest
 #: What imports torch at its top: not looked at where there is none.
 NEEDS_TORCH = [
     f"test_{name}.py"
-    for name in ("guard", "modules", "optimizers", "reader", "restore", "saver", "state", "window", "writer")
+    for name in (
+        "guard",
+        "loaders",
+        "modules",
+        "optimizers",
+        "reader",
+        "restore",
+        "saver",
+        "state",
+        "window",
+        "writer",
+    )
 ]
 collect_ignore = NEEDS_TORCH if find_spec("torch") is None else []
 
