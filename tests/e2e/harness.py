@@ -1,160 +1,21 @@
-"""One spot machine of a whole-path test: real processes, real pipes, a real store, and nothing left behind.
-
-Nothing here sleeps: a test waits for a line, for the end of a process, or for a file that a line has announced.
-"""
+"""One spot machine of a whole-path test: real processes, real pipes, a real store, and nothing left behind."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import re
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from spotguard.agent import control
 from spotguard.providers.simulator.aws import AwsSimulator
-
-TIMEOUT = 60.0  # seconds: a net under a hung test, never something a passing test waits for
-
-
-def eventually(condition: Callable[[], object], what: str, timeout: float = TIMEOUT) -> None:
-    """Ask again until it is so, where nothing announces it."""
-    never, end = threading.Event(), time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, f"{what}: not in {timeout} s"
-        never.wait(0.01)
-
-
-class Lines:
-    """What a pipe says, read by a thread of its own so that nobody is ever stopped by a full one."""
-
-    def __init__(self, pipe: IO[bytes]) -> None:
-        self._pipe = pipe
-        #: What the process said elsewhere, for whoever reads why a test failed.
-        self.beside: Lines | None = None
-        self._change = threading.Condition()
-        self._data = bytearray()
-        self._read_so_far = 0
-        self._found: re.Match[str] | None = None
-        self._ended = False
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        while chunk := os.read(self._pipe.fileno(), 65536):
-            with self._change:
-                self._data += chunk
-                self._change.notify_all()
-        with self._change:
-            self._ended = True
-            self._change.notify_all()
-
-    @property
-    def data(self) -> bytes:
-        """Every byte so far."""
-        with self._change:
-            return bytes(self._data)
-
-    @property
-    def text(self) -> str:
-        return self.data.decode(errors="replace")
-
-    def until(self, pattern: str, timeout: float = TIMEOUT) -> re.Match[str]:
-        """Read on to the next line in which `pattern` is found, and past it.
-
-        Raises:
-            AssertionError: it did not come in time, or never will, because everybody who could say it is gone.
-        """
-        with self._change:
-            self._change.wait_for(lambda: self._take(pattern) or self._ended, timeout)
-            found, self._found = self._found, None
-        beside = self.beside.text if self.beside is not None else ""
-        assert found is not None, f"no {pattern!r} (ended: {self._ended}) in:\n{self.text}\nbeside:\n{beside}"
-        return found
-
-    def _take(self, pattern: str) -> bool:
-        while (end := self._data.find(b"\n", self._read_so_far)) >= 0:
-            line = self._data[self._read_so_far : end].decode()
-            self._read_so_far = end + 1
-            if (found := re.search(pattern, line)) is not None:
-                self._found = found
-                return True
-        return False
-
-    def to_the_end(self, timeout: float = TIMEOUT) -> str:
-        """Everything, once everybody who could write is gone."""
-        self._thread.join(timeout)
-        assert not self._thread.is_alive(), f"somebody still holds the pipe after:\n{self.text}"
-        return self.text
-
-    def close(self) -> None:
-        self._thread.join(TIMEOUT)
-        self._pipe.close()
-
-
-class Running:
-    """A process of the test, with its three pipes."""
-
-    def __init__(self, words: list[str], cwd: Path, env: dict[str, str]) -> None:
-        pipe = subprocess.PIPE
-        # A session of its own: no terminal of whoever runs the tests is within reach.
-        self._popen = subprocess.Popen(
-            words, cwd=cwd, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-        )
-        assert self._popen.stdout is not None
-        assert self._popen.stderr is not None
-        self.pid = self._popen.pid
-        self.out, self.err = Lines(self._popen.stdout), Lines(self._popen.stderr)
-        self.out.beside, self.err.beside = self.err, self.out
-
-    def say(self, line: str) -> None:
-        """One line to its stdin, which is the guarded command's too."""
-        assert self._popen.stdin is not None
-        self._popen.stdin.write(line.encode() + b"\n")
-        self._popen.stdin.flush()
-
-    def hush(self) -> None:
-        """Nothing more comes on stdin."""
-        assert self._popen.stdin is not None
-        self._popen.stdin.close()
-
-    def send(self, signum: int) -> None:
-        self._popen.send_signal(signum)
-
-    def kill(self) -> None:
-        self.send(signal.SIGKILL)
-
-    @property
-    def running(self) -> bool:
-        return self._popen.poll() is None
-
-    def ended(self, timeout: float = TIMEOUT) -> int:
-        """Its exit code, as `subprocess` has it."""
-        try:
-            return self._popen.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"still there after {timeout} s:\n{self.out.text}{self.err.text}") from None
-
-    def close(self) -> None:
-        if self.running:
-            self.kill()
-        self._popen.wait(TIMEOUT)
-        assert self._popen.stdin is not None
-        with contextlib.suppress(
-            BrokenPipeError
-        ):  # what it did not read before it ended is lost, as it should
-            self._popen.stdin.close()
-        self.out.close()
-        self.err.close()
+from tests.e2e.processes import Running
 
 
 class Machine:

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from spotguard.agent import control
-from tests.e2e.harness import Running
+from tests.e2e.processes import Running
 from tests.e2e.trainee import LIVES, Trainee
 
 
@@ -44,6 +44,13 @@ class Lives:
         step = self.trainee.begun(self.running)
         assert step == newest, f"step {step} was restored, {newest} is the newest whole one"
         return step
+
+    def killed_at_its_beginning(self) -> None:
+        """A life that ends as soon as it has claimed its attempt, in or around its restore."""
+        self.running.say("again")
+        self.pid = int(self.running.out.until(r"^life (\d+)$")[1])
+        self.running.out.until("^registered")
+        self.kill()
 
     def doom(self, count: int, *pids: int) -> None:
         self.running.say(f"doom {count} {' '.join(map(str, pids))}")

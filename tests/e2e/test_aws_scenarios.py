@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from spotguard.providers.simulator.aws import AwsSimulator
-from tests.e2e.harness import Machine, Running
+from tests.e2e.harness import Machine
+from tests.e2e.processes import Running
 from tests.fixtures_simulator import SimulateAws
 
 pytestmark = pytest.mark.wholepath

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from spotguard.providers.simulator.aws import AwsSimulator
-from tests.e2e.harness import Machine, Running, eventually
+from tests.e2e.harness import Machine
+from tests.e2e.processes import Running, eventually
 
 pytestmark = pytest.mark.wholepath
 

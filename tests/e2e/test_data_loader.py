@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Machine, eventually
+from tests.e2e.harness import Machine
+from tests.e2e.processes import eventually
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.harness import Machine, Running
+from tests.e2e.harness import Machine
+from tests.e2e.processes import Running
 from tests.e2e.trainee import Trainee
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Machine, Running
+from tests.e2e.harness import Machine
+from tests.e2e.processes import Running
 
 pytestmark = pytest.mark.wholepath
 

@@ -36,6 +36,25 @@ def test_an_emergency_save_is_killed_before_each_of_its_operations(trainee: Trai
     assert set(whole) == {False, True}, "no death between manifest and marker, or none before"
 
 
+def test_a_process_that_is_told_and_dies_before_its_boundary_leaves_what_was(trainee: Trainee) -> None:
+    """In the middle of optimizer.step() a save waits for the boundary; a death then is no loss of what is whole."""
+    lives = Lives.under_run(trainee)
+    lives.again()
+    lives.running.say("go 2")
+    trainee.stepped(lives.running, 2)
+    lives.running.say("save")
+    lives.running.out.until("^saved 2$")
+    lives.running.say("half")
+    lives.running.out.until("^half$")
+    drill = Drill(trainee.machine.socket())
+    lives.running.err.until(": begun")
+    lives.kill()
+    drill.join()
+    assert lives.again() == 2
+    lives.kill()
+    lives.close()
+
+
 def test_a_process_that_dies_in_its_notice_ends_the_run_with_75(trainee: Trainee) -> None:
     """The command itself was killed in the middle of the save: run me again, and the outcome says why."""
     running = trainee.guarded()
@@ -55,11 +74,14 @@ def test_a_process_that_dies_in_its_notice_ends_the_run_with_75(trainee: Trainee
 
 
 def random_instants(trainee: Trainee, seed: int, count: int) -> None:
-    """Background checkpoints all the time, and a death after a random step, or at a random operation of a save."""
+    """Background checkpoints all the time, and a death after a random step, or at a random operation of a save, or
+    before anything is restored."""
     rng = random.Random(seed)
     lives = Lives.under_run(trainee, "--every 0.01")
     restored = []
     for _ in range(count):
+        if rng.random() < 0.2:
+            lives.killed_at_its_beginning()
         start = lives.again()
         restored.append(start)
         if rng.random() < 0.5:

@@ -9,8 +9,8 @@ import signal
 import pytest
 
 from spotguard.providers.simulator.aws import AwsSimulator
-from tests.e2e.harness import Running, eventually
 from tests.e2e.lives import Drill, Lives
+from tests.e2e.processes import Running, eventually
 from tests.e2e.trainee import Trainee
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath]

@@ -16,7 +16,8 @@ import pytest
 
 from spotguard.agent import control
 from spotguard.providers.simulator.aws import AwsSimulator
-from tests.e2e.harness import Machine, Running, eventually
+from tests.e2e.harness import Machine
+from tests.e2e.processes import Running, eventually
 
 pytestmark = pytest.mark.wholepath
 

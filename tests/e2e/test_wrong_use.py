@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from spotguard.providers.simulator.aws import AwsSimulator
-from tests.e2e.harness import Machine, eventually
+from tests.e2e.harness import Machine
+from tests.e2e.processes import eventually
 from tests.e2e.trainee import Trainee
 
 pytestmark = pytest.mark.wholepath

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from spotguard.providers.simulator.aws import AwsSimulator
-from tests.e2e.harness import Machine, Running
+from tests.e2e.harness import Machine
+from tests.e2e.processes import Running
 
 PROGRAM = Path(__file__).parent / "programs" / "train.py"
 LIVES = PROGRAM.with_name("lives.py")
