@@ -2,10 +2,14 @@
 
 A frame is reused for one object after the other, so a save touches no fresh page after the first: a copy into
 fresh memory runs at 1.9 GB/s, into touched memory at 11 (seen). Where there is a GPU, frames are pinned.
+
+Plain memory is copied in by memmove(3), the GIL let go: torch's own copy would start a team of OpenMP threads for each
+of ours, beside the team that training computes with.
 """
 
 from __future__ import annotations
 
+import ctypes
 import zlib
 
 import torch
@@ -63,7 +67,10 @@ class Frame:
             source = source.resolve_conj().resolve_neg()
         if not source.is_contiguous() and start % source.itemsize:
             source = source.contiguous()  # a strided copy needs an aligned target
-        if source.is_contiguous():
+        fits = into.numel() == end - start  # memmove asks nobody; torch refuses what does not fit
+        if fits and source.is_contiguous() and source.device.type == "cpu":
+            ctypes.memmove(into.data_ptr(), source.data_ptr(), end - start)
+        elif source.is_contiguous():
             into.copy_(as_bytes(source), non_blocking=True)
         else:
             into.view(source.dtype).view(source.shape).copy_(source, non_blocking=True)
