@@ -1,0 +1,95 @@
+"""What the pages show is what happens: every command and every script in them is tried."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs import snippets
+from tests.docs.pages import ROOT, Block, blocks, pages
+from tests.docs.terminal import TIMEOUT, Terminal, follows
+
+LANGUAGES = ("console", "python", "toml", "json", "text", "")
+
+
+def _runs(page: Path) -> bool:
+    return any(
+        block.language in ("console", "python") and "not run" not in block.notes for block in blocks(page)
+    )
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    opened = Terminal(tmp_path)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)  # a page starts torch some times, each some seconds on a busy machine
+@pytest.mark.parametrize("page", [page for page in pages() if _runs(page)], ids=lambda page: page.stem)
+def test_what_a_page_shows_happens(page: Path, terminal: Terminal) -> None:
+    """The commands in their order, in one folder; the Python blocks each by itself."""
+    pytest.importorskip("torch")
+    found = blocks(page)
+    shutil.copy(Path(__file__).parent / "programs" / "train.py", terminal.folder)
+    for block in found:
+        if "file" in block.notes:
+            (terminal.folder / block.notes["file"]).write_text(block.text)
+    for block in found:
+        if block.language == "console" and "not run" not in block.notes:
+            _type(block, terminal)
+    _run(page, [block for block in found if block.language == "python"], terminal)
+
+
+def _type(block: Block, terminal: Terminal) -> None:
+    if "beside" in block.notes:
+        terminal.trains(block.notes["beside"])
+    typed = list(block.typed())
+    assert typed, f"{block.page}:{block.line} has no command"
+    for (command, expected), after in zip(typed, [*typed[1:], ("", [])], strict=True):
+        where = f"{block.page}:{block.line}: {command}"
+        if command.endswith(" &"):
+            terminal.leaves(command.removesuffix(" &"), expected)
+            continue
+        code, said = terminal.types(command, block.notes.pop("meanwhile", ""))
+        assert code == 0 or after[0] == "echo $?", f"{where}: exit code {code}:\n{said}"
+        assert follows(expected, said), f"{where}: expected\n{chr(10).join(expected)}\nin\n{said}"
+
+
+def _run(page: Path, found: list[Block], terminal: Terminal) -> None:
+    shared = "".join(block.text + "\n" for block in found if "shared" in block.notes)
+    apart = {"shared", "file", "not run"}
+    alone = [block for block in found if not apart & block.notes.keys()]
+    if not alone:
+        return
+    work = [[f"{block.page}:{block.line}", shared + block.text] for block in alone]
+    done = subprocess.run(
+        [sys.executable, snippets.__file__],
+        input=json.dumps(work),
+        capture_output=True,
+        text=True,
+        cwd=terminal.folder,
+        env=terminal.env,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_is_not_run_says_why() -> None:
+    for page in pages():
+        for block in blocks(page):
+            assert block.language in LANGUAGES, f"{block.page}:{block.line}: {block.language}"
+            if "not run" in block.notes:
+                assert len(block.notes["not run"]) > 10, f"{block.page}:{block.line} does not say why"
+
+
+def test_the_first_script_of_the_readme_is_the_one_that_its_commands_run() -> None:
+    first = next(block for block in blocks(ROOT / "README.md") if block.language == "python")
+    assert first.notes["file"] == "train.py"

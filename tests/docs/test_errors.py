@@ -1,0 +1,47 @@
+"""Nobody meets an error or a warning that no page explains."""
+
+from __future__ import annotations
+
+import ast
+from typing import get_args
+
+import pytest
+
+from spotguard.providers.health import Reason
+from tests.docs.messages import Message, messages, messages_in
+from tests.docs.pages import ROOT, prose, unmarked
+
+PAGES = " ".join(prose(ROOT / "docs" / name) for name in ("errors.md", "notices-aws.md"))
+
+#: Where a message is wholly another's: what passes on a reason, or names a file and line.
+PASSED_ON = 1
+
+
+def _shown(message: Message) -> str:
+    return unmarked(message.words)
+
+
+@pytest.mark.parametrize("message", list(messages()), ids=lambda message: message.place)
+def test_every_message_of_the_code_is_explained(message: Message) -> None:
+    words = _shown(message)
+    if len(words.split()) > PASSED_ON:
+        assert words in PAGES, f"{message.place}: {words!r} is in no page"
+
+
+def test_the_messages_are_found() -> None:
+    """What is looked for is there: errors, warnings, advice, in every room."""
+    found = list(messages())
+    assert len(found) > 150
+    words = " ".join(_shown(message) for message in found)
+    for one in ("is not an URL", "unguarded: no agent", "raise the hop limit", "which command?"):
+        assert one in words
+
+
+def test_a_message_is_known_by_its_first_fixed_words() -> None:
+    tree = ast.parse('raise UsageError(f"{a}: {b!r} is a thing that cannot be; say " "another")')
+    assert [_shown(each) for each in messages_in(tree, "x.py")] == ["is a thing that cannot be;"]
+
+
+def test_every_reason_of_blindness_is_explained() -> None:
+    for reason in get_args(Reason):
+        assert not reason or f" {reason} " in PAGES, reason
