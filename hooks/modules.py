@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..providers.errors import StateError
-from .parts import COPY_AT_BOUNDARY, Leaf, Part, StatefulPart, check_fits, copy_into, freeze
+from .parts import COPY_AT_BOUNDARY, Leaf, Part, StatefulPart, check_fits, check_savable, copy_into, freeze
 
 #: (a module's table, the key in it, the name in the checkpoint).
 Place = tuple[dict[str, Any], str, str]
@@ -43,6 +43,8 @@ def module_part(name: str, module: nn.Module) -> Part:
             raise StateError(
                 f"{name}.{key} is not initialized yet; run one forward pass (or give its sizes) before register"
             )
+        if isinstance(value, torch.Tensor):
+            check_savable(f"{name}.{key}", value)
         extra = not isinstance(value, torch.Tensor) and key.rpartition(".")[2] == _EXTRA_STATE
         if not extra and id(value) not in own:
             return StatefulPart(name, module)  # computed by a hook: only its own state_dict knows how

@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from ..providers.errors import StateError
+from .dtypes import dtype_name
 from .encoding import decode, encode, same
 
 #: Larger sets of tensors than this are not copied at each boundary but read in place and checked twice.
@@ -196,6 +197,7 @@ class TensorPart:
 
     def __init__(self, name: str, value: torch.Tensor) -> None:
         self.name = name
+        check_savable(name, value)
         self._value = value
         self._small = value.nbytes <= COPY_AT_BOUNDARY
         self._alias = value.detach().clone() if self._small else value.detach()
@@ -223,6 +225,17 @@ class TensorPart:
 
     def put_back(self, tree: Any) -> None:
         copy_into(self._value, tree)
+
+
+def check_savable(name: str, tensor: torch.Tensor) -> None:
+    """Raise `StateError` for a tensor whose bytes are not all of it."""
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        what = "on the meta device" if tensor.device.type == "meta" else f"of layout {tensor.layout}"
+        raise StateError(f"{name} is {what}, which cannot be saved; make it dense, or leave it out")
+    try:
+        dtype_name(tensor.dtype)
+    except StateError as error:
+        raise StateError(f"{name}: {error}") from error
 
 
 def check_fits(name: str, here: torch.Tensor, saved: torch.Tensor) -> None:

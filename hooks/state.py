@@ -15,12 +15,12 @@ import torch
 from ..providers.errors import CheckpointError, StateError
 from .coverage import MergedTensor
 from .device import Fence
-from .dtypes import dtype_name, torch_dtype
+from .dtypes import torch_dtype
 from .encoding import decode, encode
 from .manifest import private_name
 from .modules import ModulePart
 from .optimizers import OptimizerPart
-from .parts import InPlace, Leaf, Part, prove
+from .parts import InPlace, Leaf, Part, check_savable, prove
 from .registry import build, check_held
 from .rng import RngPart
 from .window import Witness
@@ -91,7 +91,7 @@ class State:
         for part in self.parts:
             part.at_boundary()
             for leaf in part.leaves():
-                _check_tensor(leaf)
+                check_savable(leaf.name, leaf.tensor)
         for part in self.parts:
             prove(part.name, part.tree())
 
@@ -277,14 +277,6 @@ class State:
         if names := ", ".join(restoring.left_out):
             warnings.append(f"the checkpoint also holds {names}, registered nowhere here: not restored")
         return warnings
-
-
-def _check_tensor(leaf: Leaf) -> None:
-    tensor = leaf.tensor
-    dtype_name(tensor.dtype)  # raises for quantized ones, by name
-    if tensor.layout is not torch.strided or tensor.device.type == "meta":
-        what = "on the meta device" if tensor.device.type == "meta" else f"of layout {tensor.layout}"
-        raise StateError(f"{leaf.name} is {what}, which cannot be saved; make it dense, or leave it out")
 
 
 @dataclass(frozen=True, slots=True)
