@@ -17,6 +17,7 @@ from .commit import commit_if_whole, put_manifest
 from .device import finish_copies, host_tensor
 from .effort import Effort
 from .environment import describe
+from .frames import copyable
 from .keys import CheckpointName, checkpoint_prefix
 from .manifest import Kind, RankManifest
 from .parts import Leaf
@@ -174,7 +175,7 @@ class Checkpointer:
         for leaf in leaves:
             effort.check()
             with torch.no_grad():
-                wanted[leaf.name].copy_(leaf.tensor, non_blocking=True)
+                copyable(wanted[leaf.name]).copy_(copyable(leaf.tensor), non_blocking=True)
         finish_copies()
         return tuple(Leaf(leaf.name, wanted[leaf.name], still=True) for leaf in leaves)
 
@@ -198,7 +199,7 @@ def _differs(live: tuple[Leaf, ...], copies: tuple[Leaf, ...]) -> str:
     """The name of a tensor that anybody may change and that is not as it was copied."""
     for leaf, copy in zip(live, copies, strict=True):
         if not leaf.still and not torch.equal(
-            leaf.tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8),
+            copyable(leaf.tensor.detach()).cpu().contiguous().reshape(-1).view(torch.uint8),
             copy.tensor.reshape(-1).view(torch.uint8),
         ):
             return f"{leaf.name} was changed while it was copied"

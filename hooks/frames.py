@@ -59,10 +59,10 @@ class Frame:
         if start % dtype.itemsize:
             source = source.clone()  # a view of another dtype needs an aligned start
         with torch.no_grad():
-            target.copy_(source.view(dtype).view(target.shape))
+            copyable(target).copy_(copyable(source.view(dtype)).view(target.shape))
 
     def _copy(self, source: torch.Tensor, start: int, end: int) -> None:
-        into = self._bytes[start:end]
+        into, source = self._bytes[start:end], copyable(source)
         if source.is_conj() or source.is_neg():
             source = source.resolve_conj().resolve_neg()
         if not source.is_contiguous() and start % source.itemsize:
@@ -74,6 +74,15 @@ class Frame:
             into.copy_(as_bytes(source), non_blocking=True)
         else:
             into.view(source.dtype).view(source.shape).copy_(source, non_blocking=True)
+
+
+#: Torch stores the integers of fewer than 8 bits in bytes, and copies none of them.
+_NO_COPY = {getattr(torch, f"{sign}int{bits}", None) for sign in ("", "u") for bits in range(1, 8)}
+
+
+def copyable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or the same memory as a dtype that torch has a copy for."""
+    return tensor.view(torch.uint8) if tensor.dtype in _NO_COPY else tensor
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..providers.errors import StateError
+from .frames import copyable
 from .parts import COPY_AT_BOUNDARY, Leaf, Part, StatefulPart, check_fits, check_savable, copy_into, freeze
 
 #: (a module's table, the key in it, the name in the checkpoint).
@@ -100,7 +101,7 @@ class ModulePart:
         #: Buffers that forward changes (BatchNorm's statistics), and where they are copied to.
         self._buffers = [self._live[name] for _, _, name in self._places]
         small = sum(t.nbytes for t in self._buffers) <= COPY_AT_BOUNDARY
-        self._from = [t.detach() for t in self._buffers] if small else []
+        self._from = [copyable(t.detach()) for t in self._buffers] if small else []
         self._to = [t.clone() for t in self._from]
         read = dict(zip(map(id, self._buffers), self._from, strict=False))
         copies = dict(zip(map(id, self._buffers), self._to, strict=False))
@@ -112,7 +113,7 @@ class ModulePart:
                 copied = copies.get(id(tensor))
                 named[id(tensor)] = Leaf(
                     f"{self.name}/{key}",
-                    tensor.detach() if copied is None else copied,
+                    tensor.detach() if copied is None else copied.view(tensor.dtype),
                     still=copied is not None or id(tensor) in self.stepped,
                 )
             self._leaf[key] = named[id(tensor)]

@@ -20,6 +20,7 @@ import torch
 from ..providers.errors import StateError
 from .dtypes import dtype_name
 from .encoding import decode, encode, same
+from .frames import copyable
 
 #: Larger sets of tensors than this are not copied at each boundary but read in place and checked twice.
 COPY_AT_BOUNDARY = 8 * 2**20
@@ -97,7 +98,7 @@ def freeze(value: Any) -> Any:
     if kind is tuple:
         return tuple([freeze(v) for v in value])
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        return copyable(value.detach()).clone().view(value.dtype)
     return copy.deepcopy(value)
 
 
@@ -200,11 +201,11 @@ class TensorPart:
         check_savable(name, value)
         self._value = value
         self._small = value.nbytes <= COPY_AT_BOUNDARY
-        self._alias = value.detach().clone() if self._small else value.detach()
+        self._alias = freeze(value) if self._small else value.detach()
 
     def at_boundary(self) -> None:
         if self._small:
-            self._alias.copy_(self._value.detach())
+            copyable(self._alias).copy_(copyable(self._value.detach()))
 
     def leaves(self) -> list[Leaf]:
         return [Leaf(self.name, self._alias, still=self._small)]
@@ -251,4 +252,4 @@ def copy_into(here: torch.Tensor, saved: torch.Tensor) -> None:
     """Give `here` the restored values, unless they were already read straight into its memory."""
     if here.data_ptr() != saved.data_ptr() or here.device != saved.device:
         with torch.no_grad():
-            here.detach().copy_(saved)
+            copyable(here.detach()).copy_(copyable(saved))

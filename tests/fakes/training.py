@@ -144,7 +144,9 @@ def _walk(path: str, value: Any, found: dict[str, int]) -> None:
 
 def _plain(value: Any) -> bytes:
     if isinstance(value, torch.Tensor):
-        flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        # As the bytes of its elements: some dtypes have no copy, and so cannot be made contiguous.
+        flat = value.detach().cpu().resolve_conj().resolve_neg()
+        flat = (flat.view(torch.uint8) if value.itemsize == 1 else flat).contiguous().reshape(-1)
         return f"{value.dtype}{tuple(value.shape)}".encode() + bytes(flat.view(torch.uint8).numpy())
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{value.shape}".encode() + value.tobytes()
