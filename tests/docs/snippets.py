@@ -1,4 +1,4 @@
-"""Runs the Python blocks of one page, one after another in one process: torch is loaded once.
+"""Runs the Python blocks of the pages, one after another in one process: torch is loaded once.
 
 Reads `[[name, code], ...]` on stdin. A function named `test_...` in a block is called, as pytest would.
 """

@@ -18,10 +18,8 @@ from tests.docs.terminal import TIMEOUT, Terminal, follows
 LANGUAGES = ("console", "python", "toml", "json", "text", "")
 
 
-def _runs(page: Path) -> bool:
-    return any(
-        block.language in ("console", "python") and "not run" not in block.notes for block in blocks(page)
-    )
+def _typed(page: Path) -> list[Block]:
+    return [block for block in blocks(page) if block.language == "console" and "not run" not in block.notes]
 
 
 @pytest.fixture
@@ -33,19 +31,16 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 
 @pytest.mark.torch
 @pytest.mark.timeout(300)  # a page starts torch some times, each some seconds on a busy machine
-@pytest.mark.parametrize("page", [page for page in pages() if _runs(page)], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [page for page in pages() if _typed(page)], ids=lambda page: page.stem)
 def test_what_a_page_shows_happens(page: Path, terminal: Terminal) -> None:
-    """The commands in their order, in one folder; the Python blocks each by itself."""
+    """The commands of one page in their order, in one folder."""
     pytest.importorskip("torch")
-    found = blocks(page)
     shutil.copy(Path(__file__).parent / "programs" / "train.py", terminal.folder)
-    for block in found:
+    for block in blocks(page):
         if "file" in block.notes:
             (terminal.folder / block.notes["file"]).write_text(block.text)
-    for block in found:
-        if block.language == "console" and "not run" not in block.notes:
-            _type(block, terminal)
-    _run(page, [block for block in found if block.language == "python"], terminal)
+    for block in _typed(page):
+        _type(block, terminal)
 
 
 def _type(block: Block, terminal: Terminal) -> None:
@@ -63,16 +58,14 @@ def _type(block: Block, terminal: Terminal) -> None:
         assert follows(expected, said), f"{where}: expected\n{chr(10).join(expected)}\nin\n{said}"
 
 
-def _run(page: Path, found: list[Block], terminal: Terminal) -> None:
-    shared = "".join(block.text + "\n" for block in found if "shared" in block.notes)
-    apart = {"shared", "file", "not run"}
-    alone = [block for block in found if not apart & block.notes.keys()]
-    if not alone:
-        return
-    work = [[f"{block.page}:{block.line}", shared + block.text] for block in alone]
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_every_snippet_runs(terminal: Terminal) -> None:
+    """Each by itself, behind what its page shares; all in one process, which loads torch once."""
+    pytest.importorskip("torch")
     done = subprocess.run(
         [sys.executable, snippets.__file__],
-        input=json.dumps(work),
+        input=json.dumps([each for page in pages() for each in _alone(page)]),
         capture_output=True,
         text=True,
         cwd=terminal.folder,
@@ -80,6 +73,14 @@ def _run(page: Path, found: list[Block], terminal: Terminal) -> None:
         timeout=TIMEOUT,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _alone(page: Path) -> Iterator[tuple[str, str]]:
+    found = [block for block in blocks(page) if block.language == "python"]
+    shared = "".join(block.text + "\n" for block in found if "shared" in block.notes)
+    for block in found:
+        if not {"shared", "file", "not run"} & block.notes.keys():
+            yield f"{block.page}:{block.line}", shared + block.text
 
 
 def test_what_is_not_run_says_why() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from torch import nn
 
@@ -10,6 +12,7 @@ import spotguard
 model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
+pause = threading.Event()  # never set: a millisecond a step leaves the processor to the page's other commands
 guard = spotguard.register(model=model, optimizer=optimizer)
 for step in guard.steps(10**9):
     x = torch.randn(64, 64)
@@ -17,5 +20,6 @@ for step in guard.steps(10**9):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    if step % 500 == 0:
+    pause.wait(0.001)
+    if step % 100 == 0:
         print(f"step {step}: loss {loss.item():.4f}")
