@@ -1,0 +1,300 @@
+"""Restoring: the newest whole checkpoint or the next older one, into what fits, and never a mix."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from spotguard.providers.errors import CheckpointError, StateError, UnavailableError
+from tests.fakes.store import Fault
+from tests.fakes.training import Job, bits, different, guarded, small, trajectory
+from tests.fakes.watched_store import WatchedStore
+
+pytestmark = pytest.mark.torch
+
+TOTAL = 4
+
+
+def saved(
+    store: WatchedStore | Path, *, make: Callable[[], Job] = small, run_id: str = "run"
+) -> list[dict[str, int]]:
+    """A run with a checkpoint after each of its steps; the bits of each."""
+    job = make()
+    states = []
+    with guarded(store, job.values, run_id) as guard:
+        guard.restore()
+        states.append(job.bits())
+        for number in range(TOTAL):
+            job.step(number)
+            guard.step()
+            guard.save()
+            states.append(job.bits())
+    return states
+
+
+def damage(store: WatchedStore, step: int) -> None:
+    """Flip one bit in the middle of a checkpoint's tensors."""
+    key = next(k for k in store.objects if f"/{step:09d}-" in k and k.endswith(".safetensors"))
+    store.corrupt(key, len(store.objects[key]) - 3)
+
+
+# --- which -----------------------------------------------------------------------------------------------
+
+
+def test_the_newest_is_taken() -> None:
+    """And a fresh store gives step 0."""
+    store = WatchedStore()
+    with guarded(store, small().values) as guard:
+        assert guard.restore() == 0
+    states = saved(store)
+    job = small()
+    with guarded(store, job.values) as guard:
+        assert guard.restore() == TOTAL
+    assert different(job.bits(), states[TOTAL]) == []
+
+
+def test_a_step_may_be_chosen() -> None:
+    """`restore(step=…)`; what is saved from there on is newer than all that was left."""
+    store = WatchedStore()
+    states = saved(store)
+    job = small()
+    with guarded(store, job.values) as guard:
+        assert guard.restore(step=3) == 3
+        assert different(job.bits(), states[3]) == []
+        guard.save()
+    with guarded(store, small().values) as guard:
+        assert guard.restore() == 3
+
+
+def test_a_step_that_is_not_there_is_named() -> None:
+    """With the command that shows which there are; nothing was changed."""
+    store = WatchedStore()
+    saved(store)
+    job = small()
+    before = job.bits()
+    with guarded(store, job.values) as guard, pytest.raises(CheckpointError, match=r"step 77 .*spotguard ls"):
+        guard.restore(step=77)
+    assert job.bits() == before
+
+
+def test_another_run_may_be_the_start() -> None:
+    """Its state is taken, its checkpoints stay its own."""
+    store = WatchedStore()
+    states = saved(store, run_id="first")
+    job = small()
+    with guarded(store, job.values, "second") as guard:
+        assert guard.restore(run_id="first") == TOTAL
+        assert different(job.bits(), states[TOTAL]) == []
+        assert guard._position().checkpoint_step == -1, "nothing of its own is committed yet"
+        guard.save()
+    assert [
+        key for key in store.objects if key.startswith("second/checkpoints/") and key.endswith("COMMIT.json")
+    ]
+    with guarded(store, small().values, "first") as guard:
+        assert guard.restore() == TOTAL
+
+
+# --- damage ----------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_chunk_sends_to_the_next_older_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+    """Loaded over everything that was already read: not a bit of the damaged one stays."""
+    store = WatchedStore()
+    states = saved(store)
+    damage(store, 4)
+    job = small()
+    with guarded(store, job.values) as guard:
+        assert guard.restore() == 3
+    assert different(job.bits(), states[3]) == []
+    assert "damaged" in caplog.text
+
+
+def test_a_missing_object_sends_to_the_next_older_checkpoint() -> None:
+    """As does one that vanishes between the listing and the reading."""
+    store = WatchedStore()
+    states = saved(store)
+    key = next(k for k in store.objects if "/000000004-" in k and k.endswith(".safetensors"))
+    del store.objects[key]
+    job = small()
+    with guarded(store, job.values) as guard:
+        assert guard.restore() == 3
+    assert different(job.bits(), states[3]) == []
+
+
+def test_a_save_without_its_manifest_is_never_picked_up() -> None:
+    """Objects and even a marker alone are nothing."""
+    store = WatchedStore()
+    states = saved(store)
+    for key in [k for k in store.objects if "/000000004-" in k and "-of-" in k and k.endswith(".json")]:
+        del store.objects[key]
+    job = small()
+    with guarded(store, job.values) as guard:
+        assert guard.restore() == 3
+    assert different(job.bits(), states[3]) == []
+
+
+def test_where_all_are_damaged_training_does_not_start() -> None:
+    """An error that says so and a way out; the loop has no step to begin with."""
+    store = WatchedStore()
+    saved(store)
+    for step in (2, 3, 4):
+        damage(store, step)
+    with (
+        guarded(store, small().values) as guard,
+        pytest.raises(CheckpointError, match="Training was not started; choose another run id"),
+    ):
+        guard.restore()
+    with pytest.raises(Exception, match=r"guard\.step\(\) before guard\.restore"):
+        guard.step()
+
+
+def test_a_store_that_fails_is_no_empty_store() -> None:
+    """What cannot be read is not begun anew: the error comes out."""
+    store = WatchedStore()
+    saved(store)
+    store.calls.clear()
+    with guarded(store, small().values) as guard:
+        store.calls.clear()
+        store.faults = [Fault(0, verbs=("list",))]
+        with pytest.raises(UnavailableError):
+            guard.restore()
+
+
+# --- what does not fit -----------------------------------------------------------------------------------
+
+
+def wider() -> Job:
+    return small(width=17)
+
+
+def halved() -> Job:
+    job = small()
+    job.values["model"].to(torch.bfloat16)
+    return job
+
+
+def deeper() -> Job:
+    job = small()
+    job.values["model"].append(nn.Linear(4, 4))
+    return job
+
+
+def shallower() -> Job:
+    job = small()
+    del job.values["model"][4]
+    job.values["optimizer"] = torch.optim.AdamW(job.values["model"].parameters(), lr=0.01)
+    return job
+
+
+def other_optimizer() -> Job:
+    return small(lambda params: torch.optim.SGD(params, lr=0.01))
+
+
+def fewer_groups() -> Job:
+    job = small()
+    job.values["optimizer"] = torch.optim.AdamW(list(job.values["model"].parameters())[:-1], lr=0.01)
+    return job
+
+
+def more() -> Job:
+    job = small()
+    job.values["ema"] = nn.Linear(2, 2)
+    return job
+
+
+def other_kind() -> Job:
+    job = small()
+    job.values["notes"] = torch.zeros(3)
+    return job
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (wider, r"model\.0\.weight is \(17, 8\) .* here and \(16, 8\)"),
+        (halved, r"model\.0\.weight is .*bfloat16 here and .*float32"),
+        (deeper, r"model does not fit .*missing there: 5\.bias, 5\.weight"),
+        (shallower, r"model does not fit .*unknown here: 4\.bias, 4\.weight"),
+        (other_optimizer, "optimizer is SGD here and AdamW"),
+        (fewer_groups, r"optimizer has parameter groups of \[5\] here and \[6\]"),
+        (more, r"no 'ema' \(it holds .*model"),
+        (other_kind, "notes is a tensor here and a dict"),
+    ],
+)
+def test_what_does_not_fit_is_named_and_nothing_is_changed(make: Callable[[], Job], said: str) -> None:
+    """One line with the item, what is here and what is there; every bit of the fresh objects stands."""
+    store = WatchedStore()
+    saved(store)
+    job = make()
+    before = bits(job.values)
+    with guarded(store, job.values) as guard, pytest.raises(StateError, match=said) as refused:
+        guard.restore()
+    assert different(bits(job.values), before) == []
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_left_out_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Something saved and not registered now is not restored: a warning, for it may have been forgotten."""
+    store = WatchedStore()
+    saved(store, make=more)
+    with guarded(store, small().values) as guard:
+        assert guard.restore() == TOTAL
+    assert "also holds ema" in caplog.text
+
+
+def test_an_object_that_refuses_its_state_is_named() -> None:
+    """Its own `load_state_dict` decides; the error says whose, and what to do."""
+
+    class Strict:
+        def __init__(self, words: dict[str, Any]) -> None:
+            self.words = words
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.words
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise KeyError("position")
+
+    store = WatchedStore()
+
+    def make() -> Job:
+        job = small()
+        job.values["strict"] = Strict({"a": 1})
+        return job
+
+    saved(store, make=make)
+    with (
+        guarded(store, make().values) as guard,
+        pytest.raises(StateError, match=r"strict: Strict\.load_state_dict refuses .*KeyError"),
+    ):
+        guard.restore()
+
+
+def test_another_thread_count_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    """Restored all the same: the last bits may differ from here on, and the log says why."""
+    store = WatchedStore()
+    saved(store)
+    torch.set_num_threads(2)
+    with guarded(store, small().values) as guard, caplog.at_level(logging.WARNING):
+        assert guard.restore() == TOTAL
+    assert "saved with CPU threads 1, restored with 2" in caplog.text
+
+
+def test_going_on_equals_a_run_without_us(folder: Path) -> None:
+    """Four lives of one step each end where an uninterrupted run ends."""
+    expected = trajectory(small, TOTAL)
+    for life in range(TOTAL):
+        job = small()
+        with guarded(folder, job.values) as guard:
+            assert guard.restore() == life
+            assert different(job.bits(), expected[life]) == []
+            job.step(life)
+            guard.step()
+            guard.save()
+    assert different(job.bits(), expected[TOTAL]) == []
