@@ -78,6 +78,13 @@ class Machine:
     def status(self, run_id: str = "job") -> dict[str, Any]:
         return control.status(self.socket(run_id))
 
+    def sessions(self, run_id: str = "job") -> int:
+        """How many training processes the agent guards; -1 where none listens (a killed one leaves its socket)."""
+        try:
+            return len(self.status(run_id)["sessions"])
+        except control.AgentError:
+            return -1
+
     def outcome(self, run_id: str = "job") -> dict[str, Any]:
         """The newest record beside the socket."""
         record: dict[str, Any] = json.loads(self.socket(run_id).with_suffix(".outcome.json").read_text())

@@ -22,7 +22,7 @@ def registered(machine: Machine, running: Running, count: int = 1) -> None:
     for _ in range(count):
         running.out.until("^ready")
     # It says so before its socket's thread has.
-    eventually(lambda: len(machine.status()["sessions"]) == count, "registered")
+    eventually(lambda: machine.sessions() == count, "registered")
 
 
 def test_a_return_means_saved(machine: Machine, aws: AwsSimulator) -> None:
