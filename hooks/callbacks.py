@@ -25,11 +25,16 @@ class Callback:
     def __init__(self, fn: Callable[[Notice], object], socket: str) -> None:
         self._fn = fn
         self._clock = SystemClock()
-        self._seen: set[str] = set()
+        #: Each notice's answer, None while the function runs: an agent that lost us asks again.
+        self._answers: dict[str, protocol.Message | None] = {}
         self._client = Client(socket, hello=self._hello, on_message=self._on_message, position=self._position)
         self._client.start()
         forks.in_child(self._client.forget)
-        atexit.register(self._client.close)
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Say goodbye. Runs by itself when the interpreter exits."""
+        self._client.close()
 
     def _hello(self) -> protocol.Register:
         run_id = os.environ.get("SPOTGUARD_RUN_ID") or default_run_id(sys.orig_argv, os.getcwd())
@@ -43,11 +48,15 @@ class Callback:
         )
 
     def _on_message(self, message: protocol.Message) -> None:
-        if not isinstance(message, protocol.Preempt) or message.id in self._seen:
-            return  # a callback is told once; how training ends is the agent's to do
-        self._seen.add(message.id)
+        if not isinstance(message, protocol.Preempt):
+            return  # how training ends is the agent's to do
         now = self._clock.monotonic()
         self._client.send(protocol.Told(message.id, now))
+        if message.id in self._answers:  # the function is called once
+            if (answer := self._answers[message.id]) is not None:
+                self._client.send(answer)
+            return
+        self._answers[message.id] = None
         notice = Notice(
             id=message.id,
             kind=NoticeKind(message.kind) if message.kind in set(NoticeKind) else NoticeKind.UNKNOWN,
@@ -64,10 +73,14 @@ class Callback:
             self._fn(notice)
         except Exception as error:
             log.exception("the function given to on_notice failed")
-            self._client.send(protocol.Failed(notice.id, f"on_notice: {type(error).__name__}: {error}"))
+            self._answer(protocol.Failed(notice.id, f"on_notice: {type(error).__name__}: {error}"))
             return
         now = self._clock.monotonic()
-        self._client.send(protocol.Committed(notice.id, -1, 0, now - started, "", now))
+        self._answer(protocol.Committed(notice.id, -1, 0, now - started, "", now))
+
+    def _answer(self, message: protocol.Failed | protocol.Committed) -> None:
+        self._answers[message.id] = message
+        self._client.send(message)
 
 
 def on_notice(fn: Callable[[Notice], object]) -> Callable[[Notice], object]:

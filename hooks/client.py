@@ -6,12 +6,16 @@ a reconnection attempt every second, and `unguarded` in the meantime.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
 import socket
+import stat
+import struct
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from ..providers.errors import ProtocolError
 from . import protocol
@@ -19,6 +23,7 @@ from .protocol import Message, Peer, Refused, Register, Role, Welcome
 
 log = logging.getLogger("spotguard")
 
+_UCRED = struct.Struct("iII")  # pid, uid, gid: unix(7)
 #: Seconds between attempts to find a lost agent, and between two `Position`s.
 RECONNECT = 1.0
 POSITION_EVERY = 2.0
@@ -53,6 +58,7 @@ class Client:
         self._on_lost = on_lost
         self._lock = threading.Lock()  # guards _socket for senders on other threads
         self._socket: socket.socket | None = None
+        self._connecting: socket.socket | None = None
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stop = threading.Event()
         self._joined = threading.Event()
@@ -84,7 +90,11 @@ class Client:
                 return True
             except OSError as error:
                 log.debug("the agent's socket broke while sending %s: %s", message.type, error)
-                return False  # the listener sees the same broken socket and reconnects
+                with contextlib.suppress(
+                    OSError
+                ):  # a frame may be half sent: the listener is to connect anew
+                    self._socket.shutdown(socket.SHUT_RDWR)
+                return False
 
     def close(self, reason: str = "") -> None:
         """Say goodbye and join the thread."""
@@ -99,9 +109,10 @@ class Client:
         """In a forked child: close the inherited descriptors at once. The parent's connection is untouched:
         closing a descriptor is not shutting the socket down."""
         self._stop.set()
-        if self._socket is not None:
-            os.close(self._socket.detach())
-            self._socket = None
+        for inherited in (self._socket, self._connecting):
+            if inherited is not None and inherited.fileno() >= 0:
+                os.close(inherited.detach())
+        self._socket = self._connecting = None
         for fd in (self._wake_read, self._wake_write):
             os.close(fd)
 
@@ -112,39 +123,52 @@ class Client:
             try:
                 self._talk()
             except (OSError, ProtocolError) as error:
-                if not self._stop.is_set() and not self._warned:
-                    self._warned = True
-                    log.warning(
-                        "unguarded: no agent answers on %s (%s); training and background checkpoints go on, "
-                        "notices are not heard until it is back",
-                        self._path,
-                        error,
-                    )
+                self._unguarded(str(error))
+            except Exception as error:
+                # A mistake of ours must not end the only thread that hears notices: it connects anew.
+                log.exception("spotguard failed inside; please report this")
+                self._unguarded(f"{type(error).__name__}: {error}")
             lost = self._joined.is_set()
             self._joined.clear()
             with self._lock:
-                if self._socket is not None:
-                    self._socket.close()
-                    self._socket = None
+                if self._connecting is not None:
+                    self._connecting.close()
+                self._socket = self._connecting = None
             if lost and not self._stop.is_set():
                 self._on_lost()
             if not self._stop.is_set():
-                self._pause(RECONNECT)
+                self._readable(RECONNECT)
 
-    def _pause(self, seconds: float) -> None:
-        select.select([self._wake_read], [], [], seconds)
+    def _unguarded(self, why: str) -> None:
+        if self._stop.is_set() or self._warned:
+            return
+        self._warned = True
+        log.warning(
+            "unguarded: no agent answers on %s (%s); training and background checkpoints go on, "
+            "notices are not heard until it is back",
+            self._path,
+            why,
+        )
+
+    def _readable(self, seconds: float, *others: int) -> set[int]:
+        """Which of the wake-up pipe and the others can be read. (`poll`: `select` ends at descriptor 1023.)"""
+        poll = select.poll()
+        for fd in (self._wake_read, *others):
+            poll.register(fd, select.POLLIN)
+        return {fd for fd, _ in poll.poll(seconds * 1000)}
 
     def _talk(self) -> None:
         """One connection's life. Returns or raises when it is over."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with self._lock:
+        connection = self._connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(SEND_TIMEOUT)
+        connection.connect(self._path)
+        self._check_owner(connection)
+        connection.sendall(protocol.encode(self._hello()))
+        with self._lock:  # only now: a sender never waits for a connection that is being made
             self._socket = connection
-            connection.settimeout(SEND_TIMEOUT)
-            connection.connect(self._path)
-            connection.sendall(protocol.encode(self._hello()))
         peer = Peer(Role.AGENT_NEW)
         while not self._stop.is_set():
-            readable, _, _ = select.select([connection.fileno(), self._wake_read], [], [], POSITION_EVERY)
+            readable = self._readable(POSITION_EVERY, connection.fileno())
             if connection.fileno() in readable:
                 data = connection.recv(65536)
                 if not data:
@@ -153,6 +177,19 @@ class Client:
                     self._handle(message)
             elif not readable and self._joined.is_set():
                 self.send(self._position())
+
+    def _check_owner(self, connection: socket.socket) -> None:
+        """Who listens may end this process, so it is root, ourselves, or a service whose folder root has made."""
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        uid = _UCRED.unpack(credentials)[1]
+        if uid in (0, os.geteuid()):
+            return
+        folder = Path(self._path).parent
+        made_by = folder.parent.stat()
+        if made_by.st_uid != 0 or made_by.st_mode & stat.S_IWOTH or folder.stat().st_uid != uid:
+            raise ProtocolError(
+                f"user {uid} listens there, who is neither you nor root nor this machine's service"
+            )
 
     def _handle(self, message: Message) -> None:
         match message:

@@ -128,7 +128,7 @@ class Guard:
         )
         self._saver.start()
         self._built.set()
-        signals.hold_sigterm(lambda: self._saver.saving)
+        signals.hold_sigterm(self._hold)
         forks.in_child(self._forget)
         atexit.register(self.close)
 
@@ -314,6 +314,14 @@ class Guard:
         self._gate.leave(lambda: Preempted(code))
 
     # --- its own affairs ---
+
+    def _hold(self) -> signals.Hold:
+        if self._saver.saving:
+            return signals.Hold.SAVING
+        if self._saver.alarmed:
+            return signals.Hold.LEAVING
+        guarded = self._client is not None and self._client.guarded
+        return signals.Hold.GUARDED if guarded else signals.Hold.NOTHING
 
     def _forget(self) -> None:
         """In a forked child: it is not the process that is guarded."""

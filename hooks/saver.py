@@ -113,6 +113,11 @@ class Saver:
     # --- asked for, from other threads ---
 
     @property
+    def alarmed(self) -> bool:
+        """Whether a notice holds this process, saved or not."""
+        return self._alarm is not None
+
+    @property
     def saving(self) -> bool:
         """Whether an emergency save is under way."""
         return self._urgent is not None

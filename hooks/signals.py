@@ -1,5 +1,6 @@
-"""SIGTERM is held while a save is under way: whoever sends it (a launcher that lost its peers, a group-wide
-kill) must not end a save that is about to commit. The previous handler is chained, never replaced.
+"""SIGTERM is held while a save is under way, and for a moment before: whoever sends it (a launcher that lost its
+peers, a service manager that ends a whole group) must not end a save that is about to begin or to commit. The
+previous handler is chained, never replaced.
 """
 
 from __future__ import annotations
@@ -8,20 +9,39 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
+#: A group-wide SIGTERM reaches training and agent at once, and the agent's notice comes a moment later.
+_MOMENT = 1.0
+
+
+class Hold(Enum):
+    """What a SIGTERM meets."""
+
+    #: Nothing of ours: it goes where it would have gone.
+    NOTHING = "nothing"
+    #: An agent that may be about to say that this is a notice.
+    GUARDED = "guarded"
+    #: An emergency save: it waits until training would go on.
+    SAVING = "saving"
+    #: The save is over and training is to leave: as with NOTHING, but what was held before stays held.
+    LEAVING = "leaving"
+
+
 _previous: Any = None
-_saving: Callable[[], bool] = bool
+_look: Callable[[], Hold]
 _installed = False
 _held = False
+_through = False
 
 
-def hold_sigterm(saving: Callable[[], bool]) -> None:
-    """Hold SIGTERM whenever `saving()`. Off the main thread, where handlers cannot be set, nothing happens."""
-    global _previous, _saving, _installed
+def hold_sigterm(look: Callable[[], Hold]) -> None:
+    """Hold SIGTERM as `look()` says. Off the main thread, where handlers cannot be set, nothing happens."""
+    global _previous, _look, _installed
     if threading.current_thread() is not threading.main_thread():
         return
-    _saving = saving
+    _look = look
     if not _installed:
         _previous = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, _on_sigterm)
@@ -29,8 +49,13 @@ def hold_sigterm(saving: Callable[[], bool]) -> None:
 
 
 def _on_sigterm(signum: int, frame: Any) -> None:
-    global _held
-    if _saving():
+    global _held, _through
+    hold, _through = Hold.NOTHING if _through else _look(), False
+    if hold in (Hold.GUARDED, Hold.SAVING):
+        if hold is Hold.GUARDED and not _held:
+            timer = threading.Timer(_MOMENT, _unless_noticed)
+            timer.name, timer.daemon = "spotguard-sigterm", True
+            timer.start()
         _held = True
     elif callable(_previous):
         _previous(signum, frame)
@@ -39,11 +64,16 @@ def _on_sigterm(signum: int, frame: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _unless_noticed() -> None:
+    if _look() not in (Hold.SAVING, Hold.LEAVING):
+        redeliver()
+
+
 def redeliver() -> None:
-    """The save is over and training would go on: a SIGTERM that was held meanwhile counts now."""
-    global _held
+    """Training would go on: a SIGTERM that was held counts now."""
+    global _held, _through
     if _held:
-        _held = False
+        _held, _through = False, True
         os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -1,0 +1,99 @@
+"""SIGTERM and training: held where a save is under way or may be about to begin, chained everywhere else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spotguard.hooks.protocol import Committed, Leave, Preempt
+from tests.fakes.agent import FakeAgent
+from tests.fakes.hook import TIMEOUT
+
+pytest.importorskip("torch")
+
+TRAINING = """
+import signal, sys, torch
+def theirs(signum, frame):
+    print("their handler", flush=True)
+    sys.exit(3)
+if {theirs}:
+    signal.signal(signal.SIGTERM, theirs)
+import spotguard
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+guard = spotguard.register("file://{store}", run_id="r", model=model, optimizer=optimizer)
+guard.restore()
+print("training", flush=True)
+try:
+    while True:
+        model(torch.ones(4)).sum().backward()
+        optimizer.step()
+        guard.step()
+finally:
+    print("finally", flush=True)
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short, as a socket's path must be."""
+    with tempfile.TemporaryDirectory(prefix="sg", dir="/tmp") as name:
+        yield Path(name)
+
+
+class Training:
+    def __init__(self, folder: Path, *, theirs: bool = False) -> None:
+        code = TRAINING.format(theirs=theirs, store=folder / "store")
+        env = {**os.environ, "SPOTGUARD_SOCKET": str(folder / "a.sock")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True
+        )
+
+    def says(self, line: str) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == f"{line}\n"
+
+    def ends(self) -> int:
+        code = self.process.wait(TIMEOUT)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+def test_a_group_wide_sigterm_does_not_outrun_the_notice(folder: Path) -> None:
+    """A service manager signals training and agent at once; the agent's word comes a moment later, and counts."""
+    with FakeAgent(folder / "a.sock") as agent:
+        training = Training(folder)
+        agent.welcome()
+        training.says("training")
+        training.process.send_signal(signal.SIGTERM)
+        agent.say(Preempt("n", 30.0, 3.0, "signal", "SIGTERM"))
+        assert agent.hear(Committed).id == "n"
+        agent.say(Leave("n", 75))
+        training.says("finally")
+        assert training.ends() == 75
+
+
+@pytest.mark.parametrize(("theirs", "code"), [(False, -signal.SIGTERM), (True, 3)])
+def test_a_sigterm_that_is_no_notice_goes_where_it_would_have_gone(
+    folder: Path, theirs: bool, code: int
+) -> None:
+    """A moment later, the default or the script's own handler has it; nothing is saved for it."""
+    with FakeAgent(folder / "a.sock") as agent:
+        training = Training(folder, theirs=theirs)
+        agent.welcome()
+        training.says("training")
+        training.process.send_signal(signal.SIGTERM)
+        if theirs:
+            training.says("their handler")
+            training.says("finally")
+        assert training.ends() == code
+    assert not list((folder / "store").rglob("*.safetensors"))
