@@ -68,6 +68,7 @@ class Checkpointer:
         self._world = world
         self._writer = Writer(store, run_id, rank, world)
         self._saves = 0
+        self._available = available_memory
         self._snapshot: dict[str, torch.Tensor] = {}
         #: The newest committed checkpoint, of this attempt or restored from.
         self.last: Saved | None = None
@@ -182,7 +183,7 @@ class Checkpointer:
     def _check_memory(self, leaves: tuple[Leaf, ...]) -> None:
         held = sum(tensor.nbytes for tensor in self._snapshot.values())
         need = sum(leaf.tensor.nbytes for leaf in leaves) - held
-        if need > 0 and (free := available_memory()) < need + _LEAVE_FREE:
+        if need > 0 and (free := self._available()) < need + _LEAVE_FREE:
             raise CheckpointError(
                 f"a background checkpoint needs {need >> 20} MiB of host memory for its copy and {free >> 20} MiB "
                 "are free: switch it off with --every off, or use a machine with more memory"

@@ -16,7 +16,7 @@ from ..providers.errors import SpotguardError, StoreError
 from ..providers.store import BlobStore
 from .chunks import Item, PlannedObject, plan
 from .dtypes import dtype_name
-from .effort import Effort
+from .effort import Abandoned, Effort
 from .frames import Frame, box
 from .keys import CheckpointName, checkpoint_prefix, object_name
 from .manifest import Chunk, ObjectEntry, TensorEntry
@@ -153,15 +153,19 @@ def retry(effort: Effort, ask: Callable[[float | None], object]) -> None:
     `ask` is called with the seconds that are left.
     """
     pause = _RETRY_FIRST
+    effort.check()
     while True:
-        effort.check()
         try:
             ask(effort.left())
             return
         except StoreError as error:
             if not error.transient:
                 raise
-        effort.pause(pause)
+            last = error
+        try:
+            effort.pause(pause)
+        except Abandoned as why:
+            raise Abandoned(f"{why}; the store said last: {last}") from last
         pause = min(2 * pause, _RETRY_MOST)
 
 

@@ -23,7 +23,7 @@ from spotguard.hooks import signals
 from spotguard.hooks.gate import Shut
 from spotguard.hooks.guard import Guard, register
 from spotguard.hooks.preempted import Preempted
-from spotguard.providers.clock import SystemClock
+from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.store import BlobStore
 
 #: Seconds after which a wait between threads counts as a hang.
@@ -169,12 +169,14 @@ def trajectory(make: Make, total: int) -> list[dict[str, int]]:
 
 
 @contextmanager
-def guarded(store: Path | BlobStore, values: Mapping[str, Any], run_id: str = "run") -> Iterator[Guard]:
+def guarded(
+    store: Path | BlobStore, values: Mapping[str, Any], run_id: str = "run", clock: Clock | None = None
+) -> Iterator[Guard]:
     """A guard over a job, closed at the end, its signal handler gone with it."""
     if isinstance(store, Path):
         guard = register(store.as_uri(), run_id=run_id, **values)
     else:
-        guard = Guard(store, run_id, dict(values), SystemClock())
+        guard = Guard(store, run_id, dict(values), clock or SystemClock())
     try:
         yield guard
     finally:

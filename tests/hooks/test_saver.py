@@ -1,0 +1,506 @@
+"""The thread that saves: notices before everything, deadlines, withdrawals, and a store that fails."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from spotguard.hooks import protocol
+from spotguard.hooks.gate import Gate, Shut
+from spotguard.hooks.guard import Guard
+from spotguard.hooks.preempted import Preempted
+from spotguard.providers.errors import DeniedError
+from tests.fakes.clock import ManualClock
+from tests.fakes.store import Fault
+from tests.fakes.training import Job, different, guarded, restored, small, trajectory, wait_shut
+from tests.fakes.watched_store import PATIENCE, WatchedStore
+
+pytestmark = pytest.mark.torch
+
+TOTAL = 5
+
+
+class Heard:
+    """What the agent would have been told: messages, in order, and a way to wait for one."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.messages: list[protocol.Message] = []
+        self._changed = threading.Condition()
+        guard._report._send = self._take
+
+    def _take(self, message: protocol.Message) -> bool:
+        with self._changed:
+            self.messages.append(message)
+            self._changed.notify_all()
+        return True
+
+    def wait(self, kind: type[protocol.Message], count: int = 1) -> Any:
+        """The newest of so many messages of this kind."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.of(kind)) >= count, PATIENCE), self.messages
+            return self.of(kind)[-1]
+
+    def of(self, kind: type[protocol.Message]) -> list[Any]:
+        return [message for message in self.messages if isinstance(message, kind)]
+
+
+@contextmanager
+def trained(
+    store: WatchedStore, steps: int = 2, clock: ManualClock | None = None
+) -> Iterator[tuple[Guard, Job, Heard]]:
+    """A job that stands after so many steps, its guard, and what the guard tells."""
+    job = small()
+    with guarded(store, job.values, clock=clock) as guard:
+        heard = Heard(guard)
+        guard.restore()
+        for number in range(steps):
+            job.step(number)
+            guard.step()
+        yield guard, job, heard
+
+
+def notice(
+    id: str = "n1", seconds: float = 60.0, reserve: float = 3.0, drill: bool = False
+) -> protocol.Preempt:
+    return protocol.Preempt(id, seconds, reserve, "terminate", "test", drill)
+
+
+def gate_opens(gate: Gate) -> None:
+    """Until training may go on."""
+    with gate._changed:
+        assert gate._changed.wait_for(lambda: gate.place.shut is Shut.OPEN, PATIENCE)
+
+
+def go_on(guard: Guard, job: Job, begun: int = 2) -> None:
+    """Train to the end, and see that every bit is as if nothing had been."""
+    for number in range(begun, TOTAL):
+        job.step(number)
+        guard.step()
+    assert different(job.bits(), trajectory(small, TOTAL)[TOTAL]) == []
+
+
+# --- a notice ------------------------------------------------------------------------------------------------
+
+
+def test_a_notice_is_told_saved_and_committed() -> None:
+    """In this order, with step, bytes and URL; the outcome stands in the store; then the process leaves."""
+    store = WatchedStore()
+    with trained(store) as (guard, job, heard):
+        guard._on_message(notice())
+        committed = heard.wait(protocol.Committed)
+        assert (committed.id, committed.step) == ("n1", 2)
+        assert committed.url.endswith("run/checkpoints/000000002-0001-0000/")
+        phases = [message.phase for message in heard.of(protocol.Progress)]
+        assert phases == ["begun", "gate", "first-byte", "written"]
+        assert isinstance(heard.messages[0], protocol.Told)
+        guard._on_message(protocol.Leave("n1", 75))
+        with pytest.raises(Preempted):
+            job.step(2)
+    outcome = json.loads(next(data for key, data in store.objects.items() if "/outcomes/" in key))
+    assert (outcome["committed"], outcome["step"], outcome["notice"]["ids"]) == (True, 2, ["n1"])
+    assert restored(store, small)[0] == 2
+
+
+def test_leave_has_the_code_it_was_given() -> None:
+    """`--exit-code` reaches the training process."""
+    with trained(WatchedStore()) as (guard, job, heard):
+        guard._on_message(notice())
+        heard.wait(protocol.Committed)
+        guard._on_message(protocol.Leave("n1", 42))
+        with pytest.raises(Preempted) as ended:
+            job.step(2)
+        assert ended.value.code == 42
+
+
+def test_a_notice_before_restore_parks_who_has_not_begun() -> None:
+    """There is nothing to save, and nothing is begun on a machine that goes away."""
+    store, job = WatchedStore(), small()
+    before = job.bits()
+    with guarded(store, job.values) as guard:
+        heard = Heard(guard)
+        guard._on_message(notice())
+        assert "not begun" in heard.wait(protocol.Failed).reason
+        ended: list[BaseException] = []
+
+        def begin() -> None:
+            try:
+                guard.restore()
+            except Preempted as error:
+                ended.append(error)
+
+        trainer = threading.Thread(target=begin, name="trainer")
+        trainer.start()
+        guard._on_message(protocol.Leave("n1", 75))
+        trainer.join(PATIENCE)
+        assert [error.code for error in ended if isinstance(error, Preempted)] == [75]
+    assert store.kinds() == {"objects": 0, "manifests": 0, "markers": 0}
+    assert different(job.bits(), before) == []
+
+
+def test_a_notice_withdrawn_before_restore_lets_it_begin() -> None:
+    """Who was parked begins."""
+    store, job = WatchedStore(), small()
+    with guarded(store, job.values) as guard:
+        heard = Heard(guard)
+        guard._on_message(notice())
+        heard.wait(protocol.Failed)
+        done: list[int] = []
+        trainer = threading.Thread(target=lambda: done.append(guard.restore()), name="trainer")
+        trainer.start()
+        guard._on_message(protocol.Withdrawn("n1"))
+        trainer.join(PATIENCE)
+        assert done == [0]
+
+
+def test_a_step_that_is_committed_already_is_not_saved_again() -> None:
+    """A notice right after a save by hand, or after a restore, costs nothing."""
+    store = WatchedStore()
+    with trained(store) as (guard, _, heard):
+        saved = guard.save()
+        guard._on_message(notice())
+        committed = heard.wait(protocol.Committed, 2)
+        assert (committed.id, committed.step, committed.url) == ("n1", 2, saved.url)
+    assert store.kinds()["manifests"] == 1
+
+
+def test_a_notice_during_a_background_save_comes_first() -> None:
+    """The background save is abandoned: no manifest, no marker of it; the notice's own save is committed."""
+    store = WatchedStore()
+    with trained(store) as (guard, job, heard):
+        store.hold(lambda key: key.endswith(".safetensors"))
+        guard._saver.background()
+        assert store.reached.wait(PATIENCE)
+        gate_opens(guard._gate)  # copied: training goes on while it uploads
+        job.step(2)
+        guard.step()
+        guard._on_message(notice())
+        store.let_go()
+        assert heard.wait(protocol.Committed).step == 3
+    manifests = [key for key in store.objects if "-of-" in key and key.endswith(".json")]
+    assert [key.split("/")[2] for key in manifests] == ["000000003-0001-0001"]
+    assert different(restored(store, small)[1], trajectory(small, 3)[3]) == []
+
+
+def test_a_notice_during_a_save_by_hand_comes_first() -> None:
+    """`guard.save()` gives way, and ends in Preempted when the notice's save is committed."""
+    store = WatchedStore()
+    with trained(store) as (guard, _, heard):
+        store.hold(lambda key: key.endswith(".safetensors"))
+        ended: list[object] = []
+
+        def save() -> None:
+            try:
+                ended.append(guard.save())
+            except Preempted as error:
+                ended.append(error.code)
+
+        trainer = threading.Thread(target=save, name="trainer")
+        trainer.start()
+        assert store.reached.wait(PATIENCE)
+        guard._on_message(notice())
+        store.let_go()
+        assert heard.wait(protocol.Committed).id == "n1"
+        guard._on_message(protocol.Leave("n1", 75))
+        trainer.join(PATIENCE)
+        assert ended == [75]
+    assert store.kinds()["manifests"] == 1
+
+
+# --- a second word -------------------------------------------------------------------------------------------
+
+
+def test_a_second_notice_moves_the_deadline_of_the_save_under_way() -> None:
+    """Two ids, one save, the earlier deadline."""
+    store, clock = WatchedStore(), ManualClock()
+    with trained(store, clock=clock) as (guard, _, heard):
+        store.hold(lambda key: key.endswith(".safetensors"))
+        guard._on_message(notice("n1", 60))
+        assert store.reached.wait(PATIENCE)
+        guard._on_message(notice("n2", 10))
+        clock.advance(20)
+        store.let_go()
+        failed = heard.wait(protocol.Failed, 2)
+        assert {message.id for message in heard.of(protocol.Failed)} == {"n1", "n2"}
+        assert "out of time" in failed.reason
+    assert store.kinds()["manifests"] == 0
+
+
+def test_a_second_notice_is_answered_after_the_commit() -> None:
+    """It learns at once that the step is committed."""
+    store = WatchedStore()
+    with trained(store) as (guard, _, heard):
+        guard._on_message(notice("n1"))
+        heard.wait(protocol.Committed)
+        guard._on_message(notice("n2"))
+        heard.wait(protocol.Committed, 3)
+        assert {message.id for message in heard.of(protocol.Committed)} == {"n1", "n2"}
+    assert store.kinds()["manifests"] == 1
+
+
+@pytest.mark.parametrize("when", ["during", "after"])
+def test_a_withdrawn_notice_lets_training_go_on_bit_for_bit(when: str) -> None:
+    """Before the commit nothing is left of the save; after it the checkpoint stays; training never notices."""
+    store = WatchedStore()
+    with trained(store) as (guard, job, heard):
+        if when == "during":
+            store.hold(lambda key: key.endswith(".safetensors"))
+        guard._on_message(notice())
+        if when == "during":
+            assert store.reached.wait(PATIENCE)
+        else:
+            heard.wait(protocol.Committed)
+        guard._on_message(protocol.Withdrawn("n1"))
+        gate_opens(guard._gate)
+        store.let_go()
+        go_on(guard, job)
+        guard.save()  # behind whatever the saver still had to do
+        assert heard.of(protocol.Failed) == []
+    assert store.kinds()["manifests"] == store.kinds()["markers"] == (1 if when == "during" else 2)
+
+
+def test_a_notice_right_behind_a_withdrawal_has_its_own_save() -> None:
+    """While the first save is still winding down: the second is not taken for a part of it."""
+    store = WatchedStore()
+    with trained(store) as (guard, job, heard):
+        store.hold(lambda key: key.endswith(".safetensors"))
+        guard._on_message(notice("n1"))
+        assert store.reached.wait(PATIENCE)
+        guard._on_message(protocol.Withdrawn("n1"))
+        guard._on_message(notice("n2"))
+        store.let_go()
+        assert heard.wait(protocol.Committed).id == "n2"
+        guard._on_message(protocol.Leave("n2", 75))
+        with pytest.raises(Preempted):
+            job.step(2)
+    assert store.kinds()["manifests"] == 1
+    assert restored(store, small)[0] == 2
+
+
+def test_of_two_notices_one_withdrawn_the_other_holds() -> None:
+    """Training goes on when the last is gone."""
+    store = WatchedStore()
+    with trained(store) as (guard, job, heard):
+        guard._on_message(notice("n1"))
+        guard._on_message(notice("n2"))
+        heard.wait(protocol.Committed)
+        guard._on_message(protocol.Withdrawn("n1"))
+        guard._on_message(protocol.Withdrawn("unknown"))
+        assert guard._gate.place.shut is not Shut.OPEN
+        guard._on_message(protocol.Withdrawn("n2"))
+        gate_opens(guard._gate)
+        go_on(guard, job)
+
+
+def test_a_drill_saves_and_training_goes_on() -> None:
+    """A real save of the whole state, and every bit after it is as without it."""
+    store = WatchedStore()
+    with trained(store) as (guard, job, heard):
+        guard._on_message(notice("d1", drill=True))
+        assert heard.wait(protocol.Committed).step == 2
+        guard._on_message(protocol.Resume("d1"))
+        gate_opens(guard._gate)
+        go_on(guard, job)
+    assert restored(store, small)[0] == 2
+
+
+def test_a_deadline_that_is_outlived_lets_training_go_on() -> None:
+    """Nobody ended this process and the machine is still here: a false alarm, with or without a commit."""
+    for fails in (False, True):
+        store, clock = WatchedStore(), ManualClock()
+        with trained(store, clock=clock) as (guard, job, heard):
+            store.hold(lambda key: key.endswith(".safetensors"))
+            guard._on_message(notice("n1", 10))
+            assert store.reached.wait(PATIENCE)
+            if fails:
+                clock.advance(100)
+                store.let_go()
+                heard.wait(protocol.Failed)
+            else:
+                store.let_go()
+                heard.wait(protocol.Committed)
+                clock.advance(100)
+                guard._on_message(notice("n1", 0))  # a word that wakes the saver: it looks at the clock again
+            gate_opens(guard._gate)
+            go_on(guard, job)
+
+
+# --- time and the store --------------------------------------------------------------------------------------
+
+
+def test_out_of_time_leaves_the_last_checkpoint_as_it_was() -> None:
+    """No manifest, no marker of the late save; the error says so and which step is the newest."""
+    store, clock = WatchedStore(), ManualClock()
+    with trained(store, clock=clock) as (guard, job, heard):
+        guard.save()
+        job.step(2)
+        guard.step()
+        store.hold(lambda key: key.endswith(".safetensors"))
+        guard._on_message(notice("n1", 10, reserve=3))
+        assert store.reached.wait(PATIENCE)
+        clock.advance(8)
+        store.let_go()
+        failed = heard.wait(protocol.Failed)
+        assert ("out of time" in failed.reason, failed.last_step) == (True, 2)
+    assert store.kinds()["manifests"] == store.kinds()["markers"] == 1
+    step, state = restored(store, small)
+    assert step == 2
+    assert different(state, trajectory(small, 2)[2]) == []
+
+
+def test_a_long_step_ends_at_the_deadline_not_later() -> None:
+    """In the middle of a step no boundary comes: the save gives up by itself and says what it waited for."""
+    store = WatchedStore()
+    with trained(store) as (guard, job, heard):
+        job.step(2)
+        guard._on_message(notice("n1", seconds=0.1, reserve=0.05))
+        assert "no guard.step() was reached" in heard.wait(protocol.Failed).reason
+    assert store.kinds() == {"objects": 0, "manifests": 0, "markers": 0}
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("at", range(3), ids=["object", "manifest", "marker"])
+def test_a_store_that_fails_once_is_asked_again(at: int, after: bool) -> None:
+    """Whether the bytes arrived or not, at each of the three puts: committed all the same."""
+    store = WatchedStore()
+    with trained(store) as (guard, _, heard):
+        store.calls.clear()
+        store.faults = [Fault(at, verbs=("put",), after=after)]
+        guard._on_message(notice())
+        assert heard.wait(protocol.Committed).step == 2
+    assert different(restored(store, small)[1], trajectory(small, 2)[2]) == []
+
+
+def test_a_store_that_is_gone_until_the_deadline_is_named() -> None:
+    """Out of time, and why: what the store said last."""
+    store = WatchedStore()
+    with trained(store) as (guard, _, heard):
+        store.calls.clear()
+        store.faults = [Fault(n, verbs=("put",)) for n in range(100)]
+        guard._on_message(notice("n1", seconds=0.4, reserve=0.1))
+        reason = heard.wait(protocol.Failed).reason
+        assert "out of time" in reason
+        assert "as it was told to" in reason
+    assert store.kinds() == {"objects": 0, "manifests": 0, "markers": 0}
+
+
+def test_a_store_that_refuses_is_not_asked_again() -> None:
+    """Credentials do not come back: fail now, while something else may still be done."""
+    store = WatchedStore()
+    with trained(store) as (guard, _, heard):
+        store.calls.clear()
+        store.faults = [Fault(0, verbs=("put",), error=lambda: DeniedError("no"))]
+        guard._on_message(notice())
+        assert heard.wait(protocol.Failed).reason == "no"
+        assert [verb for verb, key in store.calls if "/checkpoints/" in key] == ["put"]
+    assert store.kinds()["manifests"] == 0
+
+
+def test_a_bug_of_ours_parks_nobody_for_ever() -> None:
+    """Whatever the store raises: it is reported as a failure, and the thread lives on."""
+    store = WatchedStore()
+    with trained(store) as (guard, _, heard):
+        store.calls.clear()
+        store.faults = [Fault(0, verbs=("put",), error=lambda: ZeroDivisionError("oh"))]
+        guard._on_message(notice("n1"))
+        assert "ZeroDivisionError: oh" in heard.wait(protocol.Failed).reason
+        guard._on_message(notice("n2"))
+        heard.wait(protocol.Committed)
+
+
+# --- in the background ---------------------------------------------------------------------------------------
+
+
+def test_background_saves_come_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--every`: at the first boundary after the interval, and training is the same to the bit."""
+    monkeypatch.setenv("SPOTGUARD_EVERY", "10")
+    store, clock = WatchedStore(), ManualClock()
+    with trained(store, clock=clock) as (guard, job, heard):
+        assert heard.of(protocol.Committed) == []
+        clock.advance(11)
+        for number in range(2, TOTAL):
+            job.step(number)
+            guard.step()
+        committed = heard.wait(protocol.Committed)
+        assert (committed.id, committed.step >= 3) == ("", True)
+        assert different(job.bits(), trajectory(small, TOTAL)[TOTAL]) == []
+    step, state = restored(store, small)
+    assert step == committed.step
+    assert different(state, trajectory(small, TOTAL)[step]) == []
+
+
+def test_switched_off_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--every off`."""
+    monkeypatch.setenv("SPOTGUARD_EVERY", "off")
+    store, clock = WatchedStore(), ManualClock()
+    with trained(store, clock=clock) as (guard, job, _):
+        clock.advance(10**6)
+        go_on(guard, job)
+    assert store.kinds()["manifests"] == 0
+
+
+def test_a_background_save_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """A warning, and training goes on."""
+    store = WatchedStore()
+    with trained(store) as (guard, job, _):
+        store.calls.clear()
+        store.faults = [Fault(0, verbs=("put",), error=lambda: DeniedError("read-only"))]
+        guard._saver.background()
+        go_on(guard, job)
+    assert "background checkpoint failed, training goes on: read-only" in caplog.text
+    assert store.kinds()["manifests"] == 0
+
+
+def test_where_memory_is_short_no_copy_is_begun(caplog: pytest.LogCaptureFixture) -> None:
+    """The host would swap, or kill the job: the warning says how to switch it off."""
+    store = WatchedStore()
+    with trained(store) as (guard, job, _):
+        guard._checkpointer._available = lambda: 2**20
+        guard._saver.background()
+        go_on(guard, job)
+    assert "--every off" in caplog.text
+    assert store.kinds()["objects"] == 0
+
+
+def test_a_failing_save_by_hand_raises_and_the_next_works() -> None:
+    """The last checkpoint is untouched, and the gate is open."""
+    store = WatchedStore()
+    with trained(store) as (guard, job, _):
+        first = guard.save()
+        job.step(2)
+        guard.step()
+        store.calls.clear()
+        store.faults = [Fault(0, verbs=("put",), error=lambda: DeniedError("no"))]
+        with pytest.raises(DeniedError):
+            guard.save()
+        assert store.kinds()["markers"] == 1
+        store.faults = []
+        second = guard.save()
+        assert (first.step, second.step) == (2, 3)
+
+
+def test_the_end_waits_for_an_upload_and_not_for_a_boundary() -> None:
+    """A background save under way is finished at exit; one that waits for a step that never comes is not."""
+    store = WatchedStore()
+    with trained(store) as (guard, _, _):
+        store.hold(lambda key: key.endswith(".safetensors"))
+        guard._saver.background()
+        assert store.reached.wait(PATIENCE)
+
+        def at_the_end() -> None:
+            with guard._gate._changed:
+                assert guard._gate._changed.wait_for(lambda: guard._saver._ending, PATIENCE)
+            store.let_go()
+
+        threading.Thread(target=at_the_end, name="end").start()
+    assert store.kinds()["markers"] == 1
+    store = WatchedStore()
+    with trained(store) as (guard, job, _):
+        job.step(2)  # and the script ends in the middle of this step
+        guard._saver.background()
+        wait_shut(guard)
+    assert store.kinds() == {"objects": 0, "manifests": 0, "markers": 0}
