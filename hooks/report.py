@@ -61,7 +61,8 @@ class Report:
         self._ended(alarm, True)
 
     def failed(self, alarm: Alarm, reason: str, last_step: int) -> None:
-        log.error("nothing new is committed: %s; the newest checkpoint is of step %d", reason, last_step)
+        newest = f"the newest checkpoint is of step {last_step}" if last_step >= 0 else "there is none yet"
+        log.error("nothing new is committed: %s; %s", reason, newest)
         for id in list(alarm.ids):
             self._send(protocol.Failed(id, reason, last_step))
         self._record(alarm, committed=False, step=last_step, bytes=0, url="", reason=reason)

@@ -131,7 +131,7 @@ def test_a_checkpoint_may_be_named_by_its_own_url(capsys: pytest.CaptureFixture[
     ("words", "code", "line"),
     [
         (["--step", "5"], 1, "has no checkpoint of step 5: there are those of steps 6, 4, 2"),
-        (["--run-id", "other"], 1, "there are those of steps none"),
+        (["--run-id", "other"], 1, "nothing was saved yet"),
     ],
 )
 def test_a_checkpoint_that_is_not_there(
