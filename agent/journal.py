@@ -1,6 +1,7 @@
 """The agent's log: one line for each thing that happened, on stderr, for a person or as JSON.
 
-stdout belongs to the command alone. Nothing here is configured on import.
+stdout belongs to the command alone. Nothing here is configured on import, and nobody who logs waits for whoever
+reads: a thread of its own writes (`scribe`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import logging
 import sys
 from datetime import UTC, datetime
 from typing import Any, TextIO
+
+from .scribe import Scribe
 
 ROOT = "spotguard"
 
@@ -38,9 +41,39 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(body | getattr(record, "fields", {}), default=str)
 
 
+class Journal(logging.Handler):
+    """Makes lines of records where they are logged, and has them written elsewhere."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        super().__init__()
+        self._scribe = Scribe(stream, self._missing)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception as error:  # noqa: BLE001 (logging's own way would write to stderr from here)
+            line = f"{ROOT}: a line of {record.name} cannot be made: {type(error).__name__}: {record.msg}"
+        self._scribe.take(line)
+
+    def _missing(self, count: int) -> str:
+        text = "%d lines were dropped here: nobody was reading"
+        return self.format(logging.LogRecord(__name__, logging.WARNING, "", 0, text, (count,), None))
+
+    def flush(self) -> None:
+        """Wait until everything is written, or a moment where nobody reads."""
+        self._scribe.flush()
+
+    def close(self) -> None:
+        self._scribe.close()
+        super().close()
+
+
 def configure(*, json_log: bool, level: int = logging.INFO, stream: TextIO | None = None) -> logging.Handler:
-    """Send everything that spotguard logs to stderr. Returns the handler, for `remove`."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    """Send everything that spotguard logs to stderr. Returns the handler, for `remove`.
+
+    A handler that is not removed is flushed and closed at Python's exit, as logging does it with each.
+    """
+    handler = Journal(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if json_log else PlainFormatter())
     logger = logging.getLogger(ROOT)
     logger.addHandler(handler)
@@ -49,7 +82,14 @@ def configure(*, json_log: bool, level: int = logging.INFO, stream: TextIO | Non
     return handler
 
 
+def flush() -> None:
+    """Have everything written that was logged, as far as somebody reads: what comes next is said after it."""
+    for handler in logging.getLogger(ROOT).handlers:
+        handler.flush()
+
+
 def remove(handler: logging.Handler) -> None:
     logger = logging.getLogger(ROOT)
     logger.removeHandler(handler)
+    handler.close()
     logger.propagate = True

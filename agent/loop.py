@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..hooks.protocol import Answer
 from ..providers.clock import Clock, SystemClock
 from ..providers.notice import NoticeSource
+from . import journal, sources
 from . import outcome as outcomes
-from . import sources
 from .actions import Action, Finish, KillGroup, Launch, Log, Publish, Send, SignalGroup, Tell
 from .board import Board
 from .emergency import Machine, Policy
@@ -201,6 +201,7 @@ def _serve(
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     post = events.put
     with ExitStack() as stack:
+        stack.callback(journal.flush)  # last: what the front door says of our end comes after it
         stack.enter_context(Signals(post))  # first: a SIGTERM during start-up must not be lost
         looked = sources.make(options, clock)
         server = Server(path, post, clock, service=command is None)

@@ -128,16 +128,17 @@ class Telling:
     def _start(self, p: Pending) -> None:
         self.pending = p
         told = [s for s in self.sessions.values() if p.takes(s)]
-        self._log(
-            f"{p.notice.kind} notice from {p.notice.source}: {p.deadline - self._now:.1f} s left, "
-            f"{p.reserve:.1f} s in reserve, telling {len(told)} training process(es)",
-            logging.WARNING,
-        )
         if self.policy.command and not p.rehearsal:
             # A command that somebody stopped (Ctrl-Z) can neither save nor obey a TERM.
             self._do(SignalGroup(signal.SIGCONT))
         for session in told:
             self._do(Send(session.number, p.tell(session, self._now)))
+        # After the words to them: nothing may come before those.
+        self._log(
+            f"{p.notice.kind} notice from {p.notice.source}: {p.deadline - self._now:.1f} s left, "
+            f"{p.reserve:.1f} s in reserve, telling {len(told)} training process(es)",
+            logging.WARNING,
+        )
         if not told and self.policy.command and self.policy.signal is not None:
             p.signalled = True
             name = signal.Signals(self.policy.signal).name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import termios
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -78,3 +79,20 @@ def test_ctrl_c_in_a_pipeline(sit: Callable[[str], Desk]) -> None:
     desk.report.until("command: interrupted")
     desk.report.until("shell: ")
     assert desk.heard("command: interrupted") == 1
+
+
+def test_a_terminal_that_stops_background_writers_does_not_stop_us() -> None:
+    """`stty tostop`: the command holds the terminal, so that every line of ours is written from the background."""
+    desk = Desk(COMMAND, "", RUN)
+    try:
+        modes = termios.tcgetattr(desk.slave)
+        modes[3] |= termios.TOSTOP
+        termios.tcsetattr(desk.slave, termios.TCSANOW, modes)
+        desk.order("run")
+        desk.command = int(desk.report.until("command: ").split()[1])
+        desk.type(b"\x04")
+        assert desk.report.until("shell: ").startswith("shell: exited 0")
+        assert b"guarding pid" in os.read(desk.keyboard, 4096)
+        assert desk.heard("shell: stopped, terminal held by the job") == 0
+    finally:
+        desk.close()
