@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import struct
 from pathlib import Path
 
 from ..hooks.protocol import Message, Peer, Role, encode
 from ..providers.errors import ProtocolError
-
-_UCRED = struct.Struct("iII")  # pid, uid, gid: unix(7)
+from . import credentials
 
 
 class Caller:
@@ -32,7 +30,7 @@ class Caller:
 
     def _check_owner(self, path: Path) -> None:
         """Who listens must be root or ourselves: anybody else could keep a notice from us, or invent one."""
-        _, uid, _ = _UCRED.unpack(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        _, uid = credentials.peer(self._sock)
         if uid not in (0, os.geteuid()):
             raise PermissionError(f"uid {uid} listens at {path}")
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 import os
 import select
 import socket
-import struct
 from dataclasses import dataclass
 
 from ..hooks.protocol import Message, Peer, Register, Role, encode
 from ..providers.errors import ProtocolError
+from . import credentials
 
-_UCRED = struct.Struct("iII")  # pid, uid, gid: unix(7)
-_ANCILLARY = socket.CMSG_SPACE(_UCRED.size)
 _CHUNK = 64 * 1024
 #: Linux 6.5: the peer's pidfd, with no moment in which its number could be another process's.
 _SO_PEERPIDFD = 77
@@ -49,9 +47,7 @@ class Connection:
     def __init__(self, number: int, sock: socket.socket, now: float, limits: Limits) -> None:
         self.number = number
         self.sock = sock
-        self.pid, self.uid, _ = _UCRED.unpack(
-            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        )
+        self.pid, self.uid = credentials.peer(sock)
         self.peer = Peer(Role.NEW)
         #: What it said of itself, once it has registered.
         self.register: Register | None = None
@@ -83,7 +79,7 @@ class Connection:
             ProtocolError, OSError: the peer is to be dropped.
         """
         try:
-            data, ancillary, flags, _ = self.sock.recvmsg(_CHUNK, _ANCILLARY)
+            data, ancillary, flags, _ = self.sock.recvmsg(_CHUNK, credentials.ROOM)
         except (BlockingIOError, InterruptedError):
             self.drained = True
             return []
@@ -94,7 +90,9 @@ class Connection:
             raise ProtocolError("it sent file descriptors")
         if not data:
             return None
-        if not self._from_the_owner(ancillary):
+        # A child that inherited the descriptor may write on it (a data loader's worker, forked before the hook's
+        # handler ran). The kernel never merges bytes of two senders in one read, so theirs can be left out whole.
+        if credentials.sender(ancillary) != self.pid:
             return []
         owed = self.peer.mid_frame
         messages = self.peer.feed(data)
@@ -104,18 +102,6 @@ class Connection:
             self._frame_since = now
         self._count_messages(len(messages), now)
         return messages
-
-    def _from_the_owner(self, ancillary: list[tuple[int, int, bytes]]) -> bool:
-        """Whether these bytes were written by the process that connected.
-
-        A child that inherited the descriptor may write on it (a data loader's worker, forked before the hook's
-        handler ran). The kernel never merges bytes of two senders in one read, so theirs can be left out whole.
-        """
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-                pid: int = _UCRED.unpack(data[: _UCRED.size])[0]
-                return bool(pid == self.pid)
-        return False
 
     def _count_messages(self, count: int, now: float) -> None:
         if now - self._second >= 1.0:

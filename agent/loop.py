@@ -124,18 +124,27 @@ class Agent:
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            if isinstance(action, Send):
-                self._server.send(action.session, action.message)
-            elif isinstance(action, Log):
-                logger.log(action.level, "%s", action.text)
-            elif isinstance(action, Tell):
-                self._server.send(action.asker, Answer(action.body, last=action.last))
-            elif isinstance(action, Publish):
-                self._publish(action.outcome)
-            elif isinstance(action, Finish):
-                self._code = action.code
-            elif self._supervisor is not None:
-                self._command(action, self._supervisor)
+            try:
+                self._do(action)
+            except (CommandError, KeyboardInterrupt):
+                raise
+            except Exception:
+                # What follows in the list is not the less due: an exit code, or the kill at the reserve.
+                logger.exception("an error of the agent: %s failed", type(action).__name__)
+
+    def _do(self, action: Action) -> None:
+        if isinstance(action, Send):
+            self._server.send(action.session, action.message)
+        elif isinstance(action, Log):
+            logger.log(action.level, "%s", action.text)
+        elif isinstance(action, Tell):
+            self._server.send(action.asker, Answer(action.body, last=action.last))
+        elif isinstance(action, Publish):
+            self._publish(action.outcome)
+        elif isinstance(action, Finish):
+            self._code = action.code
+        elif self._supervisor is not None:
+            self._command(action, self._supervisor)
 
     def _command(self, action: SignalGroup | KillGroup | Launch, supervisor: Supervisor) -> None:
         if isinstance(action, SignalGroup):

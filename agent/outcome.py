@@ -143,8 +143,12 @@ def write(record: dict[str, Any], folder: Path, run_id: str) -> Path:
     data = json.dumps(record).encode() + b"\n"
     last = folder / f"{run_id}.outcome.json"
     scratch = folder / f".{run_id}.outcome.{os.getpid()}"
-    _write_all(scratch, data, os.O_TRUNC)
-    os.replace(scratch, last)
+    try:
+        _write_all(scratch, data, os.O_TRUNC)
+        os.replace(scratch, last)
+    except OSError:
+        scratch.unlink(missing_ok=True)  # half a record is none
+        raise
     _write_all(folder / f"{run_id}.outcomes.jsonl", data, os.O_APPEND)
     return last
 
@@ -153,7 +157,8 @@ def _write_all(path: Path, data: bytes, flag: int) -> None:
     # 0600: a service's record names the sessions of several users.
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | flag, 0o600)
     try:
-        os.write(fd, data)
+        while data:  # a disk that fills up, or a limit, takes a part first and refuses the rest (write(2))
+            data = data[os.write(fd, data) :]
         os.fsync(fd)
     finally:
         os.close(fd)

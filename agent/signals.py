@@ -34,8 +34,10 @@ PASSED_ON = frozenset(
     }
 )
 
-#: What `nohup` and a shell's `&` set to ignored to say "not for you": it stays so, for us and for the command.
-_LEFT_IGNORED = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP})
+#: What was set to ignored (by `nohup`, a shell's `&`, a `trap ''`) says "not for you": it stays so, for us and for
+#: the command, which could not tell that it is to ignore what we handle. Not SIGTERM, which is a notice to us;
+#: nor SIGCONT, which wakes whoever ignores it too.
+_LEFT_IGNORED = (DECIDED | PASSED_ON) - {signal.SIGTERM, signal.SIGCONT}
 
 
 class Signals:

@@ -2,7 +2,9 @@
 
 The command keeps our session, our terminal and our three streams untouched; it gets a process group of its own,
 whose number is its pid. Whatever it inherits is what it would have had without us: open descriptors (a shell's
-`<(…)`), ignored signals, the signal mask.
+`<(…)`), the signal mask, ignored signals. Of those not SIGTERM and SIGCONT, which we must hear (`signals`; what
+has a handler here is at its default there), SIGCHLD, without which we would lose its status, and SIGPIPE and
+SIGXFSZ, which Python ignores in every process of its own.
 
 **Who waits.** One thread, in `waitid`, looks (WNOWAIT) before it takes. The ended command stays a zombie until
 `close` or the next `start`: as long as it is there the kernel gives its number to nobody, so a signal to the

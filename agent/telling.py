@@ -128,6 +128,10 @@ class Telling:
     def _start(self, p: Pending) -> None:
         self.pending = p
         told = [s for s in self.sessions.values() if p.takes(s)]
+        # A window that is (nearly) over is tried all the same (`pending.LAST_TRY`), but it is not said to be longer.
+        late = p.left_at_first < p.deadline - self._now
+        left = f"{p.left_at_first:.1f} s left"
+        left += f", {p.deadline - self._now:.1f} s tried all the same" if late else ""
         if self.policy.command and not p.rehearsal:
             # A command that somebody stopped (Ctrl-Z) can neither save nor obey a TERM.
             self._do(SignalGroup(signal.SIGCONT))
@@ -135,7 +139,7 @@ class Telling:
             self._do(Send(session.number, p.tell(session, self._now)))
         # After the words to them: nothing may come before those.
         self._log(
-            f"{p.notice.kind} notice from {p.notice.source}: {p.deadline - self._now:.1f} s left, "
+            f"{p.notice.kind} notice from {p.notice.source}: {left}, "
             f"{p.reserve:.1f} s in reserve, telling {len(told)} training process(es)",
             logging.WARNING,
         )

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from spotguard.agent.actions import Log
 from spotguard.hooks.protocol import Leave, Preempt, Progress, Withdrawn
 from spotguard.providers.notice import NoticeKind
 from tests.fakes.story import Story
@@ -165,6 +166,15 @@ def test_the_kill_comes_when_the_reserve_begins(
     assert not story.killed
     story.until(limit)
     assert story.killed
+
+
+def test_a_window_that_is_over_is_not_said_to_be_longer() -> None:
+    """The try that is made all the same is named as one."""
+    story = Story()
+    story.opens()
+    story.notice(0.4)
+    (line,) = [log.text for log in story.all(Log) if "notice from" in log.text]
+    assert "0.4 s left, 10.0 s tried all the same" in line
 
 
 def test_window_says_what_to_count_on() -> None:

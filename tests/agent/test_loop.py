@@ -15,9 +15,14 @@ from typing import Any
 import pytest
 
 from spotguard.agent import control, loop
+from spotguard.agent.actions import Action, Finish, Log
 from spotguard.agent.config import Options, resolve
+from spotguard.agent.emergency import Machine, Policy
 from spotguard.agent.executable import CommandError
+from spotguard.agent.status import Facts
+from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
+from tests.fakes.serving import Events, Serving
 
 ROOT = Path(__file__).parents[2]
 
@@ -238,6 +243,22 @@ sys.exit(hook.hear(Leave).code)
     with caplog.at_level(logging.ERROR, "spotguard"):
         assert loop.run(options, training(body)) == 75
     assert "an error of the agent in Heard" in caplog.text
+
+
+def test_an_action_that_fails_does_not_take_the_next_ones_along(
+    serve: Serving, events: Events, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Least of all the end."""
+
+    class Mistaken(Machine):
+        def begin(self, now: float) -> list[Action]:
+            return [Log("loud", "a level is a number"), Finish(3)]  # type: ignore[arg-type]
+
+    facts = Facts("r", os.getpid(), "r.sock", False, 0.0)
+    clock = SystemClock()
+    with caplog.at_level(logging.ERROR, "spotguard"):
+        assert loop.Agent(Mistaken(Policy()), serve(), clock, events.queue, facts).run() == 3
+    assert "an error of the agent: Log failed" in caplog.text
 
 
 def test_an_outcome_that_cannot_be_written_is_still_said(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -131,6 +132,20 @@ def test_the_newest_stands_alone_and_all_stand_together(tmp_path: Path) -> None:
     assert [json.loads(line)["id"] for line in every] == ["a", "b"]
     assert sorted(os.listdir(tmp_path)) == ["run.outcome.json", "run.outcomes.jsonl"]
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_record_that_does_not_fit_is_no_record(tmp_path: Path) -> None:
+    """The file system takes a part and then refuses: the last whole record stays, and nothing else is left."""
+    path = outcomes.write({"id": "a"}, tmp_path, "run")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            outcomes.write({"id": "b" * 100}, tmp_path, "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert json.loads(path.read_text()) == {"id": "a"}
+    assert sorted(os.listdir(tmp_path)) == ["run.outcome.json", "run.outcomes.jsonl"]
 
 
 def test_a_session_that_had_left_is_named_so() -> None:

@@ -201,6 +201,30 @@ def test_somebody_elses_child_is_left_alone(stand: Stand) -> None:
     assert stand.events.empty()
 
 
+def test_what_was_ignored_stays_ignored_for_the_command() -> None:
+    """`trap '' USR1 HUP` before `spotguard run` holds for the training too; SIGTERM alone is heard by us."""
+    code = """
+import queue, signal, sys
+from spotguard.agent.signals import Signals
+from spotguard.agent.supervisor import Supervisor
+meant = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGTSTP}
+for signum in meant | {signal.SIGTERM}: signal.signal(signum, signal.SIG_IGN)
+events = queue.SimpleQueue()
+with Signals(events.put):
+    supervisor = Supervisor(["grep", "SigIgn", "/proc/self/status"], env={}, post=events.put, terminal=lambda: None)
+    supervisor.start()
+    ended = events.get()
+    supervisor.close()
+mask = sum(1 << signum - 1 for signum in meant)
+print(mask, 1 << signal.SIGTERM - 1)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT)
+    ignored, masks = (line.split() for line in done.stdout.splitlines())
+    meant, term = (int(word) for word in masks)
+    assert int(ignored[1], 16) & meant == meant
+    assert int(ignored[1], 16) & term == 0
+
+
 def test_a_parent_that_ignored_sigchld_costs_no_status() -> None:
     """The kernel reaps for who ignores it, and the command's code would be lost."""
     guardian = Path(__file__).parents[1] / "fakes/guardian.py"
