@@ -71,7 +71,7 @@ class Callback:
         started = self._clock.monotonic()
         try:
             self._fn(notice)
-        except Exception as error:
+        except BaseException as error:
             log.exception("the function given to on_notice failed")
             self._answer(protocol.Failed(notice.id, f"on_notice: {type(error).__name__}: {error}"))
             return

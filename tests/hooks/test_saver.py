@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -459,7 +460,11 @@ def test_where_memory_is_short_no_copy_is_begun(caplog: pytest.LogCaptureFixture
     """The host would swap, or kill the job: the warning says how to switch it off."""
     store = WatchedStore()
     with trained(store) as (guard, job, _):
-        guard._checkpointer._available = lambda: 2**20
+
+        def short(meminfo: Path = Path(), cgroups: Path = Path()) -> int:
+            return 2**20
+
+        guard._checkpointer._available = short
         guard._saver.background()
         go_on(guard, job)
     assert "--every off" in caplog.text

@@ -1,0 +1,44 @@
+"""When the next background checkpoint is due."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from spotguard.hooks.cadence import AUTO_EVERY, Cadence
+from spotguard.providers.errors import UsageError
+
+
+def test_seconds_are_seconds() -> None:
+    """Counted from the begin, from each one that was asked for, and from each that was committed."""
+    cadence = Cadence("10", 100.0)
+    assert cadence.due == 110.0
+    cadence.begun(112.0)
+    assert cadence.due == 122.0
+    cadence.saved(115.0, 4.0)
+    assert cadence.due == 125.0
+
+
+def test_auto_gives_uploads_a_tenth_of_the_time() -> None:
+    """A slow store is asked less often, a fast one not more often than every minute."""
+    cadence = Cadence("auto", 0.0)
+    assert cadence.due == AUTO_EVERY
+    cadence.saved(100.0, 30.0)
+    assert cadence.due == 400.0
+    cadence.saved(400.0, 0.1)
+    assert cadence.due == 400.0 + AUTO_EVERY
+
+
+def test_off_is_never() -> None:
+    """No clock ever gets there."""
+    cadence = Cadence("off", 0.0)
+    cadence.begun(10.0**9)
+    assert cadence.due == math.inf
+
+
+@pytest.mark.parametrize("every", ["", "0", "-1", "nan", "often", "inf s"])
+def test_what_is_no_interval_is_named(every: str) -> None:
+    """With what would be one."""
+    with pytest.raises(UsageError, match="seconds above 0"):
+        Cadence(every, 0.0)
