@@ -45,7 +45,7 @@ def test_a_token_that_expires_hides_no_notice(machine: Machine, simulate_aws: Si
     assert aws.count(path=KEY, status=401) >= 1
     assert kind == "terminate"
     assert 85 < left <= 90
-    assert "blind" not in running.err.to_the_end()
+    assert "401" not in running.err.to_the_end()
 
 
 @pytest.mark.parametrize(
