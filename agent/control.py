@@ -9,7 +9,7 @@ from typing import Any
 from ..hooks.protocol import Answer, Ask, Message, Refused
 from ..providers.errors import ProtocolError, SpotguardError, UsageError
 from .caller import Caller
-from .sockets import SERVICE_SOCKET, default_socket, runtime_folder
+from .sockets import SERVICE_SOCKET, default_socket, is_socket, runtime_folder
 
 #: An agent answers within a millisecond; one that is stopped or wedged is reported, not waited for.
 ANSWERS_IN = 2.0
@@ -24,8 +24,10 @@ class AgentError(SpotguardError):
 def find_sockets(env: Mapping[str, str], uid: int, service: Path = SERVICE_SOCKET) -> list[Path]:
     """Every socket that this user may ask: its own runs', and the machine's service."""
     found = sorted(runtime_folder(env, uid).glob("*.sock"))
-    # Not readable for us (the folder is 0750) looks as absent: then it is not ours to ask.
-    return [*found, service] if _is_socket(service) else found
+    try:
+        return [*found, service] if is_socket(service) else found
+    except PermissionError:  # its folder is 0750, and we are not in its group: then it is not ours to ask
+        return found
 
 
 def status(path: Path) -> dict[str, Any]:
@@ -108,13 +110,6 @@ def _ask(path: Path, question: Message, patience: float) -> Iterator[dict[str, A
 
 def _said(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
-def _is_socket(path: Path) -> bool:
-    try:
-        return path.is_socket()
-    except PermissionError:
-        return False
 
 
 def _answers(path: Path) -> bool:

@@ -35,7 +35,7 @@ from .events import (
 from .relay import Relay
 from .server import Server
 from .signals import Signals
-from .sockets import SERVICE_SOCKET, default_socket
+from .sockets import SERVICE_SOCKET, default_socket, is_socket
 from .status import Facts, answers
 from .supervisor import CommandError, Supervisor
 from .watcher import Watcher
@@ -242,9 +242,18 @@ def _watches(
 
     # Who names an endpoint means that one, and who says `none` means none.
     relayed = service_socket is not None and options.provider != "none" and not options.metadata_endpoint
-    if relayed and service_socket is not None and service_socket.is_socket():
+    if relayed and service_socket is not None and _there(service_socket):
         return [Relay(service_socket, post, clock, rng, own)]
     return list(own())
+
+
+def _there(service_socket: Path) -> bool:
+    try:
+        return is_socket(service_socket)
+    except PermissionError:
+        folder = service_socket.parent
+        logger.info("not in the group of %s, the service agent's: looking for notices here", folder)
+        return False
 
 
 def exported(options: Options, socket: Path, env: Mapping[str, str]) -> dict[str, str]:

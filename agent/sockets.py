@@ -43,6 +43,20 @@ def default_socket(run_id: str, env: Mapping[str, str], uid: int) -> Path:
     return runtime_folder(env, uid) / f"{run_id}.sock"
 
 
+def is_socket(path: Path) -> bool:
+    """Whether a socket lies there.
+
+    Raises:
+        PermissionError: its folder lets us not see it. (`Path.is_socket` calls that False from Python 3.14 on.)
+    """
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except PermissionError:
+        raise
+    except OSError:  # nothing there, or no way to it
+        return False
+
+
 @dataclass(slots=True)
 class Listener:
     """A listening socket that is ours alone, for as long as `close` is not called."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from spotguard.agent.sockets import LONGEST, default_socket, listen, runtime_folder
+from spotguard.agent.sockets import LONGEST, default_socket, is_socket, listen, runtime_folder
 from spotguard.providers.errors import UsageError
 
 
@@ -58,6 +60,45 @@ def test_a_path_of_107_bytes_is_the_longest(folder: Path) -> None:
     with pytest.raises(UsageError, match=rf"has {LONGEST + 1} bytes.*--run-id"):
         listen(folder / ("x" * (room + 1)))
     assert not (folder / ("x" * (room + 1))).exists()
+
+
+def test_whether_a_socket_lies_there(folder: Path) -> None:
+    """A file is none, nothing is none, and neither is what lies below a file."""
+    listener = listen(folder / "a.sock")
+    (folder / "file").touch()
+    found = [is_socket(folder / name) for name in ("a.sock", "file", "nothing", "file/a.sock")]
+    listener.close()
+    assert found == [True, False, False, False]
+
+
+#: As somebody outside the service's group. Everything is imported first: the interpreter's own files may be closed too.
+OUTSIDER = """
+import logging, os, random, sys
+from pathlib import Path
+from spotguard.agent import config, control, loop
+from spotguard.providers.clock import SystemClock
+if os.geteuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+options = config.resolve("run", {}, {})
+service = Path(sys.argv[1])
+print(loop._watches(options, list, print, SystemClock(), random.Random(), service))
+print(control.find_sockets({"XDG_RUNTIME_DIR": "/nowhere"}, os.getpid(), service))
+"""
+
+
+def test_outside_the_services_group_we_look_ourselves(folder: Path) -> None:
+    """A folder that is closed to us is no error: most users of a machine are in no group of ours."""
+    listener = listen(folder / "a.sock", service=True)
+    folder.chmod(0o000)
+    done = subprocess.run(
+        [sys.executable, "-c", OUTSIDER, str(listener.path)], capture_output=True, text=True, timeout=60
+    )
+    folder.chmod(0o700)
+    listener.close()
+    assert done.stdout == "[]\n[]\n", done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line == f"not in the group of {folder}, the service agent's: looking for notices here"
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o702, 0o777])
