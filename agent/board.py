@@ -12,13 +12,21 @@ from ..hooks import protocol
 from ..hooks.protocol import Message
 from ..providers.notice import Notice
 from .events import HealthChanged, NoticeGone, NoticeSeen
+from .telling import OUTLIVED
+
+#: Seconds between two signs of life: an agent that is stopped or stuck must not pass for one that sees nothing.
+BEAT = 5.0
 
 
 class Board:
-    def __init__(self) -> None:
+    """`sources` is how many the agent looks through."""
+
+    def __init__(self, sources: int = 0) -> None:
+        self._sources = sources
         self._health: dict[str, HealthChanged] = {}
         self._standing: dict[str, Notice] = {}
         self._watchers: set[int] = set()
+        self._beaten_at = 0.0
 
     def note(
         self, event: NoticeSeen | NoticeGone | HealthChanged, now: float
@@ -27,7 +35,7 @@ class Board:
         message: Message | None
         if isinstance(event, NoticeSeen):
             self._standing[event.notice.id] = event.notice
-            message = _seen(event.notice, now)
+            message = _seen(event.notice, now) if _stands(event.notice, now) else None
         elif isinstance(event, NoticeGone):
             known = self._standing.pop(event.id, None)
             message = None if known is None else protocol.NoticeGone(event.id)
@@ -39,12 +47,32 @@ class Board:
                 yield watcher, message
 
     def joined(self, watcher: int, now: float) -> Iterator[tuple[int, Message]]:
-        """A watching agent came: everything that stands now."""
+        """A watching agent came: what is watched here, and everything that stands now."""
+        if not self._watchers:
+            self._beaten_at = now
         self._watchers.add(watcher)
+        yield from self._how_it_is(watcher)
+        for notice in self._standing.values():
+            if _stands(notice, now):
+                yield watcher, _seen(notice, now)
+
+    @property
+    def next_beat(self) -> float | None:
+        """When `beat` is due; None while nobody watches."""
+        return self._beaten_at + BEAT if self._watchers else None
+
+    def beat(self, now: float) -> Iterator[tuple[int, Message]]:
+        """To each watching agent, where it is due: that we live, and how well we see."""
+        if self.next_beat is None or now < self.next_beat:
+            return
+        self._beaten_at = now
+        for watcher in sorted(self._watchers):
+            yield from self._how_it_is(watcher)
+
+    def _how_it_is(self, watcher: int) -> Iterator[tuple[int, Message]]:
+        yield watcher, protocol.Watched(self._sources)
         for event in self._health.values():
             yield watcher, _health(event)
-        for notice in self._standing.values():
-            yield watcher, _seen(notice, now)
 
     def left(self, session: int) -> None:
         self._watchers.discard(session)
@@ -61,6 +89,11 @@ class Board:
             }
             for event in self._health.values()
         ]
+
+
+def _stands(notice: Notice, now: float) -> bool:
+    """AWS shows a notice for ever, also on a machine that was spared: whoever comes then has nothing to fear."""
+    return now < notice.deadline + OUTLIVED
 
 
 def _seen(notice: Notice, now: float) -> protocol.NoticeSeen:

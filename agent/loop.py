@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 #: At the end a look that hangs on a silent network is not waited for: the exit code is.
 _PATIENCE = 0.2
+#: A queue cannot wait for longer than 292 years (`threading.TIMEOUT_MAX`), and a deadline may be anybody's word.
+_LONGEST_SLEEP = 3600.0
 
 
 class Watches(Protocol):
@@ -75,7 +77,7 @@ class Agent:
         self._events = events
         self._facts = facts
         self._supervisor = supervisor
-        self._board = Board()
+        self._board = Board(facts.sources)
         self._last: dict[str, Any] | None = None
         self._code: int | None = None
 
@@ -94,8 +96,8 @@ class Agent:
         return self._code
 
     def _next(self) -> Event | None:
-        wake = self._machine.next_wake
-        timeout = None if wake is None else max(0.0, wake - self._clock.monotonic())
+        due = [t for t in (self._machine.next_wake, self._board.next_beat) if t is not None]
+        timeout = min(max(0.0, min(due) - self._clock.monotonic()), _LONGEST_SLEEP) if due else None
         try:
             return self._events.get(timeout=timeout)
         except queue.Empty:
@@ -103,6 +105,8 @@ class Agent:
 
     def _handle(self, event: Event | None) -> None:
         now = self._clock.monotonic()
+        for watcher, message in self._board.beat(now):
+            self._server.send(watcher, message)
         if isinstance(event, StatusAsked):
             self._answer(event, now)
             return
@@ -221,11 +225,12 @@ def _serve(
             env = exported(options, server.path, os.environ)
             supervisor = Supervisor(command, env=env, post=post)
             stack.callback(supervisor.close)
-        for watch in _watches(options, looked, post, clock, rng, service_socket):
+        watches = _watches(options, looked, post, clock, rng, service_socket)
+        for watch in watches:
             watch.start()
             stack.callback(watch.stop, _PATIENCE)
         run_id = options.run_id or path.stem
-        facts = Facts(run_id, os.getpid(), str(server.path), command is None, clock.monotonic())
+        facts = Facts(run_id, os.getpid(), str(server.path), command is None, clock.monotonic(), len(watches))
         return Agent(Machine(policy), server, clock, events, facts, supervisor).run()
 
 

@@ -1,7 +1,8 @@
 """Let the machine's service agent do the polling: its notices and its sight, as if they were seen here.
 
 A cloud's metadata service is asked once a second for each machine, not for each run on it. When the service
-dies, that is said, this run looks for itself at once, and the service is asked again until it is back.
+dies or goes silent, or watches nothing, that is said, this run looks for itself at once, and the service is asked
+again until it is back.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ..providers.clock import Clock
 from ..providers.errors import ProtocolError
 from ..providers.health import SEEING, Health, Reason, Sight, blind
 from ..providers.notice import Notice, NoticeKind
+from .board import BEAT
 from .caller import Caller
 from .events import Event, HealthChanged, NoticeGone, NoticeSeen
 from .watcher import LONGEST_WAIT, Watcher
@@ -28,7 +30,10 @@ logger = logging.getLogger(__name__)
 
 NAME = "service agent"
 _FIRST_WAIT = 0.25
+#: Seconds for the first answer, and for a sign of life after it: two are missed, and some time is left for a
+#: service that is slow. A stopped process accepts connections all the same, for the kernel does it.
 _ANSWERS_IN = 2.0
+_SILENCE = 2 * BEAT + 2.0
 
 
 class Relay:
@@ -41,16 +46,25 @@ class Relay:
         clock: Clock,
         rng: random.Random,
         own: Callable[[], Sequence[Watcher]],
+        *,
+        answers_in: float = _ANSWERS_IN,
+        silence: float = _SILENCE,
     ) -> None:
-        """`own` makes the watchers to be used while the service does not answer; they are started here."""
+        """`own` makes the watchers to be used while the service does not watch; they are started here."""
         self._path = path
         self._post = post
         self._clock = clock
         self._rng = rng
         self._make_own = own
+        self._answers_in = answers_in
+        self._silence = silence
         self._own: Sequence[Watcher] = ()
         self._caller: Caller | None = None
+        #: Whether the connection's first answer has come.
+        self._answered = False
         self._guarded: bool | None = None
+        #: What the service said of each source, as long as it is believed.
+        self._said: dict[str, Health] = {}
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="spotguard-relay", daemon=True)
@@ -71,20 +85,23 @@ class Relay:
             try:
                 self._call()
                 wait = _FIRST_WAIT
+            except TimeoutError:
+                self._unguarded("it says nothing")
             except (OSError, ProtocolError) as error:
                 self._unguarded(str(error))
             self._clock.wait(self._stop, wait * (1 - 0.1 * self._rng.random()))
             wait = min(LONGEST_WAIT, wait * 2)
-        self._look_ourselves(False)
+        self._look_ourselves(())
 
     def _call(self) -> None:
         """One connection, from its beginning to its end. Raises what ended it, except our own `stop`."""
-        caller = Caller(self._path, protocol.Watch(os.getpid()), _ANSWERS_IN)
+        caller = Caller(self._path, protocol.Watch(os.getpid()), self._answers_in)
         with self._lock:
             self._caller = caller
+        self._answered = False
         try:
             while not self._stop.is_set():
-                message = caller.receive(None)
+                message = caller.receive(self._silence if self._answered else self._answers_in)
                 if message is None:
                     if not self._stop.is_set():
                         self._unguarded("it closed the connection")
@@ -98,17 +115,40 @@ class Relay:
     def _take(self, message: Message) -> None:
         if isinstance(message, protocol.Refused):
             raise ProtocolError(message.reason)
-        if self._guarded is not True:
-            self._guarded = True
-            logger.info("the service agent at %s watches for this run", self._path)
-            self._post(HealthChanged(NAME, SEEING, self._clock.monotonic()))
-            self._look_ourselves(False)
-        if isinstance(message, protocol.NoticeSeen):
+        if isinstance(message, protocol.Watched):
+            self._answered = True
+            self._guarded_by(message.sources)
+        elif not self._answered:
+            raise ProtocolError("it does not say what it watches")
+        elif isinstance(message, protocol.NoticeSeen):
             self._post(NoticeSeen(_notice(message, self._clock.monotonic())))
         elif isinstance(message, protocol.NoticeGone):
             self._post(NoticeGone(message.id))
         elif isinstance(message, protocol.HealthSeen) and message.source != NAME:
-            self._post(HealthChanged(message.source, _health(message), self._clock.monotonic()))
+            self._heard(message.source, _health(message))
+
+    def _heard(self, source: str, health: Health) -> None:
+        if self._said.get(source) != health:  # said again every few seconds
+            self._said[source] = health
+            self._post(HealthChanged(source, health, self._clock.monotonic()))
+
+    def _guarded_by(self, sources: int) -> None:
+        """It is there. One that watches nothing would never tell of a notice: then we look ourselves, if we can."""
+        if self._guarded is True:
+            return
+        self._guarded = True
+        health = SEEING
+        own = self._make_own() if sources <= 0 else ()
+        if sources > 0:
+            logger.info("the service agent at %s watches for this run", self._path)
+        elif own:
+            logger.warning("the service agent at %s watches nothing: looking for notices here", self._path)
+            health = Health(Sight.SEEING, detail="it watches nothing: this run looks for notices itself")
+        else:
+            logger.info("the service agent at %s watches nothing, and here is nothing to watch", self._path)
+            health = Health(Sight.SEEING, detail="it watches nothing, and here is nothing to watch")
+        self._post(HealthChanged(NAME, health, self._clock.monotonic()))
+        self._look_ourselves(own)
 
     def _unguarded(self, why: str) -> None:
         if self._guarded is False or self._stop.is_set():
@@ -117,14 +157,18 @@ class Relay:
         logger.warning(
             "the service agent at %s does not answer (%s): looking for notices here", self._path, why
         )
+        now = self._clock.monotonic()
         health = blind("unguarded", f"{self._path}: {why}", "systemctl status spotguard")
-        self._post(HealthChanged(NAME, health, self._clock.monotonic()))
-        self._look_ourselves(True)
+        self._post(HealthChanged(NAME, health, now))
+        for source in self._said:  # its last word is no sight of ours
+            self._post(HealthChanged(source, health, now))
+        self._said = {}
+        self._look_ourselves(self._make_own())
 
-    def _look_ourselves(self, on: bool) -> None:
+    def _look_ourselves(self, watchers: Sequence[Watcher]) -> None:
         for watcher in self._own:
             watcher.stop()
-        self._own = self._make_own() if on else ()
+        self._own = watchers
         for watcher in self._own:
             watcher.start()
 

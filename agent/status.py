@@ -21,6 +21,8 @@ class Facts:
     socket: str
     service: bool
     started: float
+    #: Through how many sources of notices it looks.
+    sources: int = 0
 
 
 def answers(

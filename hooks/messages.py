@@ -231,6 +231,16 @@ class Watch(Message):
 
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
+class Watched(Message):
+    """First answer to `Watch`, and again every few seconds, as a sign of life. What the sources see follows it."""
+
+    type: ClassVar[str] = "watched"
+    #: Through how many sources the agent looks. With 0 it would never tell of a notice.
+    sources: int
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
 class NoticeSeen(Message):
     type: ClassVar[str] = "notice"
     id: str

@@ -39,6 +39,7 @@ from .messages import (
     Resume,
     Told,
     Watch,
+    Watched,
     Welcome,
     Withdrawn,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "Role",
     "Told",
     "Watch",
+    "Watched",
     "Welcome",
     "Withdrawn",
     "encode",
@@ -177,6 +179,7 @@ _TABLE: dict[tuple[Role, type[Message]], Role] = {
     (Role.AGENT, Leave): Role.AGENT,
     (Role.ANSWERER, Answer): Role.ANSWERER,
     (Role.ANSWERER, Refused): Role.GONE,
+    (Role.ANSWERER, Watched): Role.ANSWERER,
     (Role.ANSWERER, NoticeSeen): Role.ANSWERER,
     (Role.ANSWERER, NoticeGone): Role.ANSWERER,
     (Role.ANSWERER, HealthSeen): Role.ANSWERER,

@@ -21,6 +21,7 @@ from spotguard.providers.notice import NoticeKind
 from tests.fakes.serving import Events, Serving
 from tests.fakes.source import FakeSource
 
+WATCHED = protocol.Watched(1)
 SEEING = protocol.HealthSeen("aws", "seeing")
 NEVER = threading.Event()
 
@@ -28,14 +29,18 @@ NEVER = threading.Event()
 class Relayed:
     """A relay, what it posts, and the sources that it looks through when it has to look itself."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, any_source: bool = True, **patience: float) -> None:
         self.events = Events()
         self.clock = SystemClock()
+        self.any_source = any_source
         self.own: list[FakeSource] = []
-        self.relay = Relay(path, self.events.queue.put, self.clock, random.Random(1), self._watchers)
+        post = self.events.queue.put
+        self.relay = Relay(path, post, self.clock, random.Random(1), self._watchers, **patience)
         self.relay.start()
 
     def _watchers(self) -> list[Watcher]:
+        if not self.any_source:
+            return []
         self.own.append(FakeSource())
         return [Watcher(self.own[-1], self.events.queue.put, self.clock, random.Random(1))]
 
@@ -54,6 +59,7 @@ def test_notices_and_health_come_through(serve: Serving, events: Events, relayed
     """As if they were seen here; nothing is polled here."""
     server = serve()
     watcher = events.next(Watching).session
+    server.send(watcher, WATCHED)
     server.send(watcher, protocol.HealthSeen("aws", "blind", "hop-limit", "no answer", "raise it"))
     relayed.health(NAME, Sight.SEEING)
     health = relayed.health("aws", Sight.BLIND).health
@@ -78,6 +84,7 @@ def test_what_a_newer_service_says_is_understood_as_far_as_it_can_be(
     """An unknown kind ends the machine, an unknown sight does not see, no window is longer than its kind's."""
     server = serve()
     watcher = events.next(Watching).session
+    server.send(watcher, WATCHED)
     server.send(watcher, protocol.HealthSeen("aws", "squinting", "fog", "it is foggy"))
     assert relayed.health("aws", Sight.BLIND).health.detail == "it is foggy"
     server.send(watcher, protocol.NoticeSeen("n1", "evaporate", "aws", 1e6, 30.0))
@@ -91,14 +98,17 @@ def test_a_service_that_dies_leaves_us_looking_ourselves(
 ) -> None:
     """Unguarded is said, our own watchers start; when it is back, they stop."""
     server = serve()
-    server.send(events.next(Watching).session, SEEING)
-    relayed.health(NAME, Sight.SEEING)
+    watcher = events.next(Watching).session
+    server.send(watcher, WATCHED)
+    server.send(watcher, SEEING)
+    relayed.health("aws", Sight.SEEING)
     server.close()
     lost = relayed.health(NAME, Sight.BLIND).health
     assert lost.reason == "unguarded"
+    assert relayed.health("aws", Sight.BLIND).health.reason == "unguarded"
     relayed.health("fake source", Sight.SEEING)
     again = serve()
-    again.send(events.next(Watching).session, SEEING)
+    again.send(events.next(Watching).session, WATCHED)
     relayed.health(NAME, Sight.SEEING)
     while relayed.own[-1].closed_by is None:
         relayed.clock.wait(NEVER, 0.001)
@@ -109,6 +119,80 @@ def test_nobody_answers_from_the_start(relayed: Relayed) -> None:
     """The watchers of our own start at once."""
     relayed.health(NAME, Sight.BLIND)
     relayed.health("fake source", Sight.SEEING)
+
+
+def test_a_service_that_is_stopped_is_not_waited_for(serve: Serving, events: Events, folder: Path) -> None:
+    """The kernel accepts for it. We look ourselves, and go on asking."""
+    serve()
+    relayed = Relayed(folder / "a.sock", answers_in=0.1)
+    assert relayed.health(NAME, Sight.BLIND).health.reason == "unguarded"
+    relayed.health("fake source", Sight.SEEING)
+    assert events.next(Watching) != events.next(Watching)
+    relayed.relay.stop(timeout=30)
+
+
+def test_a_service_that_goes_silent_is_as_dead(serve: Serving, events: Events, folder: Path) -> None:
+    """It was well, and then it says nothing any more: its last word is no sight."""
+    server = serve()
+    relayed = Relayed(folder / "a.sock", silence=0.1)
+    watcher = events.next(Watching).session
+    server.send(watcher, WATCHED)
+    server.send(watcher, SEEING)
+    relayed.health("aws", Sight.SEEING)
+    assert relayed.health(NAME, Sight.BLIND).health.detail.endswith("it says nothing")
+    relayed.health("aws", Sight.BLIND)
+    relayed.health("fake source", Sight.SEEING)
+    relayed.relay.stop(timeout=30)
+
+
+def test_a_service_that_watches_nothing_leaves_us_looking_ourselves(
+    serve: Serving, events: Events, relayed: Relayed
+) -> None:
+    """Its silence about notices would mean nothing; what it says all the same is heard."""
+    server = serve()
+    watcher = events.next(Watching).session
+    server.send(watcher, protocol.Watched(0))
+    assert "watches nothing" in relayed.health(NAME, Sight.SEEING).health.detail
+    relayed.health("fake source", Sight.SEEING)
+    server.send(watcher, protocol.NoticeSeen("n1", "terminate", "aws", 100.0, 120.0, "words"))
+    assert relayed.events.next(NoticeSeen).notice.id == "n1"
+
+
+def test_nothing_to_watch_on_either_side_is_said(serve: Serving, events: Events, folder: Path) -> None:
+    """As on a laptop with a service: no source is invented, and no warning given."""
+    server = serve()
+    relayed = Relayed(folder / "a.sock", any_source=False)
+    server.send(events.next(Watching).session, protocol.Watched(0))
+    assert "here is nothing to watch" in relayed.health(NAME, Sight.SEEING).health.detail
+    relayed.relay.stop(timeout=30)
+    assert not relayed.own
+
+
+def test_what_the_service_repeats_is_no_news(serve: Serving, events: Events, folder: Path) -> None:
+    """Signs of life come every few seconds; what they say is passed on once."""
+    server = serve()
+    relayed = Relayed(folder / "a.sock")
+    watcher = events.next(Watching).session
+    for _ in range(3):
+        server.send(watcher, WATCHED)
+        server.send(watcher, SEEING)
+    server.send(watcher, protocol.HealthSeen("aws", "blind", "timeout"))
+    relayed.health("aws", Sight.BLIND)
+    said = [e.health.sight for e in relayed.events.drain() if isinstance(e, HealthChanged)]
+    assert said == [Sight.SEEING, Sight.SEEING]  # of the service itself, and of its source
+    relayed.relay.stop(timeout=30)
+
+
+def test_a_service_that_does_not_say_what_it_watches_is_not_used(
+    serve: Serving, events: Events, folder: Path
+) -> None:
+    """It is none of this version."""
+    server = serve()
+    relayed = Relayed(folder / "a.sock")
+    server.send(events.next(Watching).session, SEEING)
+    assert "does not say" in relayed.health(NAME, Sight.BLIND).health.detail
+    relayed.health("fake source", Sight.SEEING)
+    relayed.relay.stop(timeout=30)
 
 
 def test_a_service_of_another_version_is_not_used(folder: Path, relayed: Relayed) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +16,23 @@ import pytest
 
 from spotguard.agent import control
 from spotguard.agent.control import AgentError
-from spotguard.hooks.protocol import Committed, HealthSeen, Leave, NoticeSeen, Preempt, Role, Told, Watch
+from spotguard.hooks.protocol import (
+    Committed,
+    HealthSeen,
+    Leave,
+    NoticeSeen,
+    Preempt,
+    Role,
+    Told,
+    Watch,
+    Watched,
+)
 from spotguard.providers.errors import UsageError
 from spotguard.providers.simulator.aws import AwsSimulator
 from tests.fakes.hook import FakeHook
 
 ROOT = Path(__file__).parents[2]
+NEVER = threading.Event()
 
 SERVE = """
 import os, sys
@@ -30,6 +42,9 @@ journal.configure(json_log=True)
 print("ready", flush=True)
 sys.exit(loop.serve(options))
 """
+
+#: A service of its own mind: it watches nothing.
+BLINDFOLDED = SERVE.replace('"provider": "aws", "metadata-endpoint": sys.argv[1]', '"provider": "none"')
 
 #: A run that lets the service poll: its hook commits and leaves.
 RUN = """
@@ -129,13 +144,10 @@ def test_an_agent_that_starts_again_tells_the_pending_notice(
 
 def come_back(path: Path) -> FakeHook:
     """As the hook does: again and again until the agent is there."""
-    import threading
-
-    never = threading.Event()
     for _ in range(3000):
         with contextlib.suppress(OSError):
             return FakeHook.registered(path)
-        never.wait(0.01)
+        NEVER.wait(0.01)
     raise AssertionError("the agent did not come back")
 
 
@@ -177,6 +189,40 @@ def test_a_run_uses_the_service_and_polls_nothing_itself(
     assert run.returncode == 75, said
     record = json.loads((folder / "r.outcome.json").read_text())
     assert (record["kind"], record["step"]) == ("terminate", 5)
+
+
+def test_a_run_beside_a_service_that_watches_nothing_sees_the_notice_itself(
+    aws: tuple[AwsSimulator, str], folder: Path
+) -> None:
+    """The service was told `none`; the run was told `aws`, and AWS notices it."""
+    path = folder / "agent.sock"
+    with subprocess.Popen(
+        [sys.executable, "-c", BLINDFOLDED, aws[1], str(path)], stdout=subprocess.PIPE, text=True
+    ) as service:
+        while not path.exists():
+            NEVER.wait(0.01)
+        run = subprocess.Popen(
+            [sys.executable, "-c", RUN, str(path), str(folder / "r.sock")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "AWS_EC2_METADATA_SERVICE_ENDPOINT": aws[1]},
+            text=True,
+            cwd=ROOT,
+        )
+        aws[0].preempt(120)
+        _, said = run.communicate(timeout=60)
+        service.terminate()
+    assert run.returncode == 75, said
+    assert "watches nothing" in said
+    assert json.loads((folder / "r.outcome.json").read_text())["kind"] == "terminate"
+
+
+def test_a_watching_agent_hears_signs_of_life(service: tuple[Path, subprocess.Popen[str]]) -> None:
+    """Though nothing happens: silence would be a dead service."""
+    with FakeHook(service[0], Role.ANSWERER) as watcher:
+        watcher.say(Watch(os.getpid()))
+        assert watcher.hear(Watched).sources == 1
+        assert watcher.hear(Watched).sources == 1
 
 
 def test_a_service_ends_with_0_when_it_is_told(service: tuple[Path, subprocess.Popen[str]]) -> None:
