@@ -97,9 +97,10 @@ class Machine(Telling):
         if p is not None and p.rehearsal:
             times.append(p.limit)
         elif p is not None and not self.policy.command:
-            times.append(p.deadline + OUTLIVED if p.published else p.deadline)
+            times.append(p.return_by)
+            times.append(p.machine_deadline + OUTLIVED if p.published else p.deadline)
         elif p is not None and self._running and not p.killed:
-            times += [p.limit, p.term_at]
+            times += [p.limit, p.term_at, p.return_by]
         elif p is not None and self.command is not None and not self._running:
             times += [self.command.ended_at + LINGER, p.limit]
         return min((t for t in times if t is not None and t > self._now), default=None)
@@ -178,6 +179,8 @@ class Machine(Telling):
         """Whatever is due now, by the clock or because everybody has answered."""
         if self.pending is not None and self.pending.rehearsal:
             self._settle_rehearsal(self.pending)
+        elif self.pending is not None:
+            self._await_return(self.pending)
         if not self.policy.command:
             if self.pending is not None:
                 self._serve(self.pending)
@@ -210,6 +213,12 @@ class Machine(Telling):
             self._do(KillGroup())
         elif not p.ending and p.all_done and not p.all_left:
             self._end(p)
+        elif p.term_at is not None and self._now >= p.term_at and not p.ending:
+            p.term_at = None
+            if p.all_left:
+                self._signal(p, "training had ended by itself, and the command goes on")
+        elif p.all_left and not p.signalled and p.term_at is None and self.policy.signal is not None:
+            p.term_at = self._time_to_leave(p)
         elif p.term_at is not None and self._now >= p.term_at:
             p.term_at = None
             p.ending = "told to leave, then TERM"
@@ -226,7 +235,7 @@ class Machine(Telling):
         direct = all(part.session.pid == pid for part in there.values())
         if direct and any(part.session.store for part in there.values()):
             p.ending = "left when told"
-            p.term_at = min(self._now + LEAVE_GRACE, (self._now + p.limit) / 2)
+            p.term_at = self._time_to_leave(p)
             for number, part in there.items():
                 part.leave_sent = True
                 self._do(Send(number, protocol.Leave(p.id, self.policy.exit_code)))
@@ -235,6 +244,9 @@ class Machine(Telling):
         # 75 into 1: seen). So the launcher goes first, and the workers stay parked until it takes them along.
         p.ending = "TERM after the commit" if any(part.committed for part in p.parts.values()) else "TERM"
         self._do(SignalGroup(signal.SIGTERM))
+
+    def _time_to_leave(self, p: Pending) -> float:
+        return min(self._now + LEAVE_GRACE, (self._now + p.limit) / 2)
 
     def _after(self, command: Command) -> None:
         p = self.pending
@@ -280,7 +292,7 @@ class Machine(Telling):
             self._relaunch("the notice was withdrawn")
         else:
             self.command = None
-            self.outlive_at = p.deadline + OUTLIVED
+            self.outlive_at = p.machine_deadline + OUTLIVED
             self._outlived = set(p.standing)
 
     def _after_all(self, command: Command) -> None:
@@ -311,14 +323,14 @@ class Machine(Telling):
 
     def _serve(self, p: Pending) -> None:
         for group in p.groups():
-            if all(part.done for part in group):
+            if p.return_by is None and all(part.done for part in group):
                 self._dismiss(p, group)
         if not p.published and (p.all_done or self._now >= p.deadline):
             ended = "everybody was told to leave" if p.all_done else "the deadline came"
             self._publish(p, ended, None, None)
             if p.drill:  # no machine goes: who registers next has nothing to fear
                 self._forget(p)
-        elif p.published and self._now >= p.deadline + OUTLIVED:
+        elif p.published and self._now >= p.machine_deadline + OUTLIVED:
             self._log("this machine has outlived its notice: training may go on", logging.WARNING)
             self._forget(p)
             self._release(p, "outlived")

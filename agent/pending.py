@@ -143,6 +143,9 @@ class Pending:
         #: Every notice that stands now, and the ids that any of its messages may carry.
         self.standing: dict[str, Notice] = {notice.id: notice}
         self.ids: set[str] = {notice.id}
+        #: Until when the machine itself may be there, by the cloud's own word: `notice.deadline` may be earlier, as
+        #: `--window` has it, and so may the deadline of a drill that it joined.
+        self._machine_until: dict[str, float] = {}
         self._wanted = reserve
         self._seen_now = now
         self.left_at_first = max(0.0, notice.deadline - now)
@@ -162,6 +165,8 @@ class Pending:
         self.published = False
         #: When a TERM follows a `Leave` that was not followed.
         self.term_at: float | None = None
+        #: Until when training processes that live, and have lost their socket, may come back and take part.
+        self.return_by: float | None = None
         self.reserve = 0.0
         self.bring_forward(notice, now)
 
@@ -174,6 +179,17 @@ class Pending:
     def drill(self) -> bool:
         """Whether nothing but a drill stands here."""
         return self.notice.kind is NoticeKind.DRILL and len(self.ids) == 1
+
+    @property
+    def machine_deadline(self) -> float:
+        """When the machine is to be gone; `deadline` is when everything must be done."""
+        said = (until for id, until in self._machine_until.items() if id in self.standing)
+        return max((self.deadline, *said))
+
+    def hear_cloud(self, said: Notice) -> None:
+        """Keep the cloud's own deadline of a notice that stands here."""
+        before = self._machine_until.get(said.id, said.deadline)
+        self._machine_until[said.id] = max(before, said.deadline)
 
     def knows(self, notice: Notice) -> bool:
         return any(same_notice(notice, known) for known in self.standing.values())
@@ -210,7 +226,7 @@ class Pending:
         )
 
     def tell(self, session: Session, now: float) -> Preempt:
-        self.parts[session.number] = Part(session, now)
+        self.parts[session.number] = Part(session, now, left=session.left)
         return self.preempt(now)
 
     def takes(self, session: Session) -> bool:
@@ -218,7 +234,7 @@ class Pending:
 
     @property
     def all_done(self) -> bool:
-        return bool(self.parts) and all(part.done for part in self.parts.values())
+        return self.return_by is None and bool(self.parts) and all(p.done for p in self.parts.values())
 
     @property
     def all_left(self) -> bool:

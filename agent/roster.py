@@ -37,6 +37,8 @@ class Session:
     since: float
     position: Position | None = None
     heard_at: float = 0.0
+    #: It said goodbye: its training has come to its end by itself.
+    left: bool = False
 
     @classmethod
     def of(cls, number: int, pid: int, uid: int, said: Register, now: float) -> Session:

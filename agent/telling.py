@@ -18,6 +18,8 @@ from .roster import Session
 
 #: A machine that is still there so long after its deadline was not taken.
 OUTLIVED = 60.0
+#: A hook that lost its socket tries once a second (`hooks.client.RECONNECT`).
+RETURN = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Telling:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.sessions: dict[int, Session] = {}
+        #: Training processes that live and have no socket: they may come back under another number.
+        self.lost: dict[int, Session] = {}
         self.pending: Pending | None = None
         self.command: Command | None = None
         #: When the relaunch after a preemption is due (`--outlive`), and the notices it waits out.
@@ -75,8 +79,8 @@ class Telling:
 
     # --- notices ---
 
-    def _noticed(self, notice: Notice) -> None:
-        notice = self._as_trusted(notice)
+    def _noticed(self, said: Notice) -> None:
+        notice = self._as_trusted(said)
         if any(same_notice(notice, known) for known in self._settled.values()):
             return
         p = self.pending
@@ -87,11 +91,13 @@ class Telling:
             self._forget(p)
             p = None
         if self.policy.command and not self._running:
-            self._noticed_too_late(notice)
+            self._noticed_too_late(notice, said)
         elif p is None:
             self._start(Pending(notice, self._now, self.policy.reserve))
         else:
             self._another(p, notice)
+        if self.pending is not None:
+            self.pending.hear_cloud(said)
 
     def _as_trusted(self, notice: Notice) -> Notice:
         """With the window that the user counts on: shorter than the cloud's word, never longer."""
@@ -113,7 +119,7 @@ class Telling:
                 if part.open and not part.done:
                     self._do(Send(number, p.preempt(self._now)))
 
-    def _noticed_too_late(self, notice: Notice) -> None:
+    def _noticed_too_late(self, notice: Notice, said: Notice) -> None:
         """The command has ended already: nothing is there to be saved, and no relaunch before this one is over."""
         if self.pending is not None:
             self._another(self.pending, notice)
@@ -121,7 +127,7 @@ class Telling:
         self._settled[notice.id] = notice
         if self.outlive_at is not None:
             self._outlived.add(notice.id)
-            self.outlive_at = max(self.outlive_at, notice.deadline + OUTLIVED)
+            self.outlive_at = max(self.outlive_at, said.deadline + OUTLIVED)
         p = Pending(notice, self._now, self.policy.reserve)
         self._do(Publish(p.outcome("nothing was running", None, None)))
 
@@ -143,11 +149,32 @@ class Telling:
             f"{p.reserve:.1f} s in reserve, telling {len(told)} training process(es)",
             logging.WARNING,
         )
-        if not told and self.policy.command and self.policy.signal is not None:
-            p.signalled = True
-            name = signal.Signals(self.policy.signal).name
-            self._log(f"nobody is registered: {name} to the command, which has the rest of the window")
-            self._do(SignalGroup(self.policy.signal))
+        if (missing := self._missing(p)) and not p.rehearsal:
+            p.return_by = min(self._now + RETURN, (self._now + p.limit) / 2)
+            self._log(f"{len(missing)} more without a socket: {p.return_by - self._now:.1f} s to come back")
+        elif not told:
+            self._signal(p, "nobody is registered")
+
+    def _missing(self, p: Pending) -> list[Session]:
+        """Who lives, had registered, and cannot be told now."""
+        return [s for s in self.lost.values() if p.takes(s) and not s.left]
+
+    def _signal(self, p: Pending, why: str) -> None:
+        """For a command that is not, or no more, guarded from inside: its own handler, and the rest of the window."""
+        if not self.policy.command or self.policy.signal is None or p.signalled:
+            return
+        p.signalled = True
+        name = signal.Signals(self.policy.signal).name
+        self._log(f"{why}: {name} to the command, which has the rest of the window")
+        self._do(SignalGroup(self.policy.signal))
+
+    def _await_return(self, p: Pending) -> None:
+        """Whoever lost its socket just before the notice is back, is gone, or has had its time."""
+        if p.return_by is None or (self._missing(p) and self._now < p.return_by):
+            return
+        p.return_by = None
+        if not p.parts:
+            self._signal(p, "nobody is registered")
 
     def _gone(self, notice_id: str) -> None:
         self._settled.pop(notice_id, None)  # shown again, it counts again
@@ -181,6 +208,7 @@ class Telling:
     def _opened(self, event: Opened) -> None:
         session = Session.of(event.session, event.pid, event.uid, event.register, self._now)
         self.sessions[session.number] = session
+        self.lost = {n: s for n, s in self.lost.items() if not s.same_client(session)}
         p = self.pending
         if p is None or p.rehearsal or not p.takes(session):
             return
@@ -199,6 +227,7 @@ class Telling:
         if isinstance(message, protocol.Position):
             session.stands(message, self._now)
         elif isinstance(message, protocol.Bye):
+            session.left = True
             if p is not None and (part := p.parts.get(event.session)) is not None:
                 part.left = True
         elif isinstance(message, protocol.Told | protocol.Progress | protocol.Committed | protocol.Failed):
@@ -233,7 +262,11 @@ class Telling:
         if part is not None:
             part.closed = True
             part.dead = part.dead or not event.alive
-        self.sessions.pop(event.session, None)
+        session = self.sessions.pop(event.session, None)
+        if not event.alive:
+            self.lost.pop(event.session, None)
+        elif session is not None:
+            self.lost[event.session] = session
 
     # --- drills ---
 

@@ -179,9 +179,29 @@ def test_ending_by_itself_with_0_during_a_notice_stays_0() -> None:
     assert story.outcomes[0].ended == "ended by itself"
 
 
-def test_a_goodbye_is_not_hurried_but_ends_at_the_reserve() -> None:
-    """After its training a script may write for a while: no TERM, and SIGKILL only when time is up."""
+@pytest.mark.parametrize("before", [True, False])
+def test_who_said_goodbye_and_works_on_is_told_by_the_signal(before: bool) -> None:
+    """An evaluation after the training: a moment to end by itself, then TERM, and SIGKILL when time is up."""
     story = Story()
+    session = story.opens()
+    if before:
+        story.says(session, Bye("done"))
+    story.notice()
+    if not before:
+        story.says(session, Bye("done"))
+    story.closes(session, alive=True)
+    story.until(1.9)
+    assert only(story.signals) == []
+    story.until(107)
+    assert only(story.signals) == [TERM]
+    assert not story.killed
+    story.until(108)
+    assert story.killed
+
+
+def test_who_said_goodbye_is_left_alone_where_no_signal_is_wanted() -> None:
+    """`--signal none`: until the reserve."""
+    story = Story(signal=None)
     session = story.opens()
     story.notice()
     story.says(session, Bye("done"))
@@ -306,6 +326,51 @@ def test_a_lost_socket_is_waited_for_and_its_return_replaces_it() -> None:
     assert story.sent(Leave) == [(second, Leave("n1", 75))]
     story.ends(75)
     assert len(story.outcomes[0].sessions) == 1
+
+
+def test_a_socket_that_is_down_for_a_moment_costs_no_save() -> None:
+    """Law 11: lost just before the notice, back just after it. No TERM, and its commit counts."""
+    story = Story()
+    first = story.opens()
+    story.closes(first, alive=True)
+    story.notice()
+    story.until(1.5)
+    assert only(story.signals) == []
+    second = story.opens()
+    story.until(50)
+    assert only(story.signals) == []
+    story.commits(second)
+    assert story.sent(Leave) == [(second, Leave("n1", 75))]
+
+
+def test_a_socket_that_stays_down_gets_the_signal() -> None:
+    """Nobody can tell it but by the signal, two seconds later; at once where its process is gone."""
+    story = Story()
+    story.closes(story.opens(), alive=True)
+    story.notice()
+    story.until(2)
+    assert only(story.signals) == [TERM]
+    other = Story()
+    session = other.opens()
+    other.closes(session, alive=True)
+    other.notice()
+    other.closes(session)
+    assert only(other.signals) == [TERM]
+
+
+def test_the_others_do_not_end_before_a_lost_one_could_come_back() -> None:
+    """One rank has committed at once; another one's socket is down: the launcher is not ended under it."""
+    story = Story()
+    here, away = story.opens(201), story.opens(202)
+    story.closes(away, alive=True)
+    story.notice()
+    story.commits(here)
+    assert only(story.signals) == []
+    back = story.opens(202)
+    story.until(10)
+    assert only(story.signals) == []
+    story.commits(back)
+    assert only(story.signals) == [TERM]
 
 
 def test_a_process_that_lost_its_socket_and_then_dies_has_failed() -> None:

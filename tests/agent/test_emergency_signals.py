@@ -1,4 +1,4 @@
-"""Signals, drills, `--outlive` and the service, told as stories to the pure machine."""
+"""Signals, drills and the service, told as stories to the pure machine."""
 
 from __future__ import annotations
 
@@ -194,96 +194,6 @@ def test_a_command_that_ends_during_a_drill_keeps_its_code() -> None:
     assert len(story.outcomes) == 1
 
 
-# --- outliving ---
-
-
-def preempted(**policy: object) -> Story:
-    story = Story(outlive=True, **policy)
-    session = story.opens()
-    story.notice(120)
-    story.commits(session)
-    story.ends(75)
-    return story
-
-
-def test_outlive_starts_again_60_seconds_after_the_deadline() -> None:
-    """The machine is still here: nobody took it."""
-    story = preempted()
-    story.until(179)
-    assert story.code is None
-    assert story.pid == 100
-    story.until(180)
-    assert story.pid == 101
-
-
-def test_a_stale_notice_does_not_preempt_the_relaunched_command() -> None:
-    """AWS keeps the value when it fails to interrupt."""
-    story = preempted()
-    story.until(180)
-    story.opens(101)
-    assert story.notice(0) == []
-    assert len(story.sent(Preempt)) == 1
-    story.ends(0)
-    assert story.code == 0
-
-
-def test_outlive_starts_again_at_once_when_the_notice_is_withdrawn() -> None:
-    """After the command had been ended."""
-    story = preempted()
-    story.until(5)
-    story.gone()
-    assert story.pid == 101
-
-
-def test_outlive_after_a_withdrawn_notice_whose_leave_was_sent() -> None:
-    """Withdrawn while the command was leaving."""
-    story = Story(outlive=True)
-    session = story.opens()
-    story.notice()
-    story.commits(session)
-    story.gone()
-    story.ends(75)
-    assert story.pid == 101
-
-
-def test_outlive_does_not_outlive_a_sigterm() -> None:
-    """Somebody asked us to go: the machine was never in question."""
-    story = Story(outlive=True)
-    session = story.opens()
-    story.signal(TERM)
-    story.commits(session)
-    story.ends(75)
-    assert story.code == 75
-
-
-def test_sigterm_while_waiting_ends_with_75() -> None:
-    """The work is not done."""
-    story = preempted()
-    story.signal(TERM)
-    assert story.code == 75
-    assert story.pid == 100
-
-
-def test_a_preemption_never_counts_as_a_crash() -> None:
-    """`--max-restarts 0` and `--outlive`."""
-    story = preempted(max_restarts=0)
-    story.until(180)
-    assert story.pid == 101
-    assert story.machine.restarts == 0
-
-
-def test_another_notice_while_waiting_is_waited_out_too() -> None:
-    """And it has its outcome: nothing was running."""
-    story = preempted()
-    story.until(170)
-    story.notice(100, id="n2", window=120)
-    story.until(300)
-    assert story.pid == 100
-    story.until(330)
-    assert story.pid == 101
-    assert [o.id for o in story.outcomes] == ["n1", "n2"]
-
-
 # --- as a service ---
 
 
@@ -321,6 +231,17 @@ def test_a_service_says_how_it_ended_at_the_deadline() -> None:
     story.until(180)
     assert [number for number, _ in story.sent(Withdrawn)] == [session]
     assert story.notice(0) == []
+
+
+def test_a_service_waits_for_the_clouds_own_deadline() -> None:
+    """With `--window` too: nobody is released onto a machine that is about to go."""
+    story = Story(command=False, window=30.0)
+    session = story.opens(11)
+    story.notice(120)
+    story.until(179)
+    assert not story.sent(Withdrawn)
+    story.until(180)
+    assert [number for number, _ in story.sent(Withdrawn)] == [session]
 
 
 def test_who_registers_with_a_service_after_the_commit_is_told_too() -> None:
