@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ..providers.clock import Clock
 from ..providers.health import STARTING, Health, blind
-from ..providers.notice import Notice, NoticeSource, Sighting
+from ..providers.notice import JITTER, Notice, NoticeSource, Sighting
 from .events import Event, HealthChanged, NoticeGone, NoticeSeen
 
 logger = logging.getLogger(__name__)
@@ -22,8 +22,6 @@ logger = logging.getLogger(__name__)
 LONGEST_WAIT = 2.0
 #: How often a source that stays blind is mentioned, in seconds.
 REMIND = 60.0
-#: Two readings of one wall-clock deadline differ by this much and mean nothing.
-JITTER = 0.5
 
 
 class Watcher:

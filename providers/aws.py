@@ -17,7 +17,7 @@ from .aws_imds import Imds
 from .clock import Clock, monotonic_deadline
 from .health import SEEING, Health, Sight, blind, wrong_server
 from .metadata import Answer
-from .notice import Notice, NoticeKind, Sighting
+from .notice import JITTER, Notice, NoticeKind, Sighting
 
 log = logging.getLogger(__name__)
 
@@ -64,15 +64,21 @@ class InstanceAction:
         answer = self._imds.get(PATH)
         if isinstance(answer, Health):
             return Sighting(answer)
-        # An absent key has AWS's page, not JSON, as its body; a JSON body is believed whatever its status.
-        if answer.status == 404 and not answer.body.lstrip().startswith(b"{"):
+        # The body decides: a notice is believed under any status, though under another than 200 it has to be as
+        # AWS writes it, for an error's JSON may have an `action` too.
+        strict = answer.status != 200
+        sighting = parse_instance_action(answer.body, self._clock, new=self._was_absent, strict=strict)
+        if sighting.notices:
+            self._notice = _same(self._notice, sighting.notices[0])
+            return Sighting(self._seeing(), (self._notice,))
+        if answer.status == 404 and not answer.body.lstrip().startswith(b"{"):  # an absent key has AWS's page
+            if problem := self._imds.doubt():
+                return Sighting(problem)
             self._was_absent = True
             return Sighting(self._seeing())
-        sighting = parse_instance_action(answer.body, self._clock, new=self._was_absent)
-        if not sighting.notices:
-            return self._unread(answer, sighting)
-        self._notice = _same(self._notice, sighting.notices[0])
-        return Sighting(self._seeing(), (self._notice,))
+        if answer.status not in (200, 404):
+            return Sighting(self._imds.judge(PATH, answer))
+        return self._unread(answer, sighting)
 
     def _seeing(self) -> Health:
         return Health(Sight.SEEING, detail=self._imds.trouble) if self._imds.trouble else SEEING
@@ -81,11 +87,9 @@ class InstanceAction:
         if answer.status == 200 and answer.body.lstrip().startswith(b"<"):
             advice = "a captive portal or a proxy answers for the metadata service: check --metadata-endpoint"
             return Sighting(wrong_server(f"GET {PATH}: 200 with a page, where JSON must be", advice))
+        if sighting.health.seeing and (problem := self._imds.doubt()):  # a stale value is no notice either
+            return Sighting(problem)
         return sighting
-
-
-#: Seconds by which a deadline must move to be a new one: less is the jitter of two readings of two clocks.
-_JITTER = 0.5
 
 
 def _same(old: Notice | None, new: Notice) -> Notice:
@@ -93,10 +97,10 @@ def _same(old: Notice | None, new: Notice) -> Notice:
     the machine's clock is put right between two looks."""
     if old is None or old.id != new.id:
         return new
-    return old if new.deadline > old.deadline - _JITTER else replace(old, deadline=new.deadline)
+    return old if new.deadline > old.deadline - JITTER else replace(old, deadline=new.deadline)
 
 
-def parse_instance_action(body: bytes, clock: Clock, *, new: bool = False) -> Sighting:
+def parse_instance_action(body: bytes, clock: Clock, *, new: bool = False, strict: bool = False) -> Sighting:
     """What a body of the key says: a notice, a stale one (seeing, and `detail` says so), or garbage (blind).
 
     Total: no bytes raise, and no JSON object with an action in words passes for "nothing".
@@ -105,6 +109,7 @@ def parse_instance_action(body: bytes, clock: Clock, *, new: bool = False) -> Si
         body: as it came.
         clock: against which `time` is read.
         new: the key was seen absent before. Then its value is new, however old `time` looks: the clock is wrong.
+        strict: take only an action and a time that are known; anything else is garbage.
     """
     try:
         said = json.loads(body)
@@ -112,6 +117,8 @@ def parse_instance_action(body: bytes, clock: Clock, *, new: bool = False) -> Si
         return _garbage(body)
     action = said.get("action") if isinstance(said, dict) else None
     if not isinstance(action, str) or not action.strip():
+        return _garbage(body)
+    if strict and (action.strip().lower() not in _WINDOWS or parse_time(said.get("time")) is None):
         return _garbage(body)
     return _notice(action.strip().lower(), said.get("time"), clock, new)
 

@@ -23,6 +23,10 @@ TOKEN_PATH = "/latest/api/token"
 TOKEN_HEADER = "X-aws-ec2-metadata-token"
 TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
 
+#: A key that every instance has, and what it looks like: whoever has it not is no instance's service.
+PROOF_PATH = "/latest/meta-data/instance-id"
+_INSTANCE_ID = re.compile(rb"i-[0-9a-z]{1,40}")
+
 #: Six hours, the most that is granted.
 TOKEN_TTL = 21600
 
@@ -51,6 +55,9 @@ _UNAUTHORIZED = (
 )
 _WRONG_SERVER = (
     "check --metadata-endpoint and AWS_EC2_METADATA_SERVICE_ENDPOINT, and what answers at this address"
+)
+_MISSING = (
+    "every instance has this key: a metadata proxy that hides it may hide the notice too; let both through"
 )
 _THROTTLED = "another program on this machine asks too often: throttling counts all requests of an instance"
 
@@ -90,12 +97,49 @@ class Imds:
         self._reads = {"": self._probe}
         self._token = ""
         self._renew_at = self._expires_at = self._give_up_at = 0.0
+        #: With the token that we hold, a key was read that must be there.
+        self._proved = False
         #: Why the token could not be renewed although the one we hold is still good; "" when all is well.
         self.trouble = ""
 
     def get(self, path: str) -> Answer | Health:
-        """The key at `path`: an answer of 200 or 404, else why this is no source of truth now."""
+        """The key at `path`: an answer of any status but 401, else why there is none."""
         self._give_up_at = self._clock.monotonic() + _GET_TIMEOUT
+        answer = self._fetch(path)
+        renewable = isinstance(answer, Answer) and answer.status in (200, 404)
+        if renewable and self._clock.monotonic() >= self._renew_at:
+            self._renew_early()
+        return answer
+
+    def doubt(self) -> Health | None:
+        """Why an absent key is no good news here; None where it is. Within the time of the last `get`.
+
+        Whatever takes a PUT and knows no path, a web server or another service on this address, would pass for an
+        instance without a notice. So each new token has to read one key that is there on every instance.
+        """
+        if self._proved:
+            return None
+        what = f"GET {self._client.endpoint}{PROOF_PATH}"
+        answer = self._fetch(PROOF_PATH)
+        if isinstance(answer, Health):
+            return answer
+        if answer.status == 404:
+            return blind("missing-key", f"{what}: 404{_signed(answer)}", _MISSING)
+        if answer.status != 200:
+            return self._judge(what, answer)
+        if not _INSTANCE_ID.fullmatch(answer.body.strip()):
+            return wrong_server(f"{what}: 200, and what came is no id{_signed(answer)}", _WRONG_SERVER)
+        self._proved = True
+        return None
+
+    def judge(self, path: str, answer: Answer) -> Health:
+        """How well we see, where the key at `path` was answered like that, and its body was of no use."""
+        return self._judge(f"GET {self._client.endpoint}{path}", answer)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _fetch(self, path: str) -> Answer | Health:
         if self._clock.monotonic() >= self._expires_at and (problem := self._renew()):
             return problem
         answer = self._read(path)
@@ -104,14 +148,9 @@ class Imds:
             if problem := self._renew():
                 return problem
             answer = self._read(path)
-        if isinstance(answer, Answer) and answer.status in (200, 404):
-            if self._clock.monotonic() >= self._renew_at:
-                self._renew_early()
-            return answer
-        return self._judge(f"GET {self._client.endpoint}{path}", answer)
-
-    def close(self) -> None:
-        self._client.close()
+        if isinstance(answer, Failure) or answer.status == 401:
+            return self._judge(f"GET {self._client.endpoint}{path}", answer)
+        return answer
 
     def _read(self, path: str) -> Answer | Failure:
         request = self._reads.get(path)
@@ -135,7 +174,7 @@ class Imds:
             return self._judge(what, answer)
         if not _TOKEN.fullmatch(answer.body):
             return wrong_server(f"{what}: 200, and what came is no token{_signed(answer)}", _WRONG_SERVER)
-        self._token = answer.body.decode()
+        self._token, self._proved = answer.body.decode(), False
         now = self._clock.monotonic()
         ttl = _seconds(answer.headers.get(TTL_HEADER, ""))
         self._renew_at, self._expires_at = now + ttl / 2, now + ttl

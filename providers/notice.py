@@ -8,6 +8,9 @@ from typing import Protocol
 
 from .health import Health
 
+#: Seconds. Two readings of one wall-clock deadline differ by this much and mean nothing.
+JITTER = 0.5
+
 
 class Severity(StrEnum):
     """What a notice asks for. (Far events and advice need their own handling and come with their sources.)"""

@@ -11,6 +11,7 @@ from spotguard.providers.aws_imds import Imds
 from spotguard.providers.health import SEEING, Sight
 from spotguard.providers.notice import NoticeKind, NoticeSource, Sighting
 from spotguard.providers.simulator.aws import AwsSimulator
+from spotguard.providers.simulator.server import LoopbackServer, Reply, Request
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateAws
 from tests.providers.looking import IMPATIENT, MakeSource, the_notice
@@ -170,9 +171,10 @@ def test_s17_a_redirect_is_not_followed(instance: AwsSimulator, watch: MakeSourc
     """Where it leads, nobody asks."""
     source = watch(instance)
     source.poll()
+    before = instance.count(path="instance-id")
     instance.fault("redirect")
     source.poll()
-    assert instance.count(path="instance-id") == 0
+    assert instance.count(path="instance-id") == before
 
 
 @pytest.mark.parametrize(
@@ -195,6 +197,32 @@ def test_s17_a_200_without_an_action_is_not_no_notice(
     sighting = watch(instance).poll()
     assert (sighting.notices, sighting.health.reason) == ((), reason)
     assert not sighting.health.seeing
+
+
+@pytest.mark.parametrize("status", [404, 500, 503])
+@pytest.mark.parametrize(
+    ("body", "seen"),
+    [
+        (b'{"action":"terminate","time":"2026-11-20T10:02:00Z"}', True),
+        (b'{"action":"retry","time":"2026-11-20T10:02:00Z"}', False),
+        (b'{"action":"stop"}', False),
+        (b'{"error":"try again"}', False),
+    ],
+)
+def test_a_notice_is_believed_under_any_status_where_it_is_one(
+    clock: ManualClock, status: int, body: bytes, seen: bool
+) -> None:
+    """The body decides (law 5); an error's JSON that has an `action` too ends nobody's training."""
+
+    def answer(request: Request) -> Reply:
+        return Reply(200, b"token") if request.method == "PUT" else Reply(status, body)
+
+    server = LoopbackServer(answer, clock)
+    source = InstanceAction(Imds(server.start(), clock), clock)
+    sighting = source.poll()
+    source.close()
+    server.stop()
+    assert (bool(sighting.notices), sighting.health.seeing) == (seen, seen)
 
 
 def test_nobody_there_is_unreachable(clock: ManualClock) -> None:

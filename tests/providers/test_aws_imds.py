@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
 import pytest
 
 from spotguard.providers.aws import PATH, InstanceAction
-from spotguard.providers.aws_imds import TOKEN_HEADER, Imds, resolve_endpoint
+from spotguard.providers.aws_imds import PROOF_PATH, TOKEN_HEADER, TOKEN_PATH, Imds, resolve_endpoint
 from spotguard.providers.errors import UsageError
 from spotguard.providers.health import SEEING, Sight
 from spotguard.providers.notice import NoticeKind
@@ -15,6 +18,7 @@ from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateAws
 from tests.providers.looking import IMPATIENT, MakeSource, the_notice
 
+Serve = Callable[[dict[str, Reply]], InstanceAction]
 TOKEN = TOKEN_HEADER.lower()
 
 
@@ -24,11 +28,12 @@ def tokens_used(simulator: AwsSimulator) -> list[str]:
 
 
 def test_s1_one_token_serves_many_looks(instance: AwsSimulator, watch: MakeSource) -> None:
-    """And each look is one request."""
+    """And each look is one request, after the first, which also reads a key that must be there."""
     source = watch(instance)
     for _ in range(5):
         assert source.poll().health is SEEING
     assert (instance.count("PUT"), instance.count("GET", PATH, 404)) == (1, 5)
+    assert (instance.count("GET", PROOF_PATH, 200), instance.count()) == (1, 7)
 
 
 def test_s1_a_token_is_renewed_at_half_its_life_after_the_look(
@@ -42,7 +47,7 @@ def test_s1_a_token_is_renewed_at_half_its_life_after_the_look(
     assert instance.count("PUT") == 1
     clock.advance(1)
     assert source.poll().health is SEEING
-    assert [seen.method for seen in instance.requests[-2:]] == ["GET", "PUT"]
+    assert [seen.path for seen in instance.requests[-3:]] == [PATH, TOKEN_PATH, PROOF_PATH]
     source.poll()
     first, *_, last = tokens_used(instance)
     assert last != first
@@ -189,6 +194,81 @@ def test_s17_a_token_that_is_none_is_a_wrong_server(clock: ManualClock, token: b
     source.close()
     server.stop()
     assert (health.reason, asked) == ("wrong-server", ["PUT"])
+
+
+# --- who answers --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def serving(clock: ManualClock) -> Iterator[Serve]:
+    """Any server at all: a source that looks at one whose answers are these, by path."""
+    with ExitStack() as closing:
+
+        def serve(answers: dict[str, Reply]) -> InstanceAction:
+            server = LoopbackServer(
+                lambda request: answers.get(request.path, Reply(404, b"not found")), clock
+            )
+            source = InstanceAction(Imds(server.start(), clock), clock)
+            closing.callback(server.stop)
+            closing.callback(source.close)
+            return source
+
+        yield serve
+
+
+@pytest.mark.parametrize(
+    ("proof", "reason"),
+    [
+        (Reply(404, b"not found"), "missing-key"),
+        (Reply(200, b"ok"), "wrong-server"),
+        (Reply(200, b""), "wrong-server"),
+        (Reply(200, b"<html>i-0123</html>"), "wrong-server"),
+        (Reply(503), "server-error"),
+        (Reply(403), "forbidden"),
+    ],
+)
+def test_a_server_that_takes_any_put_is_no_instance(serving: Serve, proof: Reply, reason: str) -> None:
+    """It has a word for a token and nothing else: an absent notice there is no good news."""
+    source = serving({TOKEN_PATH: Reply(200, b"ok"), PROOF_PATH: proof})
+    for _ in range(2):
+        sighting = source.poll()
+        assert (sighting.health.reason, sighting.notices) == (reason, ())
+        assert PROOF_PATH in sighting.health.detail
+
+
+def test_a_key_that_is_hidden_and_then_shown(instance: AwsSimulator, watch: MakeSource) -> None:
+    """Blind as long as it is, and a notice is seen all the same."""
+    instance.remove("instance-id")
+    source = watch(instance)
+    health = source.poll().health
+    assert (health.sight, health.reason) == (Sight.BLIND, "missing-key")
+    assert "let both through" in health.advice
+    instance.preempt()
+    the_notice(source)
+    instance.clear()
+    instance.put("instance-id", b"i-0123456789abcdef0\n")
+    assert source.poll().health is SEEING
+
+
+def test_a_stale_value_on_a_server_without_the_key_is_not_seeing(
+    instance: AwsSimulator, watch: MakeSource
+) -> None:
+    instance.remove("instance-id")
+    instance.preempt(-1800)
+    assert watch(instance).poll().health.reason == "missing-key"
+
+
+def test_s1_each_new_token_proves_itself_once(
+    instance: AwsSimulator, watch: MakeSource, clock: ManualClock
+) -> None:
+    """Also one that replaces a forgotten one: who answers now may be somebody else."""
+    source = watch(instance)
+    source.poll()
+    instance.expire_tokens()
+    assert source.poll().health is SEEING
+    clock.advance(10800)
+    assert source.poll().health is SEEING
+    assert (instance.count("PUT"), instance.count("GET", PROOF_PATH, 200)) == (3, 3)
 
 
 # --- where it is --------------------------------------------------------------------------------------------
