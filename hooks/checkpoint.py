@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -14,19 +13,22 @@ from ..providers.errors import CheckpointError, StoreError
 from ..providers.store import BlobStore
 from .catalog import Whole
 from .commit import commit_if_whole, put_manifest
-from .device import finish_copies, host_tensor
-from .effort import Effort
+from .device import SideStreams, host_tensor
+from .effort import Abandoned, Effort
 from .environment import describe
 from .frames import copyable
 from .keys import CheckpointName, checkpoint_prefix
 from .manifest import Kind, RankManifest
+from .memory import available_memory
 from .parts import Leaf
-from .retention import prune
+from .retention import plan_pruning
 from .state import State
-from .writer import Progress, Spoiled, Writer, retry
+from .writer import Progress, Spoiled, Writer, Written, retry
 
 log = logging.getLogger("spotguard")
 
+#: Objects of old checkpoints that are removed between two looks at whether a notice has come.
+_DELETED_AT_ONCE = 32
 #: Host memory that a snapshot must leave to others, in bytes.
 _LEAVE_FREE = 512 * 2**20
 
@@ -67,6 +69,7 @@ class Checkpointer:
         self._rank = rank
         self._world = world
         self._writer = Writer(store, run_id, rank, world)
+        self._streams = SideStreams()
         self._saves = 0
         self._available = available_memory
         self._snapshot: dict[str, torch.Tensor] = {}
@@ -81,9 +84,19 @@ class Checkpointer:
         """Have everything a save needs but the bytes. On the saving thread, before its first save."""
         self._writer.warm(self.nbytes)
 
-    def restored(self, whole: Whole) -> None:
+    def close(self) -> None:
+        """Let the writer's threads end. On the saving thread, after its last save."""
+        self._writer.close()
+
+    def begin_attempt(self, attempt: int) -> None:
+        """What is saved from here on is newer than all that was: training went back, and goes another way."""
+        self._attempt = attempt
+        self._saves = 0
+
+    def restored(self, whole: Whole | None) -> None:
         """Training goes on from this checkpoint: a notice at this very step has nothing newer to save."""
-        if whole.run_id == self._run_id:
+        self.last = None
+        if whole is not None and whole.run_id == self._run_id:
             age = max(0.0, self._clock.time() - whole.manifests[0].created)
             url = f"{self._store.url.rstrip('/')}/{checkpoint_prefix(self._run_id, whole.name)}"
             self.last = Saved(whole.name.step, url, whole.nbytes, 0.0, self._clock.monotonic() - age)
@@ -121,20 +134,9 @@ class Checkpointer:
             return None
         name = CheckpointName(self._attempt, step, self._saves)
         self._saves += 1
-        try:
-            # Read from where it lies it is looked at after each object: a swap there and back would be seen by none
-            # of the looks at the end.
-            written = self._writer.write(
-                leaves, name, effort, progress, state.broken if opened is None else str
-            )
-        except Spoiled as error:
-            self.spoiled = str(error)
+        written = self._write(state, leaves, name, kind, effort, progress, opened is None)
+        if written is None:
             return None
-        if opened is None:
-            changed = self._writer.unchanged(leaves, written, effort)
-            self.spoiled = state.broken() or (changed and f"{changed} was changed while it was read")
-            if self.spoiled:
-                return None
         manifest = RankManifest(
             run_id=self._run_id,
             step=step,
@@ -154,8 +156,48 @@ class Checkpointer:
         url = f"{self._store.url.rstrip('/')}/{checkpoint_prefix(self._run_id, name)}"
         self.last = Saved(step, url, manifest.nbytes, now - started, now)
         if kind != "emergency":
-            self._prune()
+            self._prune(effort)
         return self.last
+
+    def _write(
+        self,
+        state: State,
+        leaves: tuple[Leaf, ...],
+        name: CheckpointName,
+        kind: Kind,
+        effort: Effort,
+        progress: Progress | None,
+        in_place: bool,
+    ) -> Written | None:
+        """The objects into the store. None: the state moved meanwhile."""
+        try:
+            # Read from where it lies it is looked at after each object: a swap there and back would be seen by none
+            # of the looks at the end.
+            look = state.broken if in_place else str
+            written = self._writer.write(leaves, name, effort, progress, look)
+            if in_place:
+                changed = self._writer.unchanged(leaves, written, effort)
+                self.spoiled = state.broken() or (changed and f"{changed} was changed while it was read")
+        except Spoiled as error:
+            self.spoiled = str(error)
+        except (Abandoned, StoreError):
+            self._discard(name, kind, effort)
+            raise
+        if self.spoiled:
+            self._discard(name, kind, effort)
+            return None
+        return written
+
+    def _discard(self, name: CheckpointName, kind: Kind, effort: Effort) -> None:
+        """Remove the objects of a save that will never have a manifest: they may be what fills the disk. Not when
+        time is short; the next prune finds them too."""
+        if kind == "emergency" or effort.abandoned:
+            return
+        try:
+            found = self._store.list(checkpoint_prefix(self._run_id, name))
+            self._store.delete([info.key for info in found])
+        except StoreError as error:
+            log.debug("the objects of %s stay for now: %s", name, error)
 
     def _commit(self, manifest: RankManifest, effort: Effort) -> None:
         """Manifest, then marker. Between the two the checkpoint is whole already: the marker is a shortcut."""
@@ -175,9 +217,9 @@ class Checkpointer:
         self._snapshot = wanted  # what is no longer part of the state is let go before anything is copied
         for leaf in leaves:
             effort.check()
-            with torch.no_grad():
+            with torch.no_grad(), self._streams.on(leaf.tensor.device):
                 copyable(wanted[leaf.name]).copy_(copyable(leaf.tensor), non_blocking=True)
-        finish_copies()
+        self._streams.finish()
         return tuple(Leaf(leaf.name, wanted[leaf.name], still=True) for leaf in leaves)
 
     def _check_memory(self, leaves: tuple[Leaf, ...]) -> None:
@@ -189,9 +231,16 @@ class Checkpointer:
                 "are free: switch it off with --every off, or use a machine with more memory"
             )
 
-    def _prune(self) -> None:
+    def _prune(self, effort: Effort) -> None:
+        """Old checkpoints go, a few objects at a time: a notice does not wait for 3,000 deletions."""
         try:
-            prune(self._store, self._run_id, keep=self._keep, attempt=self._attempt)
+            pruning = plan_pruning(self._store, self._run_id, keep=self._keep, attempt=self._attempt)
+            for keys in pruning.steps():
+                for start in range(0, len(keys), _DELETED_AT_ONCE):
+                    effort.check()
+                    self._store.delete(keys[start : start + _DELETED_AT_ONCE])
+        except Abandoned:
+            log.debug("a notice came before old checkpoints were removed; the next save goes on with it")
         except StoreError as error:
             log.warning("old checkpoints could not be removed, they stay: %s", error)
 
@@ -205,10 +254,3 @@ def _differs(live: tuple[Leaf, ...], copies: tuple[Leaf, ...]) -> str:
         ):
             return f"{leaf.name} was changed while it was copied"
     return ""
-
-
-def available_memory() -> int:
-    """Bytes that can be had without swapping, as the kernel estimates them."""
-    with open("/proc/meminfo") as file:
-        facts: Mapping[str, Any] = dict(line.split(":", 1) for line in file)
-    return int(facts["MemAvailable"].split()[0]) * 1024

@@ -91,7 +91,7 @@ class Gate:
         self._changed = threading.Condition(self._lock)
         self.place = Place()
         self._leave: Callable[[], BaseException] | None = None
-        #: Set in a forked child: it is not the process that is guarded, and the lock may be held for ever.
+        #: Set when the guard is closed, and in a forked child, where the lock may be held for ever.
         self.inert = False
 
     # --- the training thread ---
@@ -143,7 +143,7 @@ class Gate:
     def _park(self, may: Callable[[], bool]) -> None:
         """Wait until told to go on or to leave. A signal (Ctrl-C) still reaches its handler: a condition's
         wait is interruptible."""
-        while True:
+        while not self.inert:
             if self._leave is not None:
                 raise self._leave()
             if may():
@@ -178,6 +178,12 @@ class Gate:
             if self._leave is None:
                 self.place.close(Shut.OPEN)
                 self._changed.notify_all()
+
+    def retire(self) -> None:
+        """Nobody saves any more: whoever is parked goes on, and nobody parks again."""
+        with self._changed:
+            self.inert = True
+            self._changed.notify_all()
 
     def leave(self, ending: Callable[[], BaseException]) -> None:
         """The training thread raises `ending()` where it is parked, or when it comes to the gate."""

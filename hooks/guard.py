@@ -109,12 +109,24 @@ class Guard:
         self._cadence = Cadence(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
         keep = _number("SPOTGUARD_KEEP", KEEP)
         self._nbytes = self._state.expected_bytes()
-        self._restored = self.closed = False
+        self._restored = self.closed = self._forked = False
         self._built = threading.Event()
+        self._client: Client | None = None
+        try:
+            self._build(keep)
+        except BaseException:
+            self._undo()  # nothing of a guard that failed answers the agent, or gates the optimizer
+            raise
+        self._built.set()
+        signals.hold_sigterm(self._hold)
+        forks.in_child(self._forget)
+        atexit.register(self.close)
+
+    def _build(self, keep: int) -> None:
+        run_id, clock = self._run_id, self._clock
         # The agent first: who is refused must leave no attempt behind, it would fence the one that is not.
-        self._client = self._connect(os.environ.get("SPOTGUARD_SOCKET", ""))
-        info = {"pid": os.getpid(), "command": sys.orig_argv}
-        attempt = claim_attempt(self._store, run_id, info, created=clock.time())
+        self._connect(os.environ.get("SPOTGUARD_SOCKET", ""))
+        attempt = self._claim()
         self._checkpointer = Checkpointer(self._store, run_id, attempt, clock=clock, keep=keep)
         self._checkpointer.nbytes = self._nbytes
         self._report = Report(self._store, run_id, attempt, clock, self._send, self._alarm_ended)
@@ -125,17 +137,20 @@ class Guard:
             clock=clock,
             listener=self._report,
             released=signals.redeliver,
+            saved=lambda saved: self._cadence.saved(saved.at, saved.seconds),
         )
         self._saver.start()
-        self._built.set()
-        signals.hold_sigterm(self._hold)
-        forks.in_child(self._forget)
-        atexit.register(self.close)
+
+    def _claim(self) -> int:
+        info = {"pid": os.getpid(), "command": sys.orig_argv}
+        return claim_attempt(self._store, self._run_id, info, created=self._clock.time())
 
     # --- the training thread ---
 
     def restore(self, *, step: int | None = None, run_id: str | None = None) -> int:
         """Load the newest whole checkpoint into the registered objects, in place.
+
+        Called again, it goes back: what is saved from then on counts as newer than everything before.
 
         Args:
             step: go back to this step's checkpoint instead of the newest.
@@ -151,9 +166,10 @@ class Guard:
         self._only_here("restore")
         self._gate.stand()  # a machine that is already being taken back begins nothing
         self._gate.begin_boundary()
+        if self._restored:
+            self._checkpointer.begin_attempt(self._claim())
         done = restore(self._store, run_id or self._run_id, self._state, step=step)
-        if done.whole is not None:
-            self._checkpointer.restored(done.whole)
+        self._checkpointer.restored(done.whole)
         self._state.at_boundary()
         self._restored = self._saver.ready = True
         self._cadence.begun(self._clock.monotonic())
@@ -218,6 +234,8 @@ class Guard:
                 self._gate.stand()  # a notice ends in Preempted here, or lets us go on
 
     def _only_here(self, method: str) -> None:
+        if self.closed and not self._forked:
+            raise UsageError(f"guard.{method}() after guard.close(): nothing is saved any more")
         if self._gate.inert:
             raise UsageError(
                 f"guard.{method}() in a forked child: only the process that called register() saves and restores"
@@ -225,10 +243,10 @@ class Guard:
 
     # --- the agent's words, on the listener thread ---
 
-    def _connect(self, socket: str) -> Client | None:
+    def _connect(self, socket: str) -> None:
         if not socket:
-            return None
-        client = Client(
+            return
+        client = self._client = Client(
             socket,
             hello=self._hello,
             on_message=self._on_message,
@@ -238,9 +256,7 @@ class Guard:
         client.start()
         client.wait_answered(_WELCOME)
         if client.refused:
-            client.close()
             raise UsageError(f"the agent refuses this process: {client.refused}")
-        return client
 
     def _hello(self) -> protocol.Register:
         return protocol.Register(
@@ -264,6 +280,8 @@ class Guard:
 
     def _on_message(self, message: protocol.Message) -> None:
         self._built.wait()  # a notice that is there already comes right behind the welcome
+        if self.closed:
+            return
         match message:
             case protocol.Preempt():
                 now = self._clock.monotonic()
@@ -290,10 +308,11 @@ class Guard:
 
     def _lost(self) -> None:
         self._built.wait()
-        self._saver.lost()
+        if not self.closed:
+            self._saver.lost()
 
-    def _send(self, message: protocol.Message) -> bool:
-        return self._client is not None and self._client.send(message)
+    def _send(self, message: protocol.Message, *, droppable: bool = False) -> bool:
+        return self._client is not None and self._client.send(message, droppable=droppable)
 
     def _alarm_ended(self, alarm: Alarm, committed: bool) -> None:
         """A notice that came by hand (`spotguard.testing.preempt`) has no agent to say what follows."""
@@ -326,7 +345,7 @@ class Guard:
     def _forget(self) -> None:
         """In a forked child: it is not the process that is guarded."""
         self._gate.inert = True
-        self.closed = True
+        self.closed = self._forked = True
         atexit.unregister(self.close)
         if self._client is not None:
             self._client.forget()
@@ -337,5 +356,11 @@ class Guard:
             return
         self.closed = True
         self._saver.close(_LAST_UPLOAD)
+        self._undo()
+
+    def _undo(self) -> None:
+        self.closed = True
+        self._built.set()
+        self._gate.retire()
         if self._client is not None:
             self._client.close()

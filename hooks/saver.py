@@ -17,7 +17,7 @@ from typing import Protocol
 from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, SpotguardError, UsageError
 from .checkpoint import Checkpointer, Saved
-from .device import own_stream
+from .device import own_streams
 from .effort import Abandoned, Effort
 from .gate import Gate, Shut
 from .manifest import Kind
@@ -78,6 +78,7 @@ class Saver:
         clock: Clock,
         listener: Listener,
         released: Callable[[], None] = lambda: None,
+        saved: Callable[[Saved], None] = lambda saved: None,
     ) -> None:
         self._gate = gate
         self._state = state
@@ -86,11 +87,15 @@ class Saver:
         self._listener = listener
         #: Called when a notice is void, or outlived, and training goes on.
         self._released = released
+        #: Called with each checkpoint that no notice asked for.
+        self._saved = saved
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards the five below
+        self._lock = threading.Lock()  # guards the six below
         self._running: _Job | None = None
         #: The emergency save that is waiting or running, unless it was called off.
         self._urgent: _Job | None = None
+        #: An emergency save has ended and the agent is being told: a SIGTERM still waits.
+        self._concluding = False
         self._ending = False
         self._alarm: Alarm | None = None
         self._background_waiting = False
@@ -101,11 +106,17 @@ class Saver:
     def start(self) -> None:
         self._thread.start()
 
-    def close(self, timeout: float | None) -> None:
+    def close(self, timeout: float) -> None:
         """Let what is running come to its end, then join the thread. Training is over: a step in its middle
-        will have no boundary any more."""
+        will have no boundary any more.
+
+        Args:
+            timeout: seconds for a background save; an emergency has its own deadline.
+        """
         with self._lock:
             self._ending = True
+            if self._urgent is not None:
+                timeout = max(timeout, self._urgent.effort.left() or 0.0)
         self._gate.wake()  # who waits for a boundary waits in vain
         self._jobs.put(None)
         self._thread.join(timeout)
@@ -120,7 +131,7 @@ class Saver:
     @property
     def saving(self) -> bool:
         """Whether an emergency save is under way."""
-        return self._urgent is not None
+        return self._urgent is not None or self._concluding
 
     def emergency(self, alarm: Alarm) -> None:
         """A notice: whatever else is being saved gives way. A deadline that is known only moves earlier."""
@@ -188,7 +199,11 @@ class Saver:
         if urgent is not None:
             urgent.done.wait()
             raise Abandoned("a notice came")
-        job.done.wait()
+        try:
+            job.done.wait()
+        except BaseException:  # Ctrl-C: the state is the caller's again, so what is read of it is not kept
+            job.effort.abandon("guard.save() was interrupted")
+            raise
         if job.error is not None:
             raise job.error
         assert job.saved is not None
@@ -200,8 +215,11 @@ class Saver:
     # --- the thread ---
 
     def _run(self) -> None:
-        own_stream()
-        self._checkpointer.warm()
+        try:
+            own_streams(self._state.fence.devices)
+            self._checkpointer.warm()
+        except (RuntimeError, MemoryError) as error:
+            log.warning("the buffers for a save cannot be had now, it will try again: %s", error)
         while True:
             try:
                 job = self._jobs.get(timeout=self._patience())
@@ -209,6 +227,7 @@ class Saver:
                 self._outlive()
                 continue
             if job is None:
+                self._checkpointer.close()
                 return
             with self._lock:
                 self._running = job
@@ -225,11 +244,14 @@ class Saver:
                 with self._lock:
                     self._running = None
                     if self._urgent is job:
-                        self._urgent = None
+                        self._urgent, self._concluding = None, True
                     if job.kind == "background":
                         self._background_waiting = False
-                self._conclude(job)
-                job.done.set()
+                try:
+                    self._conclude(job)
+                finally:
+                    self._concluding = False
+                    job.done.set()
 
     def _patience(self) -> float | None:
         alarm = self._alarm
@@ -277,10 +299,9 @@ class Saver:
 
     def _stand_still(self, job: _Job, boundary_only: bool) -> int:
         """Shut the gate and wait until the state stands; its step."""
-        if job.kind == "manual":
-            self._state.fence.wait(job.effort)
-            return self._gate.place.completed  # the training thread is waiting for us
-        self._gate.close(Shut.AT_BOUNDARY if boundary_only else Shut.BEFORE_CHANGE)
+        # By hand, the training thread stands at its boundary and waits for us, unless a signal calls it away.
+        at_boundary = boundary_only and job.kind != "manual"
+        self._gate.close(Shut.AT_BOUNDARY if at_boundary else Shut.BEFORE_CHANGE)
         step = self._gate.wait_steady(job.effort.left(), lambda: job.effort.abandoned or self._ending)
         if step is None and job.effort.left() == 0:
             raise Abandoned("out of time: no guard.step() was reached in the window")
@@ -288,7 +309,7 @@ class Saver:
         if step is None:
             raise Abandoned("training ended before its next guard.step()")
         self._state.fence.wait(job.effort)
-        if boundary_only:
+        if at_boundary:
             self._state.look_again()
         if job.alarm is not None:
             self._listener.progress(job.alarm, "gate", step, 0, 0)
@@ -308,9 +329,10 @@ class Saver:
     def _conclude(self, job: _Job) -> None:
         alarm = job.alarm
         if alarm is None:
-            if self._alarm is None and job.kind == "background":
+            if self._alarm is None:
                 self._gate.open()
             if job.saved is not None:
+                self._saved(job.saved)
                 self._listener.checkpointed(job.saved)
             elif job.kind == "background" and not isinstance(job.error, Abandoned):
                 log.warning("background checkpoint failed, training goes on: %s", job.error)

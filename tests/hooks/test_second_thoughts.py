@@ -1,0 +1,178 @@
+"""A save that is interrupted, a training that goes back, a guard that ends: what is committed stays the truth."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import spotguard  # noqa: E402 - after the skip
+from spotguard.hooks.cadence import AUTO_EVERY, Cadence  # noqa: E402
+from spotguard.providers.errors import FullError, SpotguardError  # noqa: E402
+from tests.fakes.agent import FakeAgent  # noqa: E402
+from tests.fakes.store import Fault  # noqa: E402
+from tests.fakes.training import different, guarded, restored, small, trajectory  # noqa: E402
+from tests.fakes.watched_store import PATIENCE, WatchedStore  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+class Interrupted(Exception):
+    """What a signal handler of the script raises."""
+
+
+def test_a_save_by_hand_that_is_interrupted_is_never_kept() -> None:
+    """Ctrl-C gives the state back to the script: what was read of it before and after is no checkpoint."""
+    store, job = WatchedStore(), small()
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with guarded(store, job.values) as guard:
+            guard.restore()
+            job.step(0)
+            guard.step()
+            store.hold(lambda key: key.endswith(".safetensors"))
+
+            def ctrl_c() -> None:
+                assert store.reached.wait(PATIENCE)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+                assert guard._gate.place.shut.value == "before change"
+                store.let_go()
+
+            helper = threading.Thread(target=ctrl_c, name="ctrl-c")
+            helper.start()
+            with pytest.raises(Interrupted):
+                guard.save()
+            helper.join(PATIENCE)
+            assert store.kinds()["manifests"] == 0
+            job.step(1)
+            guard.step()
+            assert guard.save().step == 2
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert different(restored(store, small)[1], trajectory(small, 2)[2]) == []
+
+
+def test_going_back_makes_what_follows_the_newest() -> None:
+    """The timeline that was left behind has a higher step, and is older all the same."""
+    store, job = WatchedStore(), small()
+    with guarded(store, job.values) as guard:
+        guard.restore()
+        for number in range(4):
+            job.step(number)
+            guard.step()
+            guard.save()
+        assert guard.restore(step=2) == 2
+        job.step(2)
+        guard.step()
+        saved = guard.save()
+    assert (saved.step, "-0002-" in saved.url) == (3, True)
+    step, again = restored(store, small)
+    assert step == 3
+    assert different(again, trajectory(small, 3)[3]) == []
+
+
+def test_a_closed_guard_parks_nobody() -> None:
+    """Its threads are gone, and with them whoever could open the gate."""
+    job = small()
+    with guarded(WatchedStore(), job.values) as guard:
+        guard.restore()
+        guard._gate.close()
+        guard.close()
+        job.step(0)
+        guard.step()
+
+
+def test_a_register_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a connection that answers no notice, nor a hook on the optimizer."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tempfile.TemporaryDirectory(prefix="sg", dir="/tmp") as folder:
+        path = Path(folder, "a.sock")
+        with FakeAgent(path) as agent:
+            monkeypatch.setenv("SPOTGUARD_SOCKET", str(path))
+            failed: list[Any] = []
+
+            def register() -> None:
+                try:
+                    spotguard.register(
+                        Path(folder, "a.sock", "x").as_uri(), run_id="r", model=model, optimizer=optimizer
+                    )
+                except SpotguardError as error:
+                    failed.append(error)
+
+            thread = threading.Thread(target=register, name="registers")
+            thread.start()
+            agent.welcome()
+            thread.join(PATIENCE)
+            assert failed
+            with pytest.raises((AssertionError, socket.timeout)):
+                agent.hear(spotguard.hooks.protocol.Position)  # it has hung up
+    assert "spotguard-listener" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_notice_does_not_wait_for_old_checkpoints_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pruning stops at the next few objects, and the save that it followed stays committed."""
+    monkeypatch.setenv("SPOTGUARD_KEEP", "1")
+    store, job = WatchedStore(), small()
+    with guarded(store, job.values) as guard:
+        guard.restore()
+        for number in range(2):
+            job.step(number)
+            guard.step()
+            if number == 0:
+                guard.save()
+        deletes: list[str] = []
+        plain = store.delete
+
+        def slow(keys: Any, *, timeout: float | None = None) -> None:
+            deletes.extend(keys)
+            guard._saver._running.effort.abandon("a notice came")  # type: ignore[union-attr]
+            plain(deletes[-1:], timeout=timeout)
+
+        store.delete = slow  # type: ignore[method-assign]
+        assert guard.save().step == 2
+        assert len([key for key in deletes if key.endswith("COMMIT.json")]) == 1
+        assert not [key for key in deletes if key.endswith(".safetensors")]
+
+
+def test_a_save_that_finds_no_room_gives_back_what_it_took() -> None:
+    """Its objects can never be part of a checkpoint, and may be what fills the disk."""
+    store, job = WatchedStore(), small()
+    with guarded(store, job.values) as guard:
+        guard.restore()
+        job.step(0)
+        guard.step()
+        store.faults = [Fault(at=0, verbs=("put",), after=True, error=lambda: FullError("no room"))]
+        with pytest.raises(FullError):
+            guard.save()
+    assert store.kinds() == {"objects": 0, "manifests": 0, "markers": 0}
+
+
+def test_auto_spends_a_tenth_of_the_time_on_uploads() -> None:
+    """A checkpoint that takes long is made seldom; one that takes nothing once a minute."""
+    cadence = Cadence("auto", 0.0)
+    cadence.saved(100.0, 30.0)
+    assert cadence.due == 400.0
+    cadence.saved(500.0, 0.1)
+    assert cadence.due == 500.0 + AUTO_EVERY
+
+
+def test_what_a_save_took_moves_the_next_one() -> None:
+    """The guard tells its clockwork what each checkpoint cost."""
+    job = small()
+    with guarded(WatchedStore(), job.values) as guard:
+        guard.restore()
+        guard._cadence.due = 0.0
+        guard.save()
+        assert guard._cadence.due > 0.0
