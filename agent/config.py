@@ -13,9 +13,13 @@ from typing import Any, Literal
 
 from ..providers.errors import UsageError
 from . import values
+from .exported import PARENT, without_parent
 
-#: Where the TOML file is named, and where the process's own switches live that are no options.
+_PREFIX = "SPOTGUARD_"
+#: Where the TOML file is named.
 CONFIG_VARIABLE = "SPOTGUARD_CONFIG"
+#: Variables of ours that are no options: of the command line, of a run around us, of the demo's machines.
+_OTHERS = (CONFIG_VARIABLE, "SPOTGUARD_DEBUG", PARENT, "SPOTGUARD_DEMO_MACHINE")
 
 RUN: tuple[str, ...] = ("run",)
 BOTH: tuple[str, ...] = ("run", "agent")
@@ -69,7 +73,7 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        return f"SPOTGUARD_{self.field.upper()}"
+        return f"{_PREFIX}{self.field.upper()}"
 
     @property
     def is_switch(self) -> bool:
@@ -214,6 +218,7 @@ def resolve(
     Raises:
         UsageError: anything that cannot be used, with its origin.
     """
+    env = without_parent(env)
     given = _from_file(_file_name(flags, env))
     for setting in SETTINGS:
         if text := env.get(setting.variable, ""):  # set but empty is not set, as with LANG and its kind
@@ -229,6 +234,19 @@ def resolve(
     for field in ("store", "run_id"):
         found[field] = found[field] or ""
     return Options(**found)
+
+
+def unknown_variables(env: Mapping[str, str]) -> list[str]:
+    """A line for each variable that looks like an option and is none. No refusal: it may be another program's."""
+    known = [*(setting.variable for setting in SETTINGS), *_OTHERS]
+    strangers = sorted(name for name in env if name.startswith(_PREFIX) and name not in known)
+    return [f"{name}: {_variable_near(name, known) or 'see spotguard run --help'}" for name in strangers]
+
+
+def _variable_near(name: str, known: list[str]) -> str:
+    """Compared without what all of them begin with, or each would be near to each."""
+    words = [one.removeprefix(_PREFIX) for one in known]
+    return did_you_mean(name.removeprefix(_PREFIX), words, prefix=_PREFIX)
 
 
 def _file_name(flags: Mapping[str, str], env: Mapping[str, str]) -> Given | None:
@@ -285,9 +303,9 @@ def _toml_name(value: object) -> str:
     return "table" if isinstance(value, dict) else "list" if isinstance(value, list) else "date"
 
 
-def did_you_mean(word: str, words: list[str]) -> str:
+def did_you_mean(word: str, words: list[str], prefix: str = "") -> str:
     """Say "did you mean --store?", or "" where nothing is near."""
     import difflib  # only for those who erred
 
     near = difflib.get_close_matches(word, words, n=1)
-    return f"did you mean {near[0]}?" if near else ""
+    return f"did you mean {prefix}{near[0]}?" if near else ""

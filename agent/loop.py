@@ -9,7 +9,7 @@ import logging
 import os
 import queue
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -32,6 +32,7 @@ from .events import (
     StatusAsked,
     Watching,
 )
+from .exported import exported
 from .relay import Relay
 from .server import Server
 from .signals import Signals
@@ -259,15 +260,3 @@ def _there(service_socket: Path) -> bool:
         folder = service_socket.parent
         logger.info("not in the group of %s, the service agent's: looking for notices here", folder)
         return False
-
-
-def exported(options: Options, socket: Path, env: Mapping[str, str]) -> dict[str, str]:
-    """The command's environment: ours, and what `spotguard.register` reads."""
-    said = {
-        "SPOTGUARD_SOCKET": str(socket),
-        "SPOTGUARD_RUN_ID": options.run_id,
-        "SPOTGUARD_STORE": options.store,
-        "SPOTGUARD_EVERY": options.every,
-        "SPOTGUARD_KEEP": options.keep,
-    }
-    return {**env, **{name: str(value) for name, value in said.items() if value not in (None, "")}}

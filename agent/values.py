@@ -21,6 +21,9 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _YES = ("true", "yes", "on", "1")
 _NO = ("false", "no", "off", "0")
 
+#: A week in seconds: nobody means more, and the system's own waits overflow far above it.
+_LONGEST = 7 * 24 * 3600
+
 #: Signals that leave a command no time: to send one of them is to end it, not to tell it.
 _DEAF = (signal.SIGKILL, signal.SIGSTOP)
 
@@ -32,8 +35,8 @@ def refuse(origin: str, text: str, expected: str) -> NoReturn:
 def seconds(origin: str, text: str) -> float:
     """Zero is a time too: a reserve of none, a window that is over at once."""
     value = _number(text)
-    if not 0 <= value < math.inf:
-        refuse(origin, text, "seconds from 0 up, as in 30")
+    if not 0 <= value <= _LONGEST:
+        refuse(origin, text, f"seconds from 0 up to {_LONGEST} (a week), as in 30")
     return value
 
 
@@ -42,8 +45,8 @@ def interval(origin: str, text: str) -> float | Literal["auto", "off"]:
     if word in ("auto", "off"):
         return "auto" if word == "auto" else "off"
     value = _number(text)
-    if not 0 < value < math.inf:
-        refuse(origin, text, "auto, off, or seconds above 0, as in 60")
+    if not 0 < value <= _LONGEST:
+        refuse(origin, text, f"auto, off, or seconds above 0 up to {_LONGEST} (a week), as in 60")
     return value
 
 

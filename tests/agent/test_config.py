@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.agent.config import SETTINGS, Options, resolve, settings_of
+from spotguard.agent.config import SETTINGS, Options, resolve, settings_of, unknown_variables
 from spotguard.providers.errors import UsageError
 
 NOTHING: Mapping[str, str] = {}
@@ -119,6 +119,9 @@ def test_the_service_has_no_command_to_end() -> None:
         ("window", "-1", "from 0 up"),
         ("window", "nan", "as in 30"),
         ("window", "inf", "as in 30"),
+        ("window", "1e11", "604800 (a week)"),
+        ("reserve", "604801", "604800 (a week)"),
+        ("every", "1e11", "604800 (a week)"),
         ("every", "0", "auto, off"),
         ("every", "often", "auto, off"),
         ("keep", "0", "from 1 up"),
@@ -165,6 +168,16 @@ def test_a_bad_file_is_refused(tmp_path: Path, content: str, words: str) -> None
     line = refusal(file_with(tmp_path, content))
     assert "spot.toml" in line
     assert words in line
+
+
+def test_a_variable_that_no_option_has_is_named() -> None:
+    """With the nearest one; what others set, and what is empty or of ours, is no stranger."""
+    env = {"SPOTGUARD_WINDWO": "5", "SPOTGUARD_XYZZY": "1", "SPOTGUARD_KEEP": "3", "PATH": "/bin"}
+    ours = dict.fromkeys(("SPOTGUARD_CONFIG", "SPOTGUARD_DEBUG", "SPOTGUARD_PARENT"), "1")
+    assert unknown_variables({**env, **ours}) == [
+        "SPOTGUARD_WINDWO: did you mean SPOTGUARD_WINDOW?",
+        "SPOTGUARD_XYZZY: see spotguard run --help",
+    ]
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

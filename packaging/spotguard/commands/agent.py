@@ -8,7 +8,7 @@ import os
 from spotguard.agent import config
 
 from .parsers import add_settings, settings_given
-from .run import log_as
+from .run import log_as, warn_of_unknown_variables
 
 DESCRIPTION = """\
 Watches for the cloud's notice once for the whole machine. Every `spotguard run`, and every training
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     options = config.resolve("agent", settings_given(arguments, "agent"), os.environ)
     log_as(options)
+    warn_of_unknown_variables()
     from spotguard.agent import loop
 
     return loop.serve(options)

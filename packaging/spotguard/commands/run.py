@@ -57,6 +57,7 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
         raise UsageError(FORM)
     options = options_for(settings_given(arguments, "run"), command)
     log_as(options)
+    warn_of_unknown_variables()
     _warn_of_a_store_that_dies(options)
     from spotguard.agent import loop
 
@@ -99,6 +100,12 @@ def log_as(options: config.Options) -> None:
     journal.configure(
         json_log=options.json_log, level=logging.getLevelNamesMapping()[options.log_level.upper()]
     )
+
+
+def warn_of_unknown_variables() -> None:
+    """A word that is spelt wrong would be an option that silently is not set."""
+    for line in config.unknown_variables(os.environ):
+        logger.warning("no option is called so, and nobody reads it: %s", line)
 
 
 def _warn_of_a_store_that_dies(options: config.Options) -> None:

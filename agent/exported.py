@@ -1,0 +1,37 @@
+"""What `spotguard run` gives its command by the environment, and what a `spotguard` inside that command leaves there.
+
+A command may start a `spotguard run` of its own. That one has another socket and another run id, or it would ask
+for those of the agent around it; store and cadence may well be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the table of options is the front door's
+    from .config import Options
+
+#: Run id and socket of the agent that made this environment, with a colon between them, which no run id holds.
+PARENT = "SPOTGUARD_PARENT"
+
+
+def exported(options: Options, socket: Path, env: Mapping[str, str]) -> dict[str, str]:
+    """The command's environment: ours, and what `spotguard.register` reads."""
+    said = {
+        PARENT: f"{options.run_id}:{socket}",
+        "SPOTGUARD_SOCKET": str(socket),
+        "SPOTGUARD_RUN_ID": options.run_id,
+        "SPOTGUARD_STORE": options.store,
+        "SPOTGUARD_EVERY": options.every,
+        "SPOTGUARD_KEEP": options.keep,
+    }
+    return {**env, **{name: str(value) for name, value in said.items() if value not in (None, "")}}
+
+
+def without_parent(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the socket and the run id of the agent around us. Others that were set since stay."""
+    run_id, _, socket = env.get(PARENT, "").partition(":")
+    theirs = {"SPOTGUARD_RUN_ID": run_id, "SPOTGUARD_SOCKET": socket}
+    return {name: value for name, value in env.items() if not value or theirs.get(name) != value}
