@@ -21,6 +21,10 @@ class AgentError(SpotguardError):
     """An agent could not be asked, or did not do what it was asked."""
 
 
+class DeadSocketError(AgentError):
+    """Nobody listens there: the agent was killed, and left its socket behind."""
+
+
 def find_sockets(env: Mapping[str, str], uid: int, service: Path = SERVICE_SOCKET) -> list[Path]:
     """Every socket that this user may ask: its own runs', and the machine's service."""
     found = sorted(runtime_folder(env, uid).glob("*.sock"))
@@ -34,7 +38,7 @@ def status(path: Path) -> dict[str, Any]:
     """What the agent at `path` guards now.
 
     Raises:
-        AgentError: it does not answer.
+        AgentError: it does not answer; a `DeadSocketError` where there is none.
     """
     body: dict[str, Any] = {}
     for page in _ask(path, Ask("status"), ANSWERS_IN):
@@ -44,18 +48,24 @@ def status(path: Path) -> dict[str, Any]:
 
 
 def statuses(env: Mapping[str, str], uid: int, service: Path = SERVICE_SOCKET) -> list[dict[str, Any]]:
-    """The status of every agent; for one that does not answer, its socket and why."""
-    answers = []
+    """The status of every agent; for one that lives and does not answer, its socket and why."""
+    return [body for _, body in _asked(env, uid, service)]
+
+
+def _asked(env: Mapping[str, str], uid: int, service: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     for path in find_sockets(env, uid, service):
         try:
-            answers.append(status(path))
+            yield path, status(path)
+        except DeadSocketError:  # what a killed agent left behind guards nothing
+            continue
         except AgentError as error:
-            answers.append({"socket": str(path), "error": str(error)})
-    return answers
+            yield path, {"socket": str(path), "error": str(error)}
 
 
-def choose(run_id: str | None, socket: str | None, env: Mapping[str, str], uid: int) -> Path:
-    """The socket that is meant: the one said, else the only one there is.
+def choose(
+    run_id: str | None, socket: str | None, env: Mapping[str, str], uid: int, service: Path = SERVICE_SOCKET
+) -> Path:
+    """The socket that is meant: the one said, else that of the only run, else that of the only service.
 
     Raises:
         UsageError: none, or more than one.
@@ -64,15 +74,21 @@ def choose(run_id: str | None, socket: str | None, env: Mapping[str, str], uid: 
         return Path(socket)
     if run_id:
         return default_socket(run_id, env, uid)
-    found = [path for path in find_sockets(env, uid) if _answers(path)]
+    answering = [(path, body["service"]) for path, body in _asked(env, uid, service) if "error" not in body]
+    runs = [path for path, is_service in answering if not is_service]
+    found = runs or [path for path, _ in answering]
     if len(found) == 1:
         return found[0]
     if not found:
         raise UsageError(
             "no spotguard runs here: start one with `spotguard run -- COMMAND`, or say --socket PATH"
         )
-    names = ", ".join(path.stem for path in found)
-    raise UsageError(f"several runs are guarded here: say --run-id with one of {names}")
+    services = " or ".join(f"--socket {path}" for path, is_service in answering if is_service)
+    if not runs:
+        raise UsageError(f"several services watch here: say {services}")
+    beside = f"; for the service say {services}" if services else ""
+    names = ", ".join(path.stem for path in runs)
+    raise UsageError(f"several runs are guarded here: say --run-id with one of {names}{beside}")
 
 
 def drill(path: Path, *, window: float = 30.0, preempt: bool = False) -> Iterator[dict[str, Any]]:
@@ -90,6 +106,8 @@ def drill(path: Path, *, window: float = 30.0, preempt: bool = False) -> Iterato
 def _ask(path: Path, question: Message, patience: float) -> Iterator[dict[str, Any]]:
     try:
         caller = Caller(path, question, ANSWERS_IN)
+    except (ConnectionRefusedError, FileNotFoundError) as error:
+        raise DeadSocketError(f"no spotguard answers at {path}: {_said(error)}") from error
     except (OSError, ProtocolError) as error:
         raise AgentError(f"no spotguard answers at {path}: {_said(error)}") from error
     try:
@@ -110,11 +128,3 @@ def _ask(path: Path, question: Message, patience: float) -> Iterator[dict[str, A
 
 def _said(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
-def _answers(path: Path) -> bool:
-    try:
-        status(path)
-    except AgentError:  # a socket that a killed agent left behind
-        return False
-    return True

@@ -19,6 +19,7 @@ ERRORS = frozenset(
         "CheckpointError",
         "CommandError",
         "CorruptError",
+        "DeadSocketError",
         "DeniedError",
         "FullError",
         "NewerFormatError",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,8 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["agent", "--keep", "3"], "unknown flag '--keep'"),
         (["agent", "now"], "unknown word 'now': see spotguard agent --help"),
         (["drill", "--window", "0"], "--window '0': expected seconds above 0"),
+        (["run", "--window", "1e11", "true"], "expected seconds from 0 up to 604800 (a week)"),
+        (["drill", "--window", "1e11"], "expected seconds from 0 up to 604800 (a week)"),
         (["drill", "--run-id", "a b"], "--run-id 'a b': expected"),
         (["status", "--wach"], "did you mean --watch?"),
         (["simulate"], "see spotguard simulate --help"),
@@ -161,6 +164,32 @@ def test_run_answers_with_the_commands_code(tmp_path: Path, command: list[str], 
         assert done.stderr.splitlines()[-1].startswith("spotguard: error: ")
     assert not (tmp_path / "s.sock").exists()
     assert "Traceback" not in done.stderr
+
+
+def test_a_run_inside_a_run_is_another_run(tmp_path: Path) -> None:
+    """It asks for no socket that the outer one holds."""
+    inner = [sys.executable, "-m", "spotguard", "run", "--", "sh", "-c", "echo $SPOTGUARD_RUN_ID; exit 5"]
+    done = spotguard("run", "--run-id", "outer", "--", *inner, cwd=tmp_path)
+    assert done.returncode == 5, done.stderr
+    assert done.stdout.strip() not in ("", "outer")
+
+
+def test_a_misspelt_variable_is_said(tmp_path: Path) -> None:
+    """In one line; the command runs."""
+    done = spotguard("run", "true", cwd=tmp_path, SPOTGUARD_STROE="file:///x")
+    assert done.returncode == 0
+    (line,) = [line for line in done.stderr.splitlines() if "STROE" in line]
+    assert line.endswith("SPOTGUARD_STROE: did you mean SPOTGUARD_STORE?")
+
+
+def test_status_of_killed_agents_alone(tmp_path: Path) -> None:
+    """Their sockets are left behind, and guard nothing."""
+    (tmp_path / "spotguard").mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "spotguard" / "a.sock"))
+    done = spotguard("status", XDG_RUNTIME_DIR=str(tmp_path))
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("nothing is guarded here")
 
 
 def test_the_commands_streams_are_its_own(tmp_path: Path) -> None:

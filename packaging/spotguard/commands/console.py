@@ -14,8 +14,8 @@ from rich.console import Console
 _WIDE = 200
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON document, for a program")
+def add_json(parser: argparse.ArgumentParser, form: str = "one JSON document") -> None:
+    parser.add_argument("--json", action="store_true", help=f"{form}, for a program")
 
 
 def console() -> Console:

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--window", metavar="SECONDS", default="30", help="the warning to play (default: 30)")
     parser.add_argument("--preempt", action="store_true", help="play it to the end: the command is ended")
     add_whom(parser)
-    add_json(parser)
+    add_json(parser, "one JSON object a line, as it happens")
 
 
 def run(arguments: argparse.Namespace) -> int:

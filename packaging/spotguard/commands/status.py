@@ -42,7 +42,7 @@ _COLOURS = {"seeing": "green", "blind": "red", "wrong server": "red"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--watch", action="store_true", help="look again every second, until Ctrl-C")
     add_whom(parser)
-    add_json(parser)
+    add_json(parser, "one JSON document (with --watch one a line)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"agents": found})
     else:
         console().print(picture(found))
-    return 0 if found else 1
+    return 0 if any("error" not in body for body in found) else 1
 
 
 def ask(path: Path | None) -> list[dict[str, Any]]:

@@ -1,0 +1,105 @@
+"""Which agent is meant, and which are shown: runs and services of one user, living and dead."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from spotguard.agent import control
+from spotguard.agent.emergency import Machine, Policy
+from spotguard.agent.events import Event, Signalled
+from spotguard.agent.loop import Agent
+from spotguard.agent.server import Server
+from spotguard.agent.status import Facts
+from spotguard.providers.clock import SystemClock
+from spotguard.providers.errors import UsageError
+
+#: Starts an agent that answers at `<name>.sock` below our runtime folder.
+Start = Callable[..., Path]
+
+
+@pytest.fixture
+def env(folder: Path) -> dict[str, str]:
+    (folder / "spotguard").mkdir(mode=0o700)
+    return {"XDG_RUNTIME_DIR": str(folder)}
+
+
+@pytest.fixture
+def start(folder: Path, env: dict[str, str]) -> Iterator[Start]:
+    with ExitStack() as ending:
+
+        def make(name: str, *, service: bool = False) -> Path:
+            path = (folder if service else folder / "spotguard") / f"{name}.sock"
+            events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+            clock = SystemClock()
+            server = Server(path, events.put, clock, service=service)
+            server.start()
+            facts = Facts(name, os.getpid(), str(path), service, clock.monotonic())
+            agent = Agent(Machine(Policy(command=False)), server, clock, events, facts)
+            thread = threading.Thread(target=agent.run, name=f"agent {name}")
+            thread.start()
+            ending.callback(server.close)
+            ending.callback(thread.join)
+            ending.callback(events.put, Signalled(signal.SIGTERM))
+            return path
+
+        yield make
+
+
+def dead(path: Path) -> None:
+    """What a killed agent leaves behind."""
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(os.fspath(path))
+
+
+def test_a_run_is_meant_rather_than_the_service_beside_it(
+    start: Start, env: dict[str, str], folder: Path
+) -> None:
+    """A drill is for what trains; the service is meant where nothing else is there."""
+    service = start("agent", service=True)
+    assert control.choose(None, None, env, os.geteuid(), service) == service
+    run = start("gpt")
+    assert control.choose(None, None, env, os.geteuid(), service) == run
+
+
+def test_several_runs_beside_a_service_are_told_apart(start: Start, env: dict[str, str]) -> None:
+    """Each word of the advice can be said: a service has no run id."""
+    service = start("agent", service=True)
+    start("gpt")
+    start("vit")
+    with pytest.raises(UsageError) as caught:
+        control.choose(None, None, env, os.geteuid(), service)
+    said = str(caught.value)
+    assert said.endswith(f"say --run-id with one of gpt, vit; for the service say --socket {service}")
+
+
+def test_dead_sockets_are_left_out(start: Start, env: dict[str, str], folder: Path) -> None:
+    """Nobody is guarded there. One that lives and does not answer is shown."""
+    dead(folder / "spotguard" / "killed.sock")
+    dead(folder / "killed.sock")
+    assert control.statuses(env, os.geteuid(), folder / "killed.sock") == []
+    run = start("gpt")
+    assert [body["run_id"] for body in control.statuses(env, os.geteuid(), folder / "none")] == ["gpt"]
+    assert control.choose(None, None, env, os.geteuid(), folder / "killed.sock") == run
+
+
+def test_an_agent_that_lives_and_refuses_is_shown(env: dict[str, str], folder: Path) -> None:
+    """It is no dead one: somebody has to look at it."""
+    path = folder / "spotguard" / "stuck.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.fspath(path))
+        listener.listen()
+        answering = threading.Thread(target=lambda: listener.accept()[0].close())
+        answering.start()
+        (body,) = control.statuses(env, os.geteuid(), folder / "none")
+        answering.join()
+    assert body["socket"] == str(path)
+    assert "error" in body
