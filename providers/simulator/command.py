@@ -9,7 +9,7 @@ import argparse
 import queue
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,9 @@ examples:
 
 #: A later cloud is one more line.
 CLOUDS = {"aws": aws_command}
+
+#: What ends it, beside `--for`.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,20 +151,11 @@ def _ending() -> Iterator[queue.SimpleQueue[int]]:
             signal.signal(number, handler)
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-def _typed(convert: Callable[[str], float]) -> Callable[[str], float]:
-    def typed(text: str) -> float:
-        try:
-            return convert(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return typed
-
-
-_duration = _typed(seconds)
+def _duration(text: str) -> float:
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _port(text: str) -> int:

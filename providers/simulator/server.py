@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 #: Requests that are remembered: some hours of an agent's polling, some MiB at most.
 _REMEMBERED = 10_000
 
+#: SO_LINGER on, for 0 seconds: close() then resets the connection (socket(7)).
+_RESET = struct.pack("ii", 1, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -186,10 +189,6 @@ class _Tcp(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], OSError):  # clients that leave in mid-answer are nothing new
             log.exception("the simulator failed at a request of %s", client_address)
-
-
-#: SO_LINGER on, for 0 seconds: close() then resets the connection (socket(7)).
-_RESET = struct.pack("ii", 1, 0)
 
 
 class _Handler(BaseHTTPRequestHandler):
