@@ -92,6 +92,7 @@ class State:
             part.at_boundary()
             for leaf in part.leaves():
                 check_savable(leaf.name, leaf.tensor)
+                self.fence.follow([leaf.tensor])
         for part in self.parts:
             prove(part.name, part.tree())
 
@@ -180,6 +181,7 @@ class State:
         for tensor in owned:
             watched.pop(id(tensor), None)
         self._witness = Witness(owned, list(watched.values()), sources)
+        self.fence.follow([*owned, *watched.values(), *(live for live, _ in sources)])
 
     def take_again(self) -> None:
         """Take the boundary anew, just as it is now: somebody saves by hand. On the training thread."""

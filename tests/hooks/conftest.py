@@ -16,6 +16,8 @@ import pytest
 NEEDS_TORCH = [
     f"test_{name}.py"
     for name in (
+        "crew",
+        "device",
         "guard",
         "loaders",
         "modules",
