@@ -11,7 +11,8 @@ import pytest
 from tests.e2e.lives import Drill, Lives
 from tests.e2e.trainee import Trainee
 
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
+#: Twenty lives are some six seconds, and a minute and more on a machine that does ten other things.
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(400)]
 
 
 def test_an_emergency_save_is_killed_before_each_of_its_operations(trainee: Trainee) -> None:

@@ -13,7 +13,7 @@ from tests.e2e.lives import Drill, Lives
 from tests.e2e.processes import Running, eventually
 from tests.e2e.trainee import Trainee
 
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(400)]
 
 
 def service(trainee: Trainee, *options: str) -> Running:
