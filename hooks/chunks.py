@@ -1,4 +1,4 @@
-"""How tensors become objects: a pure plan of boxes and byte ranges, made at the rehearsal.
+"""How tensors become objects: a pure plan of boxes and byte ranges, made before the notice.
 
 Objects of at most `target` bytes, header included, so that each fits a reused buffer and is one plain PUT. A tensor that
 is larger is split along its first dimension (a single row that is larger: along the next, and so on), so that each
@@ -16,8 +16,10 @@ from ..providers.errors import UsageError
 from .dtypes import ITEMSIZE
 from .layout import HEADER_ROOM, header, header_room, label
 
-#: 64 MiB: large enough for one connection's best rate, small enough that eight buffers are 512 MiB (law 9).
-TARGET = 64 * 2**20
+#: Large enough for one connection's best rate; four in flight stay far below the 512 MiB of law 9.
+OBJECT_BYTES = 32 * 2**20
+#: The first object leaves while nothing is on its way: what so few and so small pieces hold is put together in 2 ms.
+_FIRST_PIECES, _FIRST_BYTES = 256, 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,8 @@ class _Cut:
     room: int
 
 
-def plan(items: Sequence[Item], target: int = TARGET) -> tuple[PlannedObject, ...]:
-    """The objects for these items, largest first. Items without elements need none.
+def plan(items: Sequence[Item], target: int = OBJECT_BYTES) -> tuple[PlannedObject, ...]:
+    """The objects for these items: a small one, then the largest first. Items without elements need none.
 
     Raises:
         UsageError: `target` holds not even one element and its header.
@@ -82,7 +84,24 @@ def plan(items: Sequence[Item], target: int = TARGET) -> tuple[PlannedObject, ..
     cuts = [cut for index, item in enumerate(items) for cut in _cut(index, item, target)]
     # Largest first: the last object to finish is a small one. Then by name and place, whatever order they came in.
     cuts.sort(key=lambda cut: (-cut.nbytes, items[cut.item].name, cut.local))
-    return tuple(_place(items, bin_) for bin_ in _pack(cuts, target))
+    first = _first(cuts, target)
+    bins = _pack(cuts[: len(cuts) - len(first)], target)
+    return tuple([_place(items, bin_) for bin_ in ([first, *bins] if first else bins)])
+
+
+def _first(cuts: list[_Cut], target: int) -> list[_Cut]:
+    """The smallest pieces, for an object that is ready at once; none where one object holds all, or all are large."""
+    room = target - HEADER_ROOM
+    if len(cuts) <= _FIRST_PIECES and sum(cut.nbytes + cut.room for cut in cuts) <= room:
+        return []
+    room = min(room, _FIRST_BYTES)
+    count = 0
+    for cut in cuts[: -_FIRST_PIECES - 1 : -1]:
+        room -= cut.nbytes + cut.room
+        if room < 0:
+            break
+        count += 1
+    return cuts[len(cuts) - count :]
 
 
 def _cut(index: int, item: Item, target: int) -> Iterator[_Cut]:

@@ -35,18 +35,22 @@ class Effort:
         self._lock = threading.Lock()
         self._reason = ""
         self._called_off = threading.Event()
+        #: Events of those who are in `wait`.
+        self._waiting: list[threading.Event] = []
 
     def tighten(self, deadline: float) -> None:
         """Move the deadline earlier; a later one changes nothing."""
         with self._lock:
             if self._deadline is None or deadline < self._deadline:
                 self._deadline = deadline
+                self._wake()  # who waits has less time now
 
     def abandon(self, reason: str) -> None:
         with self._lock:
             if self._reason:
                 return
             self._reason = reason
+            self._wake()
         self._called_off.set()
         if self._on_abandon is not None:
             self._on_abandon()
@@ -64,6 +68,25 @@ class Effort:
         left = self.left()
         self._clock.wait(self._called_off, seconds if left is None else min(seconds, left))
         self.check()
+
+    def wait(self, over: Callable[[], bool], changed: threading.Event) -> None:
+        """Wait until `over()`, no longer than the save may go on. Who makes it so sets `changed`, and nobody else
+        clears it. Raises `Abandoned` like `check`."""
+        with self._lock:
+            self._waiting.append(changed)
+        try:
+            while not over():
+                self.check()
+                left = self.left()
+                self._clock.wait(changed, threading.TIMEOUT_MAX if left is None else left)
+                changed.clear()
+        finally:
+            with self._lock:
+                self._waiting.remove(changed)
+
+    def _wake(self) -> None:
+        for changed in self._waiting:
+            changed.set()
 
     def check(self) -> None:
         """Raises `Abandoned` when the save must not go on."""

@@ -1,7 +1,7 @@
 """The header of an object: each is a safetensors file, so anybody's tool can open a chunk.
 
-A header depends on names, dtypes and sizes alone, never on values: it is made at the rehearsal, and at the notice only
-bytes move. Padded with spaces to a multiple of 8, as the format allows, so that the first tensor is aligned; the planner
+A header depends on names, dtypes and sizes alone, never on values: it is made before the notice, when only bytes
+move. Padded with spaces to a multiple of 8, as the format allows, so that the first tensor is aligned; the planner
 orders pieces by falling item size, and then all are. (Holes between tensors the format forbids.)
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Sequence
+from json.encoder import encode_basestring_ascii
 
 from .dtypes import safetensors_form
 
@@ -39,7 +40,7 @@ def header(pieces: Iterable[tuple[str, str, Sequence[int], int]]) -> bytes:
 def header_room(label: str, dims: int) -> int:
     """Bytes that one piece adds to a header at most."""
     # {"dtype":"F8_E4M3","shape":[…],"data_offsets":[…,…]} and the quotes, colon and comma around: 80, numbers aside.
-    return 80 + len(json.dumps(label)) + 20 * (dims + 2)
+    return 80 + len(encode_basestring_ascii(label)) + 20 * (dims + 2)
 
 
 #: The length field, the braces, and the padding.

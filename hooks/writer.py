@@ -1,35 +1,36 @@
 """State into objects: planned once, put together in reused frames, one plain put each, from a few threads.
 
-At the notice only bytes move: no planning on the way (headers are made before the first byte), no allocation
-(frames are touched at `register`), no collective, and no wait that does not end at the save's own deadline.
+At the notice only bytes move. The plan, headers included, stays for as long as names, dtypes and shapes do: `rehearse`
+makes it, or else the first save. Threads and frames are there since `warm`. Nothing is collective, and no wait outlives
+the save's own deadline: a thread that hangs in the store is left behind with its frame.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from ..providers.errors import SpotguardError, StoreError
+import torch
+
+from ..providers.errors import CheckpointError, SpotguardError, StoreError
 from ..providers.store import BlobStore
-from .chunks import Item, PlannedObject, plan
+from .chunks import OBJECT_BYTES, Item, PlannedObject, plan
+from .crew import Crew, Hand
 from .dtypes import dtype_name
 from .effort import Abandoned, Effort
 from .frames import Frame, box
 from .keys import CheckpointName, checkpoint_prefix, object_name
 from .manifest import Chunk, ObjectEntry, TensorEntry
 from .parts import Leaf
+from .work import Progress, Work
 
-#: Bytes of one object: 4 of them in flight stay far below the 512 MiB of law 9.
-OBJECT_BYTES = 32 * 2**20
 #: Each thread owns a frame: while one waits for the store, another copies and checks.
 THREADS = 4
 #: Seconds before a put that failed for a while is tried again: doubled each time up to the second number.
 _RETRY_FIRST, _RETRY_MOST = 0.1, 2.0
-
-Progress = Callable[[str, int, int], None]
 
 
 class Spoiled(SpotguardError):
@@ -44,23 +45,46 @@ class Written:
     tensors: tuple[TensorEntry, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a state of these names, dtypes and shapes is written as."""
+
+    shapes: list[tuple[str, torch.dtype, torch.Size]]
+    items: tuple[Item, ...]
+    objects: tuple[PlannedObject, ...]
+    entries: tuple[ObjectEntry, ...]
+    nbytes: int
+    #: Of the frames that its objects fit into.
+    size: int
+
+
 class Writer:
-    """Writes one rank's share of checkpoints into one store. Used by one thread; it starts its own."""
+    """Writes one rank's share of checkpoints into one store. Used by one thread; it keeps threads of its own."""
 
     def __init__(self, store: BlobStore, run_id: str, rank: int = 0, world: int = 1) -> None:
         self._store = store
         self._run_id = run_id
         self._rank = rank
         self._world = world
-        self._frames: list[Frame] = []
+        self._crew = Crew()
+        self._plan: _Plan | None = None
 
     def warm(self, nbytes: int) -> None:
-        """Have the frames that a state of `nbytes` needs, every page touched."""
-        size = min(OBJECT_BYTES, max(nbytes + 2**20, 2**20))
-        wanted = max(1, min(THREADS, os.cpu_count() or 1, -(-nbytes // size)))
-        self._frames = [f for f in self._frames if f.size >= size]
-        while len(self._frames) < wanted:
-            self._frames.append(Frame(size))
+        """Have the threads and frames that a state of `nbytes` needs, every page touched.
+
+        Raises:
+            CheckpointError: there is no memory, or no thread to be had.
+        """
+        self._hands(nbytes, _object_size(nbytes))
+
+    def rehearse(self, leaves: Sequence[Leaf]) -> None:
+        """Plan for these leaves and make what a save of them needs, so that the save itself only moves bytes."""
+        planned = self._planned(leaves)
+        self._hands(planned.nbytes, planned.size)
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._crew.dismiss()
 
     def write(
         self,
@@ -77,65 +101,58 @@ class Writer:
 
         Raises:
             Spoiled: `moved` said so; what was read is not to be kept.
-            Abandoned: the deadline passed, or the save was called off.
+            Abandoned: the deadline passed, or the save was called off; at once, whatever the store does.
             StoreError: the store refuses, or failed for longer than the save may go on.
+            CheckpointError: there is no memory, or no thread to be had.
         """
-        items = [Item(leaf.name, dtype_name(leaf.tensor.dtype), tuple(leaf.tensor.shape)) for leaf in leaves]
-        self.warm(sum(leaf.tensor.nbytes for leaf in leaves))
-        objects = plan(items, self._frames[0].size)
-        work = _Work(objects, effort, progress, moved)
-        threads = [
-            threading.Thread(
-                target=self._run, args=(work, frame, leaves, name), name=f"spotguard-writer-{i}", daemon=True
-            )
-            for i, frame in enumerate(self._frames[: len(objects)])
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        planned = self._planned(leaves)
+        hands = self._hands(planned.nbytes, planned.size)[: len(planned.objects)]
+        work = Work(planned.objects, len(hands), effort, progress, moved)
+        task = partial(self._run, work, leaves, name)
+        for hand in hands:
+            hand.give(task, work.ended)
+        try:
+            effort.wait(work.over, work.changed)
+        except Abandoned as why:
+            work.call_off(why)
         if work.error is not None:
             raise work.error
         effort.check()
-        return Written(self._entries(objects, work), _tensors(items, objects, work.crcs))
+        return Written(planned.entries, _tensors(planned, work.crcs))
 
     def unchanged(self, leaves: Sequence[Leaf], written: Written, effort: Effort) -> str:
         """Read what anybody may have changed a second time; "" or the name of a tensor that differs by now."""
+        frame = None
         for leaf, entry in zip(leaves, written.tensors, strict=True):
             if leaf.still:
                 continue
             for chunk in entry.chunks:
                 effort.check()
-                again = self._frames[0].copy_in(box(leaf.tensor, chunk.offsets, chunk.sizes), 0)
+                if frame is None:
+                    frame = self._hands(0, chunk.end - chunk.start)[0].frame
+                again = frame.copy_in(box(leaf.tensor, chunk.offsets, chunk.sizes), 0)
                 if again != chunk.crc32:
                     return leaf.name
         return ""
 
-    # --- one thread ---
+    def _planned(self, leaves: Sequence[Leaf]) -> _Plan:
+        shapes = [(leaf.name, leaf.tensor.dtype, leaf.tensor.shape) for leaf in leaves]
+        if self._plan is None or self._plan.shapes != shapes:
+            items = tuple([Item(name, dtype_name(dtype), tuple(shape)) for name, dtype, shape in shapes])
+            nbytes = sum([leaf.tensor.nbytes for leaf in leaves])
+            size = _object_size(nbytes)
+            objects = plan(items, size)
+            self._plan = _Plan(shapes, items, objects, self._entries(objects), nbytes, size)
+        return self._plan
 
-    def _run(self, work: _Work, frame: Frame, leaves: Sequence[Leaf], name: CheckpointName) -> None:
+    def _hands(self, nbytes: int, size: int) -> list[Hand]:
+        wanted = max(1, min(THREADS, os.cpu_count() or 1, -(-nbytes // size)))
         try:
-            while (index := work.next()) is not None:
-                planned = work.objects[index]
-                frame.write(0, planned.header)
-                crcs = []
-                for piece in planned.pieces:
-                    work.effort.check()
-                    source = box(leaves[piece.item].tensor, piece.local, piece.sizes)
-                    crcs.append(frame.copy_in(source, piece.start))
-                if why := work.moved():
-                    raise Spoiled(why)
-                work.starts()
-                self._put(name, index, frame.view(0, planned.size), work.effort)
-                work.done(index, crcs)
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits; the others stop
-            work.fail(error)
+            return self._crew.ready(wanted, size)
+        except (RuntimeError, MemoryError) as error:
+            raise CheckpointError(f"a save needs buffers of {size >> 20} MiB and threads: {error}") from error
 
-    def _put(self, name: CheckpointName, index: int, data: memoryview, effort: Effort) -> None:
-        key = checkpoint_prefix(self._run_id, name) + object_name(self._rank, self._world, index)
-        retry(effort, lambda left: self._store.put(key, data, timeout=left))
-
-    def _entries(self, objects: Sequence[PlannedObject], work: _Work) -> tuple[ObjectEntry, ...]:
+    def _entries(self, objects: Sequence[PlannedObject]) -> tuple[ObjectEntry, ...]:
         return tuple(
             ObjectEntry(
                 name=object_name(self._rank, self._world, index),
@@ -146,11 +163,48 @@ class Writer:
             for index, planned in enumerate(objects)
         )
 
+    # --- one of its threads ---
 
-def retry(effort: Effort, ask: Callable[[float | None], object]) -> None:
+    def _run(self, work: Work, leaves: Sequence[Leaf], name: CheckpointName, frame: Frame) -> None:
+        try:
+            while (index := work.next()) is not None:
+                planned = work.objects[index]
+                frame.write(0, planned.header)
+                crcs = []
+                for piece in planned.pieces:
+                    work.effort.check()
+                    source = leaves[piece.item].tensor
+                    if piece.sizes != source.shape:
+                        source = box(source, piece.local, piece.sizes)
+                    crcs.append(frame.copy_in(source, piece.start))
+                if why := work.moved():
+                    raise Spoiled(why)
+                work.starts()
+                self._put(name, index, frame.view(0, planned.size), work)
+                work.done(index, crcs)
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits; the others stop
+            work.fail(error)
+
+    def _put(self, name: CheckpointName, index: int, data: memoryview, work: Work) -> None:
+        key = checkpoint_prefix(self._run_id, name) + object_name(self._rank, self._world, index)
+        retry(work.effort, lambda left: self._store.put(key, data, timeout=left), work.hear)
+
+
+def _object_size(nbytes: int) -> int:
+    """Whole MiB, so that a state that grows by a few bytes still fits the frames it has."""
+    return min(OBJECT_BYTES, (nbytes // 2**20 + 2) * 2**20)
+
+
+def retry(
+    effort: Effort,
+    ask: Callable[[float | None], object],
+    hear: Callable[[StoreError], None] = lambda error: None,
+) -> None:
     """Ask a store, again and again while it only fails for now and the save may go on.
 
-    `ask` is called with the seconds that are left.
+    Args:
+        ask: called with the seconds that are left.
+        hear: called with each failure for now.
     """
     pause = _RETRY_FIRST
     effort.check()
@@ -162,6 +216,7 @@ def retry(effort: Effort, ask: Callable[[float | None], object]) -> None:
             if not error.transient:
                 raise
             last = error
+        hear(last)
         try:
             effort.pause(pause)
         except Abandoned as why:
@@ -169,64 +224,12 @@ def retry(effort: Effort, ask: Callable[[float | None], object]) -> None:
         pause = min(2 * pause, _RETRY_MOST)
 
 
-class _Work:
-    """What the writer's threads share: the next object, how far they are, the first error."""
-
-    def __init__(
-        self,
-        objects: Sequence[PlannedObject],
-        effort: Effort,
-        progress: Progress | None,
-        moved: Callable[[], str],
-    ) -> None:
-        self.objects = objects
-        self.effort = effort
-        self.moved = moved
-        self.crcs: dict[int, list[int]] = {}
-        self.error: BaseException | None = None
-        self._progress = progress
-        self._lock = threading.Lock()
-        self._next = 0
-        self._begun = False
-        self._bytes = 0
-        self._total = sum(planned.size for planned in objects)
-
-    def next(self) -> int | None:
-        with self._lock:
-            if self.error is not None or self._next == len(self.objects):
-                return None
-            self._next += 1
-            return self._next - 1
-
-    def starts(self) -> None:
-        """A put begins: the first of them is the save's first byte on its way."""
-        with self._lock:
-            first, self._begun = not self._begun, True
-        if first and self._progress is not None:
-            self._progress("first-byte", 0, self._total)
-
-    def done(self, index: int, crcs: list[int]) -> None:
-        with self._lock:
-            self.crcs[index] = crcs
-            self._bytes += self.objects[index].size
-            done = self._bytes
-        if self._progress is not None:
-            self._progress("written" if done == self._total else "writing", done, self._total)
-
-    def fail(self, error: BaseException) -> None:
-        with self._lock:
-            if self.error is None:
-                self.error = error
-
-
-def _tensors(
-    items: Sequence[Item], objects: Sequence[PlannedObject], crcs: dict[int, list[int]]
-) -> tuple[TensorEntry, ...]:
-    chunks: list[list[Chunk]] = [[] for _ in items]
-    for index, planned in enumerate(objects):
-        for piece, crc in zip(planned.pieces, crcs[index], strict=True):
+def _tensors(planned: _Plan, crcs: dict[int, list[int]]) -> tuple[TensorEntry, ...]:
+    chunks: list[list[Chunk]] = [[] for _ in planned.items]
+    for index, each in enumerate(planned.objects):
+        for piece, crc in zip(each.pieces, crcs[index], strict=True):
             chunks[piece.item].append(Chunk(piece.offsets, piece.sizes, index, piece.start, piece.end, crc))
     return tuple(
         TensorEntry(item.name, item.dtype, item.sizes, tuple(sorted(held)))
-        for item, held in zip(items, chunks, strict=True)
+        for item, held in zip(planned.items, chunks, strict=True)
     )

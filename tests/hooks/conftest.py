@@ -23,6 +23,7 @@ NEEDS_TORCH = [
         "modules",
         "optimizers",
         "reader",
+        "report",
         "restore",
         "saver",
         "state",

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotguard.hooks.chunks import TARGET, Item, PlannedObject, plan
+from spotguard.hooks.chunks import OBJECT_BYTES, Item, PlannedObject, plan
 from spotguard.hooks.dtypes import ITEMSIZE
 from spotguard.hooks.layout import header, label
 from spotguard.providers.errors import UsageError
@@ -112,13 +112,22 @@ def test_a_shard_says_where_it_lies() -> None:
 
 
 def test_large_first_and_small_ones_packed() -> None:
-    """What takes longest starts first; crumbs share an object, and fill the room that large ones leave."""
+    """Crumbs share an object that is on its way at once; of the rest, what takes longest starts first."""
     tensors = [Item(f"b{i:03}", "float32", (8,)) for i in range(50)] + [Item("w", "float32", (1000, 1000))]
     planned = plan(tensors, 2**20)
-    sizes = [each.size for each in planned]
-    assert len(planned) == 4
-    assert sizes == sorted(sizes, reverse=True)
-    assert len(planned[-1].pieces) > 30
+    assert len(planned[0].pieces) > 30
+    assert [len(each.pieces) for each in planned[1:]] == [1] * 3
+
+
+def test_the_first_object_of_many_small_ones_is_small() -> None:
+    """Its bytes leave while the others are put together; what fits one object of a moment's work is not split."""
+    many = [Item(f"p{i:05}", "float32", (64,)) for i in range(10_000)]
+    planned = plan(many)
+    assert len(planned[0].pieces) <= 256
+    assert planned[0].size <= 2**20
+    assert sum(len(each.pieces) for each in planned) == len(many)
+    assert len(plan(many[:256])) == 1
+    assert len(plan([Item("w", "float32", (2**20,))] * 3)) == 1
 
 
 def test_a_row_larger_than_an_object_is_split_further() -> None:
@@ -178,6 +187,6 @@ def test_a_plan_of_a_large_model_is_quick_to_make() -> None:
     shapes = [(32000, 4096), (4096, 4096), (11008, 4096), (4096,)]
     tensors = [Item(f"l{i}.{kind}", "float32", shapes[i % 4]) for i in range(290) for kind in ("w", "m", "v")]
     planned = plan(tensors)
-    assert max(each.size for each in planned) <= TARGET
+    assert max(each.size for each in planned) <= OBJECT_BYTES
     used = sum(each.size for each in planned)
-    assert used / (len(planned) * TARGET) > 0.9
+    assert used / (len(planned) * OBJECT_BYTES) > 0.9

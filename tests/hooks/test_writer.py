@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from spotguard.hooks.chunks import OBJECT_BYTES
 from spotguard.hooks.effort import Abandoned, Effort
 from spotguard.hooks.keys import CheckpointName, checkpoint_prefix
 from spotguard.hooks.parts import Leaf
-from spotguard.hooks.writer import OBJECT_BYTES, THREADS, Spoiled, Writer, Written, retry
+from spotguard.hooks.writer import THREADS, Spoiled, Writer, Written, retry
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import DeniedError, StoreError, UnavailableError
 from spotguard.providers.localfs import FileStore
@@ -31,7 +32,11 @@ def leaves(**tensors: torch.Tensor) -> list[Leaf]:
 
 
 def write(store: FakeStore | FileStore, what: list[Leaf], moved: Callable[[], str] = str) -> Written:
-    return Writer(store, "run").write(what, NAME, Effort(SystemClock()), moved=moved)
+    writer = Writer(store, "run")
+    try:
+        return writer.write(what, NAME, Effort(SystemClock()), moved=moved)
+    finally:
+        writer.close()
 
 
 def test_a_tensor_larger_than_an_object_is_split(folder: Path) -> None:
@@ -76,11 +81,12 @@ def test_memory_stays_at_its_frames() -> None:
     writer = Writer(store, "run")
     what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(6)})
     writer.write(what, NAME, Effort(SystemClock()))
-    frames = list(writer._frames)
+    frames = [hand.frame for hand in writer._crew.hands]
     assert len(frames) <= min(THREADS, os.cpu_count() or 1)
     assert sum(frame.size for frame in frames) <= THREADS * OBJECT_BYTES < 512 * 2**20
     writer.write(what, CheckpointName(1, 6, 1), Effort(SystemClock()))
-    assert writer._frames == frames
+    assert [hand.frame for hand in writer._crew.hands] == frames
+    writer.close()
 
 
 def test_the_last_object_written_is_the_last_word() -> None:
@@ -131,14 +137,16 @@ def test_what_moved_while_it_was_read_is_not_put() -> None:
 
 
 def test_several_threads_fail_as_one() -> None:
-    """The first error comes out, once; the others stop."""
+    """The first error comes out, once; the others stop, and wait for the next save."""
     store = FakeStore()
+    writer = Writer(store, "run")
     store.faults = [Fault(n, error=lambda: DeniedError("no")) for n in range(8)]
     what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(4)})
     with pytest.raises(DeniedError, match="no"):
-        write(store, what)
+        writer.write(what, NAME, Effort(SystemClock()))
     assert len(store.calls) <= THREADS
-    assert not [t for t in threading.enumerate() if t.name.startswith("spotguard-writer")]
+    assert all(hand.free for hand in writer._crew.hands)
+    writer.close()
 
 
 def test_what_fails_for_now_is_asked_again_and_what_is_refused_is_not() -> None:

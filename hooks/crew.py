@@ -1,0 +1,94 @@
+"""The threads that put objects into the store: made before a notice and kept, each with a frame of its own.
+
+Made beforehand, because at the notice only bytes move (law 8), and because Python 3.12 starts no thread once the main
+thread has ended: a save that begins then has those that are there. One that hangs in a store is left where it is, with
+its frame: it may still read from it. The next `ready` puts another in its place.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from .frames import Frame
+
+log = logging.getLogger("spotguard")
+
+Task = Callable[[Frame], None]
+
+
+class Hand:
+    """One thread and its frame. A forked child has the object and not the thread: it is not `free` there."""
+
+    def __init__(self, number: int, frame: Frame) -> None:
+        self.frame = frame
+        self._tasks: queue.SimpleQueue[tuple[Task, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._thread = threading.Thread(target=self._run, name=f"spotguard-writer-{number}", daemon=True)
+        self._thread.start()
+
+    @property
+    def free(self) -> bool:
+        """Whether it can be given a task, and its frame be used."""
+        return self._idle.is_set() and self._thread.is_alive()
+
+    def give(self, task: Task, ended: Callable[[], None]) -> None:
+        """Have the thread do this with its frame; when it is free again it calls `ended`. Neither raises."""
+        self._idle.clear()
+        self._tasks.put((task, ended))
+
+    def dismiss(self) -> None:
+        """The thread ends when what it does is done; nobody waits for a store that hangs."""
+        self._tasks.put(None)
+
+    def _run(self) -> None:
+        while (given := self._tasks.get()) is not None:
+            task, ended = given
+            task(self.frame)
+            self._idle.set()
+            ended()
+            del given, task, ended  # they hold the tensors of a save
+
+
+class Crew:
+    """The hands of one writer. Used by one thread."""
+
+    def __init__(self) -> None:
+        self.hands: list[Hand] = []
+
+    def ready(self, count: int, size: int) -> list[Hand]:
+        """So many free hands with frames of at least `size` bytes; fewer, if no thread can be started any more.
+
+        Raises:
+            RuntimeError: not one is there, and none can be made.
+        """
+        free = []
+        for hand in self.hands:
+            if hand.free:
+                free.append(hand)
+            else:
+                hand.dismiss()
+        self.hands = free[:]
+        for hand in free[:count]:
+            if hand.frame.size < size:
+                hand.frame = Frame(size)
+        while len(self.hands) < count:
+            try:
+                self.hands.append(Hand(len(self.hands), Frame(size)))
+            except (
+                RuntimeError
+            ) as error:  # the interpreter is shutting down, or the machine is out of threads
+                if not self.hands:
+                    raise
+                log.debug("saving with %d threads of %d: %s", len(self.hands), count, error)
+                break
+        return self.hands[:count]
+
+    def dismiss(self) -> None:
+        """Let every thread end."""
+        for hand in self.hands:
+            hand.dismiss()
+        self.hands = []
