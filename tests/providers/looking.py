@@ -9,7 +9,7 @@ from spotguard.providers.notice import Notice, NoticeSource
 from spotguard.providers.simulator.aws import AwsSimulator
 
 #: Seconds for tests in which an answer never comes: each such request takes them all.
-IMPATIENT = 0.4
+IMPATIENT = 1.0
 
 
 class MakeSource(Protocol):
