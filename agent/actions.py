@@ -30,6 +30,20 @@ class KillGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class SignalSession:
+    """Send this signal to one training process, unless it is still in `group`, which gets its signals as a whole."""
+
+    session: int
+    signum: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Look what is left of the ended command's group. The loop answers with `GroupSeen`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """Start the command (again). The loop answers with `Launched`."""
 
@@ -64,4 +78,4 @@ class Tell:
     last: bool
 
 
-Action = Send | SignalGroup | KillGroup | Launch | Finish | Publish | Log | Tell
+Action = Send | SignalGroup | KillGroup | SignalSession | Look | Launch | Finish | Publish | Log | Tell

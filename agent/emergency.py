@@ -16,12 +16,14 @@ from typing import Any
 
 from ..hooks import protocol
 from ..providers.notice import Notice, NoticeKind
-from .actions import Action, Finish, KillGroup, Launch, Send, SignalGroup
+from .actions import Action, Finish, Launch, Send, SignalGroup
+from .clearing import Clearing
 from .events import (
     Asked,
     Closed,
     CommandEnded,
     Event,
+    GroupSeen,
     Heard,
     Launched,
     NoticeGone,
@@ -31,7 +33,7 @@ from .events import (
 )
 from .pending import Part, Pending
 from .signals import PASSED_ON
-from .telling import OUTLIVED, Command, Policy, Telling
+from .telling import OUTLIVED, Command, Policy
 
 __all__ = ["Machine", "Policy"]
 
@@ -48,7 +50,7 @@ SIGTERM_WINDOW = 25.0
 BY_HAND = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
 
-class Machine(Telling):
+class Machine(Clearing):
     """The agent's decisions. One thread feeds it; nothing else changes what it knows."""
 
     def __init__(self, policy: Policy) -> None:
@@ -65,6 +67,7 @@ class Machine(Telling):
             Closed: self._closed,
             Asked: self._asked,
             Launched: self._launched,
+            GroupSeen: self._group_seen,
             Signalled: lambda e: self._signalled(e.signum),
             CommandEnded: self._ended,
         }
@@ -103,6 +106,8 @@ class Machine(Telling):
             times += [p.limit, p.term_at, p.return_by]
         elif p is not None and self.command is not None and not self._running:
             times += [self.command.ended_at + LINGER, p.limit]
+        if self.command is not None and not self._running:
+            times.append(self.command.look_at)
         return min((t for t in times if t is not None and t > self._now), default=None)
 
     @property
@@ -147,7 +152,7 @@ class Machine(Telling):
         """End at once: somebody asked twice, or pressed Ctrl-C."""
         if self._stopping:
             self._log("asked again to end: SIGKILL to the command", logging.WARNING)
-            self._do(KillGroup())
+            self._kill_all()
             self._force_at = None
             return
         self._stopping = True
@@ -157,14 +162,14 @@ class Machine(Telling):
         if self.pending is not None and not self.pending.rehearsal:
             self.pending.ending = f"ended at once by {name}"
             self.pending.end_all()
-        self._do(SignalGroup(signum))
+        self._signal_group(signum)
 
     # --- the command ---
 
     def _launched(self, event: Launched) -> None:
         self.command = Command(event.pid)
         if self._stopping:  # the signal came while there was nothing to send it to
-            self._do(SignalGroup(signal.SIGTERM))
+            self._signal_group(signal.SIGTERM)
 
     def _ended(self, event: CommandEnded) -> None:
         command = self.command
@@ -188,7 +193,7 @@ class Machine(Telling):
             if self._force_at is not None and self._now >= self._force_at:
                 self._force_at = None
                 self._log("the command did not end: SIGKILL", logging.WARNING)
-                self._do(KillGroup())
+                self._kill_all()
             if self.pending is not None and not self.pending.rehearsal:
                 self._towards_the_end(self.pending)
         elif self.command is not None:
@@ -210,7 +215,7 @@ class Machine(Telling):
             self._log(
                 f"out of time: SIGKILL to the command, {p.deadline - self._now:.1f} s left", logging.WARNING
             )
-            self._do(KillGroup())
+            self._kill_all()
         elif not p.ending and p.all_done and not p.all_left:
             self._end(p)
         elif p.term_at is not None and self._now >= p.term_at and not p.ending:
@@ -223,7 +228,7 @@ class Machine(Telling):
             p.term_at = None
             p.ending = "told to leave, then TERM"
             self._log("the command did not leave when told: SIGTERM")
-            self._do(SignalGroup(signal.SIGTERM))
+            self._signal_group(signal.SIGTERM)
 
     def _end(self, p: Pending) -> None:
         """Everybody has answered: the command ends now, in the order that its kind of launcher needs."""
@@ -243,7 +248,7 @@ class Machine(Telling):
         # Under a launcher a worker that leaves first is started again on the doomed machine (torchrun turns its
         # 75 into 1: seen). So the launcher goes first, and the workers stay parked until it takes them along.
         p.ending = "TERM after the commit" if any(part.committed for part in p.parts.values()) else "TERM"
-        self._do(SignalGroup(signal.SIGTERM))
+        self._signal_group(signal.SIGTERM)
 
     def _time_to_leave(self, p: Pending) -> float:
         return min(self._now + LEAVE_GRACE, (self._now + p.limit) / 2)
@@ -255,7 +260,7 @@ class Machine(Telling):
             p = None
         if p is None:
             self._after_all(command)
-        elif not self._still_talking(p, command):
+        elif not self._still_talking(p, command) and self._nothing_left(p, command):
             self._conclude(p, command)
 
     def _still_talking(self, p: Pending, command: Command) -> bool:
@@ -263,17 +268,27 @@ class Machine(Telling):
         for part in p.parts.values():  # a socket closes in mid-exit, before its process can be seen to be gone
             part.dead = part.dead or (part.closed and part.session.pid == command.pid)
         if self._now < command.ended_at + LINGER:
-            return any(not part.dead and not part.closed for part in p.parts.values())
-        for part in p.parts.values():
-            part.dead = part.dead or part.session.pid == command.pid
+            if any(part.open for part in p.parts.values()):
+                return True
+        else:
+            for part in p.parts.values():
+                part.dead = part.dead or part.session.pid == command.pid
         if p.killed or self._stopping or self._now >= p.limit:
             return False
         return any(not part.done for part in p.parts.values())
 
+    def _nothing_left(self, p: Pending, command: Command) -> bool:
+        """Whether what comes next would find the machine clear; not asked of a command that was simply done."""
+        if p.killed or (self._stopping and self._force_at is None):
+            return True
+        if command.returncode == 0 and not (p.signalled or p.ending):
+            if any(not part.done for part in p.parts.values()):
+                self._kill_all()  # the launcher is gone, what it left behind is out of time
+            return True
+        return self._cleared(command, p.limit if self._force_at is None else min(p.limit, self._force_at))
+
     def _conclude(self, p: Pending, command: Command) -> None:
         """The command is gone after a notice: the outcome, and what comes next."""
-        if not p.killed and any(not part.done for part in p.parts.values()):
-            self._do(KillGroup())  # the launcher is gone, what it left behind is out of time
         returncode = command.returncode if command.returncode is not None else 0
         asked = p.signalled or bool(p.ending)
         code = 0 if returncode == 0 and not asked else self.policy.exit_code
@@ -297,6 +312,8 @@ class Machine(Telling):
 
     def _after_all(self, command: Command) -> None:
         """The command is gone, and no notice stands."""
+        if self._force_at is not None and self._left_alive() and not self._cleared(command, self._force_at):
+            return  # somebody asked it to end at once: its workers too
         returncode = command.returncode if command.returncode is not None else 0
         code = returncode if returncode >= 0 else 128 - returncode
         if command.leave_by is not None and command.ended_at <= command.leave_by and code != 0:
@@ -315,6 +332,7 @@ class Machine(Telling):
 
     def _relaunch(self, why: str) -> None:
         self._log(f"starting the command again: {why}", logging.WARNING)
+        self._kill_all()  # whatever is there still holds the run id
         self.outlive_at, self.command = None, None
         self._outlived = set()
         self._do(Launch())

@@ -96,6 +96,14 @@ class Launched:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupSeen:
+    """Whether processes of the ended command's group are still there."""
+
+    pid: int
+    left: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Signalled:
     """`spotguard` itself got this signal."""
 
@@ -121,6 +129,7 @@ Event = (
     | StatusAsked
     | Watching
     | Launched
+    | GroupSeen
     | Signalled
     | CommandEnded
 )

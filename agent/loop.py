@@ -19,12 +19,25 @@ from ..providers.clock import Clock, SystemClock
 from ..providers.notice import NoticeSource
 from . import journal, sources
 from . import outcome as outcomes
-from .actions import Action, Finish, KillGroup, Launch, Log, Publish, Send, SignalGroup, Tell
+from .actions import (
+    Action,
+    Finish,
+    KillGroup,
+    Launch,
+    Log,
+    Look,
+    Publish,
+    Send,
+    SignalGroup,
+    SignalSession,
+    Tell,
+)
 from .board import Board
 from .emergency import Machine, Policy
 from .events import (
     Closed,
     Event,
+    GroupSeen,
     HealthChanged,
     Launched,
     NoticeGone,
@@ -148,14 +161,19 @@ class Agent:
             self._publish(action.outcome)
         elif isinstance(action, Finish):
             self._code = action.code
+        elif isinstance(action, SignalSession):
+            self._server.signal(action.session, action.signum, action.group)
         elif self._supervisor is not None:
             self._command(action, self._supervisor)
 
-    def _command(self, action: SignalGroup | KillGroup | Launch, supervisor: Supervisor) -> None:
+    def _command(self, action: SignalGroup | KillGroup | Look | Launch, supervisor: Supervisor) -> None:
         if isinstance(action, SignalGroup):
             supervisor.signal(action.signum)
         elif isinstance(action, KillGroup):
             supervisor.kill()
+        elif isinstance(action, Look):
+            seen = GroupSeen(supervisor.pid, supervisor.group_left())
+            self._carry_out(self._machine.handle(seen, self._clock.monotonic()))
         else:
             pid = supervisor.start()
             logger.info("guarding pid %d as run %s", pid, self._facts.run_id)

@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import selectors
+import signal
 import socket
 import threading
 from collections import Counter
@@ -53,7 +54,7 @@ class Server:
         self._listener = listen(path, service=service)
         self._selector = selectors.DefaultSelector()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._outbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._connections: dict[int, Connection] = {}
         #: Processes that lost their socket and live: pidfd by (session, pid).
         self._followed: dict[tuple[int, int], int] = {}
@@ -73,8 +74,15 @@ class Server:
 
     def send(self, session: int, message: Message) -> None:
         """Say `message` to a session; one that is gone hears nothing. Never blocks."""
+        self._later(lambda: self._tell(session, message))
+
+    def signal(self, session: int, signum: int, group: int) -> None:
+        """Signal a session's process, also one that has lost its socket, unless it is in `group`. Never blocks."""
+        self._later(lambda: self._signal(session, signum, group))
+
+    def _later(self, order: Callable[[], None]) -> None:
         if not self._closed:
-            self._outbox.put((session, message))
+            self._outbox.put(order)
             self._wake()
 
     def close(self) -> None:
@@ -127,12 +135,27 @@ class Server:
     def _deliver(self) -> None:
         while True:
             try:
-                number, message = self._outbox.get_nowait()
+                order = self._outbox.get_nowait()
             except queue.Empty:
                 return
-            connection = self._connections.get(number)
-            if connection is not None:
-                self._say(connection, message)
+            order()
+
+    def _tell(self, number: int, message: Message) -> None:
+        if (connection := self._connections.get(number)) is not None:
+            self._say(connection, message)
+
+    def _signal(self, number: int, signum: int, group: int) -> None:
+        there = {key: fd for key, fd in self._followed.items() if key[0] == number}
+        if (connection := self._connections.get(number)) is not None and connection.pidfd >= 0:
+            there[number, connection.pid] = connection.pidfd
+        for (_, pid), pidfd in there.items():
+            try:
+                if os.getpgid(pid) != group:
+                    signal.pidfd_send_signal(pidfd, signum)
+            except ProcessLookupError:
+                pass  # it has ended: its pidfd says so in a moment
+            except PermissionError:
+                logger.warning("pid %d cannot be signalled: it runs as another user (sudo?)", pid)
 
     # --- connections come ---
 

@@ -116,6 +116,16 @@ class Supervisor:
         if self._pid:
             self._send(signal.SIGKILL)
 
+    @property
+    def pid(self) -> int:
+        """The command's, also after its end; 0 where none was started."""
+        return self._pid
+
+    def group_left(self) -> bool:
+        """Whether anybody but the command itself is in its group. Asked after the command's end, when its own
+        zombie answers to every signal, so that `killpg(…, 0)` tells nothing."""
+        return any(_lives_in(self._pid, name) for name in os.listdir("/proc") if name.isdigit())
+
     def close(self) -> None:
         """Take the terminal back and reap. A command that still runs is left running: ending it is a decision."""
         self._release()
@@ -211,6 +221,16 @@ class Supervisor:
             logger.warning("%s cannot be sent to the command: it runs as another user (sudo?)", name)
         except ProcessLookupError:
             logger.debug("group %d is gone", self._pid)
+
+
+def _lives_in(group: int, pid: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # After the name, which may hold spaces and brackets (proc(5)): state, parent, group.
+            state, _, its_group = file.read().rpartition(b")")[2].split()[:3]
+    except OSError:  # it has just ended
+        return False
+    return int(its_group) == group and state not in (b"Z", b"X")
 
 
 def take_status(pid: int, what: int) -> bool:

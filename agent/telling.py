@@ -45,6 +45,13 @@ class Command:
     ended_at: float = 0.0
     #: It got the signal of a notice that was then withdrawn: an end before this instant is that signal's doing.
     leave_by: float | None = None
+    #: Its group got a signal that asks it to end.
+    told: bool = False
+    #: After its end: whether others of its group are there (None: nobody has looked), and the next look.
+    group_left: bool | None = None
+    look_at: float = 0.0
+    #: What it left behind was told to end.
+    parting: bool = False
 
 
 class Telling:
@@ -166,7 +173,13 @@ class Telling:
         p.signalled = True
         name = signal.Signals(self.policy.signal).name
         self._log(f"{why}: {name} to the command, which has the rest of the window")
-        self._do(SignalGroup(self.policy.signal))
+        self._signal_group(self.policy.signal)
+
+    def _signal_group(self, signum: int) -> None:
+        """Ask the command's group to end."""
+        if self.command is not None:
+            self.command.told = True
+        self._do(SignalGroup(signum))
 
     def _await_return(self, p: Pending) -> None:
         """Whoever lost its socket just before the notice is back, is gone, or has had its time."""

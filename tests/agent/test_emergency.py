@@ -261,7 +261,10 @@ def test_a_worker_that_outlives_its_launcher_finishes_its_save() -> None:
     story.ends(1)
     story.until(50)
     assert story.code is None
+    assert story.signalled_sessions == []
     story.commits(rank)
+    assert story.signalled_sessions == [(rank, TERM)]
+    story.closes(rank)
     assert story.code == 75
     assert not story.killed
     assert story.outcomes[0].committed is not None

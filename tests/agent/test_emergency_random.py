@@ -110,11 +110,16 @@ class AnyStory(RuleBasedStateMachine):
         self.step(lambda: self.story.until(self.story.now - START + seconds))
 
     @precondition(lambda self: self.alive)
-    @rule(returncode=st.sampled_from([0, 1, 75, -9, -15]))
-    def ends(self, returncode: int) -> None:
-        self.alive = False
+    @rule(returncode=st.sampled_from([0, 1, 75, -9, -15]), leaves=st.booleans())
+    def ends(self, returncode: int, leaves: bool = False) -> None:
+        self.alive, self.story.group_left = False, leaves
         self.step(lambda: self.story.ends(returncode))
         self.open = {s: pid for s, pid in self.open.items() if s in self.story.machine.sessions}
+
+    @precondition(lambda self: self.story.group_left)
+    @rule()
+    def the_last_of_the_group_ends(self) -> None:
+        self.story.group_left = False
 
     def step(self, happen: object) -> None:
         if self.story.code is None:

@@ -108,6 +108,7 @@ def test_what_a_command_leaves_behind_stays_until_it_is_killed(stand: Stand) -> 
     watched = os.pidfd_open(child)
     os.kill(pid, signal.SIGUSR2)
     assert stand.ended() == (pid, 7)
+    assert supervisor.group_left(), "the leader's zombie is not meant, its child is"
     supervisor.signal(signal.SIGUSR1)
     assert stand.report.until("child").endswith("SIGUSR1")
     supervisor.kill()

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from spotguard.agent.actions import Action, Finish, KillGroup, Launch, Publish, Send, SignalGroup, Tell
+from spotguard.agent.actions import (
+    Action,
+    Finish,
+    KillGroup,
+    Launch,
+    Look,
+    Publish,
+    Send,
+    SignalGroup,
+    SignalSession,
+    Tell,
+)
 from spotguard.agent.emergency import Machine, Policy
 from spotguard.agent.events import (
     Asked,
     Closed,
     CommandEnded,
     Event,
+    GroupSeen,
     Heard,
     Launched,
     NoticeGone,
@@ -35,6 +47,8 @@ class Story:
         self.log: list[tuple[float, Action]] = []
         self.pid = 99
         self._sessions = 0
+        #: Whether others of the command's group stay when it ends.
+        self.group_left = False
         self._take(self.machine.begin(self.now))
 
     # --- what happens ---
@@ -51,6 +65,8 @@ class Story:
             if isinstance(action, Launch):
                 self.pid += 1
                 self._take(self.machine.handle(Launched(self.pid), self.now))
+            elif isinstance(action, Look):
+                self._take(self.machine.handle(GroupSeen(self.pid, self.group_left), self.now))
 
     def until(self, seconds: float) -> list[Action]:
         """Time passes, with every wake-up that the machine asks for on the way."""
@@ -132,6 +148,10 @@ class Story:
     @property
     def signals(self) -> list[int]:
         return [action.signum for action in self.all(SignalGroup)]
+
+    @property
+    def signalled_sessions(self) -> list[tuple[int, int]]:
+        return [(action.session, action.signum) for action in self.all(SignalSession)]
 
     @property
     def killed(self) -> bool:

@@ -1,0 +1,66 @@
+"""The middle of the machine: what a command leaves behind when it ends, and when that has to end too.
+
+A launcher that dies first leaves its workers: they hold their GPUs, their memory and their run id, and the next
+start is refused. Under a shell what a command leaves in the background stays; here it stays where nobody asked
+the command to end and nothing is started after it.
+
+Pure, as all of it: events and the time come in, actions go out.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+
+from .actions import KillGroup, Look, SignalSession
+from .events import GroupSeen
+from .roster import Session
+from .telling import Command, Telling
+
+#: Between two looks at what is left of the group.
+_LOOK = 0.2
+
+
+class Clearing(Telling):
+    """The command's end as a whole: its group, and the training processes that have left it."""
+
+    def _left_alive(self) -> list[Session]:
+        """Registered processes that are not the command itself: a worker of torchrun has a session of its own, and
+        no signal to the command's group reaches it."""
+        pid = self.command.pid if self.command is not None else 0
+        return [s for s in (*self.sessions.values(), *self.lost.values()) if s.pid != pid]
+
+    def _kill_all(self) -> None:
+        """SIGKILL to whatever belongs to the command, wherever it has gone."""
+        group = self.command.pid if self.command is not None else 0
+        self._do(KillGroup())
+        for session in self._left_alive():
+            self._do(SignalSession(session.number, signal.SIGKILL, group))
+
+    def _group_seen(self, event: GroupSeen) -> None:
+        if self.command is not None and self.command.pid == event.pid:
+            self.command.group_left = event.left
+
+    def _cleared(self, command: Command, limit: float) -> bool:
+        """Whether nothing is left of the ended command. What is there is told to end, and killed at `limit`."""
+        if self._now >= limit:
+            self._log("killing what the command has left behind", logging.WARNING)
+            self._kill_all()
+            return True
+        there = self._left_alive()
+        if command.group_left is False and not there:
+            return True
+        if command.group_left is not None and not command.parting:
+            command.parting = True
+            self._log(
+                f"the command is gone and has left processes behind: waiting {limit - self._now:.1f} s for them",
+                logging.WARNING,
+            )
+            if not command.told:
+                self._signal_group(signal.SIGTERM)
+            for session in there:
+                self._do(SignalSession(session.number, signal.SIGTERM, command.pid))
+        if self._now >= command.look_at:
+            command.look_at = self._now + _LOOK
+            self._do(Look())
+        return False

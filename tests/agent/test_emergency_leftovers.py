@@ -1,0 +1,153 @@
+"""What a command leaves behind when it ends: told, waited for and killed, as stories to the pure machine."""
+
+from __future__ import annotations
+
+import signal
+
+from spotguard.agent.actions import Action, KillGroup, Launch, SignalSession
+from tests.fakes.story import Story
+
+TERM, KILL, CONT, INT = signal.SIGTERM, signal.SIGKILL, signal.SIGCONT, signal.SIGINT
+
+
+def only(signals: list[int]) -> list[int]:
+    return [s for s in signals if s != CONT]
+
+
+def order(story: Story, *kinds: type[Action]) -> list[type[Action]]:
+    return [type(action) for _, action in story.log if isinstance(action, kinds)]
+
+
+def test_a_crash_is_started_again_when_the_old_one_is_gone() -> None:
+    """The launcher died, its workers did not: they hold the run id that the next ones want."""
+    story = Story(max_restarts=1)
+    worker = story.opens(201)
+    story.ends(-9)
+    assert order(story, KillGroup, SignalSession, Launch)[1:] == [KillGroup, SignalSession, Launch]
+    assert story.signalled_sessions == [(worker, KILL)]
+
+
+def test_a_handler_that_cleans_up_after_its_shell_has_the_rest_of_the_window() -> None:
+    """TERM ends `sh -c "train & wait"` at once; the training has until the reserve, and then goes."""
+    story = Story()
+    story.notice()
+    story.group_left = True
+    story.ends(-15)
+    story.until(107)
+    assert story.code is None
+    assert only(story.signals) == [TERM], "one TERM is enough: a second one may mean haste"
+    assert not story.killed
+    story.until(109)
+    assert story.killed
+    assert story.code == 75
+
+
+def test_it_goes_on_as_soon_as_the_last_one_is_gone() -> None:
+    """Nobody waits for the reserve with nothing left."""
+    story = Story()
+    story.notice()
+    story.group_left = True
+    story.ends(-15)
+    story.until(10)
+    story.group_left = False
+    story.until(11)
+    assert story.code == 75
+    assert not story.killed
+
+
+def test_what_stays_after_a_leave_is_told_by_term() -> None:
+    """A helper in the background (a logger, a dashboard) has heard nothing yet."""
+    story = Story()
+    session = story.opens()
+    story.notice()
+    story.commits(session)
+    story.group_left = True
+    story.ends(75)
+    story.until(1)
+    assert only(story.signals) == [TERM]
+    assert story.code is None
+
+
+def test_a_worker_in_a_session_of_its_own_is_reached_too() -> None:
+    """Torchrun's workers: no signal to the group reaches them. TERM, and SIGKILL at the reserve."""
+    story = Story()
+    worker = story.opens(201)
+    story.notice()
+    story.commits(worker)
+    story.closes(worker, alive=True)
+    story.ends(-9)
+    story.until(107)
+    assert story.signalled_sessions == [(worker, TERM)]
+    assert story.code is None
+    story.until(109)
+    assert story.signalled_sessions == [(worker, TERM), (worker, KILL)]
+    assert story.code == 75
+
+
+def test_law_11_a_worker_without_socket_or_launcher_may_still_save() -> None:
+    """Its launcher has died and its socket closed at once: neither TERM nor KILL before it is back, gone or late."""
+    story = Story()
+    worker = story.opens(201)
+    story.notice()
+    story.ends(1)
+    story.closes(worker, alive=True)
+    story.until(107)
+    assert only(story.signals) == []
+    assert story.signalled_sessions == []
+    assert not story.killed
+    story.until(108)
+    assert story.signalled_sessions == [(worker, KILL)]
+    assert story.code == 75
+
+
+def test_out_of_time_kills_those_outside_the_group_too() -> None:
+    """The kill at the reserve."""
+    story = Story()
+    worker = story.opens(201)
+    story.notice()
+    story.until(108)
+    assert story.killed
+    assert story.signalled_sessions == [(worker, KILL)]
+
+
+def test_outlive_starts_again_on_a_clear_machine() -> None:
+    """Withdrawn while the command was leaving: not beside what is left of it."""
+    story = Story(outlive=True)
+    session = story.opens()
+    story.notice()
+    story.commits(session)
+    story.group_left = True
+    story.gone()
+    story.ends(75)
+    story.until(5)
+    assert story.pid == 100
+    story.group_left = False
+    story.until(6)
+    assert story.pid == 101
+
+
+def test_ctrl_c_takes_a_deaf_worker_along() -> None:
+    """A shell lets what runs in its background ignore SIGINT; five seconds later it is killed."""
+    story = Story()
+    worker = story.opens(201)
+    story.signal(INT)
+    story.ends(-2)
+    story.until(4.9)
+    assert story.code is None
+    story.until(5)
+    assert (worker, KILL) in story.signalled_sessions
+    assert story.code == 130
+
+
+def test_what_a_command_that_was_simply_done_leaves_stays() -> None:
+    """As under a shell: a server in the background, with a notice and without."""
+    for noticed in (False, True):
+        story = Story(signal=None)
+        if noticed:
+            story.notice()
+        story.group_left = True
+        story.ends(0)
+        story.until(1)
+        assert story.code == 0
+        assert not story.killed
+        assert only(story.signals) == []

@@ -1,0 +1,117 @@
+"""What a real command leaves behind: real processes, in its group and in sessions of their own, and the next start."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spotguard.agent import loop
+from spotguard.agent.config import Options, resolve
+from spotguard.agent.events import Closed, Opened
+from tests.fakes.report import TIMEOUT
+from tests.fakes.serving import Events, Serving
+
+ROOT = Path(__file__).parents[2]
+
+#: Registers, says its pid into a file, and waits. "own" leaves the group, "silent" its socket.
+WORKER = f"""
+import os, signal, sys
+sys.path[:0] = [{str(ROOT)!r}]
+from pathlib import Path
+from tests.fakes.hook import FakeHook
+from spotguard.hooks.protocol import *
+if "own" in sys.argv: os.setsid()
+hook = FakeHook(Path(sys.argv[1]))
+hook.say(Register(os.getpid(), "r", "train.py", "file:///s"))
+hook.hear(Welcome)
+if "silent" in sys.argv: hook.close()
+with open(sys.argv[2], "a") as file: file.write(f"{{os.getpid()}}\\n")
+while True: signal.pause()
+"""
+
+#: Starts a worker, waits until it stands, and dies of SIGKILL; started again, it ends with 0.
+LAUNCHER = """
+import os, signal, subprocess, sys
+socket, pids, code, *how = sys.argv[1:]
+if os.path.exists(pids): sys.exit(0)
+os.mkfifo(pids)
+subprocess.Popen([sys.executable, "-c", code, socket, pids, *how])
+with open(pids) as file: pid = file.readline()
+os.unlink(pids)
+with open(pids, "w") as file: file.write(pid)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def options(folder: Path, tmp_path: Path) -> Options:
+    flags = {
+        "provider": "none",
+        "socket": str(folder / "r.sock"),
+        "run-id": "r",
+        "store": f"file://{tmp_path}",
+    }
+    return resolve("run", flags, {})
+
+
+def gone(pid: int) -> bool:
+    """Whether it ends: waited for, since SIGKILL takes a moment."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([pidfd], [], [], TIMEOUT)[0])
+    finally:
+        os.close(pidfd)
+
+
+@pytest.mark.parametrize("how", [[], ["own"]])
+def test_a_launcher_that_crashes_takes_its_workers_along(
+    options: Options, tmp_path: Path, how: list[str]
+) -> None:
+    """Started again, the command finds its run id free; also where the worker has a session of its own."""
+    pids = tmp_path / "pids"
+    assert options.socket is not None
+    command = [sys.executable, "-c", LAUNCHER, options.socket, str(pids), WORKER, *how]
+    assert loop.run(replace(options, max_restarts=1), command) == 0
+    assert gone(int(pids.read_text()))
+
+
+def test_a_deaf_child_of_a_shell_does_not_outlive_the_preemption(options: Options, tmp_path: Path) -> None:
+    """TERM ends the shell at once; what ignores it has until the reserve, and is gone when 75 comes."""
+    pids = tmp_path / "pids"
+    code = f"""
+import os, signal, subprocess, sys
+child = subprocess.Popen(["sh", "-c", "trap '' TERM; echo $$ > {pids}.new; mv {pids}.new {pids}; sleep 1000 & wait; wait"])
+while not os.path.exists({str(pids)!r}): pass
+os.kill(os.getppid(), signal.SIGTERM)
+signal.pause()
+"""
+    assert loop.run(replace(options, window=2.0, reserve=1.0), [sys.executable, "-c", code]) == 75
+    assert gone(int(pids.read_text()))
+
+
+@pytest.mark.parametrize("how", ["own", "silent"])
+def test_a_session_is_signalled_with_and_without_its_socket(
+    serve: Serving, events: Events, tmp_path: Path, how: str
+) -> None:
+    """By its pidfd; and not where it is in the group that is signalled as a whole."""
+    server = serve()
+    command = [sys.executable, "-c", WORKER, str(server.path), str(tmp_path / "pids"), "own", how]
+    with subprocess.Popen(command) as worker:
+        session = events.next(Opened).session
+        if how == "silent":
+            assert events.next(Closed).alive
+        server.signal(session, signal.SIGKILL, worker.pid)  # its own group: spared
+        server.signal(session, signal.SIGTERM, 0)
+        assert worker.wait(TIMEOUT) == -signal.SIGTERM
+    assert not events.next(Closed, lambda event: event.session == session).alive
+    server.signal(session, signal.SIGTERM, 0)  # nobody is there any more
