@@ -27,6 +27,8 @@ _UCRED = struct.Struct("iII")  # pid, uid, gid: unix(7)
 #: Seconds between attempts to find a lost agent, and between two `Position`s.
 RECONNECT = 1.0
 POSITION_EVERY = 2.0
+#: Seconds for which a droppable word waits for another thread that is just sending.
+_DROP_AFTER = 0.02
 #: A send that takes longer has an agent at the other end that is not reading.
 SEND_TIMEOUT = 5.0
 
@@ -80,10 +82,16 @@ class Client:
         """Wait for the agent's first `Welcome` or `Refused`."""
         self._answered.wait(timeout)
 
-    def send(self, message: Message) -> bool:
-        """Send from any thread. False: there is no agent now (it learns from `Register` when it is back)."""
-        with self._lock:
-            if self._socket is None:
+    def send(self, message: Message, *, droppable: bool = False) -> bool:
+        """Send from any thread. False: there is no agent now (it learns from `Register` when it is back).
+
+        Args:
+            droppable: a word that another will follow: an agent that does not read is not waited for.
+        """
+        if not self._lock.acquire(timeout=_DROP_AFTER if droppable else -1):
+            return False  # somebody waits for that agent already
+        try:
+            if self._socket is None or (droppable and not _has_room(self._socket)):
                 return False
             try:
                 self._socket.sendall(protocol.encode(message))
@@ -95,6 +103,8 @@ class Client:
                 ):  # a frame may be half sent: the listener is to connect anew
                     self._socket.shutdown(socket.SHUT_RDWR)
                 return False
+        finally:
+            self._lock.release()
 
     def close(self, reason: str = "") -> None:
         """Say goodbye and join the thread."""
@@ -176,7 +186,7 @@ class Client:
                 for message in peer.feed(data):
                     self._handle(message)
             elif not readable and self._joined.is_set():
-                self.send(self._position())
+                self.send(self._position(), droppable=True)  # the lock is not held by one who is not heard
 
     def _check_owner(self, connection: socket.socket) -> None:
         """Who listens may end this process, so it is root, ourselves, or a service whose folder root has made."""
@@ -208,3 +218,11 @@ class Client:
                 self._answered.set()
             case _:
                 self._on_message(message)
+
+
+def _has_room(connection: socket.socket) -> bool:
+    """Whether a short message can be sent without waiting. (Linux says so while 3/4 of a Unix socket's buffer are free,
+    so what must be said still has room when this is dropped.)"""
+    poll = select.poll()
+    poll.register(connection, select.POLLOUT)
+    return bool(poll.poll(0))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from ..providers.clock import Clock
 from ..providers.errors import StoreError
@@ -16,16 +18,24 @@ from .saver import Alarm
 
 log = logging.getLogger("spotguard")
 
+#: Seconds between two words about how far a save is: a person cannot read more.
+_PROGRESS_EVERY = 0.25
 #: Seconds that writing the outcome may cost: the commit is made, but the machine is going.
 _OUTCOME_TIMEOUT = 2.0
+
+
+class Send(Protocol):
+    """`Client.send`."""
+
+    def __call__(self, message: protocol.Message, *, droppable: bool = False) -> bool: ...
 
 
 class Report:
     """Implements `saver.Listener`.
 
     Args:
-        send: to the agent; False when there is none.
-        ended: called with each alarm that ended, whether it was heard by an agent, and whether it committed.
+        send: to the agent; False when there is none. What is said to be droppable it never waits for.
+        ended: called with each alarm that ended, and whether it committed.
     """
 
     def __init__(
@@ -34,7 +44,7 @@ class Report:
         run_id: str,
         attempt: int,
         clock: Clock,
-        send: Callable[[protocol.Message], bool],
+        send: Send,
         ended: Callable[[Alarm, bool], None],
     ) -> None:
         self._store = store
@@ -44,14 +54,24 @@ class Report:
         self._send = send
         self._ended = ended
         self._count = 0
+        self._lock = threading.Lock()  # guards the two below
+        self._said_at = -_PROGRESS_EVERY
+        self._said: tuple[str, ...] = ()
 
     def told(self, id: str) -> None:
         self._send(protocol.Told(id, self._clock.monotonic()))
 
     def progress(self, alarm: Alarm, phase: str, step: int, done: int, total: int) -> None:
+        """Each phase once, and how far it is four times a second at most. The writer's threads call this: it never
+        waits for an agent that does not read."""
         now = self._clock.monotonic()
+        said = (phase, *alarm.ids)
+        with self._lock:
+            if said == self._said and now - self._said_at < _PROGRESS_EVERY:
+                return
+            self._said, self._said_at = said, now
         for id in list(alarm.ids):
-            self._send(protocol.Progress(id, phase, now, step, done, total))
+            self._send(protocol.Progress(id, phase, now, step, done, total), droppable=True)
 
     def committed(self, alarm: Alarm, saved: Saved) -> None:
         now = self._clock.monotonic()

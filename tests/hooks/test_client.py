@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.hooks.client import Client
-from spotguard.hooks.protocol import Bye, Message, Position, Preempt, Refused, Register, Told, encode
+from spotguard.hooks.protocol import Bye, Message, Position, Preempt, Refused, Register, Told, Welcome, encode
 from tests.fakes.agent import FakeAgent
 from tests.fakes.hook import TIMEOUT
 
@@ -159,3 +160,21 @@ sys.exit(code)
         assert agent.hear(Told).id == "parent"
         agent.hear(Bye)
         assert child.wait(TIMEOUT) == 0
+
+
+def test_a_word_that_may_be_dropped_waits_for_nobody(path: Path) -> None:
+    """An agent that reads nothing: the rest is dropped, at once, and nobody hangs up."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.fspath(path))
+        server.listen()
+        it = Listening(path)
+        it.client.start()
+        agent, _ = server.accept()
+        with agent:
+            agent.sendall(encode(Welcome(1, os.getpid())))
+            it.client.wait_answered(TIMEOUT)
+            word = Position(1, detail="x" * 200)
+            sent = next(number for number in range(10**6) if not it.client.send(word, droppable=True))
+            assert sent > 10
+            assert it.client.guarded
+        it.client.close()

@@ -34,7 +34,7 @@ class Heard:
         self._changed = threading.Condition()
         guard._report._send = self._take
 
-    def _take(self, message: protocol.Message) -> bool:
+    def _take(self, message: protocol.Message, *, droppable: bool = False) -> bool:
         with self._changed:
             self.messages.append(message)
             self._changed.notify_all()
