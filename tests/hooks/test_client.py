@@ -163,7 +163,7 @@ sys.exit(code)
 
 
 def test_a_word_that_may_be_dropped_waits_for_nobody(path: Path) -> None:
-    """An agent that reads nothing: the rest is dropped, at once, and nobody hangs up."""
+    """An agent that reads nothing: the rest is dropped, what must be said still has room, and nobody hangs up."""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(os.fspath(path))
         server.listen()
@@ -176,5 +176,6 @@ def test_a_word_that_may_be_dropped_waits_for_nobody(path: Path) -> None:
             word = Position(1, detail="x" * 200)
             sent = next(number for number in range(10**6) if not it.client.send(word, droppable=True))
             assert sent > 10
+            assert it.client.send(Told("n1", 1.0))
             assert it.client.guarded
-        it.client.close()
+            it.client.close()
