@@ -15,7 +15,6 @@ from .catalog import Whole
 from .commit import commit_if_whole, put_manifest
 from .device import SideStreams, host_tensor
 from .effort import Abandoned, Effort
-from .environment import describe
 from .frames import copyable
 from .keys import CheckpointName, checkpoint_prefix
 from .manifest import Kind, RankManifest
@@ -23,7 +22,8 @@ from .memory import available_memory
 from .parts import Leaf
 from .retention import plan_pruning
 from .state import State
-from .writer import Progress, Spoiled, Writer, Written, retry
+from .work import Progress
+from .writer import Spoiled, Writer, Written, retry
 
 log = logging.getLogger("spotguard")
 
@@ -147,7 +147,7 @@ class Checkpointer:
             objects=written.objects,
             tensors=written.tensors,
             state=collected.trees,
-            environment=describe(),
+            environment=state.environment,
             kind=kind,
             created=self._clock.time(),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,9 +12,10 @@ from contextlib import contextmanager
 def collector_at_rest() -> Iterator[None]:
     """Look for no cyclic garbage inside: reading the manifests of 128 ranks takes a third of the time.
 
-    It is only put off; a training script that has switched the collector off keeps it so.
+    On the main thread only: the switch is the whole process's, and what a training script does to it while a thread of
+    ours reads would be undone at the end. It is only put off; who has switched the collector off keeps it so.
     """
-    if not gc.isenabled():
+    if threading.current_thread() is not threading.main_thread() or not gc.isenabled():
         yield
         return
     gc.disable()

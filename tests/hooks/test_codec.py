@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -262,6 +263,25 @@ def test_many_are_read_with_the_collector_at_rest() -> None:
     gc.disable()
     try:
         decode_manifests(files)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_another_thread_leaves_the_collector_alone() -> None:
+    """What a training script switches off while the saving thread reads stays off."""
+    seen: list[bool] = []
+
+    def files() -> Iterator[tuple[str, bytes]]:
+        seen.append(gc.isenabled())
+        gc.disable()  # the script, meanwhile
+        yield "a", encode_manifest(MANIFEST)
+
+    reader = threading.Thread(target=lambda: decode_manifests(files()), name="reader")
+    try:
+        reader.start()
+        reader.join()
+        assert seen == [True]
         assert not gc.isenabled()
     finally:
         gc.enable()

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from spotguard.hooks.chunks import OBJECT_BYTES
 from spotguard.hooks.coverage import Coverage, coverage
 from spotguard.hooks.effort import Effort
 from spotguard.hooks.keys import CheckpointName
 from spotguard.hooks.manifest import RankManifest
 from spotguard.hooks.parts import Leaf
 from spotguard.hooks.reader import read
-from spotguard.hooks.writer import OBJECT_BYTES, Writer
+from spotguard.hooks.writer import Writer
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError, CorruptError, NotFoundError, UnavailableError
 from tests.fakes.store import FakeStore, Fault
