@@ -203,7 +203,11 @@ class Run:
             start_new_session=True,
         )
         self.report.hand_over()
-        self.report.until("training")
+        try:
+            self.report.until("training")
+        except BaseException:
+            self.end()  # or it would be there for the tests that follow
+            raise
 
     def end(self) -> None:
         for _ in range(2):  # the second SIGTERM ends it at once
