@@ -72,6 +72,20 @@ def test_a_step_may_be_chosen() -> None:
         assert guard.restore() == 3
 
 
+def test_going_back_takes_away_what_was_made_since() -> None:
+    """State that an optimizer had not made yet at that step is not there any more."""
+    store, job = WatchedStore(), small()
+    with guarded(store, job.values) as guard:
+        guard.restore()
+        before = job.bits()
+        guard.save()
+        for number in range(2):
+            job.step(number)
+            guard.step()
+        assert guard.restore(step=0) == 0
+        assert different(job.bits(), before) == []
+
+
 def test_a_step_that_is_not_there_is_named() -> None:
     """With the command that shows which there are; nothing was changed."""
     store = WatchedStore()

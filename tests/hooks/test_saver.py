@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from spotguard.hooks import protocol
+from spotguard.hooks.catalog import find_whole
 from spotguard.hooks.gate import Gate, Shut
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.preempted import Preempted
@@ -209,6 +210,37 @@ def test_a_notice_during_a_save_by_hand_comes_first() -> None:
         guard._on_message(protocol.Leave("n1", 75))
         trainer.join(PATIENCE)
         assert ended == [75]
+    assert store.kinds()["manifests"] == 1
+
+
+def test_a_notice_comes_before_what_waits_its_turn() -> None:
+    """A save by hand that stands behind a background upload does not come first: the notice's save does."""
+    store = WatchedStore()
+    with trained(store) as (guard, _, heard):
+        store.hold(lambda key: key.endswith(".safetensors"))
+        guard._saver.background()
+        assert store.reached.wait(PATIENCE)
+        ended: list[object] = []
+
+        def save() -> None:
+            try:
+                ended.append(guard.save())
+            except Preempted as error:
+                ended.append(error.code)
+
+        trainer = threading.Thread(target=save, name="trainer")
+        trainer.start()
+        with guard._gate._changed:  # it stands at its boundary: its save is in the queue, or about to be
+            assert guard._gate._changed.wait_for(lambda: guard._gate.place.at_boundary, PATIENCE)
+        guard._on_message(notice())
+        store.let_go()
+        assert heard.wait(protocol.Committed).id == "n1"
+        guard._on_message(protocol.Leave("n1", 75))
+        trainer.join(PATIENCE)
+        assert ended == [75]
+    whole = find_whole(store, "run")
+    assert whole is not None
+    assert whole.manifests[0].kind == "emergency"
     assert store.kinds()["manifests"] == 1
 
 
