@@ -137,7 +137,9 @@ def test_workers_inherit_nothing(
         )
         for batch in loader:
             assert batch[0].tolist()[1:] == [0.0, 0.0, 0.0]
-        assert Facts(1, ours)[0].tolist()[1:] == [2.0, 1.0, 1.0], "the training process has them all"
+        threads, *others = Facts(1, ours)[0].tolist()[1:]
+        assert threads >= 2, "the training process has a listener and a saver, and a writer once it is warm"
+        assert others == [1.0, 1.0], "and the others too"
 
 
 def test_a_loader_that_cannot_be_saved_says_so_at_its_first_boundary(folder: Path) -> None:
