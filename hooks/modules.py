@@ -14,9 +14,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..providers.errors import StateError
+from ..providers.errors import CheckpointError, StateError
 from .frames import copyable
-from .parts import COPY_AT_BOUNDARY, Leaf, Part, StatefulPart, check_fits, check_savable, copy_into, freeze
+from .parts import (
+    COPY_AT_BOUNDARY,
+    REFUSALS,
+    Leaf,
+    Part,
+    StatefulPart,
+    check_fits,
+    check_savable,
+    copy_into,
+    freeze,
+)
 
 #: (a module's table, the key in it, the name in the checkpoint).
 Place = tuple[dict[str, Any], str, str]
@@ -126,9 +136,9 @@ class ModulePart:
         places = self._weights if self._from else (*self._places, *self._weights)
         return any(table[key] is not self._live[name] for table, key, name in places)
 
-    def parameters(self) -> dict[int, str]:
-        """id of each live tensor -> the name it is saved under."""
-        return {id(t): self._leaf[k].name for k, t in reversed(list(self._live.items()))}
+    def named(self) -> dict[str, torch.Tensor]:
+        """Each live tensor by the name it is saved under."""
+        return {self._leaf[k].name: t for k, t in self._live.items()}
 
     def in_place(self) -> list[torch.Tensor]:
         return self._in_place
@@ -158,6 +168,8 @@ class ModulePart:
         return {k: leaf.tensor for k, leaf in self._leaf.items()} | self._frozen_extra
 
     def targets(self, tree: Any) -> None:
+        if not isinstance(tree, dict):
+            raise StateError(f"{self.name} is a module here and a {type(tree).__name__} in the checkpoint")
         expected, found = set(self._live) | set(self._extra_keys), set(tree)
         if expected != found:
             raise StateError(
@@ -166,6 +178,10 @@ class ModulePart:
                 "or choose another run id"
             )
         for key, tensor in self._live.items():
+            if not isinstance(tree[key], torch.Tensor):
+                raise CheckpointError(
+                    f"{self.name}.{key}: the checkpoint's is a {type(tree[key]).__name__} and no tensor"
+                )
             check_fits(f"{self.name}.{key}", tensor, tree[key])
 
     def put_back(self, tree: Any) -> None:
@@ -173,7 +189,13 @@ class ModulePart:
             copy_into(tensor, tree[key])
         for prefix, module in self._module.named_modules(remove_duplicate=False):
             if _has_extra_state(module):
-                module.set_extra_state(tree[f"{prefix}.{_EXTRA_STATE}".lstrip(".")])
+                try:
+                    module.set_extra_state(tree[f"{prefix}.{_EXTRA_STATE}".lstrip(".")])
+                except REFUSALS as error:
+                    raise StateError(
+                        f"{self.name}: {type(module).__name__}.set_extra_state refuses the checkpoint's state "
+                        f"({type(error).__name__}: {error}); register the same kind of module that was saved"
+                    ) from error
 
 
 def _has_extra_state(module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ JSON, and the tensors into named entries of the checkpoint.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,9 +21,13 @@ from ..providers.errors import StateError
 from .dtypes import dtype_name
 from .encoding import decode, encode, same
 from .frames import copyable
+from .storage import gap
 
 #: Larger sets of tensors than this are not copied at each boundary but read in place and checked twice.
 COPY_AT_BOUNDARY = 8 * 2**20
+
+#: By which somebody's own code says that a state is not for it. (An assertion is one; so are all of `KeyError`'s kin.)
+REFUSALS = (LookupError, ValueError, TypeError, AttributeError, RuntimeError, AssertionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +41,6 @@ class Leaf:
     #: Stands still while the gate is shut: a copy of ours, or changed only by a hooked optimizer's `step()`.
     #: What may be changed by anybody (an EMA, a frozen weight) is checked a second time after it was read.
     still: bool = False
-
-
-#: Called with (suggested name, tensor): gives the tensor that restored bytes are to be written into.
-Fetch = Callable[[str], torch.Tensor]
 
 
 class Part(Protocol):
@@ -65,6 +65,7 @@ class Part(Protocol):
 
         Raises:
             StateError: it does not fit; names the item, what is there and what the checkpoint has.
+            CheckpointError: nothing that this version writes looks so.
         """
         ...
 
@@ -105,8 +106,8 @@ def freeze(value: Any) -> Any:
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 
 
-def prove(name: str, tree: Any) -> None:
-    """Save a tree and read it back, in memory.
+def prove(name: str, tree: Any) -> Any:
+    """Save a tree and read it back, in memory; returns what came back.
 
     Raises:
         StateError: it is not what it was; says what, and where.
@@ -120,6 +121,7 @@ def prove(name: str, tree: Any) -> None:
     back = decode(encode(tree, keep, name), kept.__getitem__)
     if (path := same(tree, back)) != "":
         raise StateError(f"{name}{path} does not survive saving and reading back; leave it out")
+    return back
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -137,7 +139,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 class StatefulPart:
     """Anything with `state_dict` and `load_state_dict`: schedulers, GradScaler, a stateful loader, a sampler.
 
-    Its state is whatever `state_dict` says, asked for on the training thread only.
+    Its state is whatever `state_dict` says, asked for on the training thread only. Its tensors come back on the host:
+    `load_state_dict` is who knows where they belong.
     """
 
     def __init__(self, name: str, value: Any) -> None:
@@ -160,7 +163,7 @@ class StatefulPart:
     def put_back(self, tree: Any) -> None:
         try:
             self._value.load_state_dict(tree)
-        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, IndexError) as error:
+        except REFUSALS as error:
             raise StateError(
                 f"{self.name}: {type(self._value).__name__}.load_state_dict refuses the checkpoint's state "
                 f"({type(error).__name__}: {error}); register the same kind of object that was saved"
@@ -168,7 +171,8 @@ class StatefulPart:
 
 
 class DictPart:
-    """A dict of plain values, the user's own notes: restored into the same dict."""
+    """A dict of plain values, the user's own notes: restored into the same dict. A checkpoint does not say on which
+    device a tensor in it was: it goes to where the one is that stands in its place now, else to the host."""
 
     def __init__(self, name: str, value: dict[Any, Any]) -> None:
         self.name = name
@@ -189,8 +193,20 @@ class DictPart:
             raise StateError(f"{self.name} is a dict here and a {type(tree).__name__} in the checkpoint")
 
     def put_back(self, tree: Any) -> None:
+        tree = _placed(tree, self._value)
         self._value.clear()
         self._value.update(tree)
+
+
+def _placed(saved: Any, here: Any) -> Any:
+    """The saved value, its tensors on the devices of those that stand in their places."""
+    if isinstance(saved, torch.Tensor):
+        return saved.to(here.device) if isinstance(here, torch.Tensor) else saved
+    if type(saved) is dict and isinstance(here, dict):
+        return {key: _placed(value, here.get(key)) for key, value in saved.items()}
+    if type(saved) in (list, tuple) and isinstance(here, (list, tuple)) and len(here) == len(saved):
+        return type(saved)([_placed(a, b) for a, b in zip(saved, here, strict=True)])
+    return saved
 
 
 class TensorPart:
@@ -233,6 +249,8 @@ def check_savable(name: str, tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         what = "on the meta device" if tensor.device.type == "meta" else f"of layout {tensor.layout}"
         raise StateError(f"{name} is {what}, which cannot be saved; make it dense, or leave it out")
+    if why := gap(tensor):
+        raise StateError(f"{name} is {why}, which cannot be saved; use a plain tensor, or leave it out")
     try:
         dtype_name(tensor.dtype)
     except StateError as error:

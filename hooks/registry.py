@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ..providers.errors import StateError
 from .loaders import LoaderPart, is_stateful_loader
 from .modules import ModulePart, module_part
-from .optimizers import hook, optimizer_part
+from .optimizers import Named, optimizer_part
 from .parts import DictPart, Part, StatefulPart, TensorPart
 from .rng import RngPart
 
@@ -30,10 +30,12 @@ class Registered:
     boundary_only: str
     #: ids of the tensors that a save holds, for parameters that join an optimizer later.
     held: frozenset[int]
+    #: torch's own, whose steps can be hooked.
+    optimizers: tuple[Optimizer, ...]
 
 
-def build(values: Mapping[str, Any], on_step: Callable[[], None]) -> Registered:
-    """The parts for these values; every torch optimizer among them calls `on_step` before it changes anything.
+def build(values: Mapping[str, Any]) -> Registered:
+    """The parts for these values, which are left as they are.
 
     Raises:
         StateError: a value cannot be saved.
@@ -41,17 +43,21 @@ def build(values: Mapping[str, Any], on_step: Callable[[], None]) -> Registered:
     if RNG in values:
         raise StateError(f"{RNG!r} is the name of the random number generators; register under another name")
     modules = {n: module_part(n, v) for n, v in values.items() if isinstance(v, nn.Module)}
-    names: dict[int, str] = {}
-    for part in modules.values():
-        if isinstance(part, ModulePart):
-            names |= {i: n for i, n in part.parameters().items() if i not in names}
-    names |= {id(v): n for n, v in values.items() if isinstance(v, torch.Tensor)}
-    held = {id(p) for v in values.values() if isinstance(v, nn.Module) for p in v.parameters()} | set(names)
+    tensors = {id(v): (n, v) for n, v in values.items() if isinstance(v, torch.Tensor)}
+
+    def named() -> Named:
+        """Asked anew by who refreshes: ids of tensors that are gone may be anybody's."""
+        found: Named = {}
+        for part in modules.values():
+            if isinstance(part, ModulePart):
+                found = {id(t): (n, t) for n, t in part.named().items()} | found
+        return found | tensors
+
+    held = {id(p) for v in values.values() if isinstance(v, nn.Module) for p in v.parameters()} | set(named())
     optimizers = {n: v for n, v in values.items() if isinstance(v, Optimizer)}
     stepped: set[int] = set()
     for name, optimizer in optimizers.items():
         check_held(name, optimizer, held)
-        hook(optimizer, on_step)
         stepped |= {id(p) for g in optimizer.param_groups for p in g["params"]}
     for part in modules.values():
         if isinstance(part, ModulePart):
@@ -62,12 +68,12 @@ def build(values: Mapping[str, Any], on_step: Callable[[], None]) -> Registered:
         if name in modules:
             parts.append(modules[name])
         elif name in optimizers:
-            parts.append(optimizer_part(name, value, names))
+            parts.append(optimizer_part(name, value, named))
         else:
             parts.append(_other(name, value))
             if hasattr(value, "param_groups") and hasattr(value, "step"):
                 boundary_only = f"torch's hooks do not reach {name} ({type(value).__name__})"
-    return Registered((*parts, RngPart(RNG)), boundary_only, frozenset(held))
+    return Registered((*parts, RngPart(RNG)), boundary_only, frozenset(held), tuple(optimizers.values()))
 
 
 def _other(name: str, value: Any) -> Part:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from ..providers.errors import CheckpointError, CorruptError, NotFoundError
+from ..providers.errors import CheckpointError, CorruptError, NotFoundError, StateError
 from ..providers.store import BlobStore
 from .catalog import Whole, whole_checkpoints
 from .coverage import Coverage
@@ -28,7 +28,9 @@ def restore(store: BlobStore, run_id: str, state: State, *, step: int | None = N
     """Load the newest whole checkpoint of a run, or that of `step`.
 
     Raises:
-        StateError: it does not fit what is registered; nothing was changed.
+        StateError: it does not fit what is registered. Nothing was changed, unless it was an object's own
+            `load_state_dict` (or `set_extra_state`) that refused: those come after the tensors, as in torch, since
+            they may look at them. `state.poisoned` then says that nobody may train on the mix.
         CheckpointError: `step` has no whole checkpoint, or all that were tried are damaged.
         StoreError: the store failed.
     """
@@ -37,7 +39,7 @@ def restore(store: BlobStore, run_id: str, state: State, *, step: int | None = N
         try:
             _load(store, whole, state)
         except (CheckpointError, CorruptError, NotFoundError) as error:
-            # What was already copied in is overwritten by the older one, or nobody trains on it: we raise below.
+            # What was already copied in is overwritten by the older one, or nobody trains on it: it is poisoned.
             last = error if isinstance(error, CheckpointError) else CheckpointError(str(error))
             log.error("checkpoint %s is damaged, the next older one is taken: %s", whole.name, error)
             continue
@@ -58,8 +60,16 @@ def restore(store: BlobStore, run_id: str, state: State, *, step: int | None = N
 def _load(store: BlobStore, whole: Whole, state: State) -> None:
     manifest = whole.manifests[0]
     restoring = state.targets(manifest.state, whole.tensors)
+    state.poisoned = f"restoring {whole.name} ended in its middle: what is in memory is a mix of two states"
     nbytes = read(store, Coverage(whole.manifests, whole.tensors), restoring.into)
-    warnings = state.put_back(restoring) + differences(manifest.environment)
+    try:
+        warnings = state.put_back(restoring)
+    except StateError as error:
+        raise StateError(
+            f"{error}. The tensors are the checkpoint's already; guard.step() refuses until a restore succeeds"
+        ) from error
+    state.poisoned = ""
+    warnings += differences(manifest.environment)
     log.info("restored step %d from %s (%d bytes, verified)", whole.name.step, whole.name, nbytes)
     for warning in warnings:
         log.warning("%s", warning)

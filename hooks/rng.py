@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from .parts import Leaf
+from ..providers.errors import CheckpointError, StateError
+from .parts import REFUSALS, Leaf
 
 
 def capture() -> dict[str, Any]:
@@ -63,6 +64,40 @@ class RngPart:
 
     def targets(self, tree: Any) -> None:
         """Generators that this process lacks are left out, with a warning, by `put_back`."""
+        if not isinstance(tree, dict):
+            raise CheckpointError(f"{self.name}: the generators' states are a {type(tree).__name__}")
+        try:
+            _try_on(tree)
+        except REFUSALS as error:
+            raise CheckpointError(
+                f"{self.name}: a generator's state is none ({type(error).__name__}: {error})"
+            ) from error
 
     def put_back(self, tree: Any) -> None:
-        self.left_out = restore(tree)
+        try:
+            self.left_out = restore(tree)
+        except REFUSALS as error:
+            raise StateError(
+                f"{self.name}: a generator refuses the checkpoint's state ({type(error).__name__}: {error}); "
+                "restore with the versions of torch and numpy that saved it"
+            ) from error
+
+
+def _try_on(states: dict[str, Any]) -> None:
+    """Give the states to generators of nobody's. Tensors have no values yet: only what they are can be seen."""
+    if "python" in states:
+        random.Random().setstate(states["python"])
+    numpy, state = sys.modules.get("numpy"), states.get("numpy", {})
+    if not isinstance(state, (tuple, dict)):
+        raise TypeError(f"numpy's is a {type(state).__name__}")
+    if numpy is not None and isinstance(state, tuple):  # a dict is of another bit generator than the usual
+        numpy.random.RandomState().set_state(state)
+    cuda = states.get("cuda", [])
+    if not isinstance(cuda, (list, tuple)):
+        raise TypeError(f"cuda's are a {type(cuda).__name__}")
+    for name, state in (
+        ("torch", states.get("torch", torch.get_rng_state())),
+        *(("cuda", each) for each in cuda),
+    ):
+        if not isinstance(state, torch.Tensor) or state.dtype is not torch.uint8 or state.dim() != 1:
+            raise TypeError(f"{name}'s is no tensor of bytes")

@@ -12,17 +12,20 @@ from typing import Any
 
 import torch
 
+from ..providers.clock import Clock, SystemClock
 from ..providers.errors import CheckpointError, StateError
 from .coverage import MergedTensor
 from .device import Fence
 from .dtypes import torch_dtype
 from .encoding import decode, encode
+from .environment import describe
 from .manifest import private_name
 from .modules import ModulePart
-from .optimizers import OptimizerPart
-from .parts import InPlace, Leaf, Part, check_savable, prove
+from .optimizers import OptimizerPart, hook
+from .parts import InPlace, Leaf, Part, check_fits, check_savable, prove
 from .registry import build, check_held
 from .rng import RngPart
+from .storage import gap
 from .window import Witness
 
 log = logging.getLogger("spotguard")
@@ -57,15 +60,24 @@ class State:
         values: by registered name: modules, optimizers, anything with `state_dict`/`load_state_dict`, tensors,
             dicts of plain values.
         before_change: called on the training thread before a registered optimizer changes anything.
+        clock: by which steps are measured.
 
     Raises:
         StateError: a value cannot be saved; names it, its type, and what to do.
     """
 
-    def __init__(self, values: Mapping[str, Any], before_change: Callable[[], None]) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], before_change: Callable[[], None], clock: Clock | None = None
+    ) -> None:
         #: Why saves wait for the boundary, "" where they can start at once. Only ever set, never unset.
         self.boundary_only = ""
+        #: Why nobody may train on what is in memory: a restore ended in its middle. "" where all is well.
+        self.poisoned = ""
+        self._gone = ""
         self._before_change = before_change
+        self._now = (clock or SystemClock()).monotonic
+        self._environment = describe()
+        self._threads = torch.get_num_threads()
         self._stepped = False
         self._boundaries = 0
         #: An optimizer makes new state tensors at every step (LBFGS): it is looked at anew each time.
@@ -76,7 +88,7 @@ class State:
         self._stepped_at = 0.0
         self._costly = 0
         self._late = 0
-        registered = build(values, self._on_step)
+        registered = build(values)
         self.parts = registered.parts
         self._held = registered.held
         self._modules = [p for p in self.parts if isinstance(p, ModulePart)]
@@ -85,6 +97,18 @@ class State:
         self._prove()
         if registered.boundary_only:
             self._wait_for_boundaries(registered.boundary_only)
+        # Last: who was refused has no hooks on his optimizers.
+        self._hooks = [hook(optimizer, self._on_step) for optimizer in registered.optimizers]
+
+    def close(self) -> None:
+        """Let go of the optimizers: their steps are nobody's business any more."""
+        for handle in self._hooks:
+            handle.remove()
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """The training thread's. (torch counts threads for each thread by itself: the saving one has other numbers.)"""
+        return {**self._environment, "threads": self._threads}
 
     def _prove(self) -> None:
         """Save and read back every tree in memory: what cannot be saved is refused now, not at the notice."""
@@ -94,7 +118,7 @@ class State:
                 check_savable(leaf.name, leaf.tensor)
                 self.fence.follow([leaf.tensor])
         for part in self.parts:
-            prove(part.name, part.tree())
+            part.targets(prove(part.name, part.tree()))
 
     def expected_bytes(self) -> int:
         """About what a full save will write, also before the optimizers have made their state (Adam: two more
@@ -107,23 +131,32 @@ class State:
 
     def _on_step(self) -> None:
         if not self._stepped:
-            self._stepped_at = time.perf_counter()
+            self._stepped_at = self._now()
         self._stepped = True
         self._before_change()
 
     def at_boundary(self) -> None:
-        """Copy what changes between steps, and remember what must not."""
-        started = time.perf_counter()
+        """Copy what changes between steps, and remember what must not.
+
+        Raises:
+            StateError: a restore ended in its middle, or what is registered cannot be saved any more.
+        """
+        if self.poisoned:
+            raise StateError(f"{self.poisoned}; call guard.restore() again, or start anew")
+        started = self._now()
         # This thread's own time: waiting for the GIL while something is saved is no cost of the copies. It is asked
-        # for only once they look costly: a system call, 1.3 µs twice in 5 (perf_counter is none).
+        # for only once they look costly: a system call, 1.3 µs twice in 5. It is a cost and no instant: nothing is
+        # ordered by it or waits for it, so no Clock has it.
         worked = time.thread_time() if self._costly else None
         for part in self.parts:
             part.at_boundary()
         counts = 0
         for optimizer in self._optimizers:
             counts += optimizer.counts()
+        once = False
         if self._boundaries < _EARLY or counts != self._counts or self._restless:
             self._boundaries += 1
+            self._environment = describe()
             moved = any(part.moved() for part in self._optimizers)
             if self._boundaries == _EARLY:
                 self._restless = moved
@@ -131,16 +164,21 @@ class State:
                 for part in self._optimizers:
                     check_held(part.name, part.optimizer, self._held)
                 self._refresh()
+                once = not self._restless
+        if not self._witness.stands():  # a storage was resized: the old block is not read any more
+            self._refresh()
         moved = self._witness.mark()
+        self._threads = torch.get_num_threads()
         self.fence.record()
         if moved and not self._stepped:
             self._wait_for_boundaries("parameters changed although no registered optimizer stepped")
         elif self._stepped and self._ended_at:
             self._look_at_the_rest(started - self._stepped_at, started - self._ended_at)
         self._stepped = False
-        ended = time.perf_counter()
-        cost = ended - started if worked is None else time.thread_time() - worked
-        self._weigh(cost, started - self._ended_at)
+        ended = self._now()
+        if not once:  # following what optimizers have made says nothing about the price of later boundaries
+            cost = ended - started if worked is None else time.thread_time() - worked
+            self._weigh(cost, started - self._ended_at)
         self._ended_at = ended
 
     def _wait_for_boundaries(self, why: str) -> None:
@@ -182,11 +220,22 @@ class State:
             watched.pop(id(tensor), None)
         self._witness = Witness(owned, list(watched.values()), sources)
         self.fence.follow([*owned, *watched.values(), *(live for live, _ in sources)])
+        self._look_for_gaps()
+
+    def _look_for_gaps(self) -> None:
+        """Tensors that no save can hold, though `register` saw none: said now, and refused by name at each save."""
+        found = ((leaf.name, gap(leaf.tensor)) for part in self.parts for leaf in part.leaves())
+        gone = next((f"{name} is {why}" for name, why in found if why), "")
+        if gone and gone != self._gone:
+            self._wait_for_boundaries(gone)
+            log.error("%s: no save is possible while it is; use a plain tensor", gone)
+        self._gone = gone
 
     def take_again(self) -> None:
         """Take the boundary anew, just as it is now: somebody saves by hand. On the training thread."""
         for part in self.parts:
             part.at_boundary()
+        self._threads = torch.get_num_threads()
         self.look_again()
         self.fence.record()
 
@@ -206,10 +255,17 @@ class State:
         return self._witness.broken()
 
     def collect(self, rank: int = 0) -> Collected:
-        """The state as it stands, nothing copied."""
+        """The state as it stands, nothing copied.
+
+        Raises:
+            StateError: it cannot be saved: a tensor has no bytes of its own, or a restore ended in its middle.
+        """
+        if self.poisoned:
+            raise StateError(f"{self.poisoned}; it is not saved")
         leaves: dict[str, Leaf] = {}
         for part in self.parts:
             for leaf in part.leaves():
+                check_savable(leaf.name, leaf.tensor)  # whoever reads it takes its address on trust
                 leaves.setdefault(leaf.name, leaf)
         names = {id(leaf.tensor): leaf.name for leaf in reversed(leaves.values())}
         trees: dict[str, Any] = {}
@@ -236,6 +292,7 @@ class State:
 
         Raises:
             StateError: it does not fit.
+            CheckpointError: it is not as this version writes it.
         """
         trees: dict[str, Any] = {}
         into: dict[str, torch.Tensor] = {}
@@ -263,21 +320,27 @@ class State:
                     entry = entries[name]
                     dtype = torch_dtype(entry.dtype)
                     if name in live:
+                        check_fits(name, live[name], shape_only(name))
                         into[name] = live[name]
                     elif isinstance(part, OptimizerPart):
                         into[name] = part.empty(name, entry.shape, dtype, name in on_host)
                     else:
-                        into[name] = torch.empty(entry.shape, dtype=dtype)
+                        into[name] = torch.empty(entry.shape, dtype=dtype, device="cpu")
                 return into[name]
 
             trees[part.name] = decode(saved[part.name], give)
         return Restoring(trees, into, left_out)
 
     def put_back(self, restoring: Restoring) -> list[str]:
-        """Hand every object its tree; returns warnings. All tensors are filled and verified by now."""
+        """Hand every object its tree; returns warnings. All tensors are filled and verified by now.
+
+        Raises:
+            StateError: an object's own code refuses what was saved.
+        """
         for part in self.parts:
             part.put_back(restoring.trees[part.name])
         self._refresh()
+        self._environment = describe()
         left = next(part.left_out for part in self.parts if isinstance(part, RngPart))
         warnings = [f"no generator here for the saved RNG state of {', '.join(left)}"] if left else []
         if names := ", ".join(restoring.left_out):

@@ -20,6 +20,7 @@ NEEDS_TORCH = [
         "device",
         "guard",
         "loaders",
+        "malformed",
         "modules",
         "optimizers",
         "reader",
@@ -27,6 +28,8 @@ NEEDS_TORCH = [
         "restore",
         "saver",
         "state",
+        "storage",
+        "surroundings",
         "window",
         "writer",
     )

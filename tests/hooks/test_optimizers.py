@@ -315,3 +315,76 @@ def test_none_of_torchs_schedulers_is_forgotten() -> None:
         if isinstance(cls, type) and issubclass(cls, base) and cls is not base and not name.startswith("_")
     }
     assert theirs <= set(SCHEDULERS)
+
+
+# --- state that is in no group -------------------------------------------------------------------------------
+
+
+def two_layers(momentum: float = 0.9) -> tuple[nn.Sequential, torch.optim.SGD]:
+    seed()
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    groups = [{"params": layer.parameters()} for layer in model]
+    return model, torch.optim.SGD(groups, lr=0.1, momentum=momentum)
+
+
+def test_moments_of_a_group_that_was_taken_out_come_back(folder: Path) -> None:
+    """Torch keeps them, for when the head is thawed; so do we."""
+    model, optimizer = two_layers()
+    with guarded(folder, {"model": model, "optimizer": optimizer}) as guard:
+        guard.restore()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        guard.step()
+        del optimizer.param_groups[1]
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        guard.step()
+        guard.save()
+    fresh, its = two_layers()
+    del its.param_groups[1]
+    with guarded(folder, {"model": fresh, "optimizer": its}) as guard:
+        assert guard.restore() == 2
+    for old, new in zip(model.parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(optimizer.state[old]["momentum_buffer"], its.state[new]["momentum_buffer"])
+
+
+def test_state_under_keys_of_its_own_comes_back(folder: Path) -> None:
+    """Keys that are no parameters are legal in torch: numbers, tuples, with tensors or plain values behind them."""
+    model, optimizer = two_layers()
+    state: Any = optimizer.state
+    state["global"] = {"k": 1, "ema": torch.arange(3.0)}
+    state["plain", 7] = torch.ones(2)
+    with guarded(folder, {"model": model, "optimizer": optimizer}) as guard:
+        guard.restore()
+        guard.save()
+    fresh, its = two_layers()
+    with guarded(folder, {"model": fresh, "optimizer": its}) as guard:
+        guard.restore()
+    found: Any = its.state
+    assert list(found) == ["global", ("plain", 7)]
+    assert found["global"]["k"] == 1
+    assert torch.equal(found["global"]["ema"], torch.arange(3.0))
+    assert torch.equal(found["plain", 7], torch.ones(2))
+
+
+def test_state_of_what_nobody_registered_is_left_out_loudly(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It belongs to no group, so no step reads it: the save goes on without it, and says so once."""
+    model, optimizer = two_layers()
+    with guarded(folder, {"model": model, "optimizer": optimizer}) as guard:
+        guard.restore()
+        optimizer.state[torch.zeros(2)] = {"momentum_buffer": torch.zeros(2)}
+        guard.step()
+        guard.step()
+        assert guard.save().step == 2
+    assert caplog.text.count("keeps state of 1 parameters") == 1
+
+
+def test_a_closed_guard_leaves_the_optimizer_as_it_was(folder: Path) -> None:
+    """No hook of ours stays on it."""
+    model, optimizer = two_layers()
+    with guarded(folder, {"model": model, "optimizer": optimizer}) as guard:
+        assert len(optimizer._optimizer_step_pre_hooks) == 1
+        guard._state.close()
+        assert not optimizer._optimizer_step_pre_hooks
