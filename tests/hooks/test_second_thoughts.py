@@ -45,8 +45,8 @@ def test_a_save_by_hand_that_is_interrupted_is_never_kept() -> None:
 
             def ctrl_c() -> None:
                 assert store.reached.wait(PATIENCE)
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
                 assert guard._gate.place.shut.value == "before change"
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
                 store.let_go()
 
             helper = threading.Thread(target=ctrl_c, name="ctrl-c")
