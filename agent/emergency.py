@@ -265,7 +265,9 @@ class Machine(Clearing):
 
     def _still_talking(self, p: Pending, command: Command) -> bool:
         """Whether last words are on their way, or a process that the launcher left behind still saves."""
-        for part in p.parts.values():  # a socket closes in mid-exit, before its process can be seen to be gone
+        for (
+            part
+        ) in p.parts.values():  # a socket closes in mid-exit, before its process can be seen to be gone
             part.dead = part.dead or (part.closed and part.session.pid == command.pid)
         if self._now < command.ended_at + LINGER:
             if any(part.open for part in p.parts.values()):

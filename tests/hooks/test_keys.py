@@ -56,7 +56,7 @@ def test_newer_is_larger() -> None:
         CheckpointName(2, 100, 1),
         CheckpointName(2, 200, 0),
     ]
-    assert sorted(reversed(names)) == names
+    assert sorted(names) == names
 
 
 @pytest.mark.parametrize(
