@@ -47,7 +47,12 @@ def test_a_save_by_hand_that_is_interrupted_is_never_kept() -> None:
                 assert store.reached.wait(PATIENCE)
                 assert guard._gate.place.shut.value == "before change"
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+                with guard._gate._changed:  # at once: nobody waits for a put that counts for nothing
+                    is_open = guard._gate._changed.wait_for(
+                        lambda: guard._gate.place.shut.value == "open", PATIENCE
+                    )
                 store.let_go()
+                assert is_open
 
             helper = threading.Thread(target=ctrl_c, name="ctrl-c")
             helper.start()
