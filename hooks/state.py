@@ -153,10 +153,11 @@ class State:
         counts = 0
         for optimizer in self._optimizers:
             counts += optimizer.counts()
-        once = False
+        once = 0.0
         if self._boundaries < _EARLY or counts != self._counts or self._restless:
             self._boundaries += 1
             self._environment = describe()
+            looking = self._now()
             moved = any(part.moved() for part in self._optimizers)
             if self._boundaries == _EARLY:
                 self._restless = moved
@@ -164,7 +165,8 @@ class State:
                 for part in self._optimizers:
                     check_held(part.name, part.optimizer, self._held)
                 self._refresh()
-                once = not self._restless
+            if not self._restless:
+                once = self._now() - looking
         if not self._witness.stands():  # a storage was resized: the old block is not read any more
             self._refresh()
         moved = self._witness.mark()
@@ -176,9 +178,9 @@ class State:
             self._look_at_the_rest(started - self._stepped_at, started - self._ended_at)
         self._stepped = False
         ended = self._now()
-        if not once:  # following what optimizers have made says nothing about the price of later boundaries
-            cost = ended - started if worked is None else time.thread_time() - worked
-            self._weigh(cost, started - self._ended_at)
+        cost = ended - started if worked is None else time.thread_time() - worked
+        # Following what optimizers have made says nothing about the price of later boundaries.
+        self._weigh(cost - once, started - self._ended_at)
         self._ended_at = ended
 
     def _wait_for_boundaries(self, why: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from spotguard.hooks.catalog import find_whole
 from spotguard.hooks.state import State
 from spotguard.providers.errors import StateError
 from spotguard.providers.localfs import FileStore
+from tests.fakes.clock import ManualClock
 from tests.fakes.training import Job, different, guarded, small
 
 pytestmark = pytest.mark.torch
@@ -58,18 +60,27 @@ def test_a_default_device_is_not_ours(folder: Path) -> None:
     assert different(fresh.bits(), job.bits()) == []
 
 
-def test_what_is_looked_at_once_is_not_weighed(folder: Path) -> None:
-    """A boundary that follows what an optimizer made costs more than the later ones: it is not counted."""
-    model = nn.ParameterList([nn.Parameter(torch.zeros(4)) for _ in range(4000)])
-    optimizer = torch.optim.AdamW(model.parameters())
-    with guarded(folder, {"model": model, "optimizer": optimizer}) as guard:
-        guard.restore()
-        for parameter in model.parameters():
-            parameter.grad = torch.ones(4)
+def test_what_is_looked_at_once_is_not_weighed() -> None:
+    """The first boundaries follow what an optimizer makes: what that takes says nothing about the later ones."""
+    clock = ManualClock()
+
+    class Slow(defaultdict[torch.Tensor, Any]):
+        """State that takes a second to be looked through."""
+
+        def values(self) -> Any:
+            clock.advance(1.0)
+            return super().values()
+
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.state = Slow(dict)
+    state = State({"model": model, "optimizer": optimizer}, lambda: None, clock)
+    for _ in range(4):
+        model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
-        guard.step()
-        assert guard._state._costly == 0
-        assert guard._state.boundary_only == ""
+        state.at_boundary()
+        assert state._costly == 0
+    assert state.boundary_only == ""
 
 
 def test_what_does_not_fit_itself_is_refused_at_register() -> None:
