@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -43,11 +44,16 @@ class AgentEnd:
         """The next word of the hook that is wanted; those before it are passed over.
 
         Raises:
+            RuntimeError: the save has failed instead.
             queue.Empty: it was not said.
         """
-        while not wanted(message := self._said.get(timeout=timeout)):
-            pass
-        return message
+        end = time.monotonic() + timeout
+        while True:
+            message = self._said.get(timeout=max(0.0, end - time.monotonic()))
+            if isinstance(message, protocol.Failed):
+                raise RuntimeError(f"the hook could not save: {message.reason}")
+            if wanted(message):
+                return message
 
     def _listen(self) -> None:
         self._connection, _ = self._listening.accept()

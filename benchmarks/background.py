@@ -27,7 +27,7 @@ BATCH = 12
 
 
 def measure(scale: Scale) -> Iterator[Row]:
-    steps, pairs = scale.of((60, 24), (3, 1))
+    steps, pairs = scale.of((40, 12), (3, 1))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as the demo
     model = GPT(len(corpus.ALPHABET))

@@ -34,7 +34,7 @@ def measure(scale: Scale) -> Iterator[Row]:
     files = [(f"rank {rank}", _manifest(rank, world, tensors)) for rank in range(world)]
     merged = [seconds(lambda: coverage(decode_manifests(files)).tensors) for _ in range(times)]
     plans = [pickle.dumps(_plan(rank, world, tensors)) for rank in range(world)]
-    planned = sorted(seconds(lambda: _planned(plans)) for _ in range(min(times, 3)))
+    planned = sorted(seconds(lambda: _planned(plans)) for _ in range(min(times, 2)))
     yield Row(
         f"manifests of {world} ranks × {tensors:,} tensors read, merged and checked",
         "s",
