@@ -311,17 +311,17 @@ def test_costly_copies_are_made_only_when_wanted(caplog: pytest.LogCaptureFixtur
     job = make()
     with guarded(folder, job.values) as guard:
         guard.restore()
-        for number in range(STOP):
+        for number in range(TOTAL):
             job.step(number)
             guard.step()
         assert "copying what changes" in guard._state.boundary_only
         guard._saver.background()
-        job.step(STOP)
+        job.step(TOTAL)
         expected = job.bits()
         guard.step()
     assert caplog.text.count("waits for the next guard.step()") == 1
     step, state = restored(folder, make)
-    if step == STOP + 1:  # the save was asked for before that boundary, or it ended with the training
+    if step == TOTAL + 1:  # the save was asked for before that boundary, or it ended with the training
         assert different(state, expected) == []
 
 
