@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
 
 
 def test_a_window_that_is_too_short_leaves_the_last_checkpoint(trainee: Trainee) -> None:
-    """A step that does not end, then a store that hangs: killed at the reserve, nothing new is whole, the outcome
-    says why, and the run goes on from the checkpoint before."""
+    """A step that does not end, then a store that hangs: the save gives up before the reserve, nothing new is whole,
+    the outcome says why, and the run goes on from the checkpoint before."""
     first = trainee.guarded("--every off --window 2 --reserve 1")
     trainee.begun(first)
     first.say("go 2")
@@ -40,17 +40,18 @@ def test_a_window_that_is_too_short_leaves_the_last_checkpoint(trainee: Trainee)
     second.out.until("^doom at")
     assert second.ended() == 75
     outcome = trainee.machine.outcome()
-    assert (outcome["committed"], outcome["ended"]) == (None, "killed at the reserve")
-    assert outcome["why"] == "no commit before the end: killed at the reserve"
+    assert (outcome["committed"], outcome["why"]) == (None, "out of time")
     assert trainee.machine.committed() == [(1, 2, 0)]
     assert not list(trainee.machine.store.glob("job/checkpoints/000000003-*/COMMIT.json"))
 
 
 @pytest.mark.parametrize(
-    ("word", "returncode"), [("stick", -signal.SIGTERM), ("stick-in-c", -signal.SIGKILL)]
+    ("word", "ended_by"),
+    # The kernel may hand TERM to another thread, which does not wake a main thread that waits: then it is KILL too.
+    [("stick", (-signal.SIGTERM, -signal.SIGKILL)), ("stick-in-c", (-signal.SIGKILL,))],
 )
 def test_a_main_thread_that_never_comes_back_loses_no_step(
-    trainee: Trainee, word: str, returncode: int
+    trainee: Trainee, word: str, ended_by: tuple[int, ...]
 ) -> None:
     """It is saved from where it stands, and ended by the agent after the commit: by TERM, or where no handler
     of Python can run, by KILL."""
@@ -64,7 +65,8 @@ def test_a_main_thread_that_never_comes_back_loses_no_step(
     assert running.ended() == 75
     assert trainee.machine.committed() == [(1, 4, 0)]
     outcome = trainee.machine.outcome()
-    assert (outcome["step"], outcome["why"], outcome["returncode"]) == (4, "", returncode)
+    assert (outcome["step"], outcome["why"]) == (4, "")
+    assert outcome["returncode"] in ended_by
 
 
 def test_a_process_that_registers_during_a_notice_never_trains(trainee: Trainee) -> None:

@@ -55,7 +55,7 @@ def main(method: str) -> None:
             optimizer.step()
             guard.step()
             train.tell(f"step {step + 1}")
-    except RuntimeError as error:
+    except (RuntimeError, OSError, EOFError) as error:  # the last two: it died with a batch half handed over
         train.tell(f"loader died: {type(error).__name__}")
         threading.Event().wait()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import queue
+import select
 import signal
 import sys
 
@@ -27,14 +28,22 @@ def save(notice: spotguard.Notice) -> None:
         raise OSError(" ".join(rest))
 
 
-def end(signum: int, frame: object) -> None:
+def main() -> int:
+    # The kernel may hand a signal to any thread, and none but a byte in a pipe then wakes the main one.
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    signal.signal(signal.SIGTERM, lambda signum, frame: None)
+    tell(f"ready {os.getpid()}")
+    sources = [0, reading]
+    while reading not in (ready := select.select(sources, [], [])[0]):
+        if not (lines := os.read(ready[0], 4096)):
+            sources.remove(0)
+        for line in lines.decode().splitlines():
+            asked.put(line.split())
     tell("TERM")
-    sys.exit(4)
+    return 4
 
 
-signal.signal(signal.SIGTERM, end)
-tell(f"ready {os.getpid()}")
-for line in sys.stdin:
-    asked.put(line.split())
-while True:
-    signal.pause()
+if __name__ == "__main__":
+    sys.exit(main())
