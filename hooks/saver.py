@@ -190,18 +190,19 @@ class Saver:
             Abandoned: a notice came; the caller parks at the gate, and tries again if it opens.
         """
         job = _Job("manual", self._effort(None))
-        with self._lock:
-            if self._ending:
-                raise UsageError("guard.save() after guard.close(): nothing is saved any more")
-            urgent = self._urgent
-            if urgent is None:
-                self._jobs.put(job)
-        if urgent is not None:
-            urgent.done.wait()
-            raise Abandoned("a notice came")
         try:
+            with self._lock:
+                if self._ending:
+                    raise UsageError("guard.save() after guard.close(): nothing is saved any more")
+                urgent = self._urgent
+                if urgent is None:
+                    self._jobs.put(job)
+            if urgent is not None:
+                urgent.done.wait()
+                raise Abandoned("a notice came")
             job.done.wait()
-        except BaseException:  # Ctrl-C: the state is the caller's again, so what is read of it is not kept
+        except BaseException:
+            # Ctrl-C, also right behind the put: the state is the caller's again, and what is read of it is not kept
             job.effort.abandon("guard.save() was interrupted")
             raise
         if job.error is not None:
