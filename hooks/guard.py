@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..providers.clock import Clock, SystemClock
-from ..providers.errors import UsageError
+from ..providers.errors import StateError, UsageError
 from ..providers.store import BlobStore
 from ..providers.stores import open_store
 from . import forks, protocol, signals
@@ -105,7 +105,7 @@ class Guard:
         self._run_id = run_id
         self._store = store
         self._gate = Gate()
-        self._state = State(state, self._gate.before_change)
+        self._state = State(state, self._gate.before_change, clock)
         self._cadence = Cadence(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
         keep = _number("SPOTGUARD_KEEP", KEEP)
         self._nbytes = self._state.expected_bytes()
@@ -160,7 +160,8 @@ class Guard:
             Completed steps: 0 when there is no checkpoint.
 
         Raises:
-            StateError: the checkpoint does not fit what is registered. Nothing was changed.
+            StateError: the checkpoint does not fit what is registered. Nothing was changed; or, where the message
+                says so, an object refused its state half-way: `step` then refuses until a restore succeeds.
             CheckpointError: the chosen step is not there, or every checkpoint is damaged.
         """
         self._only_here("restore")
@@ -184,6 +185,8 @@ class Guard:
             Preempted: the machine is going, and the state is committed.
             UsageError: `restore` was not called before.
         """
+        if self._state.poisoned:
+            raise StateError(f"{self._state.poisoned}; call guard.restore() again, or start anew")
         if not self._restored:
             raise UsageError(
                 "guard.step() before guard.restore(): call done = guard.restore() once, before the loop"
@@ -362,5 +365,6 @@ class Guard:
         self.closed = True
         self._built.set()
         self._gate.retire()
+        self._state.close()
         if self._client is not None:
             self._client.close()

@@ -138,7 +138,7 @@ def test_after_a_restore_that_ended_in_its_middle_nobody_trains_or_saves() -> No
             guard.restore()
         assert "mix" in guard._state.poisoned
         with pytest.raises(StateError, match="mix of two states"):
-            guard._state.at_boundary()
+            guard.step()
         with pytest.raises(StateError, match="mix of two states"):
             guard._state.collect()
         job.values["moody"].moody = False

@@ -164,7 +164,7 @@ def test_where_all_are_damaged_training_does_not_start() -> None:
         pytest.raises(CheckpointError, match="Training was not started; choose another run id"),
     ):
         guard.restore()
-    with pytest.raises(Exception, match=r"guard\.step\(\) before guard\.restore"):
+    with pytest.raises(Exception, match=r"call guard\.restore\(\) again"):
         guard.step()
 
 
