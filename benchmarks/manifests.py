@@ -16,10 +16,10 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from spotguard.hooks.codec import decode_manifests, encode_manifest
-from spotguard.hooks.coverage import coverage
-from spotguard.hooks.keys import object_name
-from spotguard.hooks.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
+from spotguard.hooks.format.codec import decode_manifests, encode_manifest
+from spotguard.hooks.format.coverage import coverage
+from spotguard.hooks.format.keys import object_name
+from spotguard.hooks.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
 
 from .rows import Row
 from .scale import Scale

@@ -16,18 +16,18 @@ from ..providers.store import BlobStore
 from ..providers.stores import open_store
 from . import forks, protocol, signals
 from .cadence import Cadence
-from .checkpoint import Checkpointer, Saved
+from .checkpointer import Checkpointer, Saved
+from .checkpoints.commit import claim_attempt
+from .checkpoints.effort import Abandoned
 from .client import Client
-from .commit import claim_attempt
-from .effort import Abandoned
+from .format.keys import check_run_id
 from .gate import Gate, Shut
-from .keys import check_run_id
 from .naming import default_run_id, default_store
 from .preempted import EX_TEMPFAIL, Preempted
 from .report import Report
 from .restore import restore
 from .saver import Alarm, Saver
-from .state import State
+from .state.registered import State
 
 log = logging.getLogger("spotguard")
 

@@ -12,8 +12,8 @@ from ..providers.clock import Clock
 from ..providers.errors import StoreError
 from ..providers.store import BlobStore
 from . import protocol
-from .checkpoint import Saved
-from .keys import outcome_key
+from .checkpointer import Saved
+from .format.keys import outcome_key
 from .saver import Alarm
 
 log = logging.getLogger("spotguard")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from ..providers.errors import CheckpointError, CorruptError, NotFoundError, StateError
 from ..providers.store import BlobStore
-from .catalog import Whole, whole_checkpoints
-from .coverage import Coverage
-from .environment import differences
-from .reader import read
-from .state import State
+from .checkpoints.catalog import Whole, whole_checkpoints
+from .checkpoints.reader import read
+from .format.coverage import Coverage
+from .state.environment import differences
+from .state.registered import State
 
 log = logging.getLogger("spotguard")
 

@@ -16,12 +16,12 @@ from typing import Protocol
 
 from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, SpotguardError, UsageError
-from .checkpoint import Checkpointer, Saved
-from .device import own_streams
-from .effort import Abandoned, Effort
+from .checkpointer import Checkpointer, Saved
+from .checkpoints.effort import Abandoned, Effort
+from .format.manifest import Kind
 from .gate import Gate, Shut
-from .manifest import Kind
-from .state import State
+from .state.device import own_streams
+from .state.registered import State
 
 log = logging.getLogger("spotguard")
 
@@ -309,7 +309,7 @@ class Saver:
         job.effort.check()
         if step is None:
             raise Abandoned("training ended before its next guard.step()")
-        self._state.fence.wait(job.effort)
+        self._state.fence.wait(job.effort.pause)
         if at_boundary:
             self._state.look_again()
         if job.alarm is not None:

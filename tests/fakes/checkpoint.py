@@ -8,11 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from spotguard.hooks.chunks import Item, plan
-from spotguard.hooks.commit import put_manifest, put_marker
-from spotguard.hooks.dtypes import ITEMSIZE
-from spotguard.hooks.keys import CheckpointName, checkpoint_prefix, object_name
-from spotguard.hooks.manifest import Chunk, Kind, Level, ObjectEntry, RankManifest, TensorEntry, private_name
+from spotguard.hooks.checkpoints.commit import put_manifest, put_marker
+from spotguard.hooks.format.chunks import Item, plan
+from spotguard.hooks.format.dtypes import ITEMSIZE
+from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix, object_name
+from spotguard.hooks.format.manifest import (
+    Chunk,
+    Kind,
+    Level,
+    ObjectEntry,
+    RankManifest,
+    TensorEntry,
+    private_name,
+)
 from spotguard.providers.store import BlobStore
 
 #: (dtype, global shape): split by rows among the ranks where there are as many, else written by one of them.

@@ -17,12 +17,12 @@ from collections import Counter, OrderedDict, deque
 from math import prod
 from typing import Any
 
-from spotguard.hooks.chunks import Item, plan
-from spotguard.hooks.commit import claim_attempt, put_manifest, put_marker
-from spotguard.hooks.dtypes import ITEMSIZE
-from spotguard.hooks.encoding import encode
-from spotguard.hooks.keys import CheckpointName, checkpoint_prefix, object_name
-from spotguard.hooks.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry, private_name
+from spotguard.hooks.checkpoints.commit import claim_attempt, put_manifest, put_marker
+from spotguard.hooks.format.chunks import Item, plan
+from spotguard.hooks.format.dtypes import ITEMSIZE
+from spotguard.hooks.format.encoding import encode
+from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix, object_name
+from spotguard.hooks.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry, private_name
 from spotguard.providers.localfs import FileStore
 from spotguard.providers.store import BlobStore
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from spotguard.hooks.catalog import Whole, find_whole
-from spotguard.hooks.commit import put_manifest
+from spotguard.hooks.checkpoints.catalog import Whole, find_whole
+from spotguard.hooks.checkpoints.commit import put_manifest
 from spotguard.providers.errors import StateError
 from tests.fakes.training import Job, different, guarded, restored, small
 from tests.fakes.watched_store import WatchedStore

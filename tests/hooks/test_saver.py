@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from spotguard.hooks import protocol
-from spotguard.hooks.catalog import find_whole
+from spotguard.hooks.checkpoints.catalog import find_whole
 from spotguard.hooks.gate import Gate, Shut
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.preempted import Preempted

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from spotguard.hooks.catalog import Whole
+from spotguard.hooks.checkpoints.catalog import Whole
 
 from .console import add_json, amount, console, moment, print_json
 from .target import add_target, target

@@ -7,7 +7,7 @@ import argparse
 from rich.table import Table
 from rich.text import Text
 
-from spotguard.hooks.catalog import Checkpoint, list_checkpoints
+from spotguard.hooks.checkpoints.catalog import Checkpoint, list_checkpoints
 
 from .console import add_json, amount, console, moment, print_json
 from .target import add_target, target

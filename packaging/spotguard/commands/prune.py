@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from spotguard.agent import values
-from spotguard.hooks.retention import Pruning, plan_pruning
+from spotguard.hooks.checkpoints.retention import Pruning, plan_pruning
 from spotguard.providers.errors import UsageError
 
 from .console import add_json, amount, print_json

@@ -10,8 +10,8 @@ import argparse
 import os
 from dataclasses import dataclass
 
-from spotguard.hooks.catalog import Folder, Whole, examine, list_runs, scan
-from spotguard.hooks.keys import CheckpointName
+from spotguard.hooks.checkpoints.catalog import Folder, Whole, examine, list_runs, scan
+from spotguard.hooks.format.keys import CheckpointName
 from spotguard.hooks.naming import default_store
 from spotguard.providers.errors import CheckpointError, UsageError
 from spotguard.providers.store import BlobStore

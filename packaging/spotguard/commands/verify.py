@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from spotguard.hooks.catalog import Folder, Partial, examine
-from spotguard.hooks.verify import verify
+from spotguard.hooks.checkpoints.catalog import Folder, Partial, examine
+from spotguard.hooks.checkpoints.verify import verify
 from spotguard.providers.errors import CheckpointError
 from spotguard.providers.store import BlobStore
 

@@ -1,0 +1,256 @@
+"""One save, from standing state to committed checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ..providers.clock import Clock
+from ..providers.errors import CheckpointError, StoreError
+from ..providers.store import BlobStore
+from .checkpoints.catalog import Whole
+from .checkpoints.commit import commit_if_whole, put_manifest
+from .checkpoints.effort import Abandoned, Effort
+from .checkpoints.retention import plan_pruning
+from .checkpoints.work import Progress
+from .checkpoints.writer import Spoiled, Writer, Written, retry
+from .format.keys import CheckpointName, checkpoint_prefix
+from .format.leaf import Leaf
+from .format.manifest import Kind, RankManifest
+from .state.device import SideStreams, host_tensor
+from .state.memory import available_memory
+from .state.registered import State
+from .state.storage import copyable
+
+log = logging.getLogger("spotguard")
+
+#: Objects of old checkpoints that are removed between two looks at whether a notice has come.
+_DELETED_AT_ONCE = 32
+#: Host memory that a snapshot must leave to others, in bytes.
+_LEAVE_FREE = 512 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A committed checkpoint. What `guard.save()` returns."""
+
+    #: Completed steps.
+    step: int
+    url: str
+    #: Bytes written, and seconds from the first of them to the commit.
+    nbytes: int
+    seconds: float
+    #: Monotonic seconds of the commit.
+    at: float
+
+
+class Checkpointer:
+    """Saves the registered state of one rank, one checkpoint at a time, on the saving thread."""
+
+    def __init__(
+        self,
+        store: BlobStore,
+        run_id: str,
+        attempt: int,
+        *,
+        clock: Clock,
+        keep: int,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._attempt = attempt
+        self._clock = clock
+        self._keep = keep
+        self._rank = rank
+        self._world = world
+        self._writer = Writer(store, run_id, rank, world)
+        self._streams = SideStreams()
+        self._saves = 0
+        self._available = available_memory
+        self._snapshot: dict[str, torch.Tensor] = {}
+        #: The newest committed checkpoint, of this attempt or restored from.
+        self.last: Saved | None = None
+        #: Why the last save was thrown away: "" or what moved while it was read.
+        self.spoiled = ""
+        #: Bytes of a full save; 0 before it is known.
+        self.nbytes = 0
+
+    def warm(self) -> None:
+        """Have everything a save needs but the bytes. On the saving thread, before its first save."""
+        self._writer.warm(self.nbytes)
+
+    def close(self) -> None:
+        """Let the writer's threads end. On the saving thread, after its last save."""
+        self._writer.close()
+
+    def begin_attempt(self, attempt: int) -> None:
+        """What is saved from here on is newer than all that was: training went back, and goes another way."""
+        self._attempt = attempt
+        self._saves = 0
+
+    def restored(self, whole: Whole | None) -> None:
+        """Training goes on from this checkpoint: a notice at this very step has nothing newer to save."""
+        self.last = None
+        if whole is not None and whole.run_id == self._run_id:
+            age = max(0.0, self._clock.time() - whole.manifests[0].created)
+            url = f"{self._store.url.rstrip('/')}/{checkpoint_prefix(self._run_id, whole.name)}"
+            self.last = Saved(whole.name.step, url, whole.nbytes, 0.0, self._clock.monotonic() - age)
+
+    def save(
+        self,
+        state: State,
+        step: int,
+        kind: Kind,
+        effort: Effort,
+        progress: Progress | None = None,
+        opened: Callable[[], None] | None = None,
+    ) -> Saved | None:
+        """Save the state that stands now as `step`. None: it moved while it was read (`spoiled` says what).
+
+        Args:
+            opened: called as soon as the state may change again. Given, the state is first copied to host
+                memory; not given, it is streamed from where it lies and stands still to the end.
+
+        Raises:
+            Abandoned: out of time, or called off.
+            StoreError: the store failed.
+            CheckpointError: the host's memory cannot hold the copy.
+        """
+        self.spoiled = ""
+        started = self._clock.monotonic()
+        collected = state.collect(self._rank)
+        self.nbytes = collected.nbytes
+        leaves = collected.leaves
+        if opened is not None:
+            leaves = self._copy(leaves, effort)
+            self.spoiled = state.broken() or _differs(collected.leaves, leaves)
+            opened()
+        if self.spoiled:
+            return None
+        name = CheckpointName(self._attempt, step, self._saves)
+        self._saves += 1
+        written = self._write(state, leaves, name, kind, effort, progress, opened is None)
+        if written is None:
+            return None
+        manifest = RankManifest(
+            run_id=self._run_id,
+            step=step,
+            attempt=self._attempt,
+            save=name.save,
+            rank=self._rank,
+            world=self._world,
+            objects=written.objects,
+            tensors=written.tensors,
+            state=collected.trees,
+            environment=state.environment,
+            kind=kind,
+            created=self._clock.time(),
+        )
+        self._commit(manifest, effort)
+        now = self._clock.monotonic()
+        url = f"{self._store.url.rstrip('/')}/{checkpoint_prefix(self._run_id, name)}"
+        self.last = Saved(step, url, manifest.nbytes, now - started, now)
+        if kind != "emergency":
+            self._prune(effort)
+        return self.last
+
+    def _write(
+        self,
+        state: State,
+        leaves: tuple[Leaf, ...],
+        name: CheckpointName,
+        kind: Kind,
+        effort: Effort,
+        progress: Progress | None,
+        in_place: bool,
+    ) -> Written | None:
+        """The objects into the store. None: the state moved meanwhile."""
+        try:
+            # Read from where it lies it is looked at after each object: a swap there and back would be seen by none
+            # of the looks at the end.
+            look = state.broken if in_place else str
+            written = self._writer.write(leaves, name, effort, progress, look)
+            if in_place:
+                changed = self._writer.unchanged(leaves, written, effort)
+                self.spoiled = state.broken() or (changed and f"{changed} was changed while it was read")
+        except Spoiled as error:
+            self.spoiled = str(error)
+        except (Abandoned, StoreError):
+            self._discard(name, kind, effort)
+            raise
+        if self.spoiled:
+            self._discard(name, kind, effort)
+            return None
+        return written
+
+    def _discard(self, name: CheckpointName, kind: Kind, effort: Effort) -> None:
+        """Remove the objects of a save that will never have a manifest: they may be what fills the disk. Not when
+        time is short; the next prune finds them too."""
+        if kind == "emergency" or effort.abandoned:
+            return
+        try:
+            found = self._store.list(checkpoint_prefix(self._run_id, name))
+            self._store.delete([info.key for info in found])
+        except StoreError as error:
+            log.debug("the objects of %s stay for now: %s", name, error)
+
+    def _commit(self, manifest: RankManifest, effort: Effort) -> None:
+        """Manifest, then marker. Between the two the checkpoint is whole already: the marker is a shortcut."""
+        retry(effort, lambda left: put_manifest(self._store, manifest, timeout=left))
+        created = self._clock.time()
+        retry(effort, lambda left: commit_if_whole(self._store, manifest, created=created, timeout=left))
+
+    def _copy(self, leaves: tuple[Leaf, ...], effort: Effort) -> tuple[Leaf, ...]:
+        """The leaves in host memory, in tensors that are kept and reused."""
+        self._check_memory(leaves)
+        wanted: dict[str, torch.Tensor] = {}
+        for leaf in leaves:
+            held = self._snapshot.get(leaf.name)
+            if held is None or held.shape != leaf.tensor.shape or held.dtype != leaf.tensor.dtype:
+                held = host_tensor(leaf.tensor)
+            wanted[leaf.name] = held
+        self._snapshot = wanted  # what is no longer part of the state is let go before anything is copied
+        for leaf in leaves:
+            effort.check()
+            with torch.no_grad(), self._streams.on(leaf.tensor.device):
+                copyable(wanted[leaf.name]).copy_(copyable(leaf.tensor), non_blocking=True)
+        self._streams.finish()
+        return tuple(Leaf(leaf.name, wanted[leaf.name], still=True) for leaf in leaves)
+
+    def _check_memory(self, leaves: tuple[Leaf, ...]) -> None:
+        held = sum(tensor.nbytes for tensor in self._snapshot.values())
+        need = sum(leaf.tensor.nbytes for leaf in leaves) - held
+        if need > 0 and (free := self._available()) < need + _LEAVE_FREE:
+            raise CheckpointError(
+                f"a background checkpoint needs {need >> 20} MiB of host memory for its copy and {free >> 20} MiB "
+                "are free: switch it off with --every off, or use a machine with more memory"
+            )
+
+    def _prune(self, effort: Effort) -> None:
+        """Old checkpoints go, a few objects at a time: a notice does not wait for 3,000 deletions."""
+        try:
+            pruning = plan_pruning(self._store, self._run_id, keep=self._keep, attempt=self._attempt)
+            for keys in pruning.steps():
+                for start in range(0, len(keys), _DELETED_AT_ONCE):
+                    effort.check()
+                    self._store.delete(keys[start : start + _DELETED_AT_ONCE])
+        except Abandoned:
+            log.debug("a notice came before old checkpoints were removed; the next save goes on with it")
+        except StoreError as error:
+            log.warning("old checkpoints could not be removed, they stay: %s", error)
+
+
+def _differs(live: tuple[Leaf, ...], copies: tuple[Leaf, ...]) -> str:
+    """The name of a tensor that anybody may change and that is not as it was copied."""
+    for leaf, copy in zip(live, copies, strict=True):
+        if not leaf.still and not torch.equal(
+            copyable(leaf.tensor.detach()).cpu().contiguous().reshape(-1).view(torch.uint8),
+            copy.tensor.reshape(-1).view(torch.uint8),
+        ):
+            return f"{leaf.name} was changed while it was copied"
+    return ""

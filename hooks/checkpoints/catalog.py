@@ -1,0 +1,275 @@
+"""What checkpoints a run has, and which of them are whole: one listing, then manifests by name.
+
+The marker is a shortcut for listings meant for people. A restore never trusts it: it needs the manifests anyway, and
+they say more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+from ...providers.errors import CheckpointError, NotFoundError
+from ...providers.store import BlobStore
+from ..format.codec import NewerFormatError, decode_manifests, decode_marker
+from ..format.coverage import Coverage, MergedTensor, coverage
+from ..format.keys import (
+    MARKER,
+    CheckpointName,
+    checkpoint_prefix,
+    checkpoints_prefix,
+    manifest_name,
+    parse_manifest_name,
+    parse_object_name,
+)
+from ..format.manifest import Kind, Level, RankManifest
+
+log = logging.getLogger("spotguard")
+
+#: Manifests of many ranks come side by side: each is one small request, and requests have latency.
+_FETCHERS = 16
+
+Status = Literal["whole", "partial", "damaged"]
+
+
+class Partial(CheckpointError):
+    """A checkpoint lacks a rank's manifest: a save that is under way, or that never ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """One checkpoint as a listing shows it."""
+
+    run_id: str
+    name: CheckpointName
+    #: Size by name inside the folder.
+    files: Mapping[str, int]
+
+    @property
+    def prefix(self) -> str:
+        """What the keys of its objects begin with."""
+        return checkpoint_prefix(self.run_id, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A checkpoint whose every byte is known by place and CRC, and said by the store to be there."""
+
+    run_id: str
+    name: CheckpointName
+    manifests: tuple[RankManifest, ...]
+    tensors: Mapping[str, MergedTensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its own objects."""
+        return sum(manifest.nbytes for manifest in self.manifests)
+
+    @property
+    def level(self) -> Level:
+        return self.manifests[0].level
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A line of `spotguard ls`."""
+
+    run_id: str
+    name: CheckpointName
+    status: Status
+    #: Why it is not whole, else "".
+    reason: str
+    #: Bytes of all objects in its folder.
+    nbytes: int
+    marked: bool
+    #: None where no marker and no manifest could be read.
+    world: int | None = None
+    level: Level | None = None
+    kind: Kind | None = None
+    created: float | None = None
+
+
+def scan(store: BlobStore, run_id: str, *, timeout: float | None = None) -> list[Folder]:
+    """All checkpoints of a run, newest first, in one listing."""
+    prefix = checkpoints_prefix(run_id)
+    found: dict[CheckpointName, dict[str, int]] = {}
+    for info in store.list(prefix, timeout=timeout):
+        folder, _, rest = info.key[len(prefix) :].partition("/")
+        if rest and (name := CheckpointName.parse(folder)) is not None:
+            found.setdefault(name, {})[rest] = info.size
+    return [Folder(run_id, name, found[name]) for name in sorted(found, reverse=True)]
+
+
+def examine(
+    store: BlobStore, folder: Folder, folders: list[Folder], *, timeout: float | None = None
+) -> Whole:
+    """Read a checkpoint's manifests and hold them against the listing.
+
+    Raises:
+        Partial: a rank's manifest is not there.
+        CheckpointError: it is damaged; says where.
+    """
+    world = _world(folder)
+    names = [manifest_name(rank, world) for rank in range(world)]
+    if missing := [name for name in names if name not in folder.files]:
+        raise Partial(f"{len(missing)} of {world} manifests are missing ({missing[0]} is the first)")
+    try:
+        manifests = _fetch(store, [folder.prefix + name for name in names], timeout)
+    except NotFoundError as error:
+        raise Partial(f"it went away while it was read ({error})") from error
+    merged = coverage(manifests)
+    _belongs(merged, folder)
+    _check_objects(merged, folder, folders)
+    return Whole(folder.run_id, folder.name, merged.manifests, merged.tensors)
+
+
+def whole_checkpoints(
+    store: BlobStore,
+    run_id: str,
+    *,
+    step: int | None = None,
+    levels: tuple[Level, ...] = ("full",),
+    skipped: Callable[[CheckpointName, CheckpointError], None] | None = None,
+    timeout: float | None = None,
+) -> Iterator[Whole]:
+    """Whole checkpoints, newest first, each examined when it is asked for: a restore falls back along this.
+
+    Args:
+        store: where.
+        run_id: whose.
+        step: only those of this step.
+        levels: which may be restored.
+        skipped: told of each that is not whole, with the reason; without it a warning is logged for damaged ones.
+        timeout: of each request.
+
+    Raises:
+        NewerFormatError: the next one was written by a newer spotguard. It may be good, and going back behind it
+            unasked would throw its steps away.
+    """
+    folders = scan(store, run_id, timeout=timeout)
+    for folder in folders:
+        if step is not None and folder.name.step != step:
+            continue
+        try:
+            whole = examine(store, folder, folders, timeout=timeout)
+        except NewerFormatError:
+            raise
+        except CheckpointError as error:
+            if skipped is not None:
+                skipped(folder.name, error)
+            elif not isinstance(error, Partial):
+                log.warning("checkpoint %s of run %s is passed over: %s", folder.name, run_id, error)
+            continue
+        if whole.level in levels:
+            yield whole
+
+
+def find_whole(
+    store: BlobStore,
+    run_id: str,
+    *,
+    step: int | None = None,
+    levels: tuple[Level, ...] = ("full",),
+    timeout: float | None = None,
+) -> Whole | None:
+    """The newest whole checkpoint: highest (attempt, step, save)."""
+    return next(whole_checkpoints(store, run_id, step=step, levels=levels, timeout=timeout), None)
+
+
+def list_checkpoints(
+    store: BlobStore, run_id: str, *, deep: bool = False, timeout: float | None = None
+) -> list[Checkpoint]:
+    """Every checkpoint of a run with its status, newest first.
+
+    Args:
+        store: where.
+        run_id: whose.
+        deep: read all manifests even where the marker and the listing agree.
+        timeout: of each request.
+    """
+    folders = scan(store, run_id, timeout=timeout)
+    return [_describe(store, folder, folders, deep, timeout) for folder in folders]
+
+
+def list_runs(store: BlobStore, *, timeout: float | None = None) -> list[str]:
+    """The ids of all runs in a store."""
+    runs: dict[str, None] = {}
+    for info in store.list("", timeout=timeout):
+        run_id, _, rest = info.key.partition("/")
+        if rest.startswith(("attempts/", "checkpoints/")):
+            runs[run_id] = None
+    return list(runs)
+
+
+def _describe(
+    store: BlobStore, folder: Folder, folders: list[Folder], deep: bool, timeout: float | None
+) -> Checkpoint:
+    marked = MARKER in folder.files
+    objects = [size for name, size in folder.files.items() if parse_object_name(name)]
+    status: Status = "whole"
+    reason = ""
+    said = None
+    try:
+        if marked and not deep:
+            said = decode_marker(store.get(folder.prefix + MARKER, timeout=timeout), folder.prefix + MARKER)
+            names = [manifest_name(rank, said.world) for rank in range(said.world)]
+            if (said.objects, said.nbytes) == (len(objects), sum(objects)) and folder.files.keys() >= set(
+                names
+            ):
+                return Checkpoint(
+                    folder.run_id, folder.name, "whole", "", sum(objects), True,
+                    said.world, said.level, said.kind, said.created,
+                )  # fmt: skip
+        whole = examine(store, folder, folders, timeout=timeout)
+        first = whole.manifests[0]
+        return Checkpoint(
+            folder.run_id, folder.name, "whole", "", sum(objects), marked,
+            first.world, first.level, first.kind, first.created,
+        )  # fmt: skip
+    except (Partial, NotFoundError) as error:
+        status, reason = "partial", str(error)
+    except CheckpointError as error:
+        status, reason = "damaged", str(error)
+    return Checkpoint(folder.run_id, folder.name, status, reason, sum(objects), marked)
+
+
+def _world(folder: Folder) -> int:
+    worlds = {parsed[1] for name in folder.files if (parsed := parse_manifest_name(name))}
+    if not worlds:
+        raise Partial("no manifest is there")
+    if len(worlds) > 1:
+        raise CheckpointError(
+            f"manifests of jobs of {' and '.join(map(str, sorted(worlds)))} ranks are mixed"
+        )
+    return worlds.pop()
+
+
+def _fetch(store: BlobStore, keys: list[str], timeout: float | None) -> list[RankManifest]:
+    if len(keys) == 1:
+        return decode_manifests([(keys[0], store.get(keys[0], timeout=timeout))])
+    with ThreadPoolExecutor(min(_FETCHERS, len(keys)), thread_name_prefix="spotguard-manifest") as pool:
+        return decode_manifests(
+            zip(keys, pool.map(lambda key: store.get(key, timeout=timeout), keys), strict=True)
+        )
+
+
+def _belongs(merged: Coverage, folder: Folder) -> None:
+    first = merged.manifests[0]
+    if (first.run_id, first.checkpoint) != (folder.run_id, folder.name):
+        raise CheckpointError(f"its manifests are of {first.run_id} {first.checkpoint}")
+
+
+def _check_objects(merged: Coverage, folder: Folder, folders: list[Folder]) -> None:
+    """Every object that a manifest names is in the listing, with its size."""
+    elsewhere = {str(each.name): each.files for each in folders}
+    for manifest in merged.manifests:
+        for entry in manifest.objects:
+            files = elsewhere.get(entry.checkpoint, {}) if entry.checkpoint else folder.files
+            size = files.get(entry.name)
+            if size != entry.size:
+                place = f"{entry.checkpoint}/{entry.name}" if entry.checkpoint else entry.name
+                there = "is not there" if size is None else f"has {size} bytes"
+                raise CheckpointError(f"object {place} {there}, its manifest says {entry.size}")

@@ -1,0 +1,115 @@
+"""The steps by which a save becomes a checkpoint, and by which a start of the job becomes an attempt.
+
+Order is all: objects, then this rank's manifest, then (by whoever sees the set complete) the marker. A process that
+dies in between leaves what no restore takes. Nothing here asks another rank anything; the store is the only witness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...providers.errors import NotFoundError, StoreError
+from ...providers.store import BlobStore
+from ..format.codec import decode_manifest, encode_attempt, encode_manifest, encode_marker
+from ..format.coverage import Coverage, coverage
+from ..format.keys import (
+    MARKER,
+    CheckpointName,
+    attempt_key,
+    attempts_prefix,
+    checkpoint_prefix,
+    checkpoints_prefix,
+    manifest_name,
+    parse_attempt,
+)
+from ..format.manifest import AttemptRecord, CommitMarker, RankManifest
+
+#: More starts than that at the same moment: the store is not telling the truth.
+_MAX_RIVALS = 1000
+
+
+def put_manifest(store: BlobStore, manifest: RankManifest, *, timeout: float | None = None) -> str:
+    """Say what this rank wrote, once all of it is in the store; returns the key."""
+    key = checkpoint_prefix(manifest.run_id, manifest.checkpoint) + manifest_name(
+        manifest.rank, manifest.world
+    )
+    store.put(key, memoryview(encode_manifest(manifest)), timeout=timeout)
+    return key
+
+
+def put_marker(
+    store: BlobStore, manifests: Iterable[RankManifest], *, created: float, timeout: float | None = None
+) -> CommitMarker:
+    """Mark a checkpoint whose full set of manifests was seen. Two that do so write the same but for the time."""
+    marker = CommitMarker.of(manifests, created)
+    key = checkpoint_prefix(marker.run_id, marker.checkpoint) + MARKER
+    store.put(key, memoryview(encode_marker(marker)), timeout=timeout)
+    return marker
+
+
+def commit_if_whole(
+    store: BlobStore, mine: RankManifest, *, created: float, timeout: float | None = None
+) -> Coverage | None:
+    """After `put_manifest`: mark the checkpoint when the other ranks' manifests are there too, else None.
+
+    Raises:
+        CheckpointError: all are there, and they do not make a whole.
+    """
+    prefix = checkpoint_prefix(mine.run_id, mine.checkpoint)
+    manifests = []
+    for rank in range(mine.world):
+        if rank == mine.rank:
+            manifests.append(mine)
+            continue
+        key = prefix + manifest_name(rank, mine.world)
+        try:
+            manifests.append(decode_manifest(store.get(key, timeout=timeout), key))
+        except NotFoundError:
+            return None  # that rank is still writing, and will look in its turn
+    whole = coverage(manifests)
+    put_marker(store, whole.manifests, created=created, timeout=timeout)
+    return whole
+
+
+def claim_attempt(
+    store: BlobStore,
+    run_id: str,
+    info: Mapping[str, Any],
+    *,
+    incarnation: str = "",
+    world: int = 1,
+    created: float = 0.0,
+    timeout: float | None = None,
+) -> int:
+    """The number of this start of the job: above all others, and nobody else's.
+
+    Claim before choosing what to restore: a prune by an older attempt that began earlier leaves what is newest then,
+    and one that begins later sees this claim and deletes nothing.
+    """
+    number = 1 + newest_attempt(store, run_id, timeout=timeout)
+    for attempt in range(number, number + _MAX_RIVALS):
+        record = AttemptRecord(run_id, attempt, incarnation, world, dict(info), created)
+        data = memoryview(encode_attempt(record))
+        if store.put_if_absent(attempt_key(run_id, attempt), data, timeout=timeout):
+            return attempt
+    raise StoreError(
+        f"{store.url}: {_MAX_RIVALS} attempts of run {run_id} were taken while this one asked; look at it"
+    )
+
+
+def newest_claim(store: BlobStore, run_id: str, *, timeout: float | None = None) -> int:
+    """The highest attempt that has a record, 0 for none."""
+    claims = store.list(attempts_prefix(run_id), timeout=timeout)
+    return max((parse_attempt(run_id, info.key) or 0 for info in claims), default=0)
+
+
+def newest_attempt(store: BlobStore, run_id: str, *, timeout: float | None = None) -> int:
+    """The highest attempt that left a trace, 0 for none."""
+    newest = newest_claim(store, run_id, timeout=timeout)
+    # Records may have been removed by hand; what they saved still counts.
+    prefix = checkpoints_prefix(run_id)
+    for info in store.list(prefix, timeout=timeout):
+        name = CheckpointName.parse(info.key[len(prefix) :].partition("/")[0])
+        newest = max(newest, name.attempt if name else 0)
+    return newest

@@ -1,0 +1,96 @@
+"""How long a save may go on: a deadline that only moves earlier, and a way to call the whole thing off.
+
+Every loop and every wait of a save asks its `Effort`, so a save cannot hang: it ends by commit, by its own
+deadline, or because somebody with a better claim (a notice, a withdrawal) abandoned it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ...providers.clock import Clock
+from ...providers.errors import SpotguardError
+
+
+class Abandoned(SpotguardError):
+    """The save was called off; the message says why. What it wrote is an orphan without a manifest."""
+
+
+class Effort:
+    """One save's right to go on.
+
+    Args:
+        clock: the time.
+        deadline: monotonic seconds by which the save must have committed; None for no hurry.
+        on_abandon: called once when it is called off, to wake whoever waits on its behalf.
+    """
+
+    def __init__(
+        self, clock: Clock, deadline: float | None = None, on_abandon: Callable[[], None] | None = None
+    ) -> None:
+        self._clock = clock
+        self._deadline = deadline
+        self._on_abandon = on_abandon
+        self._lock = threading.Lock()
+        self._reason = ""
+        self._called_off = threading.Event()
+        #: Events of those who are in `wait`.
+        self._waiting: list[threading.Event] = []
+
+    def tighten(self, deadline: float) -> None:
+        """Move the deadline earlier; a later one changes nothing."""
+        with self._lock:
+            if self._deadline is None or deadline < self._deadline:
+                self._deadline = deadline
+                self._wake()  # who waits has less time now
+
+    def abandon(self, reason: str) -> None:
+        with self._lock:
+            if self._reason:
+                return
+            self._reason = reason
+            self._wake()
+        self._called_off.set()
+        if self._on_abandon is not None:
+            self._on_abandon()
+
+    @property
+    def abandoned(self) -> bool:
+        return bool(self._reason)
+
+    def left(self) -> float | None:
+        """Seconds until the deadline, never below 0; None without one."""
+        return None if self._deadline is None else max(0.0, self._deadline - self._clock.monotonic())
+
+    def pause(self, seconds: float) -> None:
+        """Wait before trying again, no longer than the save may go on. Raises `Abandoned` like `check`."""
+        left = self.left()
+        self._clock.wait(self._called_off, seconds if left is None else min(seconds, left))
+        self.check()
+
+    def wait(self, over: Callable[[], bool], changed: threading.Event) -> None:
+        """Wait until `over()`, no longer than the save may go on. Who makes it so sets `changed`, and nobody else
+        clears it. Raises `Abandoned` like `check`."""
+        with self._lock:
+            self._waiting.append(changed)
+        try:
+            while not over():
+                self.check()
+                left = self.left()
+                self._clock.wait(changed, threading.TIMEOUT_MAX if left is None else left)
+                changed.clear()
+        finally:
+            with self._lock:
+                self._waiting.remove(changed)
+
+    def _wake(self) -> None:
+        for changed in self._waiting:
+            changed.set()
+
+    def check(self) -> None:
+        """Raises `Abandoned` when the save must not go on."""
+        if self._reason:
+            raise Abandoned(self._reason)
+        if self._deadline is not None and self._clock.monotonic() >= self._deadline:
+            raise Abandoned("out of time")

@@ -1,0 +1,105 @@
+"""Buffers that objects are put together in, and how tensors get into them.
+
+A frame is reused for one object after the other, so a save touches no fresh page after the first: a copy into
+fresh memory runs at 1.9 GB/s, into touched memory at 11 (seen). Where there is a GPU, frames are pinned.
+
+Plain memory is copied in by memmove(3), the GIL let go: torch's own copy would start a team of OpenMP threads for each
+of ours, beside the team that training computes with.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+
+import torch
+
+from ..state.device import SideStreams
+from ..state.storage import copyable
+
+
+class Frame:
+    """One reused buffer of `size` bytes. Used by one thread at a time."""
+
+    def __init__(self, size: int) -> None:
+        # "cpu" is said: a script may have set another default device.
+        if torch.cuda.is_initialized():
+            self._bytes = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+            self._view = memoryview(self._bytes.numpy())  # type: ignore[arg-type]
+        else:
+            held = bytearray(size)
+            self._bytes = torch.frombuffer(held, dtype=torch.uint8)
+            self._view = memoryview(held)
+        self._bytes.zero_()  # every page is touched now
+        self._address = self._bytes.data_ptr()
+        self._streams = SideStreams()
+
+    @property
+    def size(self) -> int:
+        return len(self._view)
+
+    def view(self, start: int, end: int) -> memoryview:
+        return self._view[start:end]
+
+    def write(self, start: int, data: bytes) -> None:
+        self._view[start : start + len(data)] = data
+
+    def copy_in(self, source: torch.Tensor, start: int) -> int:
+        """Copy a box of a tensor to `start`, row-major; returns the CRC32 of its bytes. The GIL is let go."""
+        if source.numel() == 0:
+            return 0
+        end = start + source.numel() * source.itemsize
+        if source.is_cuda:
+            with self._streams.on(source.device):
+                self._copy(source, start, end)
+            self._streams.finish()
+        else:
+            self._copy(source, start, end)
+        return zlib.crc32(self._view[start:end])
+
+    def copy_out(self, start: int, end: int, target: torch.Tensor, dtype: torch.dtype) -> None:
+        """Copy the bytes from `start` to `end`, row-major elements of `dtype`, into a box of a tensor."""
+        source = self._bytes[start:end]
+        if start % dtype.itemsize:
+            source = source.clone()  # a view of another dtype needs an aligned start
+        with torch.no_grad():
+            copyable(target).copy_(copyable(source.view(dtype)).view(target.shape))
+
+    def _copy(self, source: torch.Tensor, start: int, end: int) -> None:
+        lazy = source.is_conj() or source.is_neg()
+        if source.is_cpu and not lazy and source.is_contiguous():
+            if end > len(self._view):  # memmove asks nobody
+                raise ValueError(f"bytes {start} to {end} do not fit a frame of {len(self._view)}")
+            move = _move_held if end - start < _SMALL else ctypes.memmove
+            move(self._address + start, source.data_ptr(), end - start)
+            return
+        into, source = self._bytes[start:end], copyable(source)
+        if lazy:
+            source = source.resolve_conj().resolve_neg()
+        if not source.is_contiguous() and start % source.itemsize:
+            source = source.contiguous()  # a strided copy needs an aligned target
+        if source.is_contiguous():
+            into.copy_(as_bytes(source), non_blocking=True)
+        else:
+            into.view(source.dtype).view(source.shape).copy_(source, non_blocking=True)
+
+
+#: Copied with the GIL held: to have it back from a training thread in pure Python takes 5 ms, for each of ten thousand
+#: small tensors; to copy this much takes 10 µs.
+_SMALL = 2**16
+_move_held = ctypes.PyDLL(None).memmove
+_move_held.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_move_held.restype = ctypes.c_void_p
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor's memory as a flat tensor of bytes."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def box(tensor: torch.Tensor, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
+    """The part of a tensor that a chunk stands for."""
+    for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        if offset or size != tensor.shape[dim]:
+            tensor = tensor.narrow(dim, offset, size)
+    return tensor

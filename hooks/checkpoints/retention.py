@@ -1,0 +1,172 @@
+"""What may be deleted, and in which order: the newest K whole checkpoints stay, and much else by rule.
+
+Never touched: the last good one; anything newer than it (a save under way); anything at all once a newer attempt has
+claimed its number, for it may be reading; an object that a kept checkpoint refers to; what a newer format wrote.
+
+What goes, goes so that a death between any two deletions leaves nothing that looks whole and is not: the marker
+of each first, then all manifests, then the objects. Leftovers of saves that never ended go with the rest, once something newer is
+whole: a save of a dead attempt that is still uploading somewhere loses nothing by it, because a newer one is there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ...providers.errors import CheckpointError, NotFoundError, UsageError
+from ...providers.store import BlobStore
+from ..format.codec import NewerFormatError, decode_manifest
+from ..format.keys import MARKER, CheckpointName, checkpoint_prefix, parse_manifest_name, parse_object_name
+from ..format.manifest import RankManifest
+from .catalog import Folder, Whole, examine, scan
+from .commit import newest_claim
+
+log = logging.getLogger("spotguard")
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """What to keep and what to delete, decided before the first deletion."""
+
+    kept: tuple[CheckpointName, ...]
+    #: Oldest first.
+    doomed: tuple[Folder, ...]
+    #: Keys in doomed folders that something kept refers to.
+    protected: frozenset[str]
+
+    def steps(self) -> Iterator[list[str]]:
+        """Keys to delete, group after group; a group only when all before it are gone.
+
+        All markers, then all manifests, then all objects, and not checkpoint by checkpoint: one of the doomed may
+        refer to the objects of another.
+        """
+        for ours in (MARKER.__eq__, parse_manifest_name, parse_object_name):
+            keys = [
+                folder.prefix + name for folder in self.doomed for name in sorted(folder.files) if ours(name)
+            ]
+            if keys := [key for key in keys if key not in self.protected]:
+                yield keys
+
+
+def prune(
+    store: BlobStore,
+    run_id: str,
+    *,
+    keep: int,
+    attempt: int | None = None,
+    protect: Iterable[CheckpointName] = (),
+    timeout: float | None = None,
+) -> list[CheckpointName]:
+    """Delete what `plan_pruning` says, and return the names of the checkpoints that are gone.
+
+    Raises:
+        UsageError: `keep` is below 1.
+    """
+    pruning = plan_pruning(store, run_id, keep=keep, attempt=attempt, protect=protect, timeout=timeout)
+    for keys in pruning.steps():
+        store.delete(keys, timeout=timeout)
+    return [folder.name for folder in pruning.doomed]
+
+
+def plan_pruning(
+    store: BlobStore,
+    run_id: str,
+    *,
+    keep: int,
+    attempt: int | None = None,
+    protect: Iterable[CheckpointName] = (),
+    timeout: float | None = None,
+) -> Pruning:
+    """Decide; nothing is deleted.
+
+    Args:
+        store: where.
+        run_id: whose.
+        keep: how many whole checkpoints of the full level stay.
+        attempt: the attempt that prunes. Where a newer one has claimed its number, nothing goes. None: a person asks.
+        protect: checkpoints whose objects the caller is about to refer to.
+        timeout: of each request.
+    """
+    if keep < 1:
+        raise UsageError(f"keep {keep} would delete the last good checkpoint; use 1 or more")
+    folders = scan(store, run_id, timeout=timeout)
+    # Claims are read after the listing: who claims later than this lists later, and finds what is kept here.
+    if attempt is not None and _fenced(store, run_id, attempt, folders, timeout):
+        return Pruning((), (), frozenset())
+    kept, newer, older = _sort(store, folders, keep, timeout)
+    if not kept:
+        return Pruning((), (), frozenset())
+    spared = set(protect)
+    doomed = [folder for folder in older if folder.name not in spared]
+    manifests = [manifest for whole in kept for manifest in whole.manifests]
+    for folder in [*newer, *(folder for folder in older if folder.name in spared)]:
+        manifests += _readable(store, folder, timeout)
+    names = tuple(whole.name for whole in kept)
+    return Pruning(names, tuple(reversed(doomed)), frozenset(_referred(manifests)))
+
+
+def _fenced(
+    store: BlobStore, run_id: str, attempt: int, folders: list[Folder], timeout: float | None
+) -> bool:
+    newest = max([newest_claim(store, run_id, timeout=timeout), *(folder.name.attempt for folder in folders)])
+    if newest > attempt:
+        log.info("attempt %d of run %s deletes nothing: attempt %d has begun", attempt, run_id, newest)
+    return newest > attempt
+
+
+def _sort(
+    store: BlobStore, folders: list[Folder], keep: int, timeout: float | None
+) -> tuple[list[Whole], list[Folder], list[Folder]]:
+    """The whole ones that stay, all that is newer than the newest of them, and the rest that may go."""
+    kept: list[Whole] = []
+    newer: list[Folder] = []
+    older: list[Folder] = []
+    for folder in folders:
+        if len(kept) == keep:
+            if not _of_newer_format(store, folder, timeout):
+                older.append(folder)
+            continue
+        try:
+            whole = examine(store, folder, folders, timeout=timeout)
+        except NewerFormatError:
+            continue  # not ours to judge: it stays
+        except CheckpointError:
+            (older if kept else newer).append(folder)
+            continue
+        if whole.level == "full":
+            kept.append(whole)
+        else:
+            (older if kept else newer).append(folder)
+    return kept, newer, older
+
+
+def _of_newer_format(store: BlobStore, folder: Folder, timeout: float | None) -> bool:
+    """Whether one manifest says so; one is enough, a save has one writer's format."""
+    name = next((name for name in sorted(folder.files) if parse_manifest_name(name)), None)
+    if name is None:
+        return False
+    try:
+        decode_manifest(store.get(folder.prefix + name, timeout=timeout), name)
+    except NewerFormatError:
+        return True
+    except (CheckpointError, NotFoundError):
+        return False  # damaged or gone already: it may go
+    return False
+
+
+def _readable(store: BlobStore, folder: Folder, timeout: float | None) -> Iterator[RankManifest]:
+    """The manifests that a save under way has put so far: what they refer to must stay."""
+    for name in folder.files:
+        if parse_manifest_name(name):
+            try:
+                yield decode_manifest(store.get(folder.prefix + name, timeout=timeout), folder.prefix + name)
+            except (CheckpointError, NotFoundError):
+                continue  # unreadable, so it will never restore, so it needs nothing
+
+
+def _referred(manifests: Iterable[RankManifest]) -> Iterator[str]:
+    for manifest in manifests:
+        for entry in manifest.objects:
+            if entry.checkpoint:
+                yield checkpoint_prefix(manifest.run_id, entry.checkpoint) + entry.name

@@ -1,0 +1,176 @@
+"""Manifests, markers and attempt records as bytes: plain JSON that carries a CRC of itself.
+
+A file is `{"crc32":N,"manifest":{...}}`, and N is zlib's CRC32 of the exact bytes of the inner value, as they stand in
+the file: any tool reads it as JSON, and a flipped bit anywhere is noticed before the first value is believed.
+
+Everything is validated on the way in (law 10): types, bounds, names confined to the checkpoint's own folder or to
+one of the same attempt, boxes inside shapes, byte ranges inside objects. What fails is a `CheckpointError` that names
+the key and the reason. Unknown fields are skipped, so that a newer writer may say more; a newer *format* is refused
+by name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from ...providers.errors import CheckpointError
+from .collector import collector_at_rest
+from .entries import objects_in, objects_out, tensors_in, tensors_out
+from .fields import Invalid, integer, seconds, text, typed, word
+from .keys import MAX_NUMBER, MAX_WORLD, CheckpointName
+from .manifest import FORMAT, KINDS, LEVELS, AttemptRecord, CommitMarker, RankManifest
+
+_HEAD = re.compile(rb'\{"crc32":(\d{1,10}),"([a-z]+)":')
+_TAIL = b"}\n"
+
+T = TypeVar("T")
+
+
+class NewerFormatError(CheckpointError):
+    """A newer spotguard wrote this: it may be good, so it is neither restored nor deleted."""
+
+
+class _Newer(Invalid):
+    pass
+
+
+def encode_manifest(manifest: RankManifest) -> bytes:
+    """The bytes of a rank's manifest."""
+    parts = {"objects": objects_out(manifest.objects), "tensors": tensors_out(manifest.tensors)}
+    return _seal("manifest", manifest, parts)
+
+
+def encode_marker(marker: CommitMarker) -> bytes:
+    """The bytes of COMMIT.json."""
+    return _seal("commit", marker, {})
+
+
+def encode_attempt(record: AttemptRecord) -> bytes:
+    """The bytes of an attempt's record."""
+    return _seal("attempt", record, {})
+
+
+def decode_manifest(data: bytes, key: str) -> RankManifest:
+    """The manifest in the object at `key`.
+
+    Raises:
+        CheckpointError: it is damaged, of a newer format, or says what cannot be.
+    """
+    return _open(data, key, "manifest", _manifest)
+
+
+def decode_manifests(files: Iterable[tuple[str, bytes]]) -> list[RankManifest]:
+    """Many manifests, given as (key, bytes), at the speed that 128 ranks need."""
+    with collector_at_rest():
+        return [decode_manifest(data, key) for key, data in files]
+
+
+def decode_marker(data: bytes, key: str) -> CommitMarker:
+    """The marker in the object at `key`; raises `CheckpointError`."""
+    return _open(data, key, "commit", _marker)
+
+
+def decode_attempt(data: bytes, key: str) -> AttemptRecord:
+    """The attempt's record in the object at `key`; raises `CheckpointError`."""
+    return _open(data, key, "attempt", _attempt)
+
+
+def _seal(kind: str, value: RankManifest | CommitMarker | AttemptRecord, parts: Mapping[str, Any]) -> bytes:
+    names = ["format", *(name for name in value.__dataclass_fields__ if name != "format")]
+    fields = {name: parts[name] if name in parts else getattr(value, name) for name in names}
+    # ASCII, so that what a lone surrogate in somebody's string becomes is JSON's business and not UTF-8's.
+    body = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return b'{"crc32":%d,"%s":' % (zlib.crc32(body), kind.encode()) + body + _TAIL
+
+
+def _open(data: bytes, key: str, kind: str, parse: Callable[[dict[str, Any]], T]) -> T:
+    try:
+        return parse(_unseal(data, kind))
+    except _Newer as error:
+        raise NewerFormatError(f"{key}: {error}") from error
+    except Invalid as error:
+        raise CheckpointError(f"{key}: {error}") from error
+
+
+def _unseal(data: bytes, kind: str) -> dict[str, Any]:
+    head = _HEAD.match(data)
+    if head is None or head[2] != kind.encode() or not data.endswith(_TAIL):
+        raise Invalid(f"not a {kind} file of spotguard's, or cut short ({len(data)} bytes)")
+    body = data[head.end() : -len(_TAIL)]
+    if (crc := zlib.crc32(body)) != int(head[1]):
+        raise Invalid(f"damaged: its CRC32 is {crc}, it says {int(head[1])}")
+    try:
+        value = json.loads(body, parse_constant=_no_constants)
+    except (ValueError, RecursionError) as error:
+        raise Invalid("not JSON inside") from error
+    if type(value) is not dict:
+        raise Invalid(f"holds {type(value).__name__}, not an object")
+    version = integer(value, "format", 1)
+    if version > FORMAT:
+        raise _Newer(f"format version {version} is newer than {FORMAT}: read it with a newer spotguard")
+    return value
+
+
+def _no_constants(constant: str) -> float:
+    raise Invalid(f"{constant} is not a JSON number")
+
+
+def _name(raw: dict[str, Any]) -> CheckpointName:
+    return CheckpointName(*(integer(raw, part, 0, MAX_NUMBER - 1) for part in ("attempt", "step", "save")))
+
+
+def _manifest(raw: dict[str, Any]) -> RankManifest:
+    name = _name(raw)
+    world = integer(raw, "world", 1, MAX_WORLD)
+    rank = integer(raw, "rank", 0, world - 1)
+    objects = objects_in(typed(raw, "objects", list), name, rank, world)
+    return RankManifest(
+        run_id=text(raw, "run_id", 128),
+        step=name.step,
+        attempt=name.attempt,
+        save=name.save,
+        rank=rank,
+        world=world,
+        objects=objects,
+        tensors=tensors_in(typed(raw, "tensors", list), objects),
+        state=typed(raw, "state", dict),
+        environment=typed(raw, "environment", dict),
+        level=word(raw, "level", LEVELS),
+        kind=word(raw, "kind", KINDS),
+        incarnation=text(raw, "incarnation", 256),
+        created=seconds(raw, "created"),
+        format=raw["format"],
+    )
+
+
+def _marker(raw: dict[str, Any]) -> CommitMarker:
+    name = _name(raw)
+    return CommitMarker(
+        run_id=text(raw, "run_id", 128),
+        step=name.step,
+        attempt=name.attempt,
+        save=name.save,
+        world=integer(raw, "world", 1, MAX_WORLD),
+        objects=integer(raw, "objects", 0),
+        nbytes=integer(raw, "nbytes", 0),
+        level=word(raw, "level", LEVELS),
+        kind=word(raw, "kind", KINDS),
+        created=seconds(raw, "created"),
+        format=raw["format"],
+    )
+
+
+def _attempt(raw: dict[str, Any]) -> AttemptRecord:
+    return AttemptRecord(
+        run_id=text(raw, "run_id", 128),
+        attempt=integer(raw, "attempt", 0, MAX_NUMBER - 1),
+        incarnation=text(raw, "incarnation", 256),
+        world=integer(raw, "world", 1, MAX_WORLD),
+        info=typed(raw, "info", dict),
+        created=seconds(raw, "created"),
+        format=raw["format"],
+    )

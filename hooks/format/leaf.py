@@ -1,0 +1,22 @@
+"""A tensor of the state under the name that a checkpoint gives it: what the state hands over, and a writer writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor of the state, held where it lies."""
+
+    #: Its name in the checkpoint: "model/blocks.0.attn.weight".
+    name: str
+    #: An alias of the live storage (or a copy that nobody else writes to).
+    tensor: torch.Tensor
+    #: Stands still while the gate is shut: a copy of ours, or changed only by a hooked optimizer's `step()`.
+    #: What may be changed by anybody (an EMA, a frozen weight) is checked a second time after it was read.
+    still: bool = False

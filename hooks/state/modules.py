@@ -1,0 +1,209 @@
+"""A registered `nn.Module`: parameters are read where they lie, small buffers are copied at each boundary.
+
+Names and identities are taken once, at `register`, on the main thread, and the storage they point to is
+followed from then on. `state_dict()` is never called later: off the main thread it sees a model in the middle
+of its forward (under FSDP2 it crashes, or gives unsharded tensors).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...providers.errors import CheckpointError, StateError
+from ..format.leaf import Leaf
+from .parts import (
+    COPY_AT_BOUNDARY,
+    REFUSALS,
+    Part,
+    StatefulPart,
+    check_fits,
+    check_savable,
+    copy_into,
+    freeze,
+)
+from .storage import copyable
+
+#: (a module's table, the key in it, the name in the checkpoint).
+Place = tuple[dict[str, Any], str, str]
+
+#: What `nn.Module.state_dict` calls the entry of `get_extra_state`.
+_EXTRA_STATE = "_extra_state"
+
+
+def module_part(name: str, module: nn.Module) -> Part:
+    """The part for a module: in place where its state dict is its own tensors, by `state_dict` otherwise.
+
+    Wrappers that only rename (`torch.compile`, DDP) are looked through, so that a checkpoint of a compiled
+    model restores into a plain one.
+    """
+    module = unwrap(module)
+    cls = type(module)
+    if (
+        cls.state_dict is not nn.Module.state_dict or cls.load_state_dict is not nn.Module.load_state_dict
+    ) and not isinstance(module, torch.jit.ScriptModule):
+        return StatefulPart(name, module)  # it has words of its own
+    entries = module.state_dict(keep_vars=True)
+    own = {id(t) for t in module.parameters()} | {id(t) for t in module.buffers()}
+    for key, value in entries.items():
+        if nn.parameter.is_lazy(value):
+            raise StateError(
+                f"{name}.{key} is not initialized yet; run one forward pass (or give its sizes) before register"
+            )
+        if isinstance(value, torch.Tensor):
+            check_savable(f"{name}.{key}", value)
+        extra = not isinstance(value, torch.Tensor) and key.rpartition(".")[2] == _EXTRA_STATE
+        if not extra and id(value) not in own:
+            return StatefulPart(name, module)  # computed by a hook: only its own state_dict knows how
+    return ModulePart(name, module, entries)
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The module inside `torch.compile` and DistributedDataParallel."""
+    while True:
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            module = module.module
+        elif isinstance(getattr(module, "_orig_mod", None), nn.Module):  # torch.compile's wrapper
+            module = module._orig_mod  # type: ignore[assignment]
+        else:
+            return module
+
+
+class ModulePart:
+    """Parameters and persistent buffers by name; extra state (`get_extra_state`) as plain values."""
+
+    def __init__(self, name: str, module: nn.Module, entries: dict[str, Any]) -> None:
+        self.name = name
+        self._module = module
+        #: key -> the live tensor; a tied weight appears under each of its keys.
+        self._live = {k: v for k, v in entries.items() if isinstance(v, torch.Tensor)}
+        self._extra_keys = [k for k, v in entries.items() if not isinstance(v, torch.Tensor)]
+        self._frozen_extra: dict[str, Any] = {}
+        #: ids of parameters that only a hooked optimizer changes; told by who knows the optimizers.
+        self.stepped: frozenset[int] = frozenset()
+        #: Where each tensor hangs: a module may put another one there at any time.
+        self._places = self._hung(operator.attrgetter("_buffers"))
+        self._weights = self._hung(operator.attrgetter("_parameters"))
+        self.refresh()
+
+    def _hung(self, table: Callable[[nn.Module], dict[str, Any]]) -> list[Place]:
+        # A module that hangs in two places is met twice: each of its keys is followed.
+        return [
+            (table(module), key, name)
+            for prefix, module in self._module.named_modules(remove_duplicate=False)
+            for key in table(module)
+            if (name := f"{prefix}.{key}".lstrip(".")) in self._live
+        ]
+
+    def refresh(self) -> None:
+        """Follow tensors that were replaced: a buffer assigned anew, a parameter's storage moved (`.to()`,
+        `.data = …`). On the training thread, or with it parked."""
+        for table, key, name in (*self._places, *self._weights):
+            if table[key] is None:
+                raise StateError(
+                    f"{self.name}.{name} was a tensor at register and is None now; give it one of no elements"
+                )
+            self._live[name] = table[key]
+        #: Buffers that forward changes (BatchNorm's statistics), and where they are copied to.
+        self._buffers = [self._live[name] for _, _, name in self._places]
+        small = sum(t.nbytes for t in self._buffers) <= COPY_AT_BOUNDARY
+        self._from = [copyable(t.detach()) for t in self._buffers] if small else []
+        self._to = [t.clone() for t in self._from]
+        read = dict(zip(map(id, self._buffers), self._from, strict=False))
+        copies = dict(zip(map(id, self._buffers), self._to, strict=False))
+        #: key -> its leaf, shared by tied keys.
+        self._leaf: dict[str, Leaf] = {}
+        named: dict[int, Leaf] = {}
+        for key, tensor in self._live.items():
+            if id(tensor) not in named:
+                copied = copies.get(id(tensor))
+                named[id(tensor)] = Leaf(
+                    f"{self.name}/{key}",
+                    tensor.detach() if copied is None else copied.view(tensor.dtype),
+                    still=copied is not None or id(tensor) in self.stepped,
+                )
+            self._leaf[key] = named[id(tensor)]
+        self._sources = [(t, read.get(id(t), self._leaf[k].tensor)) for k, t in self._live.items()]
+        self._in_place = [t for t in self._live.values() if id(t) not in copies]
+
+    def moved(self) -> bool:
+        """Whether something that is read in place is another tensor than when `refresh` looked. (A buffer that
+        is copied at boundaries may be replaced at any time.)"""
+        places = self._weights if self._from else (*self._places, *self._weights)
+        return any(table[key] is not self._live[name] for table, key, name in places)
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """Each live tensor by the name it is saved under."""
+        return {self._leaf[k].name: t for k, t in self._live.items()}
+
+    def in_place(self) -> list[torch.Tensor]:
+        return self._in_place
+
+    def sources(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return self._sources
+
+    def at_boundary(self) -> None:
+        if not all(map(operator.is_, self._buffers, [place[key] for place, key, _ in self._places])):
+            self.refresh()
+        if self._from:
+            torch._foreach_copy_(self._to, self._from)
+        if self._extra_keys:
+            self._frozen_extra = self._extra_state()
+
+    def _extra_state(self) -> dict[str, Any]:
+        states: dict[str, Any] = {}
+        for prefix, module in self._module.named_modules(remove_duplicate=False):
+            if _has_extra_state(module):
+                states[f"{prefix}.{_EXTRA_STATE}".lstrip(".")] = freeze(module.get_extra_state())
+        return states
+
+    def leaves(self) -> list[Leaf]:
+        return list({leaf.name: leaf for leaf in self._leaf.values()}.values())
+
+    def tree(self) -> Any:
+        return {k: leaf.tensor for k, leaf in self._leaf.items()} | self._frozen_extra
+
+    def targets(self, tree: Any) -> None:
+        if not isinstance(tree, dict):
+            raise StateError(f"{self.name} is a module here and a {type(tree).__name__} in the checkpoint")
+        expected, found = set(self._live) | set(self._extra_keys), set(tree)
+        if expected != found:
+            raise StateError(
+                f"{self.name} does not fit the checkpoint: {_some('missing there', expected - found)}"
+                f"{_some('unknown here', found - expected)}; restore into the model it was saved from, "
+                "or choose another run id"
+            )
+        for key, tensor in self._live.items():
+            if not isinstance(tree[key], torch.Tensor):
+                raise CheckpointError(
+                    f"{self.name}.{key}: the checkpoint's is a {type(tree[key]).__name__} and no tensor"
+                )
+            check_fits(f"{self.name}.{key}", tensor, tree[key])
+
+    def put_back(self, tree: Any) -> None:
+        for key, tensor in self._live.items():
+            copy_into(tensor, tree[key])
+        for prefix, module in self._module.named_modules(remove_duplicate=False):
+            if _has_extra_state(module):
+                try:
+                    module.set_extra_state(tree[f"{prefix}.{_EXTRA_STATE}".lstrip(".")])
+                except REFUSALS as error:
+                    raise StateError(
+                        f"{self.name}: {type(module).__name__}.set_extra_state refuses the checkpoint's state "
+                        f"({type(error).__name__}: {error}); register the same kind of module that was saved"
+                    ) from error
+
+
+def _has_extra_state(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+def _some(what: str, keys: set[str]) -> str:
+    if not keys:
+        return ""
+    shown = ", ".join(sorted(keys)[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+    return f"{what}: {shown}; "

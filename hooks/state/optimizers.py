@@ -1,0 +1,259 @@
+"""A registered torch optimizer: its groups' numbers are copied at each boundary, its moments are read in place.
+
+Nothing here materializes state. Torch's own routes to a complete `state_dict` run a step with zero gradients
+and leave `step = 1` behind; an optimizer that has not stepped yet has empty state, and that is what is saved.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from ...providers.errors import CheckpointError, StateError
+from ..format.leaf import Leaf
+from .parts import Part, StatefulPart, copy_into, freeze, tensors_in
+
+log = logging.getLogger("spotguard")
+
+#: id of a tensor -> the name it is saved under, and itself.
+Named = dict[int, tuple[str, torch.Tensor]]
+
+
+def optimizer_part(name: str, optimizer: Optimizer, named: Callable[[], Named]) -> Part:
+    """The part for an optimizer; one with a `state_dict` of its own is believed, at the price of copying it.
+
+    Args:
+        named: the tensors of the registered modules, as they are now.
+    """
+    cls = type(optimizer)
+    if cls.state_dict is not Optimizer.state_dict or cls.load_state_dict is not Optimizer.load_state_dict:
+        return StatefulPart(name, optimizer)
+    return OptimizerPart(name, optimizer, named)
+
+
+class OptimizerPart:
+    """`param_groups` and `state`, keyed by the parameters' names in the model, so that a checkpoint does not
+    depend on the order in which parameters were handed to the optimizer.
+
+    `state` may hold more than the groups do: moments of a parameter whose group was taken out (a head that was
+    frozen; torch keeps them), and entries under keys of the optimizer's own.
+    """
+
+    def __init__(self, name: str, optimizer: Optimizer, named: Callable[[], Named]) -> None:
+        self.name = name
+        self.optimizer = optimizer
+        self._named = named
+        self._frozen: list[dict[str, Any]] = []
+        self._nameless = 0
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take the parameters and state tensors as they are now. On the training thread, or with it parked."""
+        self._groups = [list(g["params"]) for g in self.optimizer.param_groups]
+        params = [p for group in self._groups for p in group]
+        known = self._named()
+        known = {id(p): (f"{i}", p) for i, p in enumerate(params)} | known
+        self._key = {i: name for i, (name, _) in known.items()}
+        #: Held, so that no new tensor takes the id of one that is gone.
+        self._param = dict(known.values())
+        #: Groups whose numbers are only numbers are copied by one dict copy.
+        self._plain = all(
+            not isinstance(v, (torch.Tensor, list, dict))
+            for g in self.optimizer.param_groups
+            for k, v in g.items()
+            if k != "params"
+        )
+        self.tensors: list[torch.Tensor] = [*params, *self._state_tensors()]
+        nameless = sum(id(p) not in self._key for p in tensors_in(list(self.optimizer.state)))
+        if nameless > self._nameless:
+            # Going on is right: `step()` reads state of its groups' parameters alone, and these are in none.
+            log.warning(
+                "%s keeps state of %d parameters that are in none of its groups and in no registered module: "
+                "that is not saved",
+                self.name,
+                nameless,
+            )
+        self._nameless = nameless
+
+    def _state_tensors(self) -> list[torch.Tensor]:
+        return [t for values in self.optimizer.state.values() for t in tensors_in(values)]
+
+    def moved(self) -> bool:
+        """Whether a parameter or a state tensor is another object than when `refresh` looked."""
+        now = [p for g in self.optimizer.param_groups for p in g["params"]] + self._state_tensors()
+        return len(now) != len(self.tensors) or any(
+            a is not b for a, b in zip(now, self.tensors, strict=True)
+        )
+
+    def counts(self) -> int:
+        """Changes when parameters are added or state is created: cheap enough for every boundary."""
+        count = len(self.optimizer.state)
+        for group in self.optimizer.param_groups:
+            count += len(group["params"])
+        return count
+
+    def at_boundary(self) -> None:
+        if self._plain:
+            self._frozen = [g.copy() for g in self.optimizer.param_groups]
+        else:
+            self._frozen = [
+                {k: v if k == "params" else freeze(v) for k, v in g.items()}
+                for g in self.optimizer.param_groups
+            ]
+
+    def leaves(self) -> list[Leaf]:
+        """The state tensors. The parameters themselves are their module's leaves (or nobody's)."""
+        found: dict[int, Leaf] = {}
+        others = 0
+        for param, values in self.optimizer.state.items():
+            if not isinstance(param, torch.Tensor):
+                prefix, others = f"{self.name}/other/{others}", others + 1
+            elif (key := self._key.get(id(param))) is not None:
+                prefix = f"{self.name}/state/{key}"
+            else:
+                continue
+            for word, value in values.items() if isinstance(values, dict) else [("value", values)]:
+                for i, tensor in enumerate(tensors_in(value)):
+                    name = f"{prefix}/{word}" if isinstance(value, torch.Tensor) else f"{prefix}/{word}.{i}"
+                    found.setdefault(id(tensor), Leaf(name, tensor, still=True))
+        return list(found.values())
+
+    def tree(self) -> Any:
+        groups = [
+            {**group, "params": [self._key[id(p)] for p in params]}
+            for group, params in zip(self._frozen, self._groups, strict=True)
+        ]
+        state: dict[str, Any] = {}
+        other: list[tuple[Any, Any]] = []
+        for param, values in self.optimizer.state.items():
+            values = dict(values) if isinstance(values, dict) else values
+            if not isinstance(param, torch.Tensor):
+                other.append((param, values))
+            elif (key := self._key.get(id(param))) is not None:
+                state[key] = values
+        on_host = [leaf.name for leaf in self.leaves() if leaf.tensor.device.type == "cpu"]
+        tree = {
+            "class": type(self.optimizer).__qualname__,
+            "param_groups": groups,
+            "state": state,
+            "on_host": on_host,
+        }
+        return {**tree, "other": other} if other else tree
+
+    def targets(self, tree: Any) -> None:
+        if not isinstance(tree, dict) or "class" not in tree or "param_groups" not in tree:
+            raise StateError(f"{self.name}: the checkpoint holds no optimizer under this name")
+        if (cls := tree["class"]) != type(self.optimizer).__qualname__:
+            raise StateError(
+                f"{self.name} is {type(self.optimizer).__qualname__} here and {cls} in the checkpoint; "
+                "register the same optimizer, or leave it out of register to start it fresh"
+            )
+        check_well_formed(self.name, tree)
+        theirs = [g["params"] for g in tree["param_groups"]]
+        ours = [[self._key[id(p)] for p in g["params"]] for g in self.optimizer.param_groups]
+        if ours != theirs:
+            raise StateError(
+                f"{self.name} has parameter groups of {[len(g) for g in ours]} here and "
+                f"{[len(g) for g in theirs]} in the checkpoint, or in another order; build it over the same model"
+            )
+        if unknown := sorted(set(tree["state"]) - set(self._param)):
+            raise StateError(
+                f"{self.name}: the checkpoint holds state of {unknown[0]!r}, which no registered module has; "
+                "register what was registered when it was saved"
+            )
+
+    def put_back(self, tree: Any) -> None:
+        """Straight into `state` and `param_groups`: `Optimizer.load_state_dict` would cast moments to the
+        parameters' dtype, and a float32 moment of a bfloat16 weight would come back rounded."""
+        for group, saved in zip(self.optimizer.param_groups, tree["param_groups"], strict=True):
+            for key, value in saved.items():
+                held = group.get(key)
+                if (
+                    isinstance(value, torch.Tensor)
+                    and isinstance(held, torch.Tensor)
+                    and held.shape == value.shape
+                ):
+                    copy_into(held, value)  # the user, or a compiled step, holds this very learning rate
+                elif key != "params":
+                    group[key] = value
+        self.optimizer.state.clear()
+        for key, values in tree["state"].items():
+            self.optimizer.state[self._param[key]] = values
+        for key, values in tree.get("other", ()):
+            self.optimizer.state[key] = values
+        self.refresh()
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, on_host: bool) -> torch.Tensor:
+        """Memory for a state tensor that is to be read: beside its parameter, in its parameter's layout."""
+        key = name.removeprefix(f"{self.name}/state/").rpartition("/")[0]
+        param = self._param.get(key)
+        if name.startswith(f"{self.name}/other/"):
+            param = next((p for group in self._groups for p in group), None)
+        if param is None or on_host:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        if param.shape == shape:
+            return torch.empty_like(param, dtype=dtype, requires_grad=False)
+        return torch.empty(shape, dtype=dtype, device=param.device)
+
+
+def check_well_formed(name: str, tree: dict[Any, Any]) -> None:
+    """Raise `CheckpointError` unless this is the tree of some optimizer, so that taking it apart cannot fail."""
+    groups, state = tree["param_groups"], tree.get("state")
+    on_host, other = tree.get("on_host"), tree.get("other", [])
+    wrong = ""
+    if not (
+        isinstance(groups, list) and all(isinstance(g, dict) and _words(g.get("params")) for g in groups)
+    ):
+        wrong = "param_groups"
+    elif not (isinstance(state, dict) and _words(list(state))):
+        wrong = "state"
+    elif not _words(on_host):
+        wrong = "on_host"
+    elif not (
+        isinstance(other, list) and all(type(p) is tuple and len(p) == 2 and _is_key(p[0]) for p in other)
+    ):
+        wrong = "other"
+    if wrong:
+        raise CheckpointError(f"{name}: the saved optimizer's {wrong!r} is not as it is written")
+
+
+def _words(value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is str for each in value)
+
+
+def _is_key(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:  # a list inside: the question is answered
+        return False
+    return not isinstance(value, torch.Tensor)
+
+
+def hook(optimizer: Optimizer, before_change: Callable[[], None]) -> RemovableHandle:
+    """Have `before_change` called before this optimizer changes anything, until the handle is removed.
+
+    A closure (LBFGS, Lightning) runs forward and backward inside `step()`: there the state changes only after
+    the closure has run once, so the gate is passed at that moment and not before.
+    """
+
+    def pre_hook(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+        if closure is None:
+            before_change()
+            return None
+
+        def gated() -> Any:
+            loss = closure()
+            before_change()  # nothing the second time: the state is dirty until the boundary
+            return loss
+
+        if len(args) > 1:
+            return (args[0], gated, *args[2:]), kwargs
+        return args, {**kwargs, "closure": gated}
+
+    return optimizer.register_step_pre_hook(pre_hook)

@@ -1,0 +1,359 @@
+"""Everything that was registered, as one: proven at `register`, copied at boundaries, collected for a save,
+put back by a restore.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...providers.clock import Clock, SystemClock
+from ...providers.errors import CheckpointError, StateError
+from ..format.coverage import MergedTensor
+from ..format.dtypes import torch_dtype
+from ..format.encoding import decode, encode
+from ..format.leaf import Leaf
+from ..format.manifest import private_name
+from .device import Fence
+from .environment import describe
+from .modules import ModulePart
+from .optimizers import OptimizerPart, hook
+from .parts import InPlace, Part, check_fits, check_savable, prove
+from .registry import build, check_held
+from .rng import RngPart
+from .storage import gap
+from .window import Witness
+
+log = logging.getLogger("spotguard")
+
+#: Boundaries at which everything is looked at anew, until optimizers have made their state.
+_EARLY = 4
+#: A boundary's copies may cost this much, or this share of a step, before saves wait for the boundary instead.
+_COSTLY_SECONDS, _COSTLY_SHARE = 0.002, 0.01
+
+
+#: A step may spend this long, and this share of itself, between the optimizer and the boundary unremarked.
+_LATE_SECONDS, _LATE_SHARE = 1.0, 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The state of one completed step, still lying where training has it."""
+
+    leaves: tuple[Leaf, ...]
+    #: Encoded trees by registered name, for the manifest.
+    trees: Mapping[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(leaf.tensor.nbytes for leaf in self.leaves)
+
+
+class State:
+    """The registered values.
+
+    Args:
+        values: by registered name: modules, optimizers, anything with `state_dict`/`load_state_dict`, tensors,
+            dicts of plain values.
+        before_change: called on the training thread before a registered optimizer changes anything.
+        clock: by which steps are measured.
+
+    Raises:
+        StateError: a value cannot be saved; names it, its type, and what to do.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Any], before_change: Callable[[], None], clock: Clock | None = None
+    ) -> None:
+        #: Why saves wait for the boundary, "" where they can start at once. Only ever set, never unset.
+        self.boundary_only = ""
+        #: Why nobody may train on what is in memory: a restore ended in its middle. "" where all is well.
+        self.poisoned = ""
+        self._gone = ""
+        self._before_change = before_change
+        self._now = (clock or SystemClock()).monotonic
+        self._environment = describe()
+        self._threads = torch.get_num_threads()
+        self._stepped = False
+        self._boundaries = 0
+        #: An optimizer makes new state tensors at every step (LBFGS): it is looked at anew each time.
+        self._restless = False
+        #: When the device has reached the last boundary.
+        self.fence = Fence()
+        self._ended_at = 0.0
+        self._stepped_at = 0.0
+        self._costly = 0
+        self._late = 0
+        registered = build(values)
+        self.parts = registered.parts
+        self._held = registered.held
+        self._modules = [p for p in self.parts if isinstance(p, ModulePart)]
+        self._optimizers = [p for p in self.parts if isinstance(p, OptimizerPart)]
+        self._refresh()
+        self._prove()
+        if registered.boundary_only:
+            self._wait_for_boundaries(registered.boundary_only)
+        # Last: who was refused has no hooks on his optimizers.
+        self._hooks = [hook(optimizer, self._on_step) for optimizer in registered.optimizers]
+
+    def close(self) -> None:
+        """Let go of the optimizers: their steps are nobody's business any more."""
+        for handle in self._hooks:
+            handle.remove()
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """The training thread's. (torch counts threads for each thread by itself: the saving one has other numbers.)"""
+        return {**self._environment, "threads": self._threads}
+
+    def _prove(self) -> None:
+        """Save and read back every tree in memory: what cannot be saved is refused now, not at the notice."""
+        for part in self.parts:
+            part.at_boundary()
+            for leaf in part.leaves():
+                check_savable(leaf.name, leaf.tensor)
+                self.fence.follow([leaf.tensor])
+        for part in self.parts:
+            part.targets(prove(part.name, part.tree()))
+
+    def expected_bytes(self) -> int:
+        """About what a full save will write, also before the optimizers have made their state (Adam: two more
+        numbers a parameter)."""
+        held = sum(leaf.tensor.nbytes for part in self.parts for leaf in part.leaves())
+        fresh = [part for part in self._optimizers if not part.optimizer.state]
+        return held + 2 * sum(p.nbytes for part in fresh for p in part.tensors)
+
+    # --- the training thread ---
+
+    def _on_step(self) -> None:
+        if not self._stepped:
+            self._stepped_at = self._now()
+        self._stepped = True
+        self._before_change()
+
+    def at_boundary(self) -> None:
+        """Copy what changes between steps, and remember what must not.
+
+        Raises:
+            StateError: a restore ended in its middle, or what is registered cannot be saved any more.
+        """
+        started = self._now()
+        # This thread's own time: waiting for the GIL while something is saved is no cost of the copies. It is asked
+        # for only once they look costly: a system call, 1.3 µs twice in 5. It is a cost and no instant: nothing is
+        # ordered by it or waits for it, so no Clock has it.
+        worked = time.thread_time() if self._costly else None
+        for part in self.parts:
+            part.at_boundary()
+        counts = 0
+        for optimizer in self._optimizers:
+            counts += optimizer.counts()
+        once = 0.0
+        if self._boundaries < _EARLY or counts != self._counts or self._restless:
+            self._boundaries += 1
+            self._environment = describe()
+            looking = self._now()
+            moved = any(part.moved() for part in self._optimizers)
+            if self._boundaries == _EARLY:
+                self._restless = moved
+            if moved:
+                for part in self._optimizers:
+                    check_held(part.name, part.optimizer, self._held)
+                self._refresh()
+            if not self._restless:
+                once = self._now() - looking
+        if not self._witness.stands():  # a storage was resized: the old block is not read any more
+            self._refresh()
+        moved = self._witness.mark()
+        self._threads = torch.get_num_threads()
+        self.fence.record()
+        if moved and not self._stepped:
+            self._wait_for_boundaries("parameters changed although no registered optimizer stepped")
+        elif self._stepped and self._ended_at:
+            self._look_at_the_rest(started - self._stepped_at, started - self._ended_at)
+        self._stepped = False
+        ended = self._now()
+        cost = ended - started if worked is None else time.thread_time() - worked
+        # Following what optimizers have made says nothing about the price of later boundaries.
+        self._weigh(cost - once, started - self._ended_at)
+        self._ended_at = ended
+
+    def _wait_for_boundaries(self, why: str) -> None:
+        if not self.boundary_only:
+            self.boundary_only = why
+            log.warning("from now on a save waits for the next guard.step(): %s", why)
+
+    def _look_at_the_rest(self, dirty: float, step: float) -> None:
+        """Time between the optimizer and `guard.step()` is time in which a notice must wait: say so, once."""
+        self._late = self._late + 1 if dirty > max(_LATE_SECONDS, _LATE_SHARE * step) else 0
+        if self._late == 3:
+            log.warning(
+                "%.1f s of each %.1f s step lie between optimizer.step() and guard.step(), and a notice waits for "
+                "them: call guard.step() right after the optimizer (and scheduler), before evaluation",
+                dirty,
+                step,
+            )
+
+    def _weigh(self, cost: float, step: float) -> None:
+        """A boundary that took long, and after it two whose copies cost too much by this thread's own time: from
+        now on they are made only when wanted."""
+        if cost < _COSTLY_SECONDS or cost < _COSTLY_SHARE * (cost + step):
+            self._costly = 0
+            return
+        self._costly += 1
+        if self._costly == 3:
+            self._wait_for_boundaries(f"copying what changes between steps costs {cost * 1e3:.1f} ms a step")
+
+    def _refresh(self) -> None:
+        for module in self._modules:
+            module.refresh()
+        for optimizer in self._optimizers:
+            optimizer.refresh()
+        self._counts = sum([part.counts() for part in self._optimizers])
+        owned = [t for part in self._optimizers for t in part.tensors]
+        sources = [pair for part in self.parts if isinstance(part, InPlace) for pair in part.sources()]
+        watched = {id(t): t for part in self.parts if isinstance(part, InPlace) for t in part.in_place()}
+        for tensor in owned:
+            watched.pop(id(tensor), None)
+        self._witness = Witness(owned, list(watched.values()), sources)
+        self.fence.follow([*owned, *watched.values(), *(live for live, _ in sources)])
+        self._look_for_gaps()
+
+    def _look_for_gaps(self) -> None:
+        """Tensors that no save can hold, though `register` saw none: said now, and refused by name at each save."""
+        found = ((leaf.name, gap(leaf.tensor)) for part in self.parts for leaf in part.leaves())
+        gone = next((f"{name} is {why}" for name, why in found if why), "")
+        if gone and gone != self._gone:
+            self._wait_for_boundaries(gone)
+            log.error("%s: no save is possible while it is; use a plain tensor", gone)
+        self._gone = gone
+
+    def take_again(self) -> None:
+        """Take the boundary anew, just as it is now: somebody saves by hand. On the training thread."""
+        for part in self.parts:
+            part.at_boundary()
+        self._threads = torch.get_num_threads()
+        self.look_again()
+        self.fence.record()
+
+    def look_again(self) -> None:
+        """Follow tensors that were replaced. With the training thread parked at its boundary."""
+        self._refresh()
+        self._witness.mark()
+
+    # --- the saving thread, gate shut ---
+
+    def broken(self) -> str:
+        """Nothing while the state stands as it stood at the boundary, else what moved."""
+        if any(part.moved() for part in self._optimizers):
+            return "an optimizer replaced its state after guard.step()"
+        if any(part.moved() for part in self._modules):
+            return "a module was given another parameter or buffer after guard.step()"
+        return self._witness.broken()
+
+    def collect(self, rank: int = 0) -> Collected:
+        """The state as it stands, nothing copied.
+
+        Raises:
+            StateError: it cannot be saved: a tensor has no bytes of its own, or a restore ended in its middle.
+        """
+        if self.poisoned:
+            raise StateError(f"{self.poisoned}; it is not saved")
+        leaves: dict[str, Leaf] = {}
+        for part in self.parts:
+            for leaf in part.leaves():
+                check_savable(leaf.name, leaf.tensor)  # whoever reads it takes its address on trust
+                leaves.setdefault(leaf.name, leaf)
+        names = {id(leaf.tensor): leaf.name for leaf in reversed(leaves.values())}
+        trees: dict[str, Any] = {}
+        for part in self.parts:
+
+            def take(tensor: torch.Tensor, part: Part = part) -> str:
+                name = names.get(id(tensor))
+                if name is None:
+                    name = private_name(rank, f"{part.name}#{len(leaves)}")
+                    leaves[name] = Leaf(name, tensor, still=True)
+                return name
+
+            trees[part.name] = encode(part.tree(), take, part.name)
+        return Collected(tuple(leaves.values()), trees)
+
+    # --- restore, on the main thread ---
+
+    def targets(self, saved: Mapping[str, Any], entries: Mapping[str, MergedTensor]) -> Restoring:
+        """Check that a checkpoint fits, before a byte is written, and say where each tensor goes.
+
+        Args:
+            saved: the encoded trees by registered name.
+            entries: the checkpoint's tensors by name.
+
+        Raises:
+            StateError: it does not fit.
+            CheckpointError: it is not as this version writes it.
+        """
+        trees: dict[str, Any] = {}
+        into: dict[str, torch.Tensor] = {}
+        left_out = sorted(set(saved) - {part.name for part in self.parts})
+        live = {leaf.name: leaf.tensor for part in self._modules for leaf in part.leaves()}
+
+        def shape_only(name: str) -> torch.Tensor:
+            if (entry := entries.get(name)) is None:
+                raise CheckpointError(f"its state names tensor {name!r}, and no rank wrote it")
+            return torch.empty(entry.shape, dtype=torch_dtype(entry.dtype), device="meta")
+
+        for part in self.parts:
+            if part.name not in saved:
+                held = ", ".join(sorted(saved))
+                raise StateError(
+                    f"the checkpoint holds no {part.name!r} (it holds {held}); register the same names, "
+                    "or start another run id"
+                )
+            outline = decode(saved[part.name], shape_only)
+            part.targets(outline)
+            on_host = set(outline["on_host"]) if isinstance(part, OptimizerPart) else set()
+
+            def give(name: str, part: Part = part, on_host: set[str] = on_host) -> torch.Tensor:
+                if name not in into:
+                    entry = entries[name]
+                    dtype = torch_dtype(entry.dtype)
+                    if name in live:
+                        check_fits(name, live[name], shape_only(name))
+                        into[name] = live[name]
+                    elif isinstance(part, OptimizerPart):
+                        into[name] = part.empty(name, entry.shape, dtype, name in on_host)
+                    else:
+                        into[name] = torch.empty(entry.shape, dtype=dtype, device="cpu")
+                return into[name]
+
+            trees[part.name] = decode(saved[part.name], give)
+        return Restoring(trees, into, left_out)
+
+    def put_back(self, restoring: Restoring) -> list[str]:
+        """Hand every object its tree; returns warnings. All tensors are filled and verified by now.
+
+        Raises:
+            StateError: an object's own code refuses what was saved.
+        """
+        for part in self.parts:
+            part.put_back(restoring.trees[part.name])
+        self._refresh()
+        self._environment = describe()
+        left = next(part.left_out for part in self.parts if isinstance(part, RngPart))
+        warnings = [f"no generator here for the saved RNG state of {', '.join(left)}"] if left else []
+        if names := ", ".join(restoring.left_out):
+            warnings.append(f"the checkpoint also holds {names}, registered nowhere here: not restored")
+        return warnings
+
+
+@dataclass(frozen=True, slots=True)
+class Restoring:
+    """A checkpoint that fits: its trees, and the memory that each of their tensors is to be read into."""
+
+    trees: Mapping[str, Any]
+    into: Mapping[str, torch.Tensor]
+    #: Registered names of the checkpoint that nobody registered here.
+    left_out: Sequence[str]

@@ -1,0 +1,104 @@
+"""From what a script registers to parts: who can be saved, and how; who cannot, by name and with a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ...providers.errors import StateError
+from .loaders import LoaderPart, is_stateful_loader
+from .modules import ModulePart, module_part
+from .optimizers import Named, optimizer_part
+from .parts import DictPart, Part, StatefulPart, TensorPart
+from .rng import RngPart
+
+#: The part that is always there.
+RNG = "rng"
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The parts of what was registered, the random number generators last."""
+
+    parts: tuple[Part, ...]
+    #: Why no save can start before a boundary; "" where it can.
+    boundary_only: str
+    #: ids of the tensors that a save holds, for parameters that join an optimizer later.
+    held: frozenset[int]
+    #: torch's own, whose steps can be hooked.
+    optimizers: tuple[Optimizer, ...]
+
+
+def build(values: Mapping[str, Any]) -> Registered:
+    """The parts for these values, which are left as they are.
+
+    Raises:
+        StateError: a value cannot be saved.
+    """
+    if RNG in values:
+        raise StateError(f"{RNG!r} is the name of the random number generators; register under another name")
+    modules = {n: module_part(n, v) for n, v in values.items() if isinstance(v, nn.Module)}
+    tensors = {id(v): (n, v) for n, v in values.items() if isinstance(v, torch.Tensor)}
+
+    def named() -> Named:
+        """Asked anew by who refreshes: ids of tensors that are gone may be anybody's."""
+        found: Named = {}
+        for part in modules.values():
+            if isinstance(part, ModulePart):
+                found = {id(t): (n, t) for n, t in part.named().items()} | found
+        return found | tensors
+
+    held = {id(p) for v in values.values() if isinstance(v, nn.Module) for p in v.parameters()} | set(named())
+    optimizers = {n: v for n, v in values.items() if isinstance(v, Optimizer)}
+    stepped: set[int] = set()
+    for name, optimizer in optimizers.items():
+        check_held(name, optimizer, held)
+        stepped |= {id(p) for g in optimizer.param_groups for p in g["params"]}
+    for part in modules.values():
+        if isinstance(part, ModulePart):
+            part.stepped = frozenset(stepped)
+    parts: list[Part] = []
+    boundary_only = "" if optimizers else "no torch optimizer is registered"
+    for name, value in values.items():
+        if name in modules:
+            parts.append(modules[name])
+        elif name in optimizers:
+            parts.append(optimizer_part(name, value, named))
+        else:
+            parts.append(_other(name, value))
+            if hasattr(value, "param_groups") and hasattr(value, "step"):
+                boundary_only = f"torch's hooks do not reach {name} ({type(value).__name__})"
+    return Registered((*parts, RngPart(RNG)), boundary_only, frozenset(held), tuple(optimizers.values()))
+
+
+def _other(name: str, value: Any) -> Part:
+    if isinstance(value, torch.Tensor):
+        return TensorPart(name, value)
+    if isinstance(value, dict):
+        return DictPart(name, value)
+    if is_stateful_loader(value):
+        return LoaderPart(name, value)
+    if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+        return StatefulPart(name, value)
+    advice = "give it state_dict() and load_state_dict(), or register the plain values it needs in a dict"
+    if isinstance(value, torch.utils.data.DataLoader):
+        advice = (
+            "a DataLoader does not know its position: use torchdata's StatefulDataLoader, "
+            "or register a sampler with state_dict()"
+        )
+    raise StateError(f"{name} is a {type(value).__name__}, which cannot be saved: {advice}")
+
+
+def check_held(name: str, optimizer: Optimizer, held: Set[int]) -> None:
+    """Raise `StateError` where an optimizer steps what no save would hold."""
+    orphans = sum(id(p) not in held for g in optimizer.param_groups for p in g["params"])
+    if orphans:
+        raise StateError(
+            f"{name} steps {orphans} parameters that no registered module holds, so they would not be saved; "
+            "register the model too: register(model=model, optimizer=optimizer)"
+        )

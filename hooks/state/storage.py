@@ -1,0 +1,42 @@
+"""A tensor's memory: whether its bytes lie where its address says, and as what they can be copied. Whatever reads memory
+by address asks here first.
+
+Two kinds of tensor look like any other and have nothing there, and reading them ends the process: wrapper subclasses
+(`_make_wrapper_subclass`: torchao's 8-bit moments, DTensor), whose bytes lie in tensors inside, and a tensor whose
+storage was resized to 0 (as FSDP frees a gathered weight).
+"""
+
+from __future__ import annotations
+
+import torch
+
+#: Exactly these: a subclass may keep its bytes anywhere.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def gap(tensor: torch.Tensor) -> str:
+    """What is wrong with reading this tensor's bytes by address; "" where they are all there."""
+    kind = type(tensor)
+    if kind not in _PLAIN:
+        return f"a {kind.__module__}.{kind.__qualname__}, whose bytes are not its own"
+    if tensor.layout is not torch.strided:
+        return f"of layout {tensor.layout}"
+    if tensor.numel() == 0:
+        return ""
+    storage = tensor.untyped_storage()
+    last = tensor.storage_offset() + sum(
+        (n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    need, held = (last + 1) * tensor.itemsize, storage.nbytes()
+    if held < need or storage.data_ptr() == 0:
+        return f"a tensor that needs {need} bytes of a storage that holds {held if storage.data_ptr() else 0}"
+    return ""
+
+
+#: Torch stores the integers of fewer than 8 bits in bytes, and copies none of them.
+_NO_COPY = {getattr(torch, f"{sign}int{bits}", None) for sign in ("", "u") for bits in range(1, 8)}
+
+
+def copyable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or the same memory as a dtype that torch has a copy for."""
+    return tensor.view(torch.uint8) if tensor.dtype in _NO_COPY else tensor

@@ -1,0 +1,305 @@
+"""What a store holds of a run: what is whole is found, what is not is never taken for it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from spotguard.hooks.checkpoints.catalog import (
+    find_whole,
+    list_checkpoints,
+    list_runs,
+    scan,
+    whole_checkpoints,
+)
+from spotguard.hooks.checkpoints.commit import put_manifest
+from spotguard.hooks.format.codec import NewerFormatError, encode_manifest
+from spotguard.hooks.format.keys import MARKER, CheckpointName, manifest_name
+from spotguard.providers.errors import CheckpointError, UnavailableError
+from tests.fakes.checkpoint import Save
+from tests.fakes.store import FakeStore, Fault, Killed
+
+
+def newest(store: FakeStore) -> str:
+    whole = find_whole(store, "run")
+    return "" if whole is None else str(whole.name)
+
+
+def test_nothing_is_found_in_an_empty_store() -> None:
+    """Nor in one that holds only other runs."""
+    store = FakeStore()
+    assert find_whole(store, "run") is None
+    Save(run_id="run-2").write(store)
+    assert find_whole(store, "run") is None
+    assert list_checkpoints(store, "run") == []
+
+
+def test_the_newest_is_of_the_latest_attempt() -> None:
+    """Then of the highest step, then of the highest save."""
+    store = FakeStore()
+    for attempt, step, save in [(1, 900, 0), (2, 100, 0), (2, 100, 1), (2, 50, 2)]:
+        Save(attempt=attempt, step=step, save=save).write(store)
+    names = [str(whole.name) for whole in whole_checkpoints(store, "run")]
+    assert names == [
+        "000000100-0002-0001",
+        "000000100-0002-0000",
+        "000000050-0002-0002",
+        "000000900-0001-0000",
+    ]
+
+
+def test_a_chosen_step_is_found() -> None:
+    """The newest save of it; nothing where there is none."""
+    store = FakeStore()
+    for attempt, step in [(1, 10), (2, 10), (2, 20)]:
+        Save(attempt=attempt, step=step).write(store)
+    found = find_whole(store, "run", step=10)
+    assert found is not None
+    assert found.name == CheckpointName(2, 10, 0)
+    assert find_whole(store, "run", step=15) is None
+
+
+def test_the_marker_is_only_a_shortcut() -> None:
+    """A full set counts without it; it counts for nothing without the set."""
+    store, save = FakeStore(), Save(step=20)
+    Save(step=10).write(store)
+    save.write(store, marker=False)
+    assert newest(store) == str(save.name)
+    lone = Save(step=30)
+    lone.write(store)
+    store.delete([lone.prefix + manifest_name(0, 2)])
+    assert newest(store) == str(save.name)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_save_that_dies_anywhere_is_never_found_before_its_last_manifest(seed: int) -> None:
+    """Killed at each call of the store, before and after its effect; ranks interleaved in any order."""
+    chance = random.Random(seed)
+    for after in (False, True):
+        at = 0
+        while True:
+            store = FakeStore()
+            Save(step=10).write(store)
+            store.calls.clear()
+            store.faults = [Fault(at, after=after, error=Killed)]
+            save = Save(step=20, world=3, target=1024)
+            ranks = chance.sample(range(3), 3)
+            try:
+                manifests = [save.write_objects(store, rank) for rank in ranks]
+                for manifest in manifests:
+                    put_manifest(store, manifest)
+            except Killed:
+                store.faults = []
+                complete = all(save.prefix + manifest_name(rank, 3) in store.objects for rank in range(3))
+                assert newest(store) == (str(save.name) if complete else "000000010-0001-0000")
+                at += 1
+                continue
+            break
+        assert at > 6
+
+
+def damage_gone(store: FakeStore, save: Save, key: str) -> None:
+    del store.objects[key]
+
+
+def damage_short(store: FakeStore, save: Save, key: str) -> None:
+    store.objects[key] = store.objects[key][:-1]
+
+
+def damage_long(store: FakeStore, save: Save, key: str) -> None:
+    store.objects[key] += b"\0"
+
+
+@pytest.mark.parametrize("damage", [damage_gone, damage_short, damage_long])
+def test_an_object_that_is_gone_or_cut_unmakes_a_whole(damage: object) -> None:
+    """Any one of them, seen without reading it; restore goes to the one before, `ls` says which."""
+    count = len(Save(step=20).write(FakeStore())[0].objects)
+    for index in range(count):
+        store, save = FakeStore(), Save(step=20)
+        Save(step=10).write(store)
+        manifests = save.write(store)
+        key = manifests[0].object_key(index)
+        damage(store, save, key)  # type: ignore[operator]
+        assert newest(store) == "000000010-0001-0000"
+        for deep in (True, False):
+            listed = list_checkpoints(store, "run", deep=deep)
+            assert [line.status for line in listed] == ["damaged", "whole"]
+            assert manifests[0].objects[index].name in listed[0].reason
+
+
+def test_a_damaged_manifest_unmakes_a_whole() -> None:
+    """Its own CRC says so; the caller is told which and why."""
+    store, save = FakeStore(), Save(step=20)
+    Save(step=10).write(store)
+    save.write(store)
+    store.corrupt(save.prefix + manifest_name(1, 2), 300)
+    told: list[tuple[str, str]] = []
+    found = list(
+        whole_checkpoints(store, "run", skipped=lambda name, error: told.append((str(name), str(error))))
+    )
+    assert [str(whole.name) for whole in found] == ["000000010-0001-0000"]
+    assert told[0][0] == str(save.name)
+    assert "00001-of-00002.json: damaged" in told[0][1]
+    assert [line.status for line in list_checkpoints(store, "run", deep=True)] == ["damaged", "whole"]
+
+
+def test_a_manifest_of_another_place_is_not_believed() -> None:
+    """Copied from another run, or another step: it says itself whose it is."""
+    for other in (Save(run_id="run-2", step=20), Save(step=21), Save(step=20, attempt=2)):
+        store, save = FakeStore(), Save(step=20)
+        save.write(store)
+        for manifest in other.write(FakeStore()):
+            name = save.prefix + manifest_name(manifest.rank, 2)
+            store.put(name, memoryview(encode_manifest(manifest)))
+        assert find_whole(store, "run") is None
+
+
+def test_manifests_of_two_worlds_are_not_mixed() -> None:
+    """A set that is complete for one of them is no proof."""
+    store, save = FakeStore(), Save(step=20)
+    save.write(store)
+    Save(step=20, world=3).write_rank(store, 0)
+    assert find_whole(store, "run") is None
+    assert "manifests of jobs of 2 and 3 ranks" in list_checkpoints(store, "run", deep=True)[0].reason
+
+
+def test_a_reference_counts_only_while_its_object_is_there() -> None:
+    """Unchanged tensors lie in an earlier checkpoint of the attempt."""
+    store, base = FakeStore(), Save(step=10)
+    manifests = base.write(store)
+    Save(step=20, save=1, base=manifests).write(store)
+    whole = find_whole(store, "run")
+    assert whole is not None
+    assert whole.name.step == 20
+    assert whole.nbytes < sum(manifest.nbytes for manifest in manifests) / 4
+    del store.objects[manifests[0].object_key(0)]
+    assert newest(store) == ""
+    assert "object 000000010-0001-0000/" in list_checkpoints(store, "run", deep=True)[0].reason
+
+
+def test_a_newer_formats_checkpoint_is_not_gone_back_behind() -> None:
+    """An old spotguard run by mistake must not train from an old step: it stops, and says what reads it."""
+    store, save = FakeStore(), Save(step=20)
+    Save(step=10).write(store)
+    for manifest in save.write(store, marker=False):
+        name = save.prefix + manifest_name(manifest.rank, 2)
+        store.put(name, memoryview(encode_manifest(replace(manifest, format=2))))
+    with pytest.raises(
+        NewerFormatError, match="format version 2 is newer than 1: read it with a newer spotguard"
+    ):
+        find_whole(store, "run")
+    chosen = find_whole(store, "run", step=10)
+    assert chosen is not None
+    assert [line.status for line in list_checkpoints(store, "run")] == ["damaged", "whole"]
+
+
+def test_a_lower_level_is_restored_only_when_asked_for() -> None:
+    """It lacks the optimizer's moments."""
+    store = FakeStore()
+    Save(step=10).write(store)
+    Save(step=20, level="weights").write(store)
+    assert newest(store) == "000000010-0001-0000"
+    low = find_whole(store, "run", levels=("full", "weights"))
+    assert low is not None
+    assert low.level == "weights"
+
+
+def test_ls_reads_one_marker_where_all_is_well() -> None:
+    """And no manifest, however many ranks there were."""
+    store = FakeStore()
+    Save(world=8).write(store)
+    store.calls.clear()
+    (line,) = list_checkpoints(store, "run")
+    assert (line.status, line.world, line.level, line.kind, line.created, line.marked) == (
+        "whole", 8, "full", "background", 2.0, True,
+    )  # fmt: skip
+    assert [verb for verb, _ in store.calls] == ["list", "get"]
+    assert line.nbytes == sum(len(data) for key, data in store.objects.items() if key.endswith("safetensors"))
+
+
+def test_ls_tells_partial_from_damaged() -> None:
+    """A save under way is no damage."""
+    store = FakeStore()
+    Save(step=10).write(store)
+    Save(step=20).write_rank(store, 0)
+    Save(step=30).write_objects(store, 0)
+    lines = list_checkpoints(store, "run")
+    assert [(line.name.step, line.status) for line in lines] == [
+        (30, "partial"),
+        (20, "partial"),
+        (10, "whole"),
+    ]
+    assert lines[0].reason == "no manifest is there"
+    assert lines[1].reason == "1 of 2 manifests are missing (00001-of-00002.json is the first)"
+
+
+def test_a_checkpoint_that_goes_away_while_it_is_read_is_passed_over() -> None:
+    """A prune was faster; the next older one is taken."""
+    store, save = FakeStore(), Save(step=20)
+    Save(step=10).write(store)
+    save.write(store)
+    folders = scan(store, "run")
+    found = whole_checkpoints(store, "run")
+    assert [str(folder.name) for folder in folders] == ["000000020-0001-0000", "000000010-0001-0000"]
+
+    class Vanishing(FakeStore):
+        def get(self, key: str, *, timeout: float | None = None) -> bytes:
+            self.objects.pop(save.prefix + manifest_name(0, 2), None)
+            return super().get(key, timeout=timeout)
+
+    vanishing = Vanishing()
+    vanishing.objects = dict(store.objects)
+    assert newest(vanishing) == "000000010-0001-0000"
+    assert next(found).name.step == 20
+
+
+def test_a_store_that_fails_is_no_reason_to_go_back() -> None:
+    """Unreachable is not damaged: restore must not train from an old step because of a hiccup."""
+    store = FakeStore()
+    Save(step=10).write(store)
+    Save(step=20).write(store)
+    store.faults = [Fault(1, ("get",))]
+    store.calls.clear()
+    with pytest.raises(UnavailableError):
+        find_whole(store, "run")
+
+
+def test_foreign_files_are_in_nobodys_way() -> None:
+    """Beside checkpoints and inside them."""
+    store, save = FakeStore(), Save()
+    save.write(store)
+    for key in (
+        "run/checkpoints/latest/x",
+        "run/checkpoints/README",
+        save.prefix + "notes.txt",
+        "other/x",
+        "top",
+    ):
+        store.put(key, memoryview(b"x"))
+    assert newest(store) == str(save.name)
+    assert [line.status for line in list_checkpoints(store, "run")] == ["whole"]
+    assert list_runs(store) == ["run"]
+
+
+def test_a_marker_that_lies_is_not_believed() -> None:
+    """Damaged, it is a damaged checkpoint's; the restore never asked it."""
+    store, save = FakeStore(), Save()
+    save.write(store)
+    store.corrupt(save.prefix + MARKER, 40)
+    assert newest(store) == str(save.name)
+    assert list_checkpoints(store, "run", deep=True)[0].status == "whole"
+
+
+def test_a_manifest_that_names_what_another_rank_wrote_is_refused() -> None:
+    """Each rank's objects are in its own folder."""
+    store, save = FakeStore(), Save()
+    first, second = save.write(store)
+    put_manifest(store, replace(second, objects=first.objects))
+    with pytest.raises(CheckpointError, match="not in the folder of rank 1 of 2"):
+        next(whole_checkpoints(store, "run", skipped=_raise))
+
+
+def _raise(name: CheckpointName, error: CheckpointError) -> None:
+    raise error

@@ -1,0 +1,76 @@
+"""A save's right to go on ends by its deadline, or because somebody called it off."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from spotguard.hooks.checkpoints.effort import Abandoned, Effort
+from tests.fakes.clock import ManualClock
+
+PATIENCE = 20.0
+
+
+def test_a_deadline_only_moves_earlier() -> None:
+    """A later word changes nothing."""
+    clock = ManualClock(100.0)
+    effort = Effort(clock, 110.0)
+    effort.tighten(120.0)
+    assert effort.left() == 10.0
+    effort.tighten(105.0)
+    assert effort.left() == 5.0
+    clock.advance(5.0)
+    assert effort.left() == 0.0
+    with pytest.raises(Abandoned, match="out of time"):
+        effort.check()
+
+
+def test_without_a_deadline_there_is_no_end() -> None:
+    """Until one comes."""
+    clock = ManualClock(100.0)
+    effort = Effort(clock)
+    clock.advance(10.0**6)
+    effort.check()
+    assert effort.left() is None
+    effort.tighten(0.0)
+    with pytest.raises(Abandoned):
+        effort.check()
+
+
+def test_who_calls_it_off_first_says_why() -> None:
+    """Once: the second has no say, and nobody is woken twice."""
+    woken: list[bool] = []
+    effort = Effort(ManualClock(), on_abandon=lambda: woken.append(True))
+    effort.abandon("a notice came")
+    effort.abandon("something else")
+    assert effort.abandoned
+    assert woken == [True]
+    with pytest.raises(Abandoned, match="a notice came"):
+        effort.check()
+
+
+def test_a_pause_ends_when_it_is_called_off() -> None:
+    """Whoever waits to try again does not wait for the clock."""
+    effort = Effort(ManualClock())
+    ended: list[str] = []
+
+    def wait() -> None:
+        try:
+            effort.pause(10.0**6)
+        except Abandoned as why:
+            ended.append(str(why))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    effort.abandon("enough")
+    thread.join(PATIENCE)
+    assert ended == ["enough"]
+
+
+def test_a_pause_is_never_longer_than_what_is_left() -> None:
+    """It ends at the deadline, as an end."""
+    clock = ManualClock(100.0)
+    effort = Effort(clock, 100.0)
+    with pytest.raises(Abandoned, match="out of time"):
+        effort.pause(60.0)

@@ -1,0 +1,92 @@
+"""A checkpoint that an old spotguard wrote loads for ever: the files in tests/golden are never made again."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotguard.hooks.checkpoints.catalog import Whole, find_whole, list_checkpoints, whole_checkpoints
+from spotguard.hooks.checkpoints.commit import newest_attempt
+from spotguard.hooks.checkpoints.verify import verify
+from spotguard.hooks.format.codec import decode_attempt
+from spotguard.hooks.format.encoding import decode, same
+from spotguard.hooks.format.keys import attempt_key
+from spotguard.providers.localfs import FileStore
+from tests.golden.make_v1 import RUN, STATE, TENSORS, content
+
+FOLDER = Path(__file__).parents[2] / "golden" / "v1"
+
+
+@pytest.fixture
+def store() -> FileStore:
+    return FileStore(FOLDER)
+
+
+def read(store: FileStore, whole: Whole, name: str) -> bytes:
+    """A tensor's bytes, put together from its chunks; every one of them is whole rows, or all."""
+    merged = whole.tensors[name]
+    parts = []
+    for rank, chunk in merged.chunks:
+        buffer = bytearray(chunk.end - chunk.start)
+        store.read_into(whole.manifests[rank].object_key(chunk.object), chunk.start, memoryview(buffer))
+        assert prod(chunk.sizes[1:]) == prod(merged.shape[1:])
+        parts.append((chunk.offsets, bytes(buffer)))
+    return b"".join(part for _, part in sorted(parts))
+
+
+def test_the_newest_whole_one_is_found(store: FileStore) -> None:
+    """Step 10 lacks a manifest; step 9 has no marker and counts."""
+    assert [whole.name.step for whole in whole_checkpoints(store, RUN)] == [9, 8, 5]
+    for deep in (False, True):
+        lines = list_checkpoints(store, RUN, deep=deep)
+        assert [(line.name.step, line.status, line.marked) for line in lines] == [
+            (10, "partial", False), (9, "whole", False), (8, "whole", True), (5, "whole", True),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", [5, 8, 9])
+def test_every_byte_is_what_was_written(store: FileStore, step: int) -> None:
+    """By its CRCs, and by the rule that it was made by."""
+    whole = find_whole(store, RUN, step=step)
+    assert whole is not None
+    assert verify(store, whole) == []
+    assert set(whole.tensors) == {*TENSORS, "@00000/rng", "@00001/rng"}
+    for name, (dtype, stored, shape, _) in TENSORS.items():
+        merged = whole.tensors[name]
+        assert (merged.dtype, merged.stored, merged.shape) == (dtype, stored, shape)
+        assert read(store, whole, name) == content(name, 8 if step == 9 else step)
+    assert read(store, whole, "@00001/rng") == content("@00001/rng", step)
+
+
+def test_the_state_is_what_was_saved(store: FileStore) -> None:
+    """In value and type."""
+    whole = find_whole(store, RUN)
+    assert whole is not None
+
+    def give(name: str) -> Any:
+        return name
+
+    for manifest in whole.manifests:
+        for name, value in STATE.items():
+            assert same(value, decode(manifest.state[name], give)) == ""
+        assert decode(manifest.state["rng"], give) == f"@{manifest.rank:05d}/rng"
+        assert (manifest.format, manifest.kind, manifest.level) == (1, "emergency", "full")
+
+
+def test_attempts_are_read(store: FileStore) -> None:
+    """And counted on from."""
+    assert newest_attempt(store, RUN) == 2
+    record = decode_attempt(store.get(attempt_key(RUN, 2)), "k")
+    assert (record.info, record.incarnation, record.world) == ({"host": "a"}, "nonce-2", 2)
+
+
+def test_its_objects_open_with_safetensors(store: FileStore) -> None:
+    """As anybody would open them."""
+    safetensors = pytest.importorskip("safetensors")
+    keys = [info.key for info in store.list("") if info.key.endswith(".safetensors")]
+    assert len(keys) > 10
+    for key in keys:
+        assert safetensors.deserialize(store.get(key))

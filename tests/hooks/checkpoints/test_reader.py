@@ -1,0 +1,129 @@
+"""Objects into tensors: every byte verified before it is copied in, neighbours in one request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from spotguard.hooks.checkpoints.effort import Effort
+from spotguard.hooks.checkpoints.reader import read
+from spotguard.hooks.checkpoints.writer import Writer
+from spotguard.hooks.format.chunks import OBJECT_BYTES
+from spotguard.hooks.format.coverage import Coverage, coverage
+from spotguard.hooks.format.keys import CheckpointName
+from spotguard.hooks.format.leaf import Leaf
+from spotguard.hooks.format.manifest import RankManifest
+from spotguard.providers.clock import SystemClock
+from spotguard.providers.errors import CheckpointError, CorruptError, NotFoundError, UnavailableError
+from tests.fakes.store import FakeStore, Fault
+
+pytestmark = pytest.mark.torch
+
+
+def written(store: FakeStore, **tensors: torch.Tensor) -> Coverage:
+    """A checkpoint of these tensors, and what its manifest says."""
+    leaves = [Leaf(name, tensor) for name, tensor in tensors.items()]
+    result = Writer(store, "run").write(leaves, CheckpointName(1, 0, 0), Effort(SystemClock()))
+    manifest = RankManifest("run", 0, 1, 0, 0, 1, objects=result.objects, tensors=result.tensors)
+    store.calls.clear()
+    return coverage([manifest])
+
+
+def test_what_was_written_is_read_into_any_layout() -> None:
+    """Transposed, strided and channels-last targets get the same values; nobody else's memory is touched."""
+    store = FakeStore()
+    tensors = {
+        "big": torch.rand(OBJECT_BYTES // 4 // 64 + 5, 64),
+        "turned": torch.rand(7, 5).mT,
+        "conv": torch.rand(2, 3, 4, 5),
+        "odd": torch.randint(0, 255, (3,), dtype=torch.uint8),
+        "scalar": torch.tensor(1.5, dtype=torch.float64),
+        "empty": torch.empty(3, 0),
+    }
+    whole = written(store, **tensors)
+    around = torch.zeros(14, 10)
+    into = {
+        "big": torch.zeros_like(tensors["big"]),
+        "turned": around[4:14:2, 1:8],
+        "conv": torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "odd": torch.zeros(3, dtype=torch.uint8),
+        "scalar": torch.tensor(0.0, dtype=torch.float64),
+        "empty": torch.empty(3, 0),
+    }
+    nbytes = read(store, whole, into)
+    assert all(torch.equal(into[name], tensors[name]) for name in tensors)
+    assert nbytes == sum(tensor.nbytes for tensor in tensors.values())
+    assert int((around != 0).sum()) == 35
+
+
+def test_neighbours_come_in_one_request() -> None:
+    """A request has latency: an object whose every tensor is wanted is read once."""
+    store = FakeStore()
+    whole = written(store, **{f"t{n}": torch.rand(10) for n in range(50)})
+    read(store, whole, {f"t{n}": torch.zeros(10) for n in range(50)})
+    assert [verb for verb, _ in store.calls] == ["read_into"]
+
+
+def test_only_what_is_wanted_is_read() -> None:
+    """A gap ends a request."""
+    store = FakeStore()
+    whole = written(store, **{f"t{n}": torch.rand(10) for n in range(5)})
+    assert read(store, whole, {"t1": torch.zeros(10), "t3": torch.zeros(10)}) == 80
+
+
+def test_damaged_bytes_reach_no_tensor() -> None:
+    """Checked before anything of the request is copied in; the error names object, bytes and tensor."""
+    store = FakeStore()
+    tensors = {f"t{n}": torch.rand(10) for n in range(4)}
+    whole = written(store, **tensors)
+    (key,) = store.objects
+    store.corrupt(key, len(store.objects[key]) - 1)
+    into = {name: torch.zeros(10) for name in tensors}
+    with pytest.raises(CheckpointError, match=r"0000\.safetensors: bytes .* are damaged"):
+        read(store, whole, into)
+    assert all(not tensor.any() for tensor in into.values())
+
+
+@pytest.mark.parametrize(
+    ("loss", "error"),
+    [
+        (lambda store, key: store.objects.pop(key), NotFoundError),
+        (lambda store, key: store.objects.__setitem__(key, store.objects[key][:-1]), CorruptError),
+        (lambda store, key: store.faults.append(Fault(0, verbs=("read_into",))), UnavailableError),
+    ],
+    ids=["gone", "shorter", "failing"],
+)
+def test_what_the_store_says_comes_out(loss: object, error: type[Exception]) -> None:
+    """As it is: whether to take an older checkpoint is decided elsewhere."""
+    store = FakeStore()
+    whole = written(store, a=torch.rand(10))
+    (key,) = store.objects
+    assert callable(loss)
+    loss(store, key)
+    with pytest.raises(error):
+        read(store, whole, {"a": torch.zeros(10)})
+
+
+def test_a_first_error_stops_the_other_threads() -> None:
+    """Many objects, all of them failing: not all are asked for."""
+    store = FakeStore()
+    whole = written(store, **{f"t{n}": torch.zeros(OBJECT_BYTES // 4 * 3 // 4) for n in range(5)})
+    store.faults = [Fault(n, verbs=("read_into",)) for n in range(6)]
+    with pytest.raises(UnavailableError):
+        read(store, whole, {f"t{n}": torch.zeros(OBJECT_BYTES // 4 * 3 // 4) for n in range(5)})
+    assert len(store.calls) <= 4
+
+
+def test_a_rounded_moment_comes_back_in_its_own_dtype() -> None:
+    """Bytes stored in another dtype than the tensor's are widened on the way in."""
+    store = FakeStore()
+    exact = torch.rand(8).to(torch.bfloat16)
+    whole = written(store, moment=exact)
+    manifest = whole.manifests[0]
+    entry = manifest.tensors[0]._replace(dtype="float32", stored="bfloat16")
+    whole = coverage([replace(manifest, tensors=(entry,))])
+    into = torch.zeros(8)
+    read(store, whole, {"moment": into})
+    assert torch.equal(into, exact.float())

@@ -1,0 +1,229 @@
+"""Tensors into objects: split, checked, in parallel, with bounded memory, and never a manifest before its time."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from spotguard.hooks.checkpoints.effort import Abandoned, Effort
+from spotguard.hooks.checkpoints.writer import THREADS, Spoiled, Writer, Written, retry
+from spotguard.hooks.format.chunks import OBJECT_BYTES
+from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix
+from spotguard.hooks.format.leaf import Leaf
+from spotguard.providers.clock import SystemClock
+from spotguard.providers.errors import DeniedError, StoreError, UnavailableError
+from spotguard.providers.localfs import FileStore
+from tests.fakes.clock import ManualClock
+from tests.fakes.store import FakeStore, Fault
+from tests.fakes.watched_store import PATIENCE, WatchedStore
+
+pytestmark = pytest.mark.torch
+
+NAME = CheckpointName(1, 5, 0)
+
+
+def leaves(**tensors: torch.Tensor) -> list[Leaf]:
+    return [Leaf(name, tensor) for name, tensor in tensors.items()]
+
+
+def write(store: FakeStore | FileStore, what: list[Leaf], moved: Callable[[], str] = str) -> Written:
+    writer = Writer(store, "run")
+    try:
+        return writer.write(what, NAME, Effort(SystemClock()), moved=moved)
+    finally:
+        writer.close()
+
+
+def test_a_tensor_larger_than_an_object_is_split(folder: Path) -> None:
+    """Along its first dimension, row-major; each piece has its own checksum and place."""
+    big = torch.arange(OBJECT_BYTES // 4 * 2 + 1000, dtype=torch.float32).view(-1, 8)
+    written = write(FileStore(folder), leaves(big=big, small=torch.ones(3)))
+    chunks = written.tensors[0].chunks
+    assert len(chunks) > 2
+    assert sum(chunk.sizes[0] for chunk in chunks) == big.shape[0]
+    assert all(entry.size <= OBJECT_BYTES for entry in written.objects)
+
+
+def test_each_object_is_a_file_of_safetensors(folder: Path) -> None:
+    """Anybody's library opens it and finds the tensors, by name, with their values."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    big = torch.rand(OBJECT_BYTES // 4 + 10)
+    tensors = {
+        "big": big,
+        "half": torch.rand(3, 4).to(torch.bfloat16),
+        "turned": torch.rand(5, 6).mT,
+        "flags": torch.tensor([True, False]),
+        "scalar": torch.tensor(3.5, dtype=torch.float64),
+    }
+    written = write(FileStore(folder), leaves(**tensors))
+    found: dict[str, torch.Tensor] = {}
+    for entry in written.objects:
+        found |= safetensors.load_file(folder / checkpoint_prefix("run", NAME) / entry.name)
+    pieces = [found[name] for name in sorted((n for n in found if n.startswith("big")), key=_offset)]
+    assert torch.equal(torch.cat(pieces), big)
+    for name in ("half", "turned", "flags", "scalar"):
+        assert torch.equal(found[name], tensors[name])
+        assert found[name].dtype == tensors[name].dtype
+
+
+def _offset(label: str) -> int:
+    return int(label.partition("@")[2] or 0)
+
+
+def test_memory_stays_at_its_frames() -> None:
+    """Whatever the size of the state: a few frames, reused for one object after the other and for the next save."""
+    store = FakeStore()
+    writer = Writer(store, "run")
+    what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(6)})
+    writer.write(what, NAME, Effort(SystemClock()))
+    frames = [hand.frame for hand in writer._crew.hands]
+    assert len(frames) <= min(THREADS, os.cpu_count() or 1)
+    assert sum(frame.size for frame in frames) <= THREADS * OBJECT_BYTES < 512 * 2**20
+    writer.write(what, CheckpointName(1, 6, 1), Effort(SystemClock()))
+    assert [hand.frame for hand in writer._crew.hands] == frames
+    writer.close()
+
+
+def test_the_last_object_written_is_the_last_word() -> None:
+    """Progress: the first byte once, and "written" when all of it is in the store."""
+    heard: list[tuple[str, int, int]] = []
+    store = FakeStore()
+    what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(3)})
+    Writer(store, "run").write(
+        what, NAME, Effort(SystemClock()), lambda phase, done, total: heard.append((phase, done, total))
+    )
+    phases = [phase for phase, _, _ in heard]
+    assert phases[0] == "first-byte"
+    assert phases[-1] == "written"
+    assert phases.count("first-byte") == phases.count("written") == 1
+    assert heard[-1][1] == heard[-1][2] == sum(map(len, store.objects.values()))
+
+
+def test_called_off_in_the_middle_it_stops(folder: Path) -> None:
+    """No further object is begun; `Abandoned` says why."""
+    store = WatchedStore()
+    effort = Effort(SystemClock())
+    what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(5)})
+    ended: list[str] = []
+
+    def save() -> None:
+        try:
+            Writer(store, "run").write(what, NAME, effort)
+        except Abandoned as why:
+            ended.append(str(why))
+
+    store.hold(lambda key: True)
+    thread = threading.Thread(target=save)
+    thread.start()
+    assert store.reached.wait(PATIENCE)
+    effort.abandon("a notice came")
+    store.let_go()
+    thread.join(PATIENCE)
+    assert ended == ["a notice came"]
+    assert len(store.objects) <= THREADS
+
+
+def test_what_moved_while_it_was_read_is_not_put() -> None:
+    """Asked after each object's bytes were read, before they are put."""
+    store = FakeStore()
+    with pytest.raises(Spoiled, match="it moved"):
+        write(store, leaves(a=torch.zeros(10)), moved=lambda: "it moved")
+    assert store.objects == {}
+
+
+def test_several_threads_fail_as_one() -> None:
+    """The first error comes out, once; the others stop, and wait for the next save."""
+    store = FakeStore()
+    writer = Writer(store, "run")
+    store.faults = [Fault(n, error=lambda: DeniedError("no")) for n in range(8)]
+    what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(4)})
+    with pytest.raises(DeniedError, match="no"):
+        writer.write(what, NAME, Effort(SystemClock()))
+    assert len(store.calls) <= THREADS
+    assert all(hand.free for hand in writer._crew.hands)
+    writer.close()
+
+
+def test_what_fails_for_now_is_asked_again_and_what_is_refused_is_not() -> None:
+    """The same bytes under the same key, so asking again is safe."""
+    store = FakeStore()
+    store.faults = [Fault(0), Fault(1, after=True)]
+    written = write(store, leaves(a=torch.ones(4)))
+    assert [verb for verb, _ in store.calls] == ["put"] * 3
+    assert len({key for _, key in store.calls}) == 1
+    assert len(written.objects) == 1
+
+
+class Impatient:
+    """A clock on which every wait is over at once."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.waits: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def wait(self, event: threading.Event, timeout: float) -> bool:
+        self.waits.append(round(timeout, 6))
+        self.now += timeout
+        return event.is_set()
+
+
+def test_pauses_grow_and_end_with_the_save() -> None:
+    """0.1 s, doubled up to 2 s, the last cut by the deadline; and what the store said last is kept."""
+    clock, offered = Impatient(), []
+
+    def ask(left: float | None) -> None:
+        offered.append(left)
+        raise UnavailableError("not now")
+
+    with pytest.raises(Abandoned, match="out of time; the store said last: not now"):
+        retry(Effort(clock, 6.0), ask)
+    assert clock.waits == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 0.9]
+    assert offered == pytest.approx([6.0, 5.9, 5.7, 5.3, 4.5, 2.9, 0.9])
+
+
+def test_an_error_that_cannot_heal_ends_at_once() -> None:
+    """A refused put is not repeated."""
+    calls: list[int] = []
+
+    def ask(left: float | None) -> None:
+        calls.append(1)
+        raise StoreError("never")
+
+    with pytest.raises(StoreError, match="never"):
+        retry(Effort(ManualClock()), ask)
+    assert calls == [1]
+
+
+def test_a_second_look_names_what_changed() -> None:
+    """Of the tensors that anybody may change; those that only an optimizer changes are not read twice."""
+    mine, other = torch.zeros(5), torch.zeros(5)
+    what = [Leaf("mine", mine, still=True), Leaf("other", other)]
+    store = FakeStore()
+    writer, effort = Writer(store, "run"), Effort(SystemClock())
+    written = writer.write(what, NAME, effort)
+    assert writer.unchanged(what, written, effort) == ""
+    mine.data.fill_(1)
+    assert writer.unchanged(what, written, effort) == ""
+    other.data.fill_(1)
+    assert writer.unchanged(what, written, effort) == "other"
+
+
+def test_nothing_is_a_state_too() -> None:
+    """No tensors, or only empty ones: no objects, and a manifest may follow."""
+    store = FakeStore()
+    written = write(store, leaves(empty=torch.empty(0, 3)))
+    assert written.objects == ()
+    assert written.tensors[0].shape == (0, 3)
+    assert write(store, []).tensors == ()
+    assert store.objects == {}
