@@ -18,6 +18,9 @@ log = logging.getLogger("spotguard")
 
 Task = Callable[[Frame], None]
 
+#: Seconds for a thread with nothing to do to end.
+_LEAVING = 1.0
+
 
 class Hand:
     """One thread and its frame. A forked child has the object and not the thread: it is not `free` there."""
@@ -43,6 +46,17 @@ class Hand:
     def dismiss(self) -> None:
         """The thread ends when what it does is done; nobody waits for a store that hangs."""
         self._tasks.put(None)
+
+    def leave(self) -> None:
+        """As `dismiss`; whoever has nothing to do is waited for.
+
+        A thread that still frees its frame while the interpreter ends takes the process down: it asks for the GIL
+        inside torch and is ended there ("terminate called without an active exception": seen, 1 exit in 30).
+        """
+        idle = self._idle.is_set()
+        self.dismiss()
+        if idle:
+            self._thread.join(_LEAVING)
 
     def _run(self) -> None:
         while (given := self._tasks.get()) is not None:
@@ -88,7 +102,7 @@ class Crew:
         return self.hands[:count]
 
     def dismiss(self) -> None:
-        """Let every thread end."""
+        """Let every thread end, and see the idle ones gone."""
         for hand in self.hands:
-            hand.dismiss()
+            hand.leave()
         self.hands = []

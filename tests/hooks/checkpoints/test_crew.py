@@ -48,6 +48,15 @@ class Who(FakeStore):
         super().put(key, data, timeout=timeout)
 
 
+def test_idle_threads_are_gone_when_the_writer_is_closed() -> None:
+    """One that still frees its frame while the interpreter ends would take the process down."""
+    store = Who()
+    with writer_of(store) as writer:
+        writer.write(BIG, CheckpointName(1, 5, 0), Effort(SystemClock()))
+        assert any(thread.is_alive() for thread in store.threads)
+    assert not any(thread.is_alive() for thread in store.threads)
+
+
 def test_the_threads_of_a_save_are_there_before_it() -> None:
     """None is started on the way, where Python 3.12 could not at its end; the next save has the same."""
     store = Who()
