@@ -121,6 +121,7 @@ class Machine:
                 os.kill(pid, signal.SIGKILL)
         for running in self._started:
             running.close()
+            print(running.account())  # pytest shows it for a test that failed
 
     def _mine(self) -> Iterator[int]:
         """Processes that inherited this machine's mark, orphans included."""

@@ -148,3 +148,8 @@ class Running:
             self._popen.stdin.close()
         self.out.close()
         self.err.close()
+
+    def account(self) -> str:
+        """What it was and all that it said."""
+        words = f"{self._popen.args!r} ended with {self._popen.returncode}"
+        return f"{words}\n--- stdout\n{self.out.text}--- stderr\n{self.err.text}"

@@ -57,7 +57,9 @@ def main(method: str) -> None:
             train.tell(f"step {step + 1}")
     except (RuntimeError, OSError, EOFError) as error:  # the last two: it died with a batch half handed over
         train.tell(f"loader died: {type(error).__name__}")
-        threading.Event().wait()
+        while True:
+            with contextlib.suppress(RuntimeError):  # the loader's own SIGCHLD handler may raise once more
+                threading.Event().wait()
 
 
 if __name__ == "__main__":
