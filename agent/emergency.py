@@ -111,6 +111,11 @@ class Machine(Clearing):
         return min((t for t in times if t is not None and t > self._now), default=None)
 
     @property
+    def doomed(self) -> bool:
+        """Whether a notice is pending that every training process is told of."""
+        return self.pending is not None and not self.pending.rehearsal
+
+    @property
     def phase(self) -> str:
         """For `status`: "watching", "saving", "ending" or "outliving"."""
         if self.outlive_at is not None:

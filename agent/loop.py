@@ -133,7 +133,9 @@ class Agent:
                 self._server.send(watcher, message)
         elif isinstance(event, Closed):
             self._board.left(event.session)
-        self._carry_out(self._machine.handle(event, now))
+        actions = self._machine.handle(event, now)
+        self._server.doomed = self._machine.doomed  # before anybody who registers from now on is welcomed
+        self._carry_out(actions)
 
     def _answer(self, event: StatusAsked, now: float) -> None:
         pages = answers(self._machine, self._board, self._facts, event.uid, now, self._last)

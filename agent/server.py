@@ -61,6 +61,8 @@ class Server:
         self._last_number = 0
         self._deaf_until: float | None = None
         self._stop = self._closed = False
+        #: A notice is pending: said with each `Welcome`. Set by the loop.
+        self.doomed = False
         self._thread = threading.Thread(target=self._run, name="spotguard-server", daemon=True)
 
     @property
@@ -288,7 +290,7 @@ class Server:
         # In this order: whoever has its Welcome is told of every notice after it. (What the loop answers to
         # Opened passes through this thread, so that it comes after the Welcome all the same.)
         self._post(Opened(connection.number, connection.pid, connection.uid, message))
-        self._say(connection, protocol.Welcome(connection.number, os.getpid()))
+        self._say(connection, protocol.Welcome(connection.number, os.getpid(), notice=self.doomed))
 
     def _holder(self, connection: Connection, message: protocol.Register) -> Connection | None:
         """The live process that saves what this one asks to save. Two that share a run id would each restore

@@ -71,6 +71,8 @@ class Client:
         self._warned = False
         #: Why the agent will not have this process; "" while it has not said so.
         self.refused = ""
+        #: The agent's first words were that a notice is pending.
+        self.doomed = False
         self._thread = threading.Thread(target=self._run, name="spotguard-listener", daemon=True)
 
     def start(self) -> None:
@@ -208,7 +210,8 @@ class Client:
 
     def _handle(self, message: Message) -> None:
         match message:
-            case Welcome():
+            case Welcome(notice=notice):
+                self.doomed = notice
                 if self._warned:
                     log.warning("guarded again: the agent is back on %s", self._path)
                 self._warned = False

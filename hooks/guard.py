@@ -111,6 +111,7 @@ class Guard:
         self._nbytes = self._state.expected_bytes()
         self._restored = self.closed = self._forked = False
         self._built = threading.Event()
+        self._told = threading.Event()
         self._client: Client | None = None
         try:
             self._build(keep)
@@ -118,6 +119,8 @@ class Guard:
             self._undo()  # nothing of a guard that failed answers the agent, or gates the optimizer
             raise
         self._built.set()
+        if self._client is not None and self._client.doomed:
+            self._told.wait(_WELCOME)  # or the first steps would be over before the notice is heard
         signals.hold_sigterm(self._hold)
         forks.in_child(self._forget)
         atexit.register(self.close)
@@ -302,6 +305,7 @@ class Guard:
                         drill=message.drill,
                     )
                 )
+                self._told.set()
             case protocol.Withdrawn(id=id):
                 self._saver.release(id, "the notice was withdrawn")
             case protocol.Resume(id=id):

@@ -138,6 +138,8 @@ class Welcome(Message):
     session: int
     pid: int
     version: int = VERSION
+    #: A notice is pending: a `Preempt` follows, and whoever has not begun to train waits for it.
+    notice: bool = False
 
 
 @_on_the_wire

@@ -148,6 +148,8 @@ class Saver:
                 return
             if self._running is not None:
                 self._running.effort.abandon("a notice came")
+            if not self.ready:
+                self._gate.close()  # who has not begun parks, and never trains
             self._urgent = _Job("emergency", self._effort(alarm.save_by), alarm)
             self._jobs.put(self._urgent)
 
@@ -266,7 +268,6 @@ class Saver:
 
     def _do(self, job: _Job) -> None:
         if not self.ready:
-            self._gate.close()  # who has not begun parks, and never trains
             raise CheckpointError(
                 "training has not begun yet: there is nothing that is not in the store already"
             )

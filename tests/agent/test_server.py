@@ -46,6 +46,16 @@ def test_a_hook_registers_speaks_and_is_spoken_to(serve: Serving, events: Events
     assert (closed.session, closed.alive) == (opened.session, True)
 
 
+def test_a_welcome_says_that_a_notice_is_pending(serve: Serving, events: Events) -> None:
+    """Whoever reads it waits for the notice instead of training on a machine that goes."""
+    server = serve()
+    for doomed in (False, True):
+        server.doomed = doomed
+        with FakeHook(server.path) as hook:
+            hook.say(Register(1, "run", "train.py"))
+            assert hook.hear(Welcome).notice is doomed
+
+
 def test_questions_become_events_and_the_last_answer_ends_the_call(serve: Serving, events: Events) -> None:
     """`status` and `drill` ask once, then listen."""
     server = serve()

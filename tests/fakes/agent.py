@@ -23,7 +23,7 @@ class FakeAgent:
         self._listener.settimeout(TIMEOUT)
         self._connection: socket.socket | None = None
 
-    def welcome(self) -> Register:
+    def welcome(self, *, notice: bool = False) -> Register:
         """Take the next connection and let it in."""
         self.hang_up()
         self._connection, _ = self._listener.accept()
@@ -31,7 +31,7 @@ class FakeAgent:
         self._peer = Peer(Role.NEW)
         self.heard: list[Message] = []
         register = self.hear(Register)
-        self.say(Welcome(1, os.getpid()))
+        self.say(Welcome(1, os.getpid(), notice=notice))
         return register
 
     def say(self, *messages: Message) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from spotguard.hooks.callbacks import Callback
 from spotguard.hooks.client import Client
-from spotguard.hooks.protocol import Committed, Message, Position, Preempt, Register, Told
+from spotguard.hooks.protocol import Committed, Failed, Leave, Message, Position, Preempt, Register, Told
 from tests.fakes.agent import FakeAgent
 from tests.fakes.hook import TIMEOUT
 
@@ -47,6 +47,30 @@ print("told" if told.wait(30) else "not told")
         agent.say(NOTICE)
         agent.hear(Committed)
         assert child.communicate(timeout=TIMEOUT)[0] == "told\n"
+
+
+@pytest.mark.torch
+def test_who_is_welcomed_with_a_notice_waits_for_it_and_never_trains(folder: Path) -> None:
+    """The first steps of a small model would be over before the notice is heard."""
+    pytest.importorskip("torch")
+    path = folder / "a.sock"
+    code = """
+import torch, spotguard
+guard = spotguard.register(model=torch.nn.Linear(1, 1))
+print("registered")
+for step in guard.steps(3):
+    print("step", step)
+"""
+    with FakeAgent(path) as agent:
+        env = {**os.environ, "SPOTGUARD_SOCKET": str(path), "SPOTGUARD_STORE": f"file://{folder}/store"}
+        child = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
+        agent.welcome(notice=True)
+        agent.say(NOTICE)
+        assert "not begun" in agent.hear(Failed).reason
+        agent.say(Leave("n1", 75))
+        assert child.communicate(timeout=TIMEOUT)[0] == "registered\n"
+        assert child.returncode == 75
+    assert not list((folder / "store").glob("**/checkpoints"))
 
 
 def test_an_answer_is_said_again_to_an_agent_that_lost_us(
