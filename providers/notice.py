@@ -13,18 +13,32 @@ JITTER = 0.5
 
 
 class Severity(StrEnum):
-    """What a notice asks for. (Far events and advice need their own handling and come with their sources.)"""
+    """What a notice asks for."""
 
     #: The machine, or the command, goes away at the deadline: save everything, then leave.
     TERMINAL = "terminal"
+    #: It goes away at a deadline that may be days off: go on, and treat it as terminal when it is near.
+    LATER = "later"
+    #: It may go, or pause: make a checkpoint beside training, and go on. 21 of 30 such warnings came to nothing
+    #: (aws-node-termination-handler#141).
+    ADVISORY = "advisory"
 
 
 class NoticeKind(StrEnum):
-    """Why the command has to go."""
+    """Why the command has to go, or may have to."""
 
-    TERMINATE = "terminate"  # AWS `instance-action`: the instance is terminated
-    STOP = "stop"  # AWS: stopped, its disks kept
+    TERMINATE = "terminate"  # AWS `instance-action`, Azure `Terminate`: the machine is deleted
+    STOP = "stop"  # AWS, GCP: stopped, its disks kept
     HIBERNATE = "hibernate"  # AWS: hibernation begins at once, there is no window
+    PREEMPT = "preempt"  # GCP `preempted`, Azure `Preempt`: a spot machine is taken back
+    REBOOT = "reboot"  # AWS and Azure maintenance: memory is lost
+    REDEPLOY = "redeploy"  # Azure: moved to another host, memory and local disks are lost
+    MAINTENANCE = "maintenance"  # AWS, GCP: the host needs work, and the machine ends for it
+    MIGRATE = "migrate"  # GCP: moved while it runs; nothing is lost
+    FREEZE = "freeze"  # Azure: paused for some seconds; nothing is lost
+    REBALANCE = "rebalance"  # AWS, Azure: an interruption has become likelier
+    DEADLINE = "deadline"  # `--deadline`: a reservation or a queue's time limit ends
+    OPERATOR = "operator"  # somebody said so, in a file or on a FIFO
     SIGNAL = "signal"  # somebody sent SIGTERM to `spotguard run`
     DRILL = "drill"  # somebody asked for a rehearsal
     UNKNOWN = "unknown"  # a cloud said something newer than this program: taken as terminal
@@ -59,7 +73,10 @@ class Sighting:
 
 
 class NoticeSource(Protocol):
-    """The whole of what the agent knows about a cloud: one thread owns a source and calls `poll` for ever.
+    """One key of a cloud, or another thing that warns: one thread owns a source and calls `poll` for ever.
+
+    A cloud is several sources, each with a cadence and a health of its own: what ends the machine is asked for every
+    second or hangs in a long poll, what merely warns of it every ten seconds.
 
     `poll` never raises: whatever the network or the server did becomes a `Health` that is not SEEING, because
     an agent that dies of a bad answer is blind for good (aws-node-termination-handler#916).
@@ -67,13 +84,13 @@ class NoticeSource(Protocol):
 
     #: Shown in logs and in `status`: "aws spot/instance-action".
     name: str
-    #: Seconds from the start of one poll to the start of the next.
+    #: Seconds from the start of one poll to the start of the next. Small for a long poll, whose answers set the pace.
     interval: float
     #: Whether a notice that vanishes while the source is SEEING was withdrawn (Azure: yes. AWS: not documented).
     withdraws: bool
 
     def poll(self) -> Sighting:
-        """Look once, within a few seconds."""
+        """Look once: within a few seconds, or as long as a long poll hangs."""
         ...
 
     def close(self) -> None:
