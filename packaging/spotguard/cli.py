@@ -117,7 +117,12 @@ def _module(name: str) -> ModuleType:
 def _say(error: BaseException, code: int, text: str | None = None) -> int:
     if os.environ.get("SPOTGUARD_DEBUG") == "1":
         raise error
-    # One line also where a foreign message that we quote has several.
+    from spotguard.agent.scribe import Scribe
+
+    # One line also where a foreign message that we quote has several. A reader that does not read, or a stderr that is
+    # closed, costs the line and not the exit code.
     line = " ".join((text or str(error)).split())
-    print(f"spotguard: error: {line}", file=sys.stderr)
+    last = Scribe(sys.stderr, str)
+    last.take(f"spotguard: error: {line}")
+    last.close()
     return code

@@ -16,33 +16,10 @@ import pytest
 
 from spotguard.agent import journal
 from spotguard.agent.scribe import Scribe
+from tests.fakes.full import Full
 from tests.fakes.report import TIMEOUT
 
 ROOT = Path(__file__).parents[2]
-
-
-class Full:
-    """A pipe that takes nothing more until it is read."""
-
-    def __init__(self) -> None:
-        self.reading, self.writing = os.pipe()
-        os.set_blocking(self.writing, False)
-        self.size = 0
-        try:
-            while True:
-                self.size += os.write(self.writing, b"x" * 4096)
-        except BlockingIOError:
-            os.set_blocking(self.writing, True)
-
-    def empty(self) -> bytes:
-        data = b""
-        while len(data) < self.size:
-            data += os.read(self.reading, self.size - len(data))
-        return data
-
-    def close(self) -> None:
-        os.close(self.reading)
-        os.close(self.writing)
 
 
 @pytest.fixture

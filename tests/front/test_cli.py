@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from spotguard import cli
+from tests.fakes.full import Full
 from tests.fakes.report import TIMEOUT
 
 
@@ -258,6 +259,41 @@ def test_a_reader_that_has_enough(tmp_path: Path) -> None:
     os.close(write)
     assert done.stderr == ""
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--keep", "0", "true"], 2), (["no-such-program"], 127)])
+def test_a_stderr_that_nobody_reads_does_not_hold_the_exit(
+    tmp_path: Path, words: list[str], code: int
+) -> None:
+    """The line is lost, the code is not."""
+    full = Full()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "spotguard", "run", *words],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=full.writing,
+            timeout=TIMEOUT,
+            start_new_session=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (code, b"")
+        assert set(full.empty()) == set(b"x")
+    finally:
+        full.close()
+
+
+def test_a_stderr_that_is_closed_sends_nothing_to_stdout(tmp_path: Path) -> None:
+    """It belongs to the command."""
+    shell = 'exec "$0" -m spotguard run --keep 0 true 2>&-'
+    closed = subprocess.run(
+        ["sh", "-c", shell, sys.executable],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert (closed.returncode, closed.stdout) == (2, b"")
 
 
 def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
