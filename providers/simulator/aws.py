@@ -14,14 +14,13 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import formatdate
-from types import TracebackType
-from typing import Self
 
-from ..clock import Clock, SystemClock
+from ..clock import Clock
 from ..errors import UsageError
 from .aws_tree import Tree
-from .faults import COMMON, Faults, Spoil
-from .server import LoopbackServer, Reply, Request, Seen
+from .faults import COMMON, Spoil
+from .server import Reply, Request
+from .service import Simulator
 
 ACTIONS = ("terminate", "stop", "hibernate")
 
@@ -76,7 +75,7 @@ FAULTS: dict[str, Spoil] = {
 }
 
 
-class AwsSimulator:
+class AwsSimulator(Simulator):
     """An instance's metadata service on loopback. A context manager: listens inside, is gone outside.
 
     Args:
@@ -100,38 +99,13 @@ class AwsSimulator:
         keep_alive: bool = False,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.clock = clock or SystemClock()
-        self.endpoint = ""
-        #: Monotonic seconds at which the machine goes, once there is a notice.
-        self.deadline: float | None = None
+        super().__init__(FAULTS, clock, host=host, port=port, keep_alive=keep_alive, tell=tell)
         self._max_ttl = max_ttl
         self._v2_required = v2_required
-        self._tell = tell
-        self._server = LoopbackServer(self._answer, self.clock, host=host, port=port, keep_alive=keep_alive)
-        self._faults = Faults(FAULTS)
         self._lock = threading.Lock()
         self._tokens: dict[str, float] = {}
         self._tree = Tree(self.clock)
         self._unread_since: float | None = None
-
-    # --- life ---------------------------------------------------------------------------------------------
-
-    def start(self) -> str:
-        """Listen; returns the endpoint, "http://127.0.0.1:PORT"."""
-        self.endpoint = self._server.start()
-        return self.endpoint
-
-    def stop(self) -> None:
-        self._server.stop()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     # --- what happens to the instance -----------------------------------------------------------------------
 
@@ -175,14 +149,7 @@ class AwsSimulator:
         """Take back notice, recommendation and faults."""
         for key in (_NOTICE, _TERMINATION_TIME, _REBALANCE):
             self.remove(key)
-        self._faults.clear()
-        self.deadline = None
-        self._tell("all clear")
-
-    def fault(self, kind: str, *, seconds: float | None = None, count: int | None = None) -> None:
-        """Misbehave, for `seconds` or for `count` requests or until `clear`; the kinds are `FAULTS`."""
-        self._faults.add(kind, self.clock.monotonic(), seconds=seconds, count=count)
-        self._tell(f"fault: {kind}" + (f" for {seconds:g} s" if seconds is not None else ""))
+        super().clear()
 
     def expire_tokens(self) -> None:
         """Forget every token, long before its time, as the service does now and then."""
@@ -190,27 +157,7 @@ class AwsSimulator:
             self._tokens.clear()
         self._tell("all tokens forgotten")
 
-    # --- what clients did -----------------------------------------------------------------------------------
-
-    @property
-    def requests(self) -> tuple[Seen, ...]:
-        """The newest requests, oldest first."""
-        return self._server.seen
-
-    def count(self, method: str = "", path: str = "", status: int | None = None) -> int:
-        """How many requests were of this method, path and status; what is not given is not looked at."""
-        return sum(map(_wanted(method, path, status), self.requests))
-
-    def wait_for(
-        self, count: int = 1, method: str = "", path: str = "", status: int | None = None, timeout: float = 5
-    ) -> bool:
-        """Block until there were `count` such requests; False when `timeout` real seconds went by first."""
-        return self._server.wait_for(_wanted(method, path, status), count, timeout)
-
     # --- answers --------------------------------------------------------------------------------------------
-
-    def _answer(self, request: Request) -> Reply:
-        return self._faults.spoil(request, self._truth(request), self.clock.monotonic())
 
     def _truth(self, request: Request) -> Reply:
         path = request.path.partition("?")[0]
@@ -268,11 +215,3 @@ class AwsSimulator:
 
 def _iso(wall: float) -> str:
     return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _wanted(method: str, path: str, status: int | None) -> Callable[[Seen], bool]:
-    return lambda seen: (
-        (not method or seen.method == method)
-        and (not path or seen.path.endswith(path))
-        and (status is None or seen.status == status)
-    )

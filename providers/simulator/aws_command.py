@@ -7,7 +7,10 @@ from collections.abc import Callable
 from operator import methodcaller
 
 from .aws import ACTIONS, FAULTS, AwsSimulator
-from .script import Step, Verb, count, one_of, read_script, seconds
+from .script import Step, Verb, one_of, seconds
+from .service import common_verbs
+
+__all__ = ["EPILOG", "FAULTS", "SUMMARY", "VERBS", "add_arguments", "simulator", "steps"]
 
 SUMMARY = "EC2's metadata service (IMDSv2) with spot/instance-action"
 
@@ -17,14 +20,8 @@ a script has one line for each thing that happens, its time counted from the sta
   3s fault 503 for=5s
   10s preempt window=120 action=terminate
   200s clear
-verbs: preempt [window= action= skew=], rebalance, fault KIND [for= count=], expire-tokens, clear
+verbs: preempt [window= action= skew=], rebalance, expire-tokens, fault KIND [for= count= path=], clear
 faults: {", ".join(sorted(FAULTS))}"""
-
-
-def _fault(simulator: AwsSimulator, kind: str, **settings: float) -> None:
-    # `for` is a word of Python and no parameter's name.
-    left = settings.get("count")
-    simulator.fault(kind, seconds=settings.get("for"), count=None if left is None else int(left))
 
 
 VERBS: dict[str, Verb[AwsSimulator]] = {
@@ -32,9 +29,8 @@ VERBS: dict[str, Verb[AwsSimulator]] = {
         AwsSimulator.preempt, settings={"window": seconds, "action": one_of(ACTIONS), "skew": seconds}
     ),
     "rebalance": Verb(AwsSimulator.rebalance),
-    "fault": Verb(_fault, words=sorted(FAULTS), settings={"for": seconds, "count": count}),
     "expire-tokens": Verb(AwsSimulator.expire_tokens),
-    "clear": Verb(AwsSimulator.clear),
+    **common_verbs(FAULTS),
 }
 
 
@@ -56,9 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser, duration: Callable[[str], flo
         "--rebalance-after", metavar="SECONDS", type=duration, help="recommend to rebalance then"
     )
     parser.add_argument(
-        "--fault", metavar="KIND", action="append", choices=sorted(FAULTS), help="misbehave; may be repeated"
-    )
-    parser.add_argument(
         "--token-ttl",
         metavar="SECONDS",
         type=duration,
@@ -67,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser, duration: Callable[[str], flo
     )
     parser.add_argument("--allow-v1", action="store_true", help="answer reads without a token too")
     parser.add_argument("--keep-alive", action="store_true", help="keep connections open between requests")
-    parser.add_argument("--script", metavar="FILE", help="what happens and when, see below")
 
 
 def simulator(arguments: argparse.Namespace, tell: Callable[[str], None]) -> AwsSimulator:
@@ -82,15 +74,11 @@ def simulator(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Aws
 
 
 def steps(arguments: argparse.Namespace) -> list[Step[AwsSimulator]]:
-    """What the flags and the script say, in order of time."""
+    """What the flags say."""
     found: list[Step[AwsSimulator]] = []
-    for kind in arguments.fault or ():
-        found.append(Step(0.0, methodcaller("fault", kind)))
     if arguments.rebalance_after is not None:
         found.append(Step(arguments.rebalance_after, AwsSimulator.rebalance))
     if arguments.preempt_after is not None:
         notice = methodcaller("preempt", arguments.window, arguments.action, skew=arguments.skew)
         found.append(Step(arguments.preempt_after, notice))
-    if arguments.script is not None:
-        found += read_script(arguments.script, VERBS)
-    return sorted(found, key=lambda step: step.at)
+    return found

@@ -9,14 +9,17 @@ import argparse
 import queue
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from operator import methodcaller
+from typing import Any, Protocol
 
 from ..clock import Clock, SystemClock
 from ..errors import UsageError
 from . import aws_command
-from .script import Step, seconds
+from .faults import Spoil
+from .script import Step, Verb, read_script, seconds
+from .service import Simulator
 
 SUMMARY = "a faithful metadata service on loopback that issues notices on demand"
 
@@ -26,8 +29,39 @@ examples:
   spotguard simulate aws --preempt-after 10 --action hibernate --fault 503
   spotguard simulate aws --port 1338 --script notices.txt"""
 
+
+class Cloud(Protocol):
+    """A cloud's module, the whole of it: what is not the same for all."""
+
+    #: One line, and what stands below the options of `--help`.
+    SUMMARY: str
+    EPILOG: str
+
+    @property
+    def FAULTS(self) -> Mapping[str, Spoil]:
+        """What may go wrong, by name."""
+        ...
+
+    @property
+    def VERBS(self) -> Mapping[str, Verb[Any]]:
+        """What a script may say, with `service.common_verbs` among it."""
+        ...
+
+    def add_arguments(self, parser: argparse.ArgumentParser, duration: Callable[[str], float], /) -> None:
+        """The flags of this service alone; `duration` is the type of those that take a time."""
+        ...
+
+    def simulator(self, arguments: argparse.Namespace, tell: Callable[[str], None], /) -> Simulator:
+        """The service that the flags describe, not started yet."""
+        ...
+
+    def steps(self, arguments: argparse.Namespace, /) -> Sequence[Step[Any]]:
+        """What the cloud's own flags say that happens, in any order."""
+        ...
+
+
 #: A later cloud is one more line.
-CLOUDS = {"aws": aws_command}
+CLOUDS: Mapping[str, Cloud] = {"aws": aws_command}
 
 #: What ends it, beside `--for`.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -47,6 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "--for", dest="lifetime", metavar="SECONDS", type=_duration, help="end then (default: on Ctrl-C)"
         )
         module.add_arguments(one, _duration)
+        kinds = sorted(module.FAULTS)
+        one.add_argument(
+            "--fault", metavar="KIND", action="append", choices=kinds, help="misbehave; may be repeated"
+        )
+        one.add_argument("--script", metavar="FILE", help="what happens and when, see below")
 
 
 def run(arguments: argparse.Namespace, *, clock: Clock | None = None) -> int:
@@ -54,14 +93,15 @@ def run(arguments: argparse.Namespace, *, clock: Clock | None = None) -> int:
     clock = clock or SystemClock()
     say = _Teller(clock)
     module = CLOUDS[arguments.cloud]
-    steps = module.steps(arguments)
+    steps = _steps(module, arguments)
     simulator = module.simulator(arguments, say)
     with _ending() as ending:
         endpoint = simulator.start()
         try:
             print(f"endpoint: {endpoint}")
-            command = f"spotguard run --provider {arguments.cloud} --metadata-endpoint {endpoint}"
-            print(f"try it:   {command} -- python train.py", flush=True)
+            words = ["spotguard run --provider", arguments.cloud, "--metadata-endpoint", endpoint]
+            words += [simulator.try_with] if simulator.try_with else []
+            print(f"try it:   {' '.join(words)} -- python train.py", flush=True)
             say.begin()
             _play(simulator, steps, arguments.lifetime, say, ending)
         finally:
@@ -101,8 +141,17 @@ class _Teller:
         sys.stdout.flush()
 
 
+def _steps(module: Cloud, arguments: argparse.Namespace) -> list[Step[Any]]:
+    """What the flags and the script say, in order of time; at one instant faults come first, a script last."""
+    found: list[Step[Any]] = [Step(0.0, methodcaller("fault", kind)) for kind in arguments.fault or ()]
+    found += module.steps(arguments)
+    if arguments.script is not None:
+        found += read_script(arguments.script, module.VERBS)
+    return sorted(found, key=lambda step: step.at)
+
+
 def _play(
-    simulator: Any,
+    simulator: Simulator,
     steps: Sequence[Step[Any]],
     lifetime: float | None,
     say: _Teller,

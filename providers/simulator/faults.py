@@ -17,10 +17,17 @@ _PORTAL = b"""<!DOCTYPE html>
 <body><h1>Please sign in</h1><form action="/login"><input name="room"></form></body></html>
 """
 
+#: Where `redirect` leads.
+REDIRECTED = "/login?from=metadata"
+
+#: Neither text, nor JSON, nor a page.
+_GARBAGE = bytes(range(255, 191, -1)) * 4
+
 _HUGE = 20 * 1024 * 1024
 
 
-def _status(status: int, body: bytes = b"") -> Spoil:
+def status(status: int, body: bytes = b"") -> Spoil:
+    """Every request is answered with this, whatever it asked for."""
     return lambda request, reply: Reply(status, body, {"Content-Type": "text/html"})
 
 
@@ -29,19 +36,22 @@ def _portal(request: Request, reply: Reply) -> Reply:
 
 
 def _redirect(request: Request, reply: Reply) -> Reply:
-    # To ourselves, where there is an answer: a client that follows is found out by the request log.
-    return Reply(302, b"", {"Location": "/latest/meta-data/instance-id", "Server": "nginx"})
+    # To ourselves: a client that follows is found out by the request log.
+    return Reply(302, b"", {"Location": REDIRECTED, "Server": "nginx"})
 
 
 #: What any metadata service may do.
 COMMON: Mapping[str, Spoil] = {
-    "429": _status(429),
-    "500": _status(500),
-    "503": _status(503),
+    "429": status(429),
+    "500": status(500),
+    "503": status(503),
     "reset": lambda request, reply: replace(reply, instead="reset"),
     "hang": lambda request, reply: replace(reply, instead="hang"),
     "slow": lambda request, reply: replace(reply, delay=10.0),
     "trickle": lambda request, reply: replace(reply, pace=0.5),
+    # The right words from a server that is somebody else's, without the headers a service signs with.
+    "foreign": lambda request, reply: replace(reply, headers={"Server": "nginx"}),
+    "garbage": lambda request, reply: Reply(200, _GARBAGE, {"Content-Type": "text/plain"}),
     "portal": _portal,
     "redirect": _redirect,
     "huge": lambda request, reply: Reply(200, b"x" * _HUGE, {"Content-Type": "text/plain"}),
@@ -55,6 +65,8 @@ class _Active:
     until: float | None
     #: Requests still to be spoilt; None for any number.
     left: int | None
+    #: A part of the paths that are concerned; "" for all.
+    path: str
 
 
 class Faults:
@@ -69,13 +81,13 @@ class Faults:
         self._active: dict[str, _Active] = {}
         self._lock = threading.Lock()
 
-    def add(self, kind: str, now: float, *, seconds: float | None, count: int | None) -> None:
+    def add(self, kind: str, now: float, *, seconds: float | None, count: int | None, path: str = "") -> None:
         """Switch a fault on, for a time or for a number of requests; twice the same is the newer one."""
         if kind not in self._kinds:
             raise UsageError(f"unknown fault {kind!r}: expected one of {', '.join(sorted(self._kinds))}")
         until = None if seconds is None else now + seconds
         with self._lock:
-            self._active[kind] = _Active(self._kinds[kind], until, count)
+            self._active[kind] = _Active(self._kinds[kind], until, count, path)
 
     def clear(self) -> None:
         with self._lock:
@@ -86,7 +98,7 @@ class Faults:
         with self._lock:
             self._active = {kind: fault for kind, fault in self._active.items() if not _over(fault, now)}
             for fault in self._active.values():
-                spoilt = fault.spoil(request, reply)
+                spoilt = fault.spoil(request, reply) if fault.path in request.path else None
                 if spoilt is None:
                     continue
                 if fault.left is not None:

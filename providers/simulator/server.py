@@ -34,8 +34,10 @@ class Request:
     """What a client asked. Header names are in lower case."""
 
     method: str
+    #: As it was written, with what follows a question mark.
     path: str
     headers: Mapping[str, str]
+    body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.raw_requestline or len(self.raw_requestline) > 65536 or not self.parse_request():
             self.close_connection = True
             return
-        self._discard_body()
-        request = Request(self.command, self.path, self._headers())
+        request = Request(self.command, self.path, self._headers(), self._body())
         reply = self.server.owner.answer(request)
         self.server.owner.remember(request, 0 if reply.instead else reply.status)
         self._give(request, reply)
@@ -219,12 +220,12 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the owner remembers requests, and says what matters of them."""
 
-    def _discard_body(self) -> None:
+    def _body(self) -> bytes:
         length = self.headers.get("Content-Length", "0")
         if not length.isdigit() or int(length) > 65536 or "Transfer-Encoding" in self.headers:
-            self.close_connection = True
-        else:
-            self.rfile.read(int(length))
+            self.close_connection = True  # unread: what follows on this connection is no request
+            return b""
+        return self.rfile.read(int(length))
 
     def _give(self, request: Request, reply: Reply) -> None:
         owner = self.server.owner

@@ -11,6 +11,7 @@ from spotguard.providers.aws_imds import Imds
 from spotguard.providers.health import SEEING, Sight
 from spotguard.providers.notice import NoticeKind, NoticeSource, Sighting
 from spotguard.providers.simulator.aws import AwsSimulator
+from spotguard.providers.simulator.faults import REDIRECTED
 from spotguard.providers.simulator.server import LoopbackServer, Reply, Request
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateAws
@@ -159,6 +160,29 @@ def test_s7_s17_every_fault_is_blindness_by_its_name_and_ends_with_it(
     the_notice(source)
 
 
+@pytest.mark.parametrize(("with_token", "reason"), [(False, "wrong-server"), (True, "garbage")])
+def test_s17_bytes_that_say_nothing_are_no_good_news(
+    instance: AwsSimulator, watch: MakeSource, with_token: bool, reason: str
+) -> None:
+    """As a token, they are somebody else's; as a notice, they cannot be read."""
+    source = watch(instance)
+    if with_token:
+        source.poll()
+    instance.fault("garbage")
+    sighting = source.poll()
+    assert (sighting.notices, sighting.health.reason) == ((), reason)
+    instance.clear()
+    instance.preempt()
+    the_notice(source)
+
+
+def test_s17_a_foreign_signature_hides_no_notice(instance: AwsSimulator, watch: MakeSource) -> None:
+    """AWS documents no header that must be there: the token and the body decide."""
+    instance.fault("foreign")
+    instance.preempt()
+    the_notice(watch(instance))
+
+
 def test_s7_a_burst_of_503_is_survived(instance: AwsSimulator, watch: MakeSource) -> None:
     """The watcher of AWS itself died of them (aws-node-termination-handler#916)."""
     source = watch(instance)
@@ -171,10 +195,10 @@ def test_s17_a_redirect_is_not_followed(instance: AwsSimulator, watch: MakeSourc
     """Where it leads, nobody asks."""
     source = watch(instance)
     source.poll()
-    before = instance.count(path="instance-id")
     instance.fault("redirect")
     source.poll()
-    assert instance.count(path="instance-id") == before
+    assert instance.count(status=302) == 1
+    assert instance.count(path=REDIRECTED) == 0
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,39 @@ def test_a_connection_that_breaks_under_a_request_gets_a_second_try() -> None:
         assert server.connections == 2
 
 
+def test_a_request_that_is_to_be_sent_once_is_sent_once() -> None:
+    """Who counts requests, or sends what is not to be done twice, is told that another try may help."""
+
+    def serve(connection: socket.socket, number: int) -> None:
+        connection.recv(4096)
+
+    with RawServer(serve) as server:
+        client = MetadataClient(server.url, timeout=5.0)
+        found = client.send(client.prepare("POST", "/key", {}, b"{}"), again=False)
+        client.close()
+        assert isinstance(found, Failure)
+        assert (found.kind, found.dropped, server.connections) == ("unreachable", True, 1)
+
+
+def test_what_is_posted_arrives() -> None:
+    """With its length, and its type where one is given."""
+    heard: list[bytes] = []
+
+    def serve(connection: socket.socket, number: int) -> None:
+        heard.append(connection.recv(4096))
+        connection.sendall(GOOD)
+
+    with RawServer(serve) as server:
+        client = MetadataClient(server.url, timeout=5.0)
+        request = client.prepare("POST", "/key", {"Content-Type": "application/json"}, b'{"a": 1}')
+        assert isinstance(client.send(request), Answer)
+        client.close()
+    head, _, body = heard[0].partition(b"\r\n\r\n")
+    assert body == b'{"a": 1}'
+    assert b"Content-Length: 8" in head
+    assert b"Content-Type: application/json" in head
+
+
 @pytest.mark.parametrize("variable", ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"])
 def test_no_proxy_is_asked_whatever_the_environment_says(
     monkeypatch: pytest.MonkeyPatch, variable: str
@@ -158,6 +191,19 @@ def test_a_body_is_read_up_to_the_cap_and_no_further(size: int) -> None:
     else:
         assert isinstance(answer, Failure)
         assert answer.kind == "too-large"
+
+
+def test_who_expects_more_than_others_can_say_so() -> None:
+    """Azure lists the events of a whole scale set."""
+    server = LoopbackServer(lambda request: Reply(200, b"x" * (MAX_BODY + 1)), SystemClock())
+    client = MetadataClient(server.start(), max_body=2 * MAX_BODY)
+    try:
+        answer = client.send(client.prepare("GET", "/key", {}))
+    finally:
+        client.close()
+        server.stop()
+    assert isinstance(answer, Answer)
+    assert len(answer.body) == MAX_BODY + 1
 
 
 @pytest.mark.parametrize(

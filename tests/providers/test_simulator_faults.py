@@ -9,6 +9,7 @@ import requests
 
 from spotguard.providers.errors import UsageError
 from spotguard.providers.simulator.aws import FAULTS, AwsSimulator
+from spotguard.providers.simulator.faults import REDIRECTED
 from tests.fakes.clock import ManualClock
 from tests.providers.curl import NOTICE, TTL, Client
 
@@ -85,9 +86,35 @@ def test_a_portal_a_redirect_and_20_mb_come_with_their_status(client: Client, in
     assert "sign in" in client.get(NOTICE, "x").text
     instance.fault("redirect", count=1)
     answer = client.get(NOTICE, "x")
-    assert (answer.status_code, answer.headers["Location"]) == (302, "/latest/meta-data/instance-id")
+    assert (answer.status_code, answer.headers["Location"]) == (302, REDIRECTED)
     instance.fault("huge", count=1)
     assert len(client.get(NOTICE, "x").content) == 20 * 1024 * 1024
+
+
+def test_garbage_is_nothing_that_could_be_read(client: Client, instance: AwsSimulator) -> None:
+    """Bytes, under a status that promises words."""
+    instance.fault("garbage")
+    answer = client.get(NOTICE, "x")
+    assert answer.status_code == 200
+    with pytest.raises(UnicodeDecodeError):
+        answer.content.decode()
+
+
+def test_a_foreign_server_has_the_words_and_not_the_signature(client: Client, instance: AwsSimulator) -> None:
+    """A proxy that passes on bodies, and no headers."""
+    token = client.token()
+    instance.fault("foreign")
+    answer = client.get("/latest/meta-data/instance-id", token)
+    assert (answer.text, answer.headers["Server"]) == ("i-0123456789abcdef0", "nginx")
+    assert TTL not in answer.headers
+
+
+def test_a_fault_of_one_path_leaves_the_others_alone(client: Client, instance: AwsSimulator) -> None:
+    """One key fails, and its neighbours answer."""
+    token = client.token()
+    instance.fault("503", path="spot/")
+    statuses = [client.get(path, token).status_code for path in (NOTICE, "/latest/meta-data/instance-id")]
+    assert statuses == [503, 200]
 
 
 def test_an_unknown_fault_is_refused_with_those_that_are(instance: AwsSimulator) -> None:

@@ -32,7 +32,7 @@ def test_each_line_does_what_it_says_at_its_time(simulate_aws: SimulateAws, cloc
         2s   rebalance
         500ms fault 503 for=5s
 
-        1m fault reset count=3
+        1m fault reset count=3 path=spot/
         2 expire-tokens
         0.1h clear
         """
@@ -44,7 +44,7 @@ def test_each_line_does_what_it_says_at_its_time(simulate_aws: SimulateAws, cloc
         "notice: stop at 2026-11-20T10:01:00Z, 90 s from now",
         "rebalance recommendation at 2026-11-20T10:00:00Z",
         "fault: 503 for 5 s",
-        "fault: reset",
+        "fault: reset at spot/",
         "all tokens forgotten",
         "all clear",
     ]
@@ -55,10 +55,10 @@ def test_each_line_does_what_it_says_at_its_time(simulate_aws: SimulateAws, cloc
     [
         ("soon preempt", "'soon' is not a time: expected seconds, as in 10, 10s, 1.5m or 500ms"),
         ("-3s preempt", "'-3s' is before the start: expected a time from 0 on"),
-        ("3s", "nothing happens at 3s: expected one of preempt, rebalance, fault, expire-tokens, clear"),
+        ("3s", "nothing happens at 3s: expected one of preempt, rebalance, expire-tokens, fault, clear"),
         (
             "3s premept",
-            "unknown verb 'premept': expected one of preempt, rebalance, fault, expire-tokens, clear",
+            "unknown verb 'premept': expected one of preempt, rebalance, expire-tokens, fault, clear",
         ),
         ("3s preempt window", "preempt 'window': expected window=, action=, skew="),
         ("3s preempt windw=3", "preempt 'windw=3': expected window=, action=, skew="),

@@ -106,6 +106,19 @@ def test_a_port_that_is_taken_is_said_so(aws: AwsSimulator) -> None:
         AwsSimulator(port=port).start()
 
 
+@pytest.mark.parametrize("body", [b"", b'{"StartRequests": []}', b"x" * 65536])
+def test_what_was_posted_is_handed_on(body: bytes) -> None:
+    """Whole, and the connection serves the next request."""
+    server = LoopbackServer(lambda request: Reply(200, request.body), SystemClock())
+    url = server.start()
+    try:
+        with requests.Session() as session:
+            session.trust_env = False
+            assert [session.post(url, body, timeout=5).content for _ in range(2)] == [body, body]
+    finally:
+        server.stop()
+
+
 def test_a_server_of_another_service_needs_only_its_answers() -> None:
     """The base knows nothing of AWS: requests in, replies out, header names in lower case."""
     server = LoopbackServer(lambda request: Reply(200, request.headers["metadata"].encode()), SystemClock())
