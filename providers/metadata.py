@@ -49,6 +49,8 @@ class Failure:
     kind: Literal["timeout", "unreachable", "too-large", "redirect", "garbage"]
     #: One line that names the request: "PUT http://169.254.169.254/latest/api/token: no answer in 2 s".
     detail: str
+    #: The connection broke after it stood, so that the same request may well succeed on a new one.
+    dropped: bool = False
 
 
 def parse_endpoint(url: str, origin: str) -> str:
@@ -76,27 +78,43 @@ def parse_endpoint(url: str, origin: str) -> str:
 
 
 class MetadataClient:
-    """One server, one connection kept while the server keeps it. For one thread."""
+    """One server, one connection kept while the server keeps it. For one thread.
 
-    def __init__(self, endpoint: str, *, timeout: float = TIMEOUT) -> None:
+    Args:
+        timeout: seconds, the most that a request may take.
+        max_body: bytes, the most that an answer may have.
+    """
+
+    def __init__(self, endpoint: str, *, timeout: float = TIMEOUT, max_body: int = MAX_BODY) -> None:
         self.endpoint = endpoint
         self._timeout = timeout
+        self._max_body = max_body
         self._adapter = _Adapter(max_retries=0)
 
-    def prepare(self, method: str, path: str, headers: Mapping[str, str]) -> requests.PreparedRequest:
+    def prepare(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None
+    ) -> requests.PreparedRequest:
         """A request to `send` as often as wanted; a header is changed by assigning to its `headers`."""
         # "identity": a compressed body would have to be unpacked before its size is known.
         fixed = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "spotguard"}
-        return requests.Request(method, self.endpoint + path, headers={**fixed, **headers}).prepare()
+        url = self.endpoint + path
+        return requests.Request(method, url, headers={**fixed, **headers}, data=body).prepare()
 
-    def send(self, request: requests.PreparedRequest, *, timeout: float | None = None) -> Answer | Failure:
-        """Ask once, within `timeout` seconds all in all."""
+    def send(
+        self, request: requests.PreparedRequest, *, timeout: float | None = None, again: bool = True
+    ) -> Answer | Failure:
+        """Ask once, within `timeout` seconds all in all.
+
+        Args:
+            again: whether a request whose connection broke is sent once more. False for who counts requests, and for
+                a POST.
+        """
         seconds = self._timeout if timeout is None else min(timeout, self._timeout)
         end = time.monotonic() + seconds
         try:
             return self._send(request, seconds)
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-            if not _dropped(error):
+            if not (again and _dropped(error)):
                 return _failure(request, error, seconds)
         # A server may close a kept connection just as we write to it (RFC 9112, 9.6), and GET and PUT are
         # idempotent: a second try on a fresh connection, out of the same time, saves a blind second.
@@ -116,9 +134,9 @@ class MetadataClient:
                 where = _shown(response.headers["location"])
                 return Failure("redirect", f"{_line(request)}: {response.status_code}, redirected to {where}")
             # One more than allowed, to know that there is more. Without decoding: see `prepare`.
-            body = response.raw.read(MAX_BODY + 1, decode_content=False)
-            if len(body) > MAX_BODY:
-                return Failure("too-large", f"{_line(request)}: more than {MAX_BODY} bytes")
+            body = response.raw.read(self._max_body + 1, decode_content=False)
+            if len(body) > self._max_body:
+                return Failure("too-large", f"{_line(request)}: more than {self._max_body} bytes")
             if response.raw.length_remaining:
                 return Failure("unreachable", f"{_line(request)}: the connection broke within the answer")
             return Answer(response.status_code, response.headers, body)
@@ -194,7 +212,8 @@ def _failure(request: requests.PreparedRequest, error: Exception, seconds: float
         return Failure("timeout", f"{_line(request)}: no answer in {seconds:g} s")
     for cause in causes:
         if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException):
-            return Failure("unreachable", f"{_line(request)}: {cause.strerror or 'the connection broke'}")
+            why = f"{_line(request)}: {cause.strerror or 'the connection broke'}"
+            return Failure("unreachable", why, dropped=_dropped(error))
     for cause in causes:
         if isinstance(cause, http.client.HTTPException):
             return Failure("garbage", f"{_line(request)}: not HTTP: {_shown(str(cause))}")

@@ -123,7 +123,10 @@ def test_what_is_posted_arrives() -> None:
     heard: list[bytes] = []
 
     def serve(connection: socket.socket, number: int) -> None:
-        heard.append(connection.recv(4096))
+        data = b""
+        while not data.endswith(b"}"):
+            data += connection.recv(4096)
+        heard.append(data)
         connection.sendall(GOOD)
 
     with RawServer(serve) as server:
