@@ -16,7 +16,7 @@ from .checkpoints.commit import commit_if_whole, put_manifest
 from .checkpoints.effort import Abandoned, Effort
 from .checkpoints.retention import plan_pruning
 from .checkpoints.work import Progress
-from .checkpoints.writer import Spoiled, Writer, Written, retry
+from .checkpoints.writer import Spoiled, Writer, Written
 from .format.keys import CheckpointName, checkpoint_prefix
 from .format.leaf import Leaf
 from .format.manifest import Kind, RankManifest
@@ -201,9 +201,28 @@ class Checkpointer:
 
     def _commit(self, manifest: RankManifest, effort: Effort) -> None:
         """Manifest, then marker. Between the two the checkpoint is whole already: the marker is a shortcut."""
-        retry(effort, lambda left: put_manifest(self._store, manifest, timeout=left))
+        effort.check()
+        try:
+            self._writer.ask(lambda left: put_manifest(self._store, manifest, timeout=left), effort)
+        except Abandoned as why:
+            raise Abandoned(
+                f"{why}; its manifest was on the way: if it arrives, a restore takes step {manifest.step}"
+            ) from why
+        except StoreError:
+            self._discard(manifest.checkpoint, manifest.kind, effort)
+            raise
         created = self._clock.time()
-        retry(effort, lambda left: commit_if_whole(self._store, manifest, created=created, timeout=left))
+        try:
+            # For one process it is asked for once: what it is worth is one request less for each listing.
+            self._writer.ask(
+                lambda left: commit_if_whole(self._store, manifest, created=created, timeout=left),
+                effort,
+                again=manifest.world > 1,
+            )
+        except (Abandoned, StoreError) as error:
+            if manifest.world > 1:
+                raise  # whether the other manifests are there, nobody has seen
+            log.warning("step %d is committed, and its marker is not there: %s", manifest.step, error)
 
     def _copy(self, leaves: tuple[Leaf, ...], effort: Effort) -> tuple[Leaf, ...]:
         """The leaves in host memory, in tensors that are kept and reused."""
@@ -234,6 +253,7 @@ class Checkpointer:
     def _prune(self, effort: Effort) -> None:
         """Old checkpoints go, a few objects at a time: a notice does not wait for 3,000 deletions."""
         try:
+            effort.check()
             pruning = plan_pruning(self._store, self._run_id, keep=self._keep, attempt=self._attempt)
             for keys in pruning.steps():
                 for start in range(0, len(keys), _DELETED_AT_ONCE):

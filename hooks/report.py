@@ -22,6 +22,8 @@ log = logging.getLogger("spotguard")
 _PROGRESS_EVERY = 0.25
 #: Seconds that writing the outcome may cost: the commit is made, but the machine is going.
 _OUTCOME_TIMEOUT = 2.0
+#: And also where the save took all the time there was: the agent waits a little longer than that.
+_OUTCOME_LEAST = 0.1
 
 
 class Send(Protocol):
@@ -102,8 +104,21 @@ class Report:
             **facts,
         }
         data = json.dumps(record, indent=1).encode()
+        key = outcome_key(self._run_id, self._attempt, self._count)
+        left = min(_OUTCOME_TIMEOUT, max(_OUTCOME_LEAST, alarm.save_by - self._clock.monotonic()))
+        ended = threading.Event()
+
+        def put() -> None:
+            try:
+                self._store.put(key, memoryview(data), timeout=left)
+            except StoreError as error:
+                log.warning("the outcome could not be written to the store: %s", error)
+            finally:
+                ended.set()
+
         try:
-            key = outcome_key(self._run_id, self._attempt, self._count)
-            self._store.put(key, memoryview(data), timeout=_OUTCOME_TIMEOUT)
-        except StoreError as error:
-            log.warning("the outcome could not be written to the store: %s", error)
+            threading.Thread(target=put, name="spotguard-outcome", daemon=True).start()
+        except RuntimeError:  # the interpreter is shutting down
+            put()
+        # One that hangs is left behind: the agent must hear of a commit before it gives up on it.
+        self._clock.wait(ended, left)

@@ -22,7 +22,7 @@ from ..format.dtypes import dtype_name
 from ..format.keys import CheckpointName, checkpoint_prefix, object_name
 from ..format.leaf import Leaf
 from ..format.manifest import Chunk, ObjectEntry, TensorEntry
-from .crew import Crew, Hand
+from .crew import Crew, Hand, Task
 from .effort import Abandoned, Effort
 from .frames import Frame, box
 from .work import Progress, Work
@@ -108,17 +108,33 @@ class Writer:
         planned = self._planned(leaves)
         hands = self._hands(planned.nbytes, planned.size)[: len(planned.objects)]
         work = Work(planned.objects, len(hands), effort, progress, moved)
-        task = partial(self._run, work, leaves, name)
-        for hand in hands:
-            hand.give(task, work.ended)
-        try:
-            effort.wait(work.over, work.changed)
-        except Abandoned as why:
-            work.call_off(why)
-        if work.error is not None:
-            raise work.error
+        _give(hands, partial(self._run, work, leaves, name), work)
         effort.check()
         return Written(planned.entries, _tensors(planned, work.crcs))
+
+    def ask(self, what: Callable[[float | None], object], effort: Effort, *, again: bool = True) -> None:
+        """Ask the store for something else than an object, on one of the threads: one that hangs is left behind.
+
+        Args:
+            what: called with the seconds that are left.
+            again: while it only fails for now, as an object is.
+
+        Raises:
+            Abandoned: as `write`; whether it is done after all, nobody knows.
+            StoreError: as `write`.
+        """
+        work = Work((), 1, effort, None, str)
+
+        def task(frame: Frame) -> None:
+            try:
+                if again:
+                    retry(effort, what, work.hear)
+                else:
+                    what(effort.left())
+            except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+                work.fail(error)
+
+        _give(self._hands(0, 1)[:1], task, work)
 
     def unchanged(self, leaves: Sequence[Leaf], written: Written, effort: Effort) -> str:
         """Read what anybody may have changed a second time; "" or the name of a tensor that differs by now."""
@@ -188,6 +204,18 @@ class Writer:
     def _put(self, name: CheckpointName, index: int, data: memoryview, work: Work) -> None:
         key = checkpoint_prefix(self._run_id, name) + object_name(self._rank, self._world, index)
         retry(work.effort, lambda left: self._store.put(key, data, timeout=left), work.hear)
+
+
+def _give(hands: Sequence[Hand], task: Task, work: Work) -> None:
+    """Have these hands do it, and wait for them no longer than the save may go on."""
+    for hand in hands:
+        hand.give(task, work.ended)
+    try:
+        work.effort.wait(work.over, work.changed)
+    except Abandoned as why:
+        work.call_off(why)
+    if work.error is not None:
+        raise work.error
 
 
 def _object_size(nbytes: int) -> int:

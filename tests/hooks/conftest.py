@@ -19,6 +19,7 @@ NEEDS_TORCH = [
         "crew",
         "device",
         "guard",
+        "last_moment",
         "loaders",
         "malformed",
         "modules",

@@ -1,0 +1,59 @@
+"""A job under a guard, what its guard tells the agent, and the agent's notice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from spotguard.hooks import protocol
+from spotguard.hooks.guard import Guard
+from tests.fakes.clock import ManualClock
+from tests.fakes.training import Job, guarded, small
+from tests.fakes.watched_store import PATIENCE, WatchedStore
+
+
+class Heard:
+    """What the agent would have been told: messages, in order, and a way to wait for one."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.messages: list[protocol.Message] = []
+        self._changed = threading.Condition()
+        guard._report._send = self._take
+
+    def _take(self, message: protocol.Message, *, droppable: bool = False) -> bool:
+        with self._changed:
+            self.messages.append(message)
+            self._changed.notify_all()
+        return True
+
+    def wait(self, kind: type[protocol.Message], count: int = 1) -> Any:
+        """The newest of so many messages of this kind."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.of(kind)) >= count, PATIENCE), self.messages
+            return self.of(kind)[-1]
+
+    def of(self, kind: type[protocol.Message]) -> list[Any]:
+        return [message for message in self.messages if isinstance(message, kind)]
+
+
+@contextmanager
+def trained(
+    store: WatchedStore, steps: int = 2, clock: ManualClock | None = None
+) -> Iterator[tuple[Guard, Job, Heard]]:
+    """A job that stands after so many steps, its guard, and what the guard tells."""
+    job = small()
+    with guarded(store, job.values, clock=clock) as guard:
+        heard = Heard(guard)
+        guard.restore()
+        for number in range(steps):
+            job.step(number)
+            guard.step()
+        yield guard, job, heard
+
+
+def notice(
+    id: str = "n1", seconds: float = 60.0, reserve: float = 3.0, drill: bool = False
+) -> protocol.Preempt:
+    return protocol.Preempt(id, seconds, reserve, "terminate", "test", drill)
