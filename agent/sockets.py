@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..providers.errors import UsageError
+from ..providers.names import RUN_ID, is_run_id
 
 SERVICE_SOCKET = Path("/run/spotguard/agent.sock")
 
@@ -38,8 +39,8 @@ def default_socket(run_id: str, env: Mapping[str, str], uid: int) -> Path:
     Raises:
         UsageError: the run id cannot be a file's name.
     """
-    if not run_id or "/" in run_id or "\0" in run_id or run_id.startswith("."):
-        raise UsageError(f"run id {run_id!r} cannot name a socket: use letters, digits, '-', '_' and '.'")
+    if not is_run_id(run_id):
+        raise UsageError(f"run id {run_id!r} cannot name a socket: use {RUN_ID}")
     return runtime_folder(env, uid) / f"{run_id}.sock"
 
 

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import signal
 from collections.abc import Callable
 from typing import Literal, NoReturn
 
 from ..providers.errors import UsageError
-
-#: Also a folder in every store, and a file's name in a socket's path of at most 107 bytes.
-_RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+from ..providers.names import RUN_ID, is_run_id
 
 _YES = ("true", "yes", "on", "1")
 _NO = ("false", "no", "off", "0")
@@ -96,12 +93,8 @@ def endpoint(origin: str, text: str) -> str:
 
 
 def run_id(origin: str, text: str) -> str:
-    if _RUN_ID.fullmatch(text) is None:
-        refuse(
-            origin,
-            text,
-            "up to 64 letters, digits, '.', '_' and '-', not '.' or '-' first, as in gpt-small-7",
-        )
+    if not is_run_id(text):
+        refuse(origin, text, RUN_ID)
     return text
 
 

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 
 from ...providers.errors import UsageError
+from ...providers.names import RUN_ID, is_run_id
 
 MARKER = "COMMIT.json"
 
@@ -18,7 +19,6 @@ MARKER = "COMMIT.json"
 MAX_WORLD = 1_000_000
 MAX_NUMBER = 10**15
 
-_RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _CHECKPOINT = re.compile(r"(\d{9,15})-(\d{4,15})-(\d{4,15})", re.ASCII)
 _MANIFEST = re.compile(r"(\d{5,7})-of-(\d{5,7})\.json", re.ASCII)
 _OBJECT = re.compile(r"(\d{5,7})-of-(\d{5,7})/(\d{4,7})\.safetensors", re.ASCII)
@@ -52,11 +52,8 @@ def check_run_id(run_id: str) -> str:
     Raises:
         UsageError: it cannot.
     """
-    if _RUN_ID.fullmatch(run_id) is None:
-        raise UsageError(
-            f"run id {run_id[:140]!r} cannot be a folder's name: use up to 128 letters, digits, '.', '_' and '-', "
-            "such as gpt-small-7"
-        )
+    if not is_run_id(run_id):
+        raise UsageError(f"run id {run_id[:80]!r} cannot be a folder's name: use {RUN_ID}")
     return run_id
 
 
