@@ -62,6 +62,8 @@ class Setting:
     metavar: str
     help: str
     commands: tuple[str, ...] = BOTH
+    #: What `agent --help` says instead, where the service's default is another.
+    agent_help: str = ""
 
     @property
     def field(self) -> str:
@@ -74,6 +76,9 @@ class Setting:
     @property
     def variable(self) -> str:
         return f"{_PREFIX}{self.field.upper()}"
+
+    def help_of(self, command: str) -> str:
+        return self.agent_help or self.help if command == "agent" else self.help
 
     @property
     def is_switch(self) -> bool:
@@ -117,6 +122,7 @@ SETTINGS: tuple[Setting, ...] = (
         None,
         "SECONDS",
         "the warning to count on (default: what the notice says; 25 for a SIGTERM)",
+        agent_help="the warning to count on (default: what the notice says)",
     ),
     Setting(
         "reserve",
@@ -139,8 +145,8 @@ SETTINGS: tuple[Setting, ...] = (
         values.absolute_path,
         None,
         "PATH",
-        "where training processes find us (default: by the run id, in $XDG_RUNTIME_DIR/spotguard; for `agent` "
-        "/run/spotguard/agent.sock)",
+        "where training processes find us (default: by the run id, in $XDG_RUNTIME_DIR/spotguard)",
+        agent_help="where runs and training processes find us (default: /run/spotguard/agent.sock)",
     ),
     Setting(
         "signal",

@@ -44,14 +44,17 @@ def add_settings(parser: argparse.ArgumentParser, command: str) -> None:
         "Each is also SPOTGUARD_<NAME> in the environment and a key of the file that --config names.",
     )
     for setting in settings_of(command):
-        _add_setting(group, setting)
+        _add_setting(group, setting, setting.help_of(command))
     group.add_argument(
-        "--config", metavar="FILE", default=argparse.SUPPRESS, help="a TOML file with options, keep = 5"
+        "--config",
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help="a TOML file with options, as in window = 30",
     )
 
 
-def _add_setting(group: argparse._ArgumentGroup, setting: Setting) -> None:
-    text = setting.help.replace("%", "%%")
+def _add_setting(group: argparse._ArgumentGroup, setting: Setting, text: str) -> None:
+    text = text.replace("%", "%%")
     if not setting.is_switch:
         group.add_argument(
             setting.flag, dest=setting.name, metavar=setting.metavar, default=argparse.SUPPRESS, help=text
