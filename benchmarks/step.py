@@ -20,6 +20,11 @@ from .timing import microseconds
 
 def measure(scale: Scale) -> Iterator[Row]:
     loops, times = scale.of((5000, 15), (20, 2))
+    yield Row(
+        "a Python call of nothing (what this core is worth)",
+        "µs",
+        microseconds(_nothing, loops=loops, times=times),
+    )
     with _guarded(nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)]), scale, "mlp") as guard:
         state = guard._state
         whole = microseconds(guard.step, loops=loops, times=times)
@@ -44,6 +49,10 @@ def measure(scale: Scale) -> Iterator[Row]:
             ("witnesses", state._witness.mark),
         ):
             yield Row(f"  of which {name}", "µs", microseconds(call, loops=max(1, loops // 5), times=times))
+
+
+def _nothing() -> None:
+    """The yardstick: cores differ by twice and more, and microseconds of Python with them."""
 
 
 @contextmanager

@@ -85,7 +85,8 @@ class State:
         self._restless = False
         #: When the device has reached the last boundary.
         self.fence = Fence()
-        self._ended_at = 0.0
+        #: Monotonic seconds: when the last boundary's copies were made; 0 before the first.
+        self.ended_at = 0.0
         self._stepped_at = 0.0
         self._costly = 0
         self._late = 0
@@ -173,14 +174,19 @@ class State:
         self.fence.record()
         if moved and not self._stepped:
             self._wait_for_boundaries("parameters changed although no registered optimizer stepped")
-        elif self._stepped and self._ended_at:
-            self._look_at_the_rest(started - self._stepped_at, started - self._ended_at)
+        elif started - self._stepped_at > _LATE_SECONDS and self._stepped and self.ended_at:
+            self._look_at_the_rest(started - self._stepped_at, started - self.ended_at)
+        else:
+            self._late = 0
         self._stepped = False
         ended = self._now()
         cost = ended - started if worked is None else time.thread_time() - worked
         # Following what optimizers have made says nothing about the price of later boundaries.
-        self._weigh(cost - once, started - self._ended_at)
-        self._ended_at = ended
+        if cost - once >= _COSTLY_SECONDS:
+            self._weigh(cost - once, started - self.ended_at)
+        else:
+            self._costly = 0
+        self.ended_at = ended
 
     def _wait_for_boundaries(self, why: str) -> None:
         if not self.boundary_only:
@@ -189,7 +195,7 @@ class State:
 
     def _look_at_the_rest(self, dirty: float, step: float) -> None:
         """Time between the optimizer and `guard.step()` is time in which a notice must wait: say so, once."""
-        self._late = self._late + 1 if dirty > max(_LATE_SECONDS, _LATE_SHARE * step) else 0
+        self._late = self._late + 1 if dirty > _LATE_SHARE * step else 0
         if self._late == 3:
             log.warning(
                 "%.1f s of each %.1f s step lie between optimizer.step() and guard.step(), and a notice waits for "
@@ -201,7 +207,7 @@ class State:
     def _weigh(self, cost: float, step: float) -> None:
         """A boundary that took long, and after it two whose copies cost too much by this thread's own time: from
         now on they are made only when wanted."""
-        if cost < _COSTLY_SECONDS or cost < _COSTLY_SHARE * (cost + step):
+        if cost < _COSTLY_SHARE * (cost + step):
             self._costly = 0
             return
         self._costly += 1
