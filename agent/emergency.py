@@ -229,7 +229,7 @@ class Machine(Clearing):
                 self._signal(p, "training had ended by itself, and the command goes on")
         elif p.all_left and not p.signalled and p.term_at is None and self.policy.signal is not None:
             p.term_at = self._time_to_leave(p)
-        elif p.term_at is not None and self._now >= p.term_at:
+        elif p.term_at is not None and self._now >= p.term_at and p.all_done:  # also who came after `Leave`
             p.term_at = None
             p.ending = "told to leave, then TERM"
             self._log("the command did not leave when told: SIGTERM")

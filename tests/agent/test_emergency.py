@@ -316,6 +316,19 @@ def test_a_late_registration_learns_the_pending_notice_and_takes_part() -> None:
     assert story.sent(Leave)
 
 
+def test_who_registers_while_the_others_leave_is_not_cut_off() -> None:
+    """It was told to save like everybody: the TERM that follows a `Leave` waits for its answer, or the reserve."""
+    story = Story()
+    session = story.opens()
+    story.notice()
+    story.commits(session)
+    late = story.opens(pid=500)
+    story.until(5)
+    assert TERM not in story.signals
+    story.fails(late, "training has not begun yet")
+    assert TERM in story.signals
+
+
 def test_a_lost_socket_is_waited_for_and_its_return_replaces_it() -> None:
     """A process that lives without its socket may be saving; back again, it is told again."""
     story = Story()
