@@ -19,6 +19,7 @@ from .cadence import Cadence
 from .checkpointer import Checkpointer, Saved
 from .checkpoints.commit import claim_attempt
 from .checkpoints.effort import Abandoned
+from .checkpoints.patience import PatientStore
 from .client import Client
 from .format.keys import check_run_id
 from .gate import Gate, Shut
@@ -146,7 +147,8 @@ class Guard:
 
     def _claim(self) -> int:
         info = {"pid": os.getpid(), "command": sys.orig_argv}
-        return claim_attempt(self._store, self._run_id, info, created=self._clock.time())
+        store = PatientStore(self._store, self._clock, "Training was not started")
+        return claim_attempt(store, self._run_id, info, created=self._clock.time())
 
     # --- the training thread ---
 
@@ -166,13 +168,15 @@ class Guard:
             StateError: the checkpoint does not fit what is registered. Nothing was changed; or, where the message
                 says so, an object refused its state half-way: `step` then refuses until a restore succeeds.
             CheckpointError: the chosen step is not there, or every checkpoint is damaged.
+            StoreError: the store refuses, or was away for a minute: what it holds is not known.
         """
         self._only_here("restore")
         self._gate.stand()  # a machine that is already being taken back begins nothing
         self._gate.begin_boundary()
         if self._restored:
             self._checkpointer.begin_attempt(self._claim())
-        done = restore(self._store, run_id or self._run_id, self._state, step=step)
+        store = PatientStore(self._store, self._clock, "Nothing older was taken and nothing begun")
+        done = restore(store, run_id or self._run_id, self._state, step=step)
         self._checkpointer.restored(done.whole)
         self._state.at_boundary()
         self._restored = self._saver.ready = True

@@ -32,7 +32,7 @@ def restore(store: BlobStore, run_id: str, state: State, *, step: int | None = N
             `load_state_dict` (or `set_extra_state`) that refused: those come after the tensors, as in torch, since
             they may look at them. `state.poisoned` then says that nobody may train on the mix.
         CheckpointError: `step` has no whole checkpoint, or all that were tried are damaged.
-        StoreError: the store failed.
+        StoreError: the store failed. That is no damage: no older checkpoint is taken for it.
     """
     last: CheckpointError | None = None
     for whole in whole_checkpoints(store, run_id, step=step):

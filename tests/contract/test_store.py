@@ -10,6 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from spotguard.hooks.checkpoints.patience import PatientStore
+from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CorruptError, NotFoundError, UnavailableError, UsageError
 from spotguard.providers.localfs import FileStore
 from spotguard.providers.store import BlobStore, ObjectInfo
@@ -18,6 +20,7 @@ from tests.fakes.store import FakeStore
 STORES: dict[str, Callable[[Path], BlobStore]] = {
     "fake": lambda folder: FakeStore(),
     "file": lambda folder: FileStore(folder / "store"),
+    "patient": lambda folder: PatientStore(FakeStore(), SystemClock(), "Nothing was begun"),
 }
 
 

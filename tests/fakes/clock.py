@@ -1,4 +1,4 @@
-"""A clock that only the test moves."""
+"""Clocks of tests: one that only the test moves, and one that never waits."""
 
 from __future__ import annotations
 
@@ -61,3 +61,25 @@ class ManualClock:
         """Block until so many threads wait on this clock; False when `timeout` real seconds went by first."""
         with self._change:
             return self._change.wait_for(lambda: self._waiting >= count, timeout)
+
+
+class Impatient:
+    """A `Clock` on which every wait is over at once, and took its time all the same."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        #: The seconds of each wait, in order.
+        self.waits: list[float] = []
+        self._lock = threading.Lock()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def wait(self, event: threading.Event, timeout: float) -> bool:
+        with self._lock:
+            self.waits.append(round(timeout, 6))
+            self.now += timeout
+        return event.is_set()

@@ -24,6 +24,7 @@ NEEDS_TORCH = [
         "malformed",
         "modules",
         "optimizers",
+        "outages",
         "reader",
         "report",
         "restore",

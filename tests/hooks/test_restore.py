@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from spotguard.providers.errors import CheckpointError, StateError, UnavailableError
-from tests.fakes.store import Fault
+from spotguard.providers.errors import CheckpointError, StateError
 from tests.fakes.training import Job, bits, different, guarded, small, trajectory
 from tests.fakes.watched_store import WatchedStore
 
@@ -166,18 +165,6 @@ def test_where_all_are_damaged_training_does_not_start() -> None:
         guard.restore()
     with pytest.raises(Exception, match=r"call guard\.restore\(\) again"):
         guard.step()
-
-
-def test_a_store_that_fails_is_no_empty_store() -> None:
-    """What cannot be read is not begun anew: the error comes out."""
-    store = WatchedStore()
-    saved(store)
-    store.calls.clear()
-    with guarded(store, small().values) as guard:
-        store.calls.clear()
-        store.faults = [Fault(0, verbs=("list",))]
-        with pytest.raises(UnavailableError):
-            guard.restore()
 
 
 # --- what does not fit -----------------------------------------------------------------------------------

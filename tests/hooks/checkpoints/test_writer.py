@@ -18,7 +18,7 @@ from spotguard.hooks.format.leaf import Leaf
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import DeniedError, StoreError, UnavailableError
 from spotguard.providers.localfs import FileStore
-from tests.fakes.clock import ManualClock
+from tests.fakes.clock import Impatient, ManualClock
 from tests.fakes.store import FakeStore, Fault
 from tests.fakes.watched_store import PATIENCE, WatchedStore
 
@@ -157,25 +157,6 @@ def test_what_fails_for_now_is_asked_again_and_what_is_refused_is_not() -> None:
     assert [verb for verb, _ in store.calls] == ["put"] * 3
     assert len({key for _, key in store.calls}) == 1
     assert len(written.objects) == 1
-
-
-class Impatient:
-    """A clock on which every wait is over at once."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.waits: list[float] = []
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-    def wait(self, event: threading.Event, timeout: float) -> bool:
-        self.waits.append(round(timeout, 6))
-        self.now += timeout
-        return event.is_set()
 
 
 def test_pauses_grow_and_end_with_the_save() -> None:

@@ -1,0 +1,92 @@
+"""A store that is away for a moment is asked again: what cannot be seen is neither damaged nor missing.
+
+A restore that took a failed request for a missing checkpoint would go back behind steps that are safe in the store, or
+begin anew. So whoever decides by what is there (a restore, a claim) asks through this, and has an answer or an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from ...providers.clock import Clock
+from ...providers.errors import StoreError, UnavailableError
+from ...providers.store import BlobStore, ObjectInfo
+
+log = logging.getLogger("spotguard")
+
+T = TypeVar("T")
+
+#: Seconds for which a request that only fails for now is sent again: a restart of a file server, a change of routes.
+PATIENCE = 60.0
+#: Seconds before it is sent again: doubled each time up to the second number.
+_FIRST, _MOST = 0.1, 2.0
+
+
+class PatientStore:
+    """A `BlobStore` over another one. Every verb may be sent twice: no key is ever put with two values.
+
+    Args:
+        store: the one that is asked.
+        clock: by which it waits.
+        then: what comes of it when the patience is at its end, for the error's last words.
+    """
+
+    def __init__(self, store: BlobStore, clock: Clock, then: str) -> None:
+        self.url = store.url
+        self._store = store
+        self._clock = clock
+        self._then = then
+        self._never = threading.Event()
+        self._lock = threading.Lock()
+        self._said = False
+
+    def put(self, key: str, data: memoryview, *, timeout: float | None = None) -> None:
+        self._ask(timeout, lambda left: self._store.put(key, data, timeout=left))
+
+    def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
+        """As the store's, but for an answer that was lost: then it is False though we put it."""
+        return self._ask(timeout, lambda left: self._store.put_if_absent(key, data, timeout=left))
+
+    def get(self, key: str, *, timeout: float | None = None) -> bytes:
+        return self._ask(timeout, lambda left: self._store.get(key, timeout=left))
+
+    def read_into(self, key: str, start: int, buffer: memoryview, *, timeout: float | None = None) -> None:
+        self._ask(timeout, lambda left: self._store.read_into(key, start, buffer, timeout=left))
+
+    def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
+        # To its end at once: a listing that breaks off in its middle begins again, and is never taken for the whole.
+        return iter(self._ask(timeout, lambda left: [*self._store.list(prefix, timeout=left)]))
+
+    def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
+        held = [*keys]
+        self._ask(timeout, lambda left: self._store.delete(held, timeout=left))
+
+    def _ask(self, timeout: float | None, ask: Callable[[float | None], T]) -> T:
+        """Ask with the seconds that are left, until the store answers, or the caller's time or ours is over."""
+        end = None if timeout is None else self._clock.monotonic() + timeout
+        until, pause = None, _FIRST
+        while True:
+            try:
+                return ask(None if end is None else max(0.0, end - self._clock.monotonic()))
+            except StoreError as error:
+                now = self._clock.monotonic()
+                until = now + PATIENCE if until is None else until
+                if not error.transient or (end is not None and now >= end):
+                    raise
+                if now >= until:
+                    raise UnavailableError(
+                        f"{error}; it was asked again for {PATIENCE:.0f} s. {self._then}: start again when the "
+                        "store answers"
+                    ) from error
+                self._say(error)
+            self._clock.wait(self._never, min(pause, until - now, PATIENCE if end is None else end - now))
+            pause = min(2 * pause, _MOST)
+
+    def _say(self, error: StoreError) -> None:
+        with self._lock:
+            said, self._said = self._said, True
+        if not said:
+            log.warning("the store fails for now, it is asked again for up to %.0f s: %s", PATIENCE, error)
