@@ -84,6 +84,15 @@ class Checkpointer:
         """Have everything a save needs but the bytes. On the saving thread, before its first save."""
         self._writer.warm(self.nbytes)
 
+    def rehearse(self, state: State) -> None:
+        """Plan for the state as it stands: names, shapes, headers. It stays for as long as they do.
+
+        Raises:
+            StateError: it cannot be saved.
+            CheckpointError: there is no memory for the buffers.
+        """
+        self._writer.rehearse(state.collect(self._rank).leaves)
+
     def close(self) -> None:
         """Let the writer's threads end. On the saving thread, after its last save."""
         self._writer.close()

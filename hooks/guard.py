@@ -36,6 +36,8 @@ log = logging.getLogger("spotguard")
 _WELCOME = 2.0
 #: Checkpoints that stay in the store, unless SPOTGUARD_KEEP says otherwise.
 KEEP = 3
+#: Boundaries after which the state is what it will be (optimizers make theirs at the first) and a save is planned.
+_SETTLED = 5
 #: Seconds that a process that ends waits for a background checkpoint under way.
 _LAST_UPLOAD = 60.0
 #: Seconds before the agent's reserve, where the agent kills, at which a save gives up: time to say why.
@@ -111,6 +113,7 @@ class Guard:
         keep = _number("SPOTGUARD_KEEP", KEEP)
         self._nbytes = self._state.expected_bytes()
         self._restored = self.closed = self._forked = False
+        self._unsettled = _SETTLED
         self._built = threading.Event()
         self._told = threading.Event()
         self._client: Client | None = None
@@ -207,6 +210,10 @@ class Guard:
         else:
             state.at_boundary()
             gate.end_boundary()
+        if self._unsettled:
+            self._unsettled -= 1
+            if not self._unsettled:
+                self._saver.rehearse()
         if self._clock.monotonic() >= self._cadence.due:
             self._cadence.begun(self._clock.monotonic())
             self._saver.background()

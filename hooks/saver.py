@@ -61,6 +61,8 @@ class _Job:
     kind: Kind
     effort: Effort
     alarm: Alarm | None = None
+    #: Nothing is saved: only the plan is made.
+    rehearsal: bool = False
     done: threading.Event = field(default_factory=threading.Event)
     saved: Saved | None = None
     error: SpotguardError | None = None
@@ -185,6 +187,10 @@ class Saver:
             self._background_waiting = True
         self._jobs.put(_Job("background", self._effort(None)))
 
+    def rehearse(self) -> None:
+        """Plan a save of this state, so that at a notice only bytes move. Returns at once."""
+        self._jobs.put(_Job("background", self._effort(None), rehearsal=True))
+
     def manual(self) -> Saved:
         """Save now and wait. The caller is the training thread, at a boundary, so the state stands still.
 
@@ -248,7 +254,7 @@ class Saver:
                     self._running = None
                     if self._urgent is job:
                         self._urgent, self._concluding = None, True
-                    if job.kind == "background":
+                    if job.kind == "background" and not job.rehearsal:
                         self._background_waiting = False
                 try:
                     self._conclude(job)
@@ -277,6 +283,9 @@ class Saver:
         while True:
             job.effort.check()
             step = self._stand_still(job, boundary_only)
+            if job.rehearsal:
+                self._checkpointer.rehearse(self._state)
+                return
             if job.alarm is not None and (last := self._checkpointer.last) is not None and last.step == step:
                 job.saved = last  # this very step is committed: nothing is newer than it
                 return
@@ -337,7 +346,8 @@ class Saver:
                 self._saved(job.saved)
                 self._listener.checkpointed(job.saved)
             elif job.kind == "background" and not isinstance(job.error, Abandoned):
-                log.warning("background checkpoint failed, training goes on: %s", job.error)
+                what = "a save could not be planned" if job.rehearsal else "background checkpoint failed"
+                log.warning("%s, training goes on: %s", what, job.error)
             return
         if self._alarm is not alarm:  # it was withdrawn while we were at it; another one has a job of its own
             if self._alarm is None:

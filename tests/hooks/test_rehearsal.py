@@ -1,0 +1,49 @@
+"""At the notice only bytes move: the plan of a save is there before the first one."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from spotguard.hooks import protocol
+from spotguard.hooks.format import chunks
+from tests.fakes.noticed import notice, trained
+from tests.fakes.training import different, restored, small, trajectory
+from tests.fakes.watched_store import PATIENCE, WatchedStore
+
+pytestmark = pytest.mark.torch
+
+
+def test_a_notice_finds_the_save_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a job that has settled, nothing is planned on the way: in pure Python, beside a busy training thread, that
+    would take longer than the bytes of a small model."""
+    planned: list[int] = []
+    ready = threading.Event()
+
+    def plan(items: object, size: int) -> object:
+        planned.append(size)
+        ready.set()
+        return chunks.plan(items, size)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("spotguard.hooks.checkpoints.writer.plan", plan)
+    store = WatchedStore()
+    with trained(store, steps=5) as (guard, job, heard):
+        assert ready.wait(PATIENCE)
+        for step in (5, 6):  # training goes on: the rehearsal has opened its gate
+            job.step(step)
+            guard.step()
+        guard._on_message(notice())
+        assert heard.wait(protocol.Committed).step == 7
+        assert len(planned) == 1
+    step, state = restored(store, small)
+    assert step == 7
+    assert different(state, trajectory(small, 7)[7]) == []
+
+
+def test_a_rehearsal_writes_nothing() -> None:
+    """Nor does it count as a checkpoint."""
+    store = WatchedStore()
+    with trained(store, steps=8) as (guard, _, _heard):
+        assert guard._position().checkpoint_step == -1
+    assert store.kinds() == {"objects": 0, "manifests": 0, "markers": 0}
