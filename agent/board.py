@@ -10,9 +10,9 @@ from typing import Any
 
 from ..hooks import protocol
 from ..hooks.protocol import Message
-from ..providers.notice import Notice
+from ..providers.notice import Notice, Severity
 from .events import HealthChanged, NoticeGone, NoticeSeen
-from .telling import OUTLIVED
+from .hearing import OUTLIVED
 
 #: Seconds between two signs of life: an agent that is stopped or stuck must not pass for one that sees nothing.
 BEAT = 5.0
@@ -25,7 +25,8 @@ class Board:
         self._sources = sources
         self._health: dict[str, HealthChanged] = {}
         self._standing: dict[str, Notice] = {}
-        self._watchers: set[int] = set()
+        #: Who watches, and whether they know notices that are not terminal.
+        self._watchers: dict[int, bool] = {}
         self._beaten_at = 0.0
 
     def note(
@@ -44,17 +45,23 @@ class Board:
             message = _health(event)
         if message is not None:
             for watcher in sorted(self._watchers):
-                yield watcher, message
+                if self._understands(watcher, message):
+                    yield watcher, message
 
-    def joined(self, watcher: int, now: float) -> Iterator[tuple[int, Message]]:
+    def _understands(self, watcher: int, message: Message) -> bool:
+        terminal = not isinstance(message, protocol.NoticeSeen) or message.severity == Severity.TERMINAL
+        return terminal or self._watchers[watcher]
+
+    def joined(self, watcher: int, now: float, *, severity: bool = True) -> Iterator[tuple[int, Message]]:
         """A watching agent came: what is watched here, and everything that stands now."""
         if not self._watchers:
             self._beaten_at = now
-        self._watchers.add(watcher)
+        self._watchers[watcher] = severity
         yield from self._how_it_is(watcher)
         for notice in self._standing.values():
-            if _stands(notice, now):
-                yield watcher, _seen(notice, now)
+            message = _seen(notice, now)
+            if _stands(notice, now) and self._understands(watcher, message):
+                yield watcher, message
 
     @property
     def next_beat(self) -> float | None:
@@ -75,7 +82,7 @@ class Board:
             yield watcher, _health(event)
 
     def left(self, session: int) -> None:
-        self._watchers.discard(session)
+        self._watchers.pop(session, None)
 
     def status(self, now: float) -> list[dict[str, Any]]:
         return [
@@ -93,12 +100,13 @@ class Board:
 
 def _stands(notice: Notice, now: float) -> bool:
     """AWS shows a notice for ever, also on a machine that was spared: whoever comes then has nothing to fear."""
-    return now < notice.deadline + OUTLIVED
+    return notice.severity is Severity.ADVISORY or now < notice.deadline + OUTLIVED
 
 
 def _seen(notice: Notice, now: float) -> protocol.NoticeSeen:
     left = max(0.0, notice.deadline - now)
-    return protocol.NoticeSeen(notice.id, str(notice.kind), notice.source, left, notice.window, notice.detail)
+    kind, severity = str(notice.kind), str(notice.severity)
+    return protocol.NoticeSeen(notice.id, kind, notice.source, left, notice.window, notice.detail, severity)
 
 
 def _health(event: HealthChanged) -> protocol.HealthSeen:

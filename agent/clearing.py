@@ -14,8 +14,9 @@ import signal
 
 from .actions import KillGroup, Look, SignalSession
 from .events import GroupSeen
+from .hearing import Command
 from .roster import Session
-from .telling import Command, Telling
+from .telling import Telling
 
 #: Between two looks at what is left of the group.
 _LOOK = 0.2

@@ -31,9 +31,9 @@ from .events import (
     Opened,
     Signalled,
 )
+from .hearing import OUTLIVED, Command, Policy
 from .pending import Part, Pending
 from .signals import PASSED_ON
-from .telling import OUTLIVED, Command, Policy
 
 __all__ = ["Machine", "Policy"]
 
@@ -60,7 +60,7 @@ class Machine(Clearing):
         self._terms = 0
         self._force_at: float | None = None
         self._on: dict[type[Any], Callable[[Any], None]] = {
-            NoticeSeen: lambda e: self._noticed(e.notice),
+            NoticeSeen: lambda e: self._seen(e.notice),
             NoticeGone: lambda e: self._gone(e.id),
             Opened: self._opened,
             Heard: self._heard,
@@ -96,7 +96,7 @@ class Machine(Clearing):
         """Monotonic seconds at which `handle(None, now)` is due, though nothing happens."""
         if self.finished:
             return None
-        p, times = self.pending, [self.outlive_at, self._force_at]
+        p, times = self.pending, [self.outlive_at, self._force_at, *self.horizon.wakes]
         if p is not None and p.rehearsal:
             times.append(p.limit)
         elif p is not None and not self.policy.command:
@@ -187,6 +187,7 @@ class Machine(Clearing):
 
     def _settle(self) -> None:
         """Whatever is due now, by the clock or because everybody has answered."""
+        self._look_ahead()
         if self.pending is not None and self.pending.rehearsal:
             self._settle_rehearsal(self.pending)
         elif self.pending is not None:

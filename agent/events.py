@@ -86,6 +86,8 @@ class Watching:
     """A `spotguard run` lets this agent poll: it is told every notice and health, now and as they change."""
 
     session: int
+    #: It knows notices that are not terminal.
+    severity: bool = True
 
 
 @dataclass(frozen=True, slots=True)

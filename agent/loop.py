@@ -125,7 +125,7 @@ class Agent:
             self._answer(event, now)
             return
         if isinstance(event, Watching):
-            for watcher, message in self._board.joined(event.session, now):
+            for watcher, message in self._board.joined(event.session, now, severity=event.severity):
                 self._server.send(watcher, message)
             return
         if isinstance(event, NoticeSeen | NoticeGone | HealthChanged):

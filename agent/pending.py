@@ -17,8 +17,8 @@ from .roster import TEXT, Session, clip
 #: A notice without a window (hibernation, a deadline that is past) gets a try of so many seconds all the same:
 #: the machine may freeze at any instant, but where it does not, nothing is gained by giving up.
 LAST_TRY = 10.0
-#: Two notices of one source whose deadlines are this close are one notice under two ids (Azure gives the same
-#: event a new EventId; AWS's `time` has whole seconds).
+#: Two notices of one cloud whose deadlines are this close are one notice under two ids (Azure's mock server gives
+#: the same event a new EventId; AWS's `time` has whole seconds).
 SAME = 2.0
 #: A deadline that moves by less than this has not moved: two readings of one wall-clock time differ a little.
 MOVED = 0.1
@@ -34,8 +34,16 @@ def reserve_of(notice: Notice, left: float, wanted: float | None) -> float:
 
 
 def same_notice(a: Notice, b: Notice) -> bool:
-    """Whether two sightings are one warning: by id, else by content."""
-    return a.id == b.id or ((a.kind, a.source) == (b.kind, b.source) and abs(a.deadline - b.deadline) <= SAME)
+    """Whether two sightings are one warning: by id, else by content. One cloud may say it in two places (AWS:
+    `spot/instance-action` and `spot/termination-time`)."""
+    if a.id == b.id:
+        return True
+    return (a.kind, _who(a)) == (b.kind, _who(b)) and abs(a.deadline - b.deadline) <= SAME
+
+
+def _who(notice: Notice) -> str:
+    """The cloud, of "aws spot/instance-action"."""
+    return notice.source.partition(" ")[0]
 
 
 @dataclass(slots=True)
@@ -199,6 +207,11 @@ class Pending:
             self.uid = None
         self.standing[notice.id] = notice
         self.ids.add(notice.id)
+
+    def also_called(self, notice: Notice) -> None:
+        """It is known, under this id or another: withdrawn it is when none of them is shown any more."""
+        if notice.id not in self.standing:
+            self.standing[notice.id] = notice
 
     def bring_forward(self, notice: Notice, now: float) -> bool:
         """Take an earlier deadline, never a later one. True where it moved enough to tell everybody again."""

@@ -20,7 +20,7 @@ from ..hooks.protocol import Message
 from ..providers.clock import Clock
 from ..providers.errors import ProtocolError
 from ..providers.health import SEEING, Health, Reason, Sight, blind
-from ..providers.notice import Notice, NoticeKind
+from ..providers.notice import Notice, NoticeKind, Severity
 from .board import BEAT
 from .caller import Caller
 from .events import Event, HealthChanged, NoticeGone, NoticeSeen
@@ -95,7 +95,7 @@ class Relay:
 
     def _call(self) -> None:
         """One connection, from its beginning to its end. Raises what ended it, except our own `stop`."""
-        caller = Caller(self._path, protocol.Watch(os.getpid()), self._answers_in)
+        caller = Caller(self._path, protocol.Watch(os.getpid(), severity=True), self._answers_in)
         with self._lock:
             self._caller = caller
         self._answered = False
@@ -178,9 +178,15 @@ def _notice(said: protocol.NoticeSeen, now: float) -> Notice:
         kind = NoticeKind(said.kind)
     except ValueError:  # a newer service knows more kinds
         kind = NoticeKind.UNKNOWN
-    # Seconds left cross the socket, never more than the kind's own window, so that no word moves a deadline away.
-    left = min(max(said.seconds_left, 0.0), max(said.window, 0.0))
-    return Notice(said.id, kind, said.source, now + left, now, detail=said.detail, window=said.window)
+    try:
+        severity = Severity(said.severity)
+    except ValueError:  # whatever else it is: to save for nothing costs less than to miss the end
+        severity = Severity.TERMINAL
+    left = max(said.seconds_left, 0.0)
+    if severity is Severity.TERMINAL:
+        # Seconds left cross the socket, never more than the kind's own window, so that no word moves a deadline away.
+        left = min(left, max(said.window, 0.0))
+    return Notice(said.id, kind, said.source, now + left, now, severity, said.detail, said.window)
 
 
 def _health(said: protocol.HealthSeen) -> Health:

@@ -35,6 +35,8 @@ class Session:
     world: int
     nbytes: int
     since: float
+    #: It makes a checkpoint when it is asked to.
+    checkpoints: bool = False
     position: Position | None = None
     heard_at: float = 0.0
     #: It said goodbye: its training has come to its end by itself.
@@ -53,6 +55,7 @@ class Session:
             world=said.world,
             nbytes=said.nbytes,
             since=now,
+            checkpoints=said.checkpoints,
         )
 
     def same_client(self, other: Session) -> bool:

@@ -256,7 +256,7 @@ class Server:
             self._asked(connection, message)
         elif isinstance(message, protocol.Watch):
             if self._same_version(connection, message.version):
-                self._post(Watching(connection.number))
+                self._post(Watching(connection.number, message.severity))
         else:
             self._post(Heard(connection.number, message))
 

@@ -41,6 +41,7 @@ def answers(
         "command": _command(machine),
         "sources": board.status(now),
         "notice": _notice(machine, now),
+        "standing": machine.horizon.status(now),
         "last_outcome": last if uid == 0 or not facts.service else None,
         "sessions": sessions[:_PAGE],
     }

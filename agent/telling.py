@@ -1,4 +1,4 @@
-"""The first half of the machine: who is told what, and what they answer. How it ends is in `emergency`.
+"""The first half of the machine: what a notice asks for, and who is told. How it ends is in `emergency`.
 
 Pure, as all of it: events and the time come in, actions go out.
 """
@@ -7,94 +7,71 @@ from __future__ import annotations
 
 import logging
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..hooks import protocol
-from ..providers.notice import Notice, NoticeKind
-from .actions import Action, Log, Publish, Send, SignalGroup, Tell
-from .events import Asked, Closed, Heard, Opened
-from .pending import Part, Pending, same_notice
-from .roster import Session
+from ..providers.notice import Notice, NoticeKind, Severity
+from .actions import Publish, Send, SignalGroup, Tell
+from .events import Asked
+from .hearing import OUTLIVED, Hearing
+from .pending import Pending, same_notice
+from .roster import TEXT, Session, clip
 
-#: A machine that is still there so long after its deadline was not taken.
-OUTLIVED = 60.0
 #: A hook that lost its socket tries once a second (`hooks.client.RECONNECT`).
 RETURN = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What the options say about endings."""
-
-    #: True: guards one command. False: a service, which ends nothing.
-    command: bool = True
-    #: Seconds of warning to count on, where less than the notice says (`--window`).
-    window: float | None = None
-    reserve: float | None = None
-    #: For a command of which nobody registered.
-    signal: int | None = signal.SIGTERM
-    max_restarts: int = 0
-    outlive: bool = False
-    exit_code: int = 75
-
-
-@dataclass(slots=True)
-class Command:
-    pid: int
-    returncode: int | None = None
-    ended_at: float = 0.0
-    #: It got the signal of a notice that was then withdrawn: an end before this instant is that signal's doing.
-    leave_by: float | None = None
-    #: Its group got a signal that asks it to end.
-    told: bool = False
-    #: After its end: whether others of its group are there (None: nobody has looked), and the next look.
-    group_left: bool | None = None
-    look_at: float = 0.0
-    #: What it left behind was told to end.
-    parting: bool = False
-
-
-class Telling:
-    """Sessions, the notice in hand, and the words between them."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.sessions: dict[int, Session] = {}
-        #: Training processes that live and have no socket: they may come back under another number.
-        self.lost: dict[int, Session] = {}
-        self.pending: Pending | None = None
-        self.command: Command | None = None
-        #: When the relaunch after a preemption is due (`--outlive`), and the notices it waits out.
-        self.outlive_at: float | None = None
-        self._outlived: set[str] = set()
-        #: Notices that had their end: seeing them again changes nothing.
-        self._settled: dict[str, Notice] = {}
-        #: A second SIGTERM, or a SIGINT, has come: nothing new begins.
-        self._stopping = False
-        self._now = 0.0
-        self._actions: list[Action] = []
-
-    @property
-    def _running(self) -> bool:
-        return self.command is not None and self.command.returncode is None
-
-    def _do(self, *actions: Action) -> None:
-        self._actions += actions
-
-    def _log(self, text: str, level: int = logging.INFO) -> None:
-        self._actions.append(Log(level, text))
+class Telling(Hearing):
+    """The notices that come, and the words about them."""
 
     # --- notices ---
 
+    def _seen(self, said: Notice) -> None:
+        """A source shows this. How severe it is decides whether anybody has to go."""
+        p = self.pending
+        if said.severity is Severity.ADVISORY:
+            self._say(self.horizon.advise(said, self._now))
+        elif said.severity is Severity.TERMINAL:
+            self.horizon.gone(said.id)  # what was far off has begun (Azure: `Started`)
+            self._noticed(said)
+        elif p is not None and not p.rehearsal and p.knows(said):
+            self._noticed(self.horizon.terminal(said, self._now))  # it has become the notice in hand
+        elif not self._had_its_end(said):
+            self._say(self.horizon.expect(said, self._now))
+
+    def _say(self, line: str) -> None:
+        if line:
+            self._log(line, logging.WARNING)
+
+    def _look_ahead(self) -> None:
+        """What was far off and is near now."""
+        for notice in self.horizon.due(self._now):
+            self._noticed(notice)
+        wish = self.horizon.wish(self._now, anybody=any(s.checkpoints for s in self.sessions.values()))
+        if wish is not None and self.pending is None:
+            self._log(f"asking for a checkpoint beside training: {wish.reason}")
+            for session in self.sessions.values():
+                self._checkpoint(session, wish.reason, going=wish.going)
+
+    def _had_its_end(self, notice: Notice) -> bool:
+        return any(same_notice(notice, known) for known in self._settled.values())
+
     def _noticed(self, said: Notice) -> None:
+        """A notice that ends the machine, or the command."""
         notice = self._as_trusted(said)
-        if any(same_notice(notice, known) for known in self._settled.values()):
+        if self._had_its_end(notice):
             return
+        if notice.kind is NoticeKind.UNKNOWN:
+            self._log(
+                f"{notice.source} says what this spotguard does not know ({clip(notice.detail, TEXT)}): taken as the end "
+                "of this machine",
+                logging.ERROR,
+            )
         p = self.pending
         if p is not None and p.rehearsal:
             self._rehearsed(p, "broken off: a real notice came")
             p = None
-        if p is not None and p.published:
+        if p is not None and p.published and not p.knows(notice):
             self._forget(p)
             p = None
         if self.policy.command and not self._running:
@@ -114,7 +91,9 @@ class Telling:
         return replace(notice, window=window, deadline=min(notice.deadline, notice.seen_at + window))
 
     def _another(self, p: Pending, notice: Notice) -> None:
-        if not p.knows(notice):
+        if p.knows(notice):
+            p.also_called(notice)
+        else:
             p.join(notice)
             self._log(f"another notice: {notice.kind} from {notice.source}", logging.WARNING)
             for session in self.sessions.values():  # a drill of one user has become a notice for all
@@ -190,6 +169,8 @@ class Telling:
             self._signal(p, "nobody is registered")
 
     def _gone(self, notice_id: str) -> None:
+        if (far := self.horizon.gone(notice_id)) is not None:
+            self._log(f"{far.kind} from {far.source} was withdrawn: it stands no longer", logging.WARNING)
         self._settled.pop(notice_id, None)  # shown again, it counts again
         if self.outlive_at is not None and notice_id in self._outlived:
             self._outlived.remove(notice_id)
@@ -215,71 +196,6 @@ class Telling:
         if not p.published:
             self._do(Publish(p.outcome(ended, None, None)))
         self.pending = None
-
-    # --- sessions ---
-
-    def _opened(self, event: Opened) -> None:
-        session = Session.of(event.session, event.pid, event.uid, event.register, self._now)
-        self.sessions[session.number] = session
-        self.lost = {n: s for n, s in self.lost.items() if not s.same_client(session)}
-        p = self.pending
-        if p is None or p.rehearsal or not p.takes(session):
-            return
-        # It lost its socket and is back: the old connection's silence is no longer waited for.
-        for number, part in list(p.parts.items()):
-            if part.closed and not part.done and part.session.same_client(session):
-                del p.parts[number]
-        self._do(Send(session.number, p.tell(session, self._now)))
-
-    def _heard(self, event: Heard) -> None:
-        session, message, p = self.sessions.get(event.session), event.message, self.pending
-        if session is None:
-            return
-        if isinstance(message, protocol.Committed) and message.step >= 0:  # below 0: it was saved elsewhere
-            session.saved(message, self._now)
-        if isinstance(message, protocol.Position):
-            session.stands(message, self._now)
-        elif isinstance(message, protocol.Bye):
-            session.left = True
-            if p is not None and (part := p.parts.get(event.session)) is not None:
-                part.left = True
-        elif isinstance(message, protocol.Told | protocol.Progress | protocol.Committed | protocol.Failed):
-            part = p.parts.get(event.session) if p is not None and message.id in p.ids else None
-            if p is not None and part is not None:
-                phase = part.phase
-                part.hear(message, self._now)
-                news = not isinstance(message, protocol.Progress) or part.phase != phase
-                self._report(p, part, message, news)
-
-    def _report(self, p: Pending, part: Part, message: protocol.Message, news: bool) -> None:
-        spent, left = self._now - p.notice.seen_at, p.deadline - self._now
-        who = f"rank {part.session.rank} (pid {part.session.pid})"
-        if isinstance(message, protocol.Progress):
-            at = f" at step {message.step}" if message.step >= 0 else ""
-            what, level = f"{who}: {part.phase}{at}", logging.INFO
-        elif isinstance(message, protocol.Committed):
-            what, level = f"{who}: committed step {message.step}", logging.INFO
-        elif isinstance(message, protocol.Failed):
-            what, level = f"{who}: will not commit: {part.failed}", logging.ERROR
-        else:
-            what, level = f"{who}: has the notice", logging.INFO
-        if news:
-            self._log(f"{what}; {spent:.2f} s after the notice, {left:.1f} s left", level)
-        if p.asker is not None:
-            body = {"phase": message.type, "pid": part.session.pid, "after": round(spent, 6), "text": what}
-            self._do(Tell(p.asker, body, False))
-
-    def _closed(self, event: Closed) -> None:
-        p = self.pending
-        part = p.parts.get(event.session) if p is not None else None
-        if part is not None:
-            part.closed = True
-            part.dead = part.dead or not event.alive
-        session = self.sessions.pop(event.session, None)
-        if not event.alive:
-            self.lost.pop(event.session, None)
-        elif session is not None:
-            self.lost[event.session] = session
 
     # --- drills ---
 
@@ -315,15 +231,3 @@ class Telling:
                 self._do(Send(number, protocol.Resume(p.id)))
         self._publish(p, ended, None, None)
         self.pending = None
-
-    def _forget(self, p: Pending) -> None:
-        """This emergency had its end: its notices, seen again, change nothing."""
-        self._settled |= p.standing
-        self.pending = None
-
-    def _publish(self, p: Pending, ended: str, returncode: int | None, code: int | None) -> None:
-        outcome = p.outcome(ended, returncode, code)
-        p.published = True
-        self._do(Publish(outcome))
-        if p.asker is not None:
-            self._do(Tell(p.asker, {"outcome": outcome.summary()}, True))

@@ -98,9 +98,9 @@ class Watcher:
 
     def _is_news(self, notice: Notice) -> bool:
         known = self._standing.get(notice.id)
-        return (
-            known is None or abs(known.deadline - notice.deadline) > JITTER or known.kind is not notice.kind
-        )
+        if known is None or abs(known.deadline - notice.deadline) > JITTER:
+            return True
+        return (known.kind, known.severity) != (notice.kind, notice.severity)
 
     def _feel(self, health: Health) -> None:
         now, before = self._clock.monotonic(), self._health

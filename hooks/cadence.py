@@ -14,6 +14,8 @@ _AUTO_UPLOAD_SHARE = 0.1
 class Cadence:
     """A pure clockwork: told when a save ended and what it cost, says when the next is due.
 
+    The training thread calls `begun` and `is_due`, the saving thread `saved`, the listener `ask`.
+
     Args:
         every: "auto", "off", or seconds.
 
@@ -26,6 +28,19 @@ class Cadence:
         self.interval = AUTO_EVERY if self._auto else _seconds(every)
         #: Monotonic seconds; infinity when switched off.
         self.due = now + self.interval
+        #: The agent wants one at the next boundary. Of its own, or a save that ends just then would take it back.
+        self._asked = False
+
+    def is_due(self, now: float) -> bool:
+        return self._asked or now >= self.due
+
+    def ask(self, *, going: bool) -> bool:
+        """One is wanted now. False where background checkpoints are switched off and that word stands: it gives
+        way to a machine that is `going`, and not to a mere warning."""
+        if self.interval == math.inf and not going:
+            return False
+        self._asked = True
+        return True
 
     def saved(self, now: float, seconds: float) -> None:
         """A checkpoint (of any kind) was committed at `now` and took `seconds`."""
@@ -35,6 +50,7 @@ class Cadence:
 
     def begun(self, now: float) -> None:
         """One was asked for: the next is an interval away, also if this one fails."""
+        self._asked = False
         self.due = now + self.interval
 
 

@@ -214,7 +214,7 @@ class Guard:
             self._unsettled -= 1
             if not self._unsettled:
                 self._saver.rehearse()
-        if self._clock.monotonic() >= self._cadence.due:
+        if self._cadence.is_due(self._clock.monotonic()):
             self._cadence.begun(self._clock.monotonic())
             self._saver.background()
 
@@ -282,6 +282,7 @@ class Guard:
             name=os.path.basename(sys.argv[0] or "python"),
             store=self._store.url,
             nbytes=self._nbytes,
+            checkpoints=True,
         )
 
     def _position(self) -> protocol.Position:
@@ -317,6 +318,11 @@ class Guard:
                     )
                 )
                 self._told.set()
+            case protocol.Checkpoint(reason=reason, going=going):
+                if self._cadence.ask(going=going):
+                    log.info("a checkpoint at the next step, beside training: %s", reason)
+                else:
+                    log.info("no checkpoint, for background checkpoints are switched off: %s", reason)
             case protocol.Withdrawn(id=id):
                 self._saver.release(id, "the notice was withdrawn")
             case protocol.Resume(id=id):

@@ -49,6 +49,8 @@ class Register(Message):
     #: Bytes a full save would write, 0 where not known yet.
     nbytes: int = 0
     version: int = VERSION
+    #: It understands `Checkpoint`; who does not say so is not sent one.
+    checkpoints: bool = False
 
 
 @_on_the_wire
@@ -169,6 +171,18 @@ class Preempt(Message):
 
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
+class Checkpoint(Message):
+    """Make a checkpoint beside training, soon. Nobody leaves, and there is no answer but the `Committed`."""
+
+    type: ClassVar[str] = "checkpoint"
+    #: Why, in words for the log.
+    reason: str
+    #: The machine goes, at a deadline that is near: also where background checkpoints are switched off.
+    going: bool = False
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
 class Withdrawn(Message):
     """The notice is void; go on training."""
 
@@ -229,6 +243,9 @@ class Watch(Message):
     type: ClassVar[str] = "watch"
     pid: int
     version: int = VERSION
+    #: It understands `NoticeSeen.severity`; who does not say so is told of terminal notices only, for it would
+    #: take every notice for one.
+    severity: bool = False
 
 
 @_on_the_wire
@@ -251,6 +268,8 @@ class NoticeSeen(Message):
     seconds_left: float
     window: float
     detail: str = ""
+    #: As in `providers.notice.Severity`. An older agent knows terminal notices only.
+    severity: str = "terminal"
 
 
 @_on_the_wire

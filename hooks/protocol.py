@@ -5,7 +5,8 @@ messages come out (`Peer.feed`); nothing here reads, writes, waits or knows the 
 byte by byte. Only JSON crosses the socket: a peer that is not who it says can send wrong words, never code.
 
 Unknown fields are skipped, so that a newer peer may say more; an unknown type, a missing field or a wrong
-type is a `ProtocolError`, and the peer is dropped.
+type is a `ProtocolError`, and the peer is dropped. So a message that is newer than `VERSION`, or a field that changes what
+another means, goes only to a peer that has said in its first words that it knows it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .messages import (
     Answer,
     Ask,
     Bye,
+    Checkpoint,
     Committed,
     Failed,
     HealthSeen,
@@ -50,6 +52,7 @@ __all__ = [
     "Answer",
     "Ask",
     "Bye",
+    "Checkpoint",
     "Committed",
     "Failed",
     "HealthSeen",
@@ -174,6 +177,7 @@ _TABLE: dict[tuple[Role, type[Message]], Role] = {
     (Role.AGENT_NEW, Welcome): Role.AGENT,
     (Role.AGENT_NEW, Refused): Role.GONE,
     (Role.AGENT, Preempt): Role.AGENT,
+    (Role.AGENT, Checkpoint): Role.AGENT,
     (Role.AGENT, Withdrawn): Role.AGENT,
     (Role.AGENT, Resume): Role.AGENT,
     (Role.AGENT, Leave): Role.AGENT,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from spotguard.agent.board import BEAT, Board
 from spotguard.agent.events import HealthChanged, NoticeSeen
-from spotguard.agent.telling import OUTLIVED
+from spotguard.agent.hearing import OUTLIVED
 from spotguard.hooks import protocol
 from spotguard.providers.health import SEEING
+from spotguard.providers.notice import Notice, NoticeKind, Severity
 from tests.fakes.source import a_notice
 
 NOTICE = a_notice(deadline=1120.0, seen_at=1000.0)
@@ -52,3 +53,27 @@ def test_a_notice_that_is_outlived_is_no_news() -> None:
     board = Board(1)
     list(board.joined(7, 1000.0))
     assert list(board.note(NoticeSeen(NOTICE), 1120.0 + OUTLIVED)) == []
+
+
+def test_a_warning_is_told_for_as_long_as_it_is_shown() -> None:
+    """It has no deadline that could be outlived."""
+    board = Board(1)
+    warning = Notice("w", NoticeKind.REBALANCE, "aws rebalance", 1000.0, 1000.0, Severity.ADVISORY)
+    list(board.note(NoticeSeen(warning), 1000.0))
+    (_, (_, message)) = board.joined(7, 1000.0 + 10 * OUTLIVED)
+    assert isinstance(message, protocol.NoticeSeen)
+    assert (message.severity, message.seconds_left) == ("advisory", 0.0)
+
+
+def test_an_older_agent_that_watches_is_told_of_terminal_notices_only() -> None:
+    """It knows no severity, and would take a warning for the end."""
+    board = Board(1)
+    far = Notice("far", NoticeKind.REBOOT, "aws maintenance", 9000.0, 1000.0, Severity.LATER)
+    list(board.joined(7, 1000.0, severity=False))
+    list(board.joined(8, 1000.0))
+    assert [watcher for watcher, _ in board.note(NoticeSeen(far), 1000.0)] == [8]
+    assert [watcher for watcher, _ in board.note(NoticeSeen(NOTICE), 1000.0)] == [7, 8]
+    old = [message.id for _, message in board.joined(9, 1000.0, severity=False) if hasattr(message, "id")]
+    new = [message.id for _, message in board.joined(10, 1000.0) if hasattr(message, "id")]
+    assert (old, new) == (["n1"], ["far", "n1"])
+    assert [watcher for watcher, _ in board.beat(1000.0 + BEAT)] == [7, 7, 8, 8, 9, 9, 10, 10][::2]

@@ -17,7 +17,7 @@ from spotguard.agent.watcher import Watcher
 from spotguard.hooks import protocol
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.health import Sight
-from spotguard.providers.notice import NoticeKind
+from spotguard.providers.notice import NoticeKind, Severity
 from tests.fakes.serving import Events, Serving
 from tests.fakes.source import FakeSource
 
@@ -91,6 +91,28 @@ def test_what_a_newer_service_says_is_understood_as_far_as_it_can_be(
     notice = relayed.events.next(NoticeSeen).notice
     assert notice.kind is NoticeKind.UNKNOWN
     assert notice.deadline <= relayed.clock.monotonic() + 30
+
+
+def test_how_severe_a_notice_is_comes_through(serve: Serving, events: Events, relayed: Relayed) -> None:
+    """With a deadline as far off as it is; an older service knows terminal ones only; a word that nobody knows ends
+    the machine."""
+    server = serve()
+    watching = events.next(Watching)
+    assert watching.severity
+    server.send(watching.session, WATCHED)
+    before = relayed.clock.monotonic()
+    said = (("far", 9e5, "later"), ("warning", 0.0, "advisory"), ("odd", 9e5, "grave"))
+    for id, left, severity in said:
+        server.send(
+            watching.session, protocol.NoticeSeen(id, "reboot", "aws", left, 60.0, "words", severity=severity)
+        )
+    far, warning, odd = (relayed.events.next(NoticeSeen).notice for _ in said)
+    assert far.severity is Severity.LATER
+    assert before + 9e5 <= far.deadline <= relayed.clock.monotonic() + 9e5
+    assert warning.severity is Severity.ADVISORY
+    assert odd.severity is Severity.TERMINAL
+    assert odd.deadline <= relayed.clock.monotonic() + 60
+    assert protocol.NoticeSeen("n", "stop", "aws", 1.0, 1.0).severity == Severity.TERMINAL
 
 
 def test_a_service_that_dies_leaves_us_looking_ourselves(

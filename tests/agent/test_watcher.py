@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import random
+from dataclasses import replace
 
 import pytest
 
 from spotguard.agent.events import Event, HealthChanged, NoticeGone, NoticeSeen
 from spotguard.agent.watcher import LONGEST_WAIT, Watcher
 from spotguard.providers.health import Sight, blind, wrong_server
-from spotguard.providers.notice import Sighting
+from spotguard.providers.notice import Severity, Sighting
 from tests.fakes.clock import ManualClock
 from tests.fakes.source import FakeSource, a_notice
 
@@ -41,6 +42,16 @@ def test_a_notice_is_posted_once() -> None:
     earlier = a_notice(deadline=1060)
     watched.source.shows(earlier)
     assert watched.look() == [NoticeSeen(earlier)]
+
+
+def test_a_notice_that_becomes_more_severe_is_news() -> None:
+    """Azure: the same id, `Scheduled` and then `Started`."""
+    watched = Watched(FakeSource(withdraws=True))
+    later = replace(a_notice(), severity=Severity.LATER)
+    watched.source.shows(later)
+    assert NoticeSeen(later) in watched.look()
+    watched.source.shows(a_notice())
+    assert watched.look() == [NoticeSeen(a_notice())]
 
 
 def test_two_notices_are_two() -> None:

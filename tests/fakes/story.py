@@ -32,7 +32,7 @@ from spotguard.agent.events import (
 )
 from spotguard.agent.outcome import Outcome
 from spotguard.hooks.protocol import Committed, Failed, Message, Register, Told
-from spotguard.providers.notice import Notice, NoticeKind
+from spotguard.providers.notice import Notice, NoticeKind, Severity
 
 START = 1000.0
 T = TypeVar("T")
@@ -86,17 +86,27 @@ class Story:
         id: str = "n1",
         kind: NoticeKind = NoticeKind.TERMINATE,
         window: float = 120.0,
+        severity: Severity = Severity.TERMINAL,
+        source: str = "aws spot/instance-action",
     ) -> list[Action]:
-        return self.on(
-            NoticeSeen(Notice(id, kind, "aws spot/instance-action", self.now + left, self.now, window=window))
-        )
+        deadline = self.now + left
+        return self.on(NoticeSeen(Notice(id, kind, source, deadline, self.now, severity, window=window)))
 
     def gone(self, id: str = "n1") -> list[Action]:
         return self.on(NoticeGone(id))
 
-    def opens(self, pid: int = 100, *, uid: int = 1000, run: str = "run", store: str = "file:///s") -> int:
+    def opens(
+        self,
+        pid: int = 100,
+        *,
+        uid: int = 1000,
+        run: str = "run",
+        store: str = "file:///s",
+        checkpoints: bool = True,
+    ) -> int:
         self._sessions += 1
-        self.on(Opened(self._sessions, pid, uid, Register(pid, run, "train.py", store)))
+        said = Register(pid, run, "train.py", store, checkpoints=checkpoints)
+        self.on(Opened(self._sessions, pid, uid, said))
         return self._sessions
 
     def says(self, session: int, message: Message) -> list[Action]:

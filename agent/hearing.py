@@ -1,0 +1,169 @@
+"""The beginning of the machine: who is there, what they answer, and what it keeps in mind.
+
+Pure, as all of it: events and the time come in, actions go out.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from dataclasses import dataclass
+
+from ..hooks import protocol
+from ..providers.notice import Notice
+from .actions import Action, Log, Publish, Send, Tell
+from .events import Closed, Heard, Opened
+from .horizon import Horizon
+from .pending import Part, Pending
+from .roster import Session
+
+#: A machine that is still there so long after its deadline was not taken.
+OUTLIVED = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the options say about endings."""
+
+    #: True: guards one command. False: a service, which ends nothing.
+    command: bool = True
+    #: Seconds of warning to count on, where less than the notice says (`--window`).
+    window: float | None = None
+    reserve: float | None = None
+    #: For a command of which nobody registered.
+    signal: int | None = signal.SIGTERM
+    max_restarts: int = 0
+    outlive: bool = False
+    exit_code: int = 75
+
+
+@dataclass(slots=True)
+class Command:
+    pid: int
+    returncode: int | None = None
+    ended_at: float = 0.0
+    #: It got the signal of a notice that was then withdrawn: an end before this instant is that signal's doing.
+    leave_by: float | None = None
+    #: Its group got a signal that asks it to end.
+    told: bool = False
+    #: After its end: whether others of its group are there (None: nobody has looked), and the next look.
+    group_left: bool | None = None
+    look_at: float = 0.0
+    #: What it left behind was told to end.
+    parting: bool = False
+
+
+class Hearing:
+    """The machine's memory, and the answers of the training processes."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.sessions: dict[int, Session] = {}
+        #: Training processes that live and have no socket: they may come back under another number.
+        self.lost: dict[int, Session] = {}
+        self.pending: Pending | None = None
+        #: What training goes on under: deadlines that are far off, and warnings.
+        self.horizon = Horizon(policy.window)
+        self.command: Command | None = None
+        #: When the relaunch after a preemption is due (`--outlive`), and the notices it waits out.
+        self.outlive_at: float | None = None
+        self._outlived: set[str] = set()
+        #: Notices that had their end: seeing them again changes nothing.
+        self._settled: dict[str, Notice] = {}
+        #: A second SIGTERM, or a SIGINT, has come: nothing new begins.
+        self._stopping = False
+        self._now = 0.0
+        self._actions: list[Action] = []
+
+    @property
+    def _running(self) -> bool:
+        return self.command is not None and self.command.returncode is None
+
+    def _do(self, *actions: Action) -> None:
+        self._actions += actions
+
+    def _log(self, text: str, level: int = logging.INFO) -> None:
+        self._actions.append(Log(level, text))
+
+    # --- sessions ---
+
+    def _opened(self, event: Opened) -> None:
+        session = Session.of(event.session, event.pid, event.uid, event.register, self._now)
+        self.sessions[session.number] = session
+        self.lost = {n: s for n, s in self.lost.items() if not s.same_client(session)}
+        p = self.pending
+        if p is None and (reason := self.horizon.near(self._now)):
+            self._checkpoint(session, reason, going=True)
+        if p is None or p.rehearsal or not p.takes(session):
+            return
+        # It lost its socket and is back: the old connection's silence is no longer waited for.
+        for number, part in list(p.parts.items()):
+            if part.closed and not part.done and part.session.same_client(session):
+                del p.parts[number]
+        self._do(Send(session.number, p.tell(session, self._now)))
+
+    def _checkpoint(self, session: Session, reason: str, *, going: bool) -> None:
+        if session.checkpoints and not session.left:
+            self._do(Send(session.number, protocol.Checkpoint(reason, going)))
+
+    def _heard(self, event: Heard) -> None:
+        session, message, p = self.sessions.get(event.session), event.message, self.pending
+        if session is None:
+            return
+        if isinstance(message, protocol.Committed) and message.step >= 0:  # below 0: it was saved elsewhere
+            session.saved(message, self._now)
+        if isinstance(message, protocol.Position):
+            session.stands(message, self._now)
+        elif isinstance(message, protocol.Bye):
+            session.left = True
+            if p is not None and (part := p.parts.get(event.session)) is not None:
+                part.left = True
+        elif isinstance(message, protocol.Told | protocol.Progress | protocol.Committed | protocol.Failed):
+            part = p.parts.get(event.session) if p is not None and message.id in p.ids else None
+            if p is not None and part is not None:
+                phase = part.phase
+                part.hear(message, self._now)
+                news = not isinstance(message, protocol.Progress) or part.phase != phase
+                self._report(p, part, message, news)
+
+    def _report(self, p: Pending, part: Part, message: protocol.Message, news: bool) -> None:
+        spent, left = self._now - p.notice.seen_at, p.deadline - self._now
+        who = f"rank {part.session.rank} (pid {part.session.pid})"
+        if isinstance(message, protocol.Progress):
+            at = f" at step {message.step}" if message.step >= 0 else ""
+            what, level = f"{who}: {part.phase}{at}", logging.INFO
+        elif isinstance(message, protocol.Committed):
+            what, level = f"{who}: committed step {message.step}", logging.INFO
+        elif isinstance(message, protocol.Failed):
+            what, level = f"{who}: will not commit: {part.failed}", logging.ERROR
+        else:
+            what, level = f"{who}: has the notice", logging.INFO
+        if news:
+            self._log(f"{what}; {spent:.2f} s after the notice, {left:.1f} s left", level)
+        if p.asker is not None:
+            body = {"phase": message.type, "pid": part.session.pid, "after": round(spent, 6), "text": what}
+            self._do(Tell(p.asker, body, False))
+
+    def _closed(self, event: Closed) -> None:
+        p = self.pending
+        part = p.parts.get(event.session) if p is not None else None
+        if part is not None:
+            part.closed = True
+            part.dead = part.dead or not event.alive
+        session = self.sessions.pop(event.session, None)
+        if not event.alive:
+            self.lost.pop(event.session, None)
+        elif session is not None:
+            self.lost[event.session] = session
+
+    def _forget(self, p: Pending) -> None:
+        """This emergency had its end: its notices, seen again, change nothing."""
+        self._settled |= p.standing
+        self.pending = None
+
+    def _publish(self, p: Pending, ended: str, returncode: int | None, code: int | None) -> None:
+        outcome = p.outcome(ended, returncode, code)
+        p.published = True
+        self._do(Publish(outcome))
+        if p.asker is not None:
+            self._do(Tell(p.asker, {"outcome": outcome.summary()}, True))
