@@ -20,7 +20,13 @@ pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
 
 #: Benchmark -> how its rows begin, in order.
 ROWS = {
-    "step": ["guard.step(), MLP", "guard.step(), the same", *["  of which"] * 4, "guard.step(), ResNet-50"],
+    "step": [
+        "a Python call of nothing",
+        "guard.step(), MLP",
+        "guard.step(), the same",
+        *["  of which"] * 4,
+        "guard.step(), ResNet-50",
+    ],
     "notice": ["notice visible → hook told", "  of which after the agent read it"],
     "first_byte": ["hook told → first byte, main thread in torch"],
     "agent": ["spotguard run: resident", "spotguard run: its proportional", "spotguard run: CPU"],
