@@ -345,7 +345,7 @@ class Saver:
             if job.saved is not None:
                 self._saved(job.saved)
                 self._listener.checkpointed(job.saved)
-            elif job.kind == "background" and not isinstance(job.error, Abandoned):
+            elif job.kind == "background" and job.error is not None and not isinstance(job.error, Abandoned):
                 what = "a save could not be planned" if job.rehearsal else "background checkpoint failed"
                 log.warning("%s, training goes on: %s", what, job.error)
             return

@@ -41,9 +41,10 @@ def test_a_notice_finds_the_save_planned(monkeypatch: pytest.MonkeyPatch) -> Non
     assert different(state, trajectory(small, 7)[7]) == []
 
 
-def test_a_rehearsal_writes_nothing() -> None:
-    """Nor does it count as a checkpoint."""
+def test_a_rehearsal_writes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Nor does it count as a checkpoint, nor has it anything to say."""
     store = WatchedStore()
     with trained(store, steps=8) as (guard, _, _heard):
         assert guard._position().checkpoint_step == -1
     assert store.kinds() == {"objects": 0, "manifests": 0, "markers": 0}
+    assert caplog.text == ""
