@@ -214,7 +214,7 @@ class Guard:
             self._unsettled -= 1
             if not self._unsettled:
                 self._saver.rehearse()
-        if self._cadence.is_due(self._clock.monotonic()):
+        if self._clock.monotonic() >= self._cadence.due:
             self._cadence.begun(self._clock.monotonic())
             self._saver.background()
 
