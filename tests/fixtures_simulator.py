@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import pytest
 
 from spotguard.providers.simulator.aws import AwsSimulator
+from spotguard.providers.simulator.gcp import GcpSimulator
 from tests.fakes.clock import ManualClock
 
 
@@ -16,6 +17,12 @@ class SimulateAws(Protocol):
     """Starts an `AwsSimulator` with its arguments; it is stopped when the test ends."""
 
     def __call__(self, *arguments: Any, **options: Any) -> AwsSimulator: ...
+
+
+class SimulateGcp(Protocol):
+    """Starts a `GcpSimulator` with its arguments; it is stopped when the test ends."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> GcpSimulator: ...
 
 
 @pytest.fixture
@@ -29,6 +36,19 @@ def simulate_aws() -> Iterator[SimulateAws]:
 def aws(simulate_aws: SimulateAws) -> AwsSimulator:
     """One simulated instance, on the machine's own time."""
     return simulate_aws()
+
+
+@pytest.fixture
+def simulate_gcp() -> Iterator[SimulateGcp]:
+    """As many simulated VMs of Compute Engine as a test wants."""
+    with ExitStack() as running:
+        yield lambda *arguments, **options: running.enter_context(GcpSimulator(*arguments, **options))
+
+
+@pytest.fixture
+def gcp(simulate_gcp: SimulateGcp) -> GcpSimulator:
+    """One simulated VM, on the machine's own time."""
+    return simulate_gcp()
 
 
 @pytest.fixture

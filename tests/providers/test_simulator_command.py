@@ -74,10 +74,24 @@ def test_flags_and_script_are_one_sequence(capsys: pytest.CaptureFixture[str], t
     assert told.count("the deadline: a real instance is gone now") == 1
 
 
+def test_every_warning_has_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    """What stands from the start comes first."""
+    words = ["--termination-time=garbage", "--maintenance-after=0.02", "--maintenance=system-reboot"]
+    words += ["--not-before=90", "--scale-in-after=0.04"]
+    assert command.main(["aws", "--for=0.1", *words]) == 0
+    told = [line.partition(" s  ")[2] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert told[:-1] == [
+        "termination-time: garbage",
+        "autoscaling: InService",
+        "scheduled: system-reboot in 90 s",
+        "autoscaling: Terminated",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["gcp"], "invalid choice: 'gcp' (choose from"),
+        (["ibm"], "invalid choice: 'ibm' (choose from"),
         ([], "the following arguments are required"),
         (["aws", "--window", "soon"], "argument --window: 'soon' is not a time: expected seconds"),
         (["aws", "--port", "99999"], "argument --port: '99999' is not a port: expected 0 to 65535"),
