@@ -13,13 +13,16 @@ from collections.abc import Callable
 
 from ..providers.clock import Clock
 from ..providers.health import STARTING, Health, blind
-from ..providers.notice import JITTER, Notice, NoticeSource, Sighting
+from ..providers.notice import JITTER, Notice, NoticeSource, Severity, Sighting
 from .events import Event, HealthChanged, NoticeGone, NoticeSeen
+from .horizon import NEAR
 
 logger = logging.getLogger(__name__)
 
 #: A window may be 10 s (Azure): a longer wait between looks would spend a part of it that matters.
 LONGEST_WAIT = 2.0
+#: A far deadline that moves later by more than this is another one, and no clock that is put right.
+_PUT_OFF = 60.0
 #: How often a source that stays blind is mentioned, in seconds.
 REMIND = 60.0
 
@@ -73,6 +76,8 @@ class Watcher:
         self._failures = 0 if sighting.health.seeing else self._failures + 1
         self._feel(sighting.health)
         for notice in sighting.notices:
+            if self._put_off(notice):
+                self._post(NoticeGone(notice.id))
             if self._is_news(notice):
                 self._standing[notice.id] = notice
                 self._post(NoticeSeen(notice))
@@ -101,6 +106,16 @@ class Watcher:
         if known is None or abs(known.deadline - notice.deadline) > JITTER:
             return True
         return (known.kind, known.severity) != (notice.kind, notice.severity)
+
+    def _put_off(self, notice: Notice) -> bool:
+        """What was announced for one time is announced for a later one: the first is withdrawn, the other is new.
+        (GCP and AWS let people choose another time.) Not where it is near: there a clock is likelier to be wrong."""
+        known = self._standing.get(notice.id)
+        if known is None or not self._source.withdraws:
+            return False
+        both_later = known.severity is Severity.LATER and notice.severity is Severity.LATER
+        far = known.deadline - self._clock.monotonic() > NEAR
+        return both_later and far and notice.deadline - known.deadline > _PUT_OFF
 
     def _feel(self, health: Health) -> None:
         now, before = self._clock.monotonic(), self._health

@@ -48,7 +48,8 @@ class NoticeKind(StrEnum):
 class Notice:
     """One warning. Two sightings with the same `id` are the same warning, however often it is polled."""
 
-    #: Made from what the cloud said (kind and its own time or id), so that re-reading it changes nothing.
+    #: Made from what the cloud said (kind and its own time or id), so that re-reading it changes nothing. Where it is
+    #: new at each change all the same, the new one is shown before, or with, the going of the old.
     id: str
     kind: NoticeKind
     #: Who said so, in words a person knows: "aws spot/instance-action".
@@ -60,7 +61,8 @@ class Notice:
     severity: Severity = Severity.TERMINAL
     #: The cloud's own words, for the log: at most one short line.
     detail: str = ""
-    #: The nominal warning of this kind in seconds: what `--reserve`'s tenth is a tenth of.
+    #: The nominal warning of this kind in seconds: what `--reserve`'s tenth is a tenth of. Of a LATER it means nothing:
+    #: it becomes terminal with a window of its own (`agent.horizon`).
     window: float = 120.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from spotguard.agent.actions import Action, Finish, KillGroup, Send, SignalGroup
 from spotguard.agent.events import NoticeSeen
 from spotguard.agent.pending import Pending
 from spotguard.hooks.protocol import Bye, Committed, Failed, Leave, Preempt
-from spotguard.providers.notice import Notice, NoticeKind
+from spotguard.providers.notice import Notice, NoticeKind, Severity
 from tests.fakes.story import START, Story
 
 SECONDS = st.floats(min_value=-5, max_value=130, allow_nan=False)
@@ -50,6 +51,22 @@ class AnyStory(RuleBasedStateMachine):
         self.notices[number] = seen
         self.step(lambda: self.story.on(NoticeSeen(seen)))
 
+    @rule(left=st.floats(-5, 600, allow_nan=False), window=st.sampled_from([60.0, 900.0]))
+    def later(self, left: float, window: float) -> None:
+        number = f"n{len(self.notices)}"
+        now = self.story.now
+        seen = Notice(
+            number, NoticeKind.REBOOT, number, now + left, now, severity=Severity.LATER, window=window
+        )
+        self.notices[number] = seen
+        self.step(lambda: self.story.on(NoticeSeen(seen)))
+
+    @rule()
+    def advisory(self) -> None:
+        now = self.story.now
+        seen = Notice("warning", NoticeKind.FREEZE, "warning", now, now, severity=Severity.ADVISORY)
+        self.step(lambda: self.story.on(NoticeSeen(seen)))
+
     @precondition(lambda self: self.notices)
     @rule(data=st.data(), moved=SECONDS)
     def again(self, data: st.DataObject, moved: float) -> None:
@@ -57,7 +74,7 @@ class AnyStory(RuleBasedStateMachine):
         if old.id in self.gone:
             return
         now = self.story.now
-        again = Notice(old.id, old.kind, old.source, old.deadline + moved, now, window=old.window)
+        again = replace(old, deadline=old.deadline + moved, seen_at=now)
         self.step(lambda: self.story.on(NoticeSeen(again)))
 
     @precondition(lambda self: self.notices)
@@ -134,6 +151,8 @@ class AnyStory(RuleBasedStateMachine):
 
     def check(self, now: float, action: Action) -> None:
         p = self.story.machine.pending
+        if p is not None and now < p.notice.seen_at:
+            p = None  # it was done before this notice came
         if isinstance(action, KillGroup) and self.asked_to_stop < 2 and p is not None:
             assert now >= p.limit, "killed before the reserve"
         if isinstance(action, SignalGroup) and action.signum == signal.SIGTERM and self.asked_to_stop < 2:
@@ -184,6 +203,7 @@ class AnyStory(RuleBasedStateMachine):
         for number in self.notices.keys() - self.gone:
             assert named.count(number) <= 1, f"{number} has two outcomes"
         accepted = {key[0] for key in self.told}
+        assert "warning" not in named
         assert accepted <= set(named)
         assert all(outcome.ended for outcome in self.story.outcomes)
 

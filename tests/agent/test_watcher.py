@@ -54,6 +54,21 @@ def test_a_notice_that_becomes_more_severe_is_news() -> None:
     assert watched.look() == [NoticeSeen(a_notice())]
 
 
+def test_a_far_event_that_is_put_off_is_withdrawn_and_new() -> None:
+    """So that the machine, for which a deadline only moves earlier, lets go of the first one."""
+    for withdraws, left, news in ((True, 3600.0, 2), (False, 3600.0, 1), (True, 200.0, 1)):
+        watched = Watched(FakeSource(withdraws=withdraws))
+        now = watched.clock.monotonic()
+        first = replace(a_notice(deadline=now + left, seen_at=now), severity=Severity.LATER)
+        put_off = replace(first, deadline=now + 86400)
+        watched.source.shows(first)
+        watched.look()
+        watched.source.shows(put_off)
+        assert watched.look() == [NoticeGone("n1"), NoticeSeen(put_off)][-news:]
+        watched.source.shows(replace(put_off, deadline=put_off.deadline + 30))  # a clock that is put right
+        assert NoticeGone("n1") not in watched.look()
+
+
 def test_two_notices_are_two() -> None:
     """Each by its id."""
     watched = Watched(FakeSource())

@@ -14,7 +14,18 @@ import pytest
 
 from spotguard.hooks.callbacks import Callback
 from spotguard.hooks.client import Client
-from spotguard.hooks.protocol import Committed, Failed, Leave, Message, Position, Preempt, Register, Told
+from spotguard.hooks.protocol import (
+    Bye,
+    Checkpoint,
+    Committed,
+    Failed,
+    Leave,
+    Message,
+    Position,
+    Preempt,
+    Register,
+    Told,
+)
 from tests.fakes.agent import FakeAgent
 from tests.fakes.hook import TIMEOUT
 
@@ -71,6 +82,46 @@ for step in guard.steps(3):
         assert child.communicate(timeout=TIMEOUT)[0] == "registered\n"
         assert child.returncode == 75
     assert not list((folder / "store").glob("**/checkpoints"))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("every", ["3600", "off"])
+def test_a_checkpoint_that_the_agent_asks_for_is_made_beside_training(folder: Path, every: str) -> None:
+    """Once, and training goes on. `off` holds against a mere warning, and not against a machine that goes."""
+    pytest.importorskip("torch")
+    path, stop = folder / "a.sock", folder / "stop"
+    code = f"""
+import pathlib, torch, spotguard
+guard = spotguard.register(model=torch.nn.Linear(1, 1))
+for step in guard.steps(10**9):
+    if pathlib.Path({str(stop)!r}).exists():
+        break
+guard.save()
+print("went on")
+"""
+    with FakeAgent(path) as agent:
+        env = {
+            **os.environ,
+            "SPOTGUARD_SOCKET": str(path),
+            "SPOTGUARD_STORE": f"file://{folder}/store",
+            "SPOTGUARD_EVERY": every,
+        }
+        child = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
+        assert agent.welcome().checkpoints
+        agent.hear(Position)  # it trains
+        agent.say(Checkpoint("a warning", going=False))
+        if every == "off":
+            agent.say(Checkpoint("the end of this machine", going=True))
+        first = agent.hear(Committed)
+        assert (first.id, first.step > 0) == ("", True)
+        agent.hear(Position)  # two seconds later: one question, one checkpoint
+        stop.touch()
+        last = agent.hear(Committed)
+        agent.hear(Bye)
+        assert child.communicate(timeout=TIMEOUT)[0] == "went on\n"
+        assert child.returncode == 0
+    assert last.step > first.step
+    assert len(list((folder / "store").glob("*/checkpoints/*/COMMIT.json"))) == 2
 
 
 def test_an_answer_is_said_again_to_an_agent_that_lost_us(

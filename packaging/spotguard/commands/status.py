@@ -94,6 +94,7 @@ def _agent(body: dict[str, Any]) -> list[RenderableType]:
         parts.append(Text("  notices: none is watched; SIGTERM and drills are heard", style="yellow"))
     if body["notice"] is not None:
         parts.append(_notice(body["notice"]))
+    parts += [_standing(event) for event in body.get("standing", ())]  # an older agent does not say
     parts.append(_sessions(body["sessions"]) if body["sessions"] else _nobody())
     if body["last_outcome"] is not None:
         parts.append(Text(f"  last: {body['last_outcome']['line']}"))
@@ -125,6 +126,15 @@ def _notice(notice: dict[str, Any]) -> Text:
     what = "drill" if notice["drill"] else f"{notice['kind'].upper()} NOTICE"
     text = f"  {what} from {notice['source']}: {notice['seconds_left']:.1f} s left"
     return Text(text, style="bold yellow" if notice["drill"] else "bold red")
+
+
+def _standing(event: dict[str, Any]) -> Text:
+    """What training goes on under."""
+    text = f"  {event['severity']}: {event['kind']} from {event['source']}"
+    if event["seconds_left"] is None:
+        return Text(f"{text}, for {ago(event['for_seconds'])}; {event['then']}", style="yellow")
+    text += f" in {ago(event['seconds_left'])}; {event['then']} in {ago(event['then_in'])}"
+    return Text(text, style="yellow")
 
 
 def _nobody() -> Text:
