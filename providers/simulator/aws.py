@@ -17,6 +17,7 @@ from email.utils import formatdate
 
 from ..clock import Clock
 from ..errors import UsageError
+from .aws_maintenance import Schedule
 from .aws_tree import Tree
 from .faults import COMMON, Spoil
 from .server import Reply, Request
@@ -24,9 +25,26 @@ from .service import Simulator
 
 ACTIONS = ("terminate", "stop", "hibernate")
 
+#: What `spot/termination-time` was seen to hold: nothing (404), a value that is no time, the time of an interruption
+#: that failed, the time of one that is to come.
+TIMES = ("absent", "garbage", "stale", "valid")
+
+#: What an Auto Scaling group may want of its instance.
+STATES = (
+    "Detached",
+    "InService",
+    "Standby",
+    "Terminated",
+    "Warmed:Hibernated",
+    "Warmed:Running",
+    "Warmed:Stopped",
+    "Warmed:Terminated",
+)
+
 _NOTICE = "spot/instance-action"
 _TERMINATION_TIME = "spot/termination-time"
 _REBALANCE = "events/recommendations/rebalance"
+_STATE = "autoscaling/target-lifecycle-state"
 
 _TOKEN = "x-aws-ec2-metadata-token"
 _TTL = "x-aws-ec2-metadata-token-ttl-seconds"
@@ -105,6 +123,7 @@ class AwsSimulator(Simulator):
         self._lock = threading.Lock()
         self._tokens: dict[str, float] = {}
         self._tree = Tree(self.clock)
+        self._schedule = Schedule()
         self._unread_since: float | None = None
 
     # --- what happens to the instance -----------------------------------------------------------------------
@@ -134,6 +153,55 @@ class AwsSimulator(Simulator):
         self.put(_REBALANCE, f'{{"noticeTime":"{time}"}}'.encode())
         self._tell(f"rebalance recommendation at {time}")
 
+    def termination_time(self, value: str, window: float = 120.0) -> None:
+        """Let the legacy key hold one of `TIMES`, whatever `spot/instance-action` says."""
+        if value not in TIMES:
+            raise UsageError(f"termination-time {value!r}: expected one of {', '.join(TIMES)}")
+        if value == "absent":
+            self.remove(_TERMINATION_TIME)
+        else:
+            time = _iso(self.clock.time() + (window if value == "valid" else -3600.0))
+            self.put(_TERMINATION_TIME, b"none" if value == "garbage" else time.encode())
+        self._tell(f"termination-time: {value}")
+
+    def maintenance(
+        self, code: str = "instance-stop", ahead: float = 600.0, *, state: str = "active", skew: float = 0.0
+    ) -> str:
+        """Schedule an event that does not begin before `ahead` seconds from now, and return its id.
+
+        Args:
+            code: of `CODES`, or any other word.
+            state: "active"; an event in another one stands in the history.
+            skew: seconds by which AWS's clock is ahead of ours.
+        """
+        with self._lock:
+            id = self._schedule.add(code, self.clock.time() + ahead + skew, state)
+        self._schedule_changed(f"scheduled: {code} in {ahead:g} s")
+        return id
+
+    def reschedule(self, id: str, ahead: float) -> None:
+        """Move an event to another day."""
+        with self._lock:
+            self._schedule.move(id, self.clock.time() + ahead)
+        self._schedule_changed(f"rescheduled: {id} in {ahead:g} s")
+
+    def maintenance_over(self, state: str = "completed", id: str = "") -> None:
+        """Let an event, or all, be completed or canceled."""
+        with self._lock:
+            self._schedule.end(state, id)
+        self._schedule_changed(f"scheduled events: {state}")
+
+    def _schedule_changed(self, line: str) -> None:
+        with self._lock:
+            for key, body in self._schedule.bodies().items():
+                self._tree.put(key, body)
+        self._tell(line)
+
+    def autoscaling(self, state: str) -> None:
+        """Let the group want this of its instance; any word may be said."""
+        self.put(_STATE, state.encode())
+        self._tell(f"autoscaling: {state}")
+
     def put(self, key: str, body: bytes) -> None:
         """Set a key below `/latest/meta-data/` to any bytes, right or wrong."""
         with self._lock:
@@ -146,9 +214,13 @@ class AwsSimulator(Simulator):
             self._tree.remove(key)
 
     def clear(self) -> None:
-        """Take back notice, recommendation and faults."""
-        for key in (_NOTICE, _TERMINATION_TIME, _REBALANCE):
-            self.remove(key)
+        """Take back notices, recommendation, events, faults, and what a group wants."""
+        with self._lock:
+            self._schedule.clear()
+            for key, body in self._schedule.bodies().items():
+                self._tree.put(key, body)
+            for key in (_NOTICE, _TERMINATION_TIME, _REBALANCE, _STATE):
+                self._tree.remove(key)
         super().clear()
 
     def expire_tokens(self) -> None:

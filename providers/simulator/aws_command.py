@@ -6,22 +6,39 @@ import argparse
 from collections.abc import Callable
 from operator import methodcaller
 
-from .aws import ACTIONS, FAULTS, AwsSimulator
+from .aws import ACTIONS, FAULTS, STATES, TIMES, AwsSimulator
+from .aws_maintenance import CODES
 from .script import Step, Verb, one_of, seconds
 from .service import common_verbs
 
 __all__ = ["EPILOG", "FAULTS", "SUMMARY", "VERBS", "add_arguments", "simulator", "steps"]
 
-SUMMARY = "EC2's metadata service (IMDSv2) with spot/instance-action"
+#: A code, and a state, that no documentation has.
+_UNKNOWN = "unheard-of"
+
+SUMMARY = "EC2's metadata service (IMDSv2), with everything in it that warns"
 
 EPILOG = f"""\
 a script has one line for each thing that happens, its time counted from the start:
-  2s rebalance
-  3s fault 503 for=5s
+  0s  termination-time garbage
+  2s  rebalance
+  3s  fault 503 for=5s path=spot/
+  4s  maintenance system-reboot in=10m
   10s preempt window=120 action=terminate
+  20s autoscaling Terminated
   200s clear
-verbs: preempt [window= action= skew=], rebalance, expire-tokens, fault KIND [for= count= path=], clear
+verbs: preempt [window= action= skew=], rebalance, termination-time VALUE [window=],
+  maintenance CODE [in= skew=], maintenance-over completed|canceled, autoscaling STATE, expire-tokens,
+  fault KIND [for= count= path=], clear
+values: {", ".join(TIMES)}
+codes: {", ".join((*CODES, _UNKNOWN))}
+states: {", ".join((*STATES, _UNKNOWN))}
 faults: {", ".join(sorted(FAULTS))}"""
+
+
+def _maintenance(simulator: AwsSimulator, code: str, **settings: float) -> None:
+    # `in` is a word of Python and no parameter's name.
+    simulator.maintenance(code, settings.get("in", 600.0), skew=settings.get("skew", 0.0))
 
 
 VERBS: dict[str, Verb[AwsSimulator]] = {
@@ -29,6 +46,10 @@ VERBS: dict[str, Verb[AwsSimulator]] = {
         AwsSimulator.preempt, settings={"window": seconds, "action": one_of(ACTIONS), "skew": seconds}
     ),
     "rebalance": Verb(AwsSimulator.rebalance),
+    "termination-time": Verb(AwsSimulator.termination_time, words=TIMES, settings={"window": seconds}),
+    "maintenance": Verb(_maintenance, words=(*CODES, _UNKNOWN), settings={"in": seconds, "skew": seconds}),
+    "maintenance-over": Verb(AwsSimulator.maintenance_over, words=("completed", "canceled")),
+    "autoscaling": Verb(AwsSimulator.autoscaling, words=(*STATES, _UNKNOWN)),
     "expire-tokens": Verb(AwsSimulator.expire_tokens),
     **common_verbs(FAULTS),
 }
@@ -50,6 +71,28 @@ def add_arguments(parser: argparse.ArgumentParser, duration: Callable[[str], flo
     )
     parser.add_argument(
         "--rebalance-after", metavar="SECONDS", type=duration, help="recommend to rebalance then"
+    )
+    parser.add_argument(
+        "--termination-time",
+        choices=TIMES,
+        default="absent",
+        help="what the older key holds until there is a notice (default: absent)",
+    )
+    parser.add_argument(
+        "--maintenance-after", metavar="SECONDS", type=duration, help="schedule an event then"
+    )
+    parser.add_argument(
+        "--maintenance", choices=CODES, default="instance-stop", help="which (default: instance-stop)"
+    )
+    parser.add_argument(
+        "--not-before",
+        metavar="SECONDS",
+        type=duration,
+        default=600.0,
+        help="from its announcement to its start (default: 600)",
+    )
+    parser.add_argument(
+        "--scale-in-after", metavar="SECONDS", type=duration, help="a group wants to terminate it then"
     )
     parser.add_argument(
         "--token-ttl",
@@ -78,6 +121,16 @@ def steps(arguments: argparse.Namespace) -> list[Step[AwsSimulator]]:
     found: list[Step[AwsSimulator]] = []
     if arguments.rebalance_after is not None:
         found.append(Step(arguments.rebalance_after, AwsSimulator.rebalance))
+    if arguments.termination_time != "absent":
+        found.append(
+            Step(0.0, methodcaller("termination_time", arguments.termination_time, arguments.window))
+        )
+    if arguments.maintenance_after is not None:
+        event = methodcaller("maintenance", arguments.maintenance, arguments.not_before)
+        found.append(Step(arguments.maintenance_after, event))
+    if arguments.scale_in_after is not None:
+        found.append(Step(0.0, methodcaller("autoscaling", "InService")))
+        found.append(Step(arguments.scale_in_after, methodcaller("autoscaling", "Terminated")))
     if arguments.preempt_after is not None:
         notice = methodcaller("preempt", arguments.window, arguments.action, skew=arguments.skew)
         found.append(Step(arguments.preempt_after, notice))

@@ -34,10 +34,14 @@ def test_each_line_does_what_it_says_at_its_time(simulate_aws: SimulateAws, cloc
 
         1m fault reset count=3 path=spot/
         2 expire-tokens
+        3 termination-time stale
+        4 maintenance system-reboot in=10m skew=2
+        5 maintenance-over canceled
+        6 autoscaling Warmed:Stopped
         0.1h clear
         """
     )
-    assert [step.at for step in found] == [10, 2, 0.5, 60, 2, 360]
+    assert [step.at for step in found] == [10, 2, 0.5, 60, 2, 3, 4, 5, 6, 360]
     for step in found:
         step.do(instance)
     assert told == [
@@ -46,6 +50,10 @@ def test_each_line_does_what_it_says_at_its_time(simulate_aws: SimulateAws, cloc
         "fault: 503 for 5 s",
         "fault: reset at spot/",
         "all tokens forgotten",
+        "termination-time: stale",
+        "scheduled: system-reboot in 600 s",
+        "scheduled events: canceled",
+        "autoscaling: Warmed:Stopped",
         "all clear",
     ]
 
@@ -55,16 +63,22 @@ def test_each_line_does_what_it_says_at_its_time(simulate_aws: SimulateAws, cloc
     [
         ("soon preempt", "'soon' is not a time: expected seconds, as in 10, 10s, 1.5m or 500ms"),
         ("-3s preempt", "'-3s' is before the start: expected a time from 0 on"),
-        ("3s", "nothing happens at 3s: expected one of preempt, rebalance, expire-tokens, fault, clear"),
+        ("3s", "nothing happens at 3s: expected one of preempt, rebalance, termination-time,"),
         (
             "3s premept",
-            "unknown verb 'premept': expected one of preempt, rebalance, expire-tokens, fault, clear",
+            "unknown verb 'premept': expected one of preempt, rebalance, termination-time,",
         ),
         ("3s preempt window", "preempt 'window': expected window=, action=, skew="),
         ("3s preempt windw=3", "preempt 'windw=3': expected window=, action=, skew="),
         ("3s preempt window=", "'' is not a time"),
         ("3s preempt action=reboot", "'reboot': expected one of terminate, stop, hibernate"),
         ("3s rebalance now", "rebalance 'now': expected nothing more"),
+        (
+            "3s termination-time soon",
+            "termination-time 'soon': expected one of absent, garbage, stale, valid",
+        ),
+        ("3s maintenance in=3", "maintenance 'in=3': expected one of instance-stop,"),
+        ("3s autoscaling", "autoscaling nothing: expected one of Detached,"),
         ("3s fault", "fault nothing: expected one of 401, 403"),
         ("3s fault 404", "fault '404': expected one of 401, 403"),
         ("3s fault 503 count=0", "'0' is not a number of times: expected 1, 2, 3"),
