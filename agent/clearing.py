@@ -46,6 +46,8 @@ class Clearing(Telling):
         """Whether nothing is left of the ended command. What is there is told to end, and killed at `limit`."""
         if self._now >= limit:
             self._log("killing what the command has left behind", logging.WARNING)
+            if self.pending is not None:
+                self.pending.then("what it had left behind was killed")
             self._kill_all()
             return True
         there = self._left_alive()

@@ -17,7 +17,7 @@ from typing import Any
 from ..hooks import protocol
 from ..providers.notice import Notice, NoticeKind
 from .actions import Action, Finish, Launch, Send, SignalGroup
-from .clearing import Clearing
+from .ending import Ending
 from .events import (
     Asked,
     Closed,
@@ -37,8 +37,6 @@ from .signals import PASSED_ON
 
 __all__ = ["Machine", "Policy"]
 
-#: After `Leave` the command ends by itself: Preempted is raised, `finally` blocks run, CUDA shuts down. Then TERM.
-LEAVE_GRACE = 2.0
 #: A second SIGTERM or a SIGINT ends the command at once: so many seconds later it is killed.
 FORCE_GRACE = 5.0
 #: The kernel tells of the command's end before the last words of its sessions are read from their sockets.
@@ -50,7 +48,7 @@ SIGTERM_WINDOW = 25.0
 BY_HAND = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
 
-class Machine(Clearing):
+class Machine(Ending):
     """The agent's decisions. One thread feeds it; nothing else changes what it knows."""
 
     def __init__(self, policy: Policy) -> None:
@@ -157,7 +155,7 @@ class Machine(Clearing):
         """End at once: somebody asked twice, or pressed Ctrl-C."""
         if self._stopping:
             self._log("asked again to end: SIGKILL to the command", logging.WARNING)
-            self._kill_all()
+            self._kill()
             self._force_at = None
             return
         self._stopping = True
@@ -165,9 +163,15 @@ class Machine(Clearing):
         name = signal.Signals(signum).name
         self._log(f"{name}: ending the command at once, SIGKILL in {FORCE_GRACE:.0f} s", logging.WARNING)
         if self.pending is not None and not self.pending.rehearsal:
-            self.pending.ending = f"ended at once by {name}"
+            self.pending.ending, self.pending.term_at = f"ended at once by {name}", None
             self.pending.end_all()
         self._signal_group(signum)
+
+    def _kill(self) -> None:
+        """Whoever asked it to end has waited long enough."""
+        if self.pending is not None and not self.pending.rehearsal:
+            self.pending.then("killed")
+        self._kill_all()
 
     # --- the command ---
 
@@ -199,7 +203,7 @@ class Machine(Clearing):
             if self._force_at is not None and self._now >= self._force_at:
                 self._force_at = None
                 self._log("the command did not end: SIGKILL", logging.WARNING)
-                self._kill_all()
+                self._kill()
             if self.pending is not None and not self.pending.rehearsal:
                 self._towards_the_end(self.pending)
         elif self.command is not None:
@@ -212,52 +216,6 @@ class Machine(Clearing):
             self._rehearsed(p, "training goes on")
         elif self._now >= p.limit:
             self._rehearsed(p, "out of time; training goes on")
-
-    def _towards_the_end(self, p: Pending) -> None:
-        if self._now >= p.limit and not p.killed:
-            p.killed = True
-            p.ending = p.ending or "killed at the reserve"
-            p.end_all()
-            self._log(
-                f"out of time: SIGKILL to the command, {p.deadline - self._now:.1f} s left", logging.WARNING
-            )
-            self._kill_all()
-        elif not p.ending and p.all_done and not p.all_left:
-            self._end(p)
-        elif p.term_at is not None and self._now >= p.term_at and not p.ending:
-            p.term_at = None
-            if p.all_left:
-                self._signal(p, "training had ended by itself, and the command goes on")
-        elif p.all_left and not p.signalled and p.term_at is None and self.policy.signal is not None:
-            p.term_at = self._time_to_leave(p)
-        elif p.term_at is not None and self._now >= p.term_at and p.all_done:  # also who came after `Leave`
-            p.term_at = None
-            p.ending = "told to leave, then TERM"
-            self._log("the command did not leave when told: SIGTERM")
-            self._signal_group(signal.SIGTERM)
-
-    def _end(self, p: Pending) -> None:
-        """Everybody has answered: the command ends now, in the order that its kind of launcher needs."""
-        pid = self.command.pid if self.command is not None else 0
-        there = {number: part for number, part in p.parts.items() if part.open}
-        spent, left = self._now - p.notice.seen_at, p.deadline - self._now
-        self._log(f"everybody has answered {spent:.2f} s after the notice: ending, {left:.1f} s left")
-        # A client without a store is a function given to `on_notice`: it does not know how to leave.
-        direct = all(part.session.pid == pid for part in there.values())
-        if direct and any(part.session.store for part in there.values()):
-            p.ending = "left when told"
-            p.term_at = self._time_to_leave(p)
-            for number, part in there.items():
-                part.leave_sent = True
-                self._do(Send(number, protocol.Leave(p.id, self.policy.exit_code)))
-            return
-        # Under a launcher a worker that leaves first is started again on the doomed machine (torchrun turns its
-        # 75 into 1: seen). So the launcher goes first, and the workers stay parked until it takes them along.
-        p.ending = "TERM after the commit" if any(part.committed for part in p.parts.values()) else "TERM"
-        self._signal_group(signal.SIGTERM)
-
-    def _time_to_leave(self, p: Pending) -> float:
-        return min(self._now + LEAVE_GRACE, (self._now + p.limit) / 2)
 
     def _after(self, command: Command) -> None:
         p = self.pending

@@ -71,7 +71,7 @@ class Outcome:
     why: str
     #: Seconds that were left when the last session had committed.
     slack: float | None
-    #: "left when told", "TERM", "killed at the reserve", "withdrawn" …
+    #: What was done, in order: "left when told", "TERM after the commit, then killed at the reserve", "withdrawn" …
     ended: str
     #: The command's, as `subprocess` has it. None where it did not end.
     returncode: int | None

@@ -254,6 +254,11 @@ class Pending:
         """Everybody had said goodbye: the command is on its way out by itself."""
         return bool(self.parts) and all(part.left for part in self.parts.values())
 
+    def then(self, done: str) -> None:
+        """What else was done to end it: the outcome says all of it, in order."""
+        before = self.ending or ("signalled" if self.signalled else "")
+        self.ending = f"{before}, then {done}" if before else done
+
     def end_all(self) -> None:
         """The group is signalled: whoever has not answered by now was ended by us."""
         for part in self.parts.values():

@@ -80,7 +80,9 @@ def test_a_child_that_does_not_leave_gets_term_and_then_kill_at_the_reserve() ->
     session = story.opens()
     story.notice()
     story.commits(session)
-    story.until(60)
+    story.until(9.9)
+    assert only(story.signals) == []
+    story.until(20)
     assert only(story.signals) == [TERM]
     assert not story.killed
     story.until(108)
@@ -89,6 +91,35 @@ def test_a_child_that_does_not_leave_gets_term_and_then_kill_at_the_reserve() ->
     story.ends(-9)
     assert story.code == 75
     assert story.outcomes[0].committed is not None
+    assert story.outcomes[0].ended == "told to leave, then TERM, then killed at the reserve"
+
+
+def test_a_short_window_halves_the_time_to_leave() -> None:
+    """What is left goes in equal parts to `Leave` and to TERM."""
+    story = Story()
+    session = story.opens()
+    story.notice(12, window=12)
+    story.commits(session)
+    story.until(4.4)
+    assert only(story.signals) == []
+    story.until(4.5)
+    assert only(story.signals) == [TERM]
+
+
+@pytest.mark.parametrize("store", ["file:///s", ""])
+def test_exit_handlers_are_not_hurried(store: str) -> None:
+    """Goodbye is said by an exit handler, and others run after it: no TERM for having said it."""
+    story = Story()
+    session = story.opens(store=store)
+    story.notice()
+    story.commits(session)
+    before = only(story.signals)
+    story.says(session, Bye())
+    story.closes(session, alive=True)
+    story.until(9)
+    assert only(story.signals) == before
+    story.ends(75)
+    assert story.outcomes[0].ended == ("left when told" if store else "TERM after the commit")
 
 
 def test_a_function_of_on_notice_cannot_leave_and_gets_term() -> None:
@@ -293,6 +324,8 @@ def test_who_never_registered_gets_the_signal_at_once_and_the_rest_of_the_window
     assert not story.killed
     story.until(108)
     assert story.killed
+    story.ends(-9)
+    assert story.outcomes[0].ended == "signalled, then killed at the reserve"
 
 
 def test_signal_none_leaves_it_alone_until_the_reserve() -> None:
@@ -323,7 +356,7 @@ def test_who_registers_while_the_others_leave_is_not_cut_off() -> None:
     story.notice()
     story.commits(session)
     late = story.opens(pid=500)
-    story.until(5)
+    story.until(15)
     assert TERM not in story.signals
     story.fails(late, "training has not begun yet")
     assert TERM in story.signals

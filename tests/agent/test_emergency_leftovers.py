@@ -40,6 +40,7 @@ def test_a_handler_that_cleans_up_after_its_shell_has_the_rest_of_the_window() -
     story.until(109)
     assert story.killed
     assert story.code == 75
+    assert story.outcomes[0].ended == "signalled, then what it had left behind was killed"
 
 
 def test_it_goes_on_as_soon_as_the_last_one_is_gone() -> None:

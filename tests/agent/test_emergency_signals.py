@@ -55,7 +55,21 @@ def test_a_second_sigterm_ends_at_once() -> None:
     assert story.killed
     story.ends(-9)
     assert story.code == 75
-    assert len(story.outcomes) == 1
+    assert [outcome.ended for outcome in story.outcomes] == ["ended at once by SIGTERM, then killed"]
+
+
+def test_ctrl_c_while_it_leaves_is_not_followed_by_term() -> None:
+    """The command has got what the person pressed; five seconds later it is killed."""
+    story = Story()
+    session = story.opens()
+    story.notice()
+    story.commits(session)
+    story.until(7)
+    story.signal(INT)
+    story.until(11.9)
+    assert only(story.signals) == [INT]
+    story.until(12)
+    assert story.killed
 
 
 def test_a_third_kills_now() -> None:

@@ -69,7 +69,7 @@ def test_a_command_that_does_not_obey_is_killed_at_the_reserve(machine: Machine)
     running.send(signal.SIGTERM)
     assert running.ended() == 75
     assert running.out.to_the_end().splitlines()[1:] == ["TERM"]
-    assert machine.outcome()["ended"] == "killed at the reserve"
+    assert machine.outcome()["ended"] == "signalled, then killed at the reserve"
 
 
 def test_a_second_sigterm_ends_at_once(machine: Machine) -> None:
