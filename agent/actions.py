@@ -35,7 +35,8 @@ class SignalSession:
 
     session: int
     signum: int
-    group: int
+    #: 0: wherever it is.
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import signal
 from .actions import KillGroup, Look, SignalSession
 from .events import GroupSeen
 from .hearing import Command
+from .pending import Pending
 from .roster import Session
 from .telling import Telling
 
@@ -37,6 +38,24 @@ class Clearing(Telling):
         self._do(KillGroup())
         for session in self._left_alive():
             self._do(SignalSession(session.number, signal.SIGKILL, group))
+
+    def _once_more(self, p: Pending) -> None:
+        """TERM again to each training process that has answered and is there in spite of the first one.
+
+        A handler of Python's runs on the main thread, between two of its instructions. A TERM that comes just before
+        that thread begins to wait (in a read, for a lock), or that the kernel gives to another thread, is noted and
+        wakes nobody (seen on a busy machine: the run waited for its reserve). Half-way to the reserve, because a handler
+        that is at work must not be cut off in haste; to nobody who has said goodbye, whose exit handlers run; never
+        to a launcher, nor to who has not registered: their one TERM may have begun something that a second one breaks.
+        """
+        if p.again_at is None or self._now < p.again_at:
+            return
+        p.again_at = None
+        deaf = [number for number, part in p.parts.items() if part.done and not (part.left or part.dead)]
+        if deaf:
+            self._log(f"{len(deaf)} training process(es) still there after SIGTERM: SIGTERM again")
+        for number in deaf:
+            self._do(SignalSession(number, signal.SIGTERM))
 
     def _group_seen(self, event: GroupSeen) -> None:
         if self.command is not None and self.command.pid == event.pid:
@@ -63,6 +82,10 @@ class Clearing(Telling):
                 self._signal_group(signal.SIGTERM)
             for session in there:
                 self._do(SignalSession(session.number, signal.SIGTERM, command.pid))
+            if self.pending is not None and self.pending.again_at is None:
+                self.pending.again_at = (self._now + limit) / 2
+        if self.pending is not None:
+            self._once_more(self.pending)
         if self._now >= command.look_at:
             command.look_at = self._now + _LOOK
             self._do(Look())

@@ -101,7 +101,7 @@ class Machine(Ending):
             times.append(p.return_by)
             times.append(p.machine_deadline + OUTLIVED if p.published else p.deadline)
         elif p is not None and self._running and not p.killed:
-            times += [p.limit, p.term_at, p.return_by]
+            times += [p.limit, p.term_at, p.again_at, p.return_by]
         elif p is not None and self.command is not None and not self._running:
             times += [self.command.ended_at + LINGER, p.limit]
         if self.command is not None and not self._running:
@@ -163,7 +163,8 @@ class Machine(Ending):
         name = signal.Signals(signum).name
         self._log(f"{name}: ending the command at once, SIGKILL in {FORCE_GRACE:.0f} s", logging.WARNING)
         if self.pending is not None and not self.pending.rehearsal:
-            self.pending.ending, self.pending.term_at = f"ended at once by {name}", None
+            self.pending.ending = f"ended at once by {name}"
+            self.pending.term_at = self.pending.again_at = None
             self.pending.end_all()
         self._signal_group(signum)
 

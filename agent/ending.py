@@ -1,6 +1,6 @@
 """The machine's way to the end of a command that still runs: who is told, how, and how long each step has.
 
-Leave to who knows how to; TERM to the others, and to who did not leave; SIGKILL at the reserve.
+Leave to who knows how to; TERM to the others, and to who did not leave, and once more; SIGKILL at the reserve.
 
 Pure, as all of it: events and the time come in, actions go out.
 """
@@ -35,7 +35,9 @@ class Ending(Clearing):
             p.term_at = None
             p.ending = "told to leave, then TERM"
             self._log("the command did not leave when told: SIGTERM")
-            self._signal_group(signal.SIGTERM)
+            self._term(p)
+        else:
+            self._once_more(p)
 
     def _out_of_time(self, p: Pending) -> None:
         p.killed = True
@@ -75,6 +77,10 @@ class Ending(Clearing):
         # Under a launcher a worker that leaves first is started again on the doomed machine (torchrun turns its
         # 75 into 1: seen). So the launcher goes first, and the workers stay parked until it takes them along.
         p.ending = "TERM after the commit" if any(part.committed for part in p.parts.values()) else "TERM"
+        self._term(p)
+
+    def _term(self, p: Pending) -> None:
+        p.again_at = (self._now + p.limit) / 2
         self._signal_group(signal.SIGTERM)
 
     def _after_grace(self, p: Pending, grace: float) -> float:

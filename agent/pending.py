@@ -173,6 +173,8 @@ class Pending:
         self.published = False
         #: When a TERM follows a `Leave` that was not followed.
         self.term_at: float | None = None
+        #: When TERM is said again to who has answered, and is there in spite of the first.
+        self.again_at: float | None = None
         #: Until when training processes that live, and have lost their socket, may come back and take part.
         self.return_by: float | None = None
         self.reserve = 0.0

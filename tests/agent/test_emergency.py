@@ -132,6 +132,58 @@ def test_a_function_of_on_notice_cannot_leave_and_gets_term() -> None:
     assert only(story.signals) == [TERM]
 
 
+def test_a_term_that_woke_nobody_is_said_again_half_way_to_the_reserve() -> None:
+    """Once, to the process itself and not to its group: a main thread that waits has not run its handler."""
+    story = Story()
+    session = story.opens(store="")
+    story.notice()
+    story.until(8)
+    story.commits(session, step=-1)
+    story.until(57.9)
+    assert story.signalled_sessions == []
+    story.until(58)
+    assert story.signalled_sessions == [(session, TERM)]
+    story.until(107)
+    assert story.signalled_sessions == [(session, TERM)]
+    assert only(story.signals) == [TERM]
+    assert not story.killed
+
+
+def test_a_term_after_a_leave_is_said_again_too() -> None:
+    """The same main thread may have been told to leave before."""
+    story = Story()
+    session = story.opens()
+    story.notice()
+    story.commits(session)
+    story.until(107)
+    assert only(story.signals) == [TERM]
+    assert story.signalled_sessions == [(session, TERM)]
+
+
+def test_term_is_not_said_again_to_who_is_on_its_way_or_has_not_answered() -> None:
+    """Exit handlers are at work; and a process that came meanwhile may be about to save (law 11)."""
+    story = Story()
+    leaving, late = story.opens(201, store=""), 0
+    story.notice()
+    story.commits(leaving, step=-1)
+    story.says(leaving, Bye())
+    late = story.opens(202)
+    story.until(100)
+    assert only(story.signals) == [TERM]
+    assert story.signalled_sessions == []
+    story.until(108)
+    assert story.signalled_sessions == [(leaving, KILL), (late, KILL)]
+
+
+def test_who_never_registered_gets_one_term_only() -> None:
+    """Its handler may be saving, and a second one may mean haste to it."""
+    story = Story()
+    story.notice()
+    story.until(107)
+    assert only(story.signals) == [TERM]
+    assert story.signalled_sessions == []
+
+
 def test_failing_ends_the_command_too() -> None:
     """Who says that it will not commit is not waited for; the outcome says why."""
     story = Story()

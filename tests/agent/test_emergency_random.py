@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from spotguard.agent.actions import Action, Finish, KillGroup, Send, SignalGroup
+from spotguard.agent.actions import Action, Finish, KillGroup, Send, SignalGroup, SignalSession
 from spotguard.agent.events import NoticeSeen
 from spotguard.agent.pending import Pending
 from spotguard.hooks.protocol import Bye, Committed, Failed, Leave, Preempt
@@ -157,6 +157,9 @@ class AnyStory(RuleBasedStateMachine):
             assert now >= p.limit, "killed before the reserve"
         if isinstance(action, SignalGroup) and action.signum == signal.SIGTERM and self.asked_to_stop < 2:
             assert p is None or p.signalled or all(part.done for part in p.parts.values()), "law 11"
+        if isinstance(action, SignalSession) and action.signum == signal.SIGTERM and self.asked_to_stop < 2:
+            part = p.parts.get(action.session) if p is not None else None
+            assert part is None or part.done, "law 11"
         if isinstance(action, Finish):
             assert not self.alive or self.story.pid != self.pid or self.story.machine.command is None
         if isinstance(action, Send):

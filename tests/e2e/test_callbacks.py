@@ -40,6 +40,19 @@ def test_a_return_means_saved(machine: Machine, aws: AwsSimulator) -> None:
     assert list(machine.folder.glob("store*")) == [], "it has no store of ours"
 
 
+def test_a_signal_that_wakes_nobody_is_sent_again(machine: Machine) -> None:
+    """The function has returned and the main thread waits on: a second SIGTERM, and no SIGKILL."""
+    running = machine.run("--window 6 --reserve 1", sys.executable, NOTIFIED, "deaf")
+    registered(machine, running)
+    running.send(signal.SIGTERM)
+    running.say("return")
+    running.out.until("^TERM$")
+    assert running.ended() == 75
+    assert "still there after SIGTERM: SIGTERM again" in running.err.to_the_end()
+    outcome = machine.outcome()
+    assert (outcome["ended"], outcome["returncode"]) == ("TERM after the commit", 4)
+
+
 def test_a_failure_is_said_and_the_command_ended(machine: Machine) -> None:
     """An exception is no save: its words are in the outcome and in the log."""
     running = machine.run("", sys.executable, NOTIFIED)

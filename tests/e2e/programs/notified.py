@@ -1,6 +1,8 @@
 """A command that saves by itself: `spotguard.on_notice`, and lines on stdin that say what its function does.
 
 return      it has saved        raise WORDS     it could not
+
+With the word "deaf" the first SIGTERM wakes nobody, as one that comes just before the main thread begins to wait.
 """
 
 from __future__ import annotations
@@ -36,8 +38,16 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda signum, frame: None)
     tell(f"ready {os.getpid()}")
     sources = [0, reading]
-    while reading not in (ready := select.select(sources, [], [])[0]):
-        if not (lines := os.read(ready[0], 4096)):
+    deaf = "deaf" in sys.argv
+    while True:
+        ready = select.select(sources, [], [])[0]
+        if reading in ready:
+            os.read(reading, 1)
+            if not deaf:
+                break
+            deaf = False
+            continue
+        if not (lines := os.read(0, 4096)):
             sources.remove(0)
         for line in lines.decode().splitlines():
             asked.put(line.split())
