@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import pytest
 
 from spotguard.providers.simulator.aws import AwsSimulator
+from spotguard.providers.simulator.azure import AzureSimulator
 from spotguard.providers.simulator.gcp import GcpSimulator
 from tests.fakes.clock import ManualClock
 
@@ -17,6 +18,12 @@ class SimulateAws(Protocol):
     """Starts an `AwsSimulator` with its arguments; it is stopped when the test ends."""
 
     def __call__(self, *arguments: Any, **options: Any) -> AwsSimulator: ...
+
+
+class SimulateAzure(Protocol):
+    """Starts an `AzureSimulator` with its arguments; it is stopped when the test ends."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> AzureSimulator: ...
 
 
 class SimulateGcp(Protocol):
@@ -36,6 +43,13 @@ def simulate_aws() -> Iterator[SimulateAws]:
 def aws(simulate_aws: SimulateAws) -> AwsSimulator:
     """One simulated instance, on the machine's own time."""
     return simulate_aws()
+
+
+@pytest.fixture
+def simulate_azure() -> Iterator[SimulateAzure]:
+    """As many simulated machines as a test wants."""
+    with ExitStack() as running:
+        yield lambda *arguments, **options: running.enter_context(AzureSimulator(*arguments, **options))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from ..clock import Clock, SystemClock
 from ..errors import UsageError
-from . import aws_command, gcp_command
+from . import aws_command, azure_command, gcp_command
 from .faults import Spoil
 from .script import Step, Verb, read_script, seconds
 from .service import Simulator
@@ -28,7 +28,8 @@ examples:
   spotguard simulate aws --preempt-after 10
   spotguard simulate aws --preempt-after 10 --action hibernate --fault 503
   spotguard simulate aws --port 1338 --script notices.txt
-  spotguard simulate gcp --preempt-after 10 --notice 120"""
+  spotguard simulate gcp --preempt-after 10 --notice 120
+  spotguard simulate azure --preempt-after 10 --of all"""
 
 
 class Cloud(Protocol):
@@ -62,7 +63,7 @@ class Cloud(Protocol):
 
 
 #: A later cloud is one more line.
-CLOUDS: Mapping[str, Cloud] = {"aws": aws_command, "gcp": gcp_command}
+CLOUDS: Mapping[str, Cloud] = {"aws": aws_command, "gcp": gcp_command, "azure": azure_command}
 
 #: What ends it, beside `--for`.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
