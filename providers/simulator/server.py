@@ -94,21 +94,27 @@ class LoopbackServer:
         self._host, self._port = _loopback(host), port
         self._seen: deque[Seen] = deque(maxlen=_REMEMBERED)
         self._change = threading.Condition()
+        self._adopted: socket.socket | None = None
         self._tcp: _Tcp | None = None
         self._thread: threading.Thread | None = None
+
+    def adopt(self, listening: socket.socket) -> None:
+        """Serve on a socket that listens already, in place of host and port. It is ours from now on, and whom it can be
+        reached by is the care of whoever has opened it."""
+        self._adopted = listening
 
     def start(self) -> str:
         """Listen, and return the base URL."""
         self.stopping.clear()
         try:
-            tcp = _Tcp(self, self._host, self._port)
+            tcp = _Tcp(self, self._host, self._port, self._adopted)
         except OSError as error:
             raise UsageError(f"cannot listen on {self._host} port {self._port}: {error.strerror}") from error
         self._tcp = tcp
         self._thread = threading.Thread(target=tcp.serve_forever, args=(0.02,), name="simulator")
         self._thread.start()
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{tcp.socket.getsockname()[1]}"
+        host, port = tcp.socket.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def stop(self) -> None:
         """Close every connection and join every thread. Stopping twice is stopping once."""
@@ -157,12 +163,17 @@ class _Tcp(socketserver.ThreadingMixIn, socketserver.TCPServer):
     request_queue_size = 128
     daemon_threads = False  # so that server_close joins them
 
-    def __init__(self, owner: LoopbackServer, host: str, port: int) -> None:
+    def __init__(
+        self, owner: LoopbackServer, host: str, port: int, listening: socket.socket | None = None
+    ) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.owner = owner
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
-        super().__init__((host, port), _Handler)
+        super().__init__((host, port), _Handler, bind_and_activate=listening is None)
+        if listening is not None:
+            self.socket.close()
+            self.socket = listening
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:  # here, on the accepting thread: `close_all` runs after it and misses none

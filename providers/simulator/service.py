@@ -5,6 +5,7 @@ A cloud adds its truth, and the verbs of what can happen to one of its machines.
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -59,6 +60,10 @@ class Simulator(ABC):
         """Listen; returns the endpoint, "http://127.0.0.1:PORT"."""
         self.endpoint = self._server.start()
         return self.endpoint
+
+    def adopt(self, listening: socket.socket) -> None:
+        """Serve on a socket that listens already, wherever that is, in place of host and port. Before `start`."""
+        self._server.adopt(listening)
 
     def stop(self) -> None:
         self._server.stop()

@@ -62,9 +62,13 @@ class Machine:
         mount = f"mount -t tmpfs -o size={size} tmpfs {self.store} && echo mounted && read end"
         holder = self.start("unshare", "--mount", "sh", "-c", mount)
         holder.out.until("^mounted$")
-        self._view = f"/proc/{holder.pid}/root"
-        self._prefix = ("nsenter", f"--target={holder.pid}", "--mount", f"--wd={self.folder}")
+        self.enter(holder, "nsenter", "--mount")
         return holder
+
+    def enter(self, holder: Running, *words: str) -> None:
+        """What is started from now on sees what `holder` sees; `words` are `nsenter` and the namespaces."""
+        self._view = f"/proc/{holder.pid}/root"
+        self._prefix = (*words, f"--target={holder.pid}", f"--wd={self.folder}")
 
     # --- asking ---
 

@@ -130,3 +130,14 @@ def test_a_server_of_another_service_needs_only_its_answers() -> None:
         assert server.seen == ()
     finally:
         server.stop()
+
+
+def test_a_socket_that_listens_already_is_served_and_closed() -> None:
+    """For a test that has opened it where the simulator itself may not: its address is the endpoint's."""
+    listening = socket.create_server(("127.0.0.2", 0))
+    simulator = AwsSimulator()
+    simulator.adopt(listening)
+    with simulator:
+        assert simulator.endpoint == f"http://127.0.0.2:{listening.getsockname()[1]}"
+        assert requests.get(f"{simulator.endpoint}/latest/meta-data/", timeout=10).status_code == 401
+    assert listening.fileno() == -1
