@@ -12,13 +12,17 @@ from __future__ import annotations
 import logging
 import signal
 
-from .actions import KillGroup, Look, SignalSession
+from ..hooks import protocol
+from .actions import KillGroup, Look, Send, SignalSession
 from .events import GroupSeen
 from .hearing import Command
 from .pending import Pending
 from .roster import Session
 from .telling import Telling
 
+#: After `Leave` a process ends by itself: Preempted is raised, `finally` blocks and exit handlers run (a tracker that
+#: sends its last records takes seconds), CUDA shuts down. Then TERM. Docker gives as much (docker stop, `--time`).
+LEAVE_GRACE = 10.0
 #: Between two looks at what is left of the group.
 _LOOK = 0.2
 
@@ -80,13 +84,37 @@ class Clearing(Telling):
             )
             if not command.told:
                 self._signal_group(signal.SIGTERM)
-            for session in there:
-                self._do(SignalSession(session.number, signal.SIGTERM, command.pid))
-            if self.pending is not None and self.pending.again_at is None:
-                self.pending.again_at = (self._now + limit) / 2
+            told = self._told_to_leave(command, there)
+            self._part_from([s for s in there if s not in told], command, limit)
+            command.term_at = min(self._now + LEAVE_GRACE, (self._now + limit) / 2) if told else None
+        elif command.term_at is not None and self._now >= command.term_at:
+            command.term_at = None
+            self._part_from(there, command, limit)
         if self.pending is not None:
             self._once_more(self.pending)
         if self._now >= command.look_at:
             command.look_at = self._now + _LOOK
             self._do(Look())
         return False
+
+    def _told_to_leave(self, command: Command, there: list[Session]) -> list[Session]:
+        """Who ends in order, by its own exit code and with its exit handlers, now that it is told, or by itself. Only
+        where nobody of the command's group is left: a launcher among them would start again what leaves before it."""
+        p = self.pending
+        if p is None or p.rehearsal or command.group_left or self._stopping:
+            return []
+        told = []
+        for session in there:
+            part = p.parts.get(session.number)
+            if part is not None and part.open and not part.left and session.store:
+                part.leave_sent = True
+                self._do(Send(session.number, protocol.Leave(p.id, self.policy.exit_code)))
+            if part is not None and (part.leave_sent or part.left):
+                told.append(session)
+        return told
+
+    def _part_from(self, there: list[Session], command: Command, limit: float) -> None:
+        for session in there:
+            self._do(SignalSession(session.number, signal.SIGTERM, command.pid))
+        if self.pending is not None and self.pending.again_at is None:
+            self.pending.again_at = (self._now + limit) / 2

@@ -12,12 +12,9 @@ import signal
 
 from ..hooks import protocol
 from .actions import Send
-from .clearing import Clearing
+from .clearing import LEAVE_GRACE, Clearing
 from .pending import Pending
 
-#: After `Leave` the command ends by itself: Preempted is raised, `finally` blocks and exit handlers run (a tracker that
-#: sends its last records takes seconds), CUDA shuts down. Then TERM. Docker gives as much (docker stop, `--time`).
-LEAVE_GRACE = 10.0
 #: Training had ended by itself: so long may the script take to end too, before it is told by the signal that the machine
 #: goes. What it still does it has to bring to an end by its own handler, so not longer.
 GOODBYE_GRACE = 2.0

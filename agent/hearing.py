@@ -49,8 +49,9 @@ class Command:
     #: After its end: whether others of its group are there (None: nobody has looked), and the next look.
     group_left: bool | None = None
     look_at: float = 0.0
-    #: What it left behind was told to end.
+    #: What it left behind was told to end; TERM follows then for who was told in words.
     parting: bool = False
+    term_at: float | None = None
 
 
 class Hearing:

@@ -346,7 +346,8 @@ def test_a_worker_that_outlives_its_launcher_finishes_its_save() -> None:
     assert story.code is None
     assert story.signalled_sessions == []
     story.commits(rank)
-    assert story.signalled_sessions == [(rank, TERM)]
+    assert story.sent(Leave) == [(rank, Leave("n1", 75))]
+    assert story.signalled_sessions == []
     story.closes(rank)
     assert story.code == 75
     assert not story.killed

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from spotguard.agent.actions import Action, KillGroup, Launch, SignalSession
+from spotguard.hooks.protocol import Bye, Leave
 from tests.fakes.story import Story
 
 TERM, KILL, CONT, INT = signal.SIGTERM, signal.SIGKILL, signal.SIGCONT, signal.SIGINT
@@ -85,6 +88,56 @@ def test_a_worker_in_a_session_of_its_own_is_reached_too() -> None:
     story.until(109)
     assert story.signalled_sessions[2:] == [(worker, KILL)]
     assert story.code == 75
+
+
+def test_a_parked_worker_without_a_launcher_leaves_in_order() -> None:
+    """Nobody is there who would start it again: its own exit code and exit handlers, and TERM ten seconds later."""
+    story = Story()
+    worker = story.opens(201)
+    story.notice()
+    story.until(1)
+    story.ends(-9)
+    story.until(3)
+    story.commits(worker)
+    assert story.sent(Leave) == [(worker, Leave("n1", 75))]
+    story.until(12.9)
+    assert story.signalled_sessions == []
+    story.until(14)
+    assert story.signalled_sessions == [(worker, TERM)]
+    assert len(story.sent(Leave)) == 1
+    story.closes(worker)
+    assert story.code == 75
+    assert not story.killed
+
+
+@pytest.mark.parametrize("how", ["beside others of the group", "without a store", "without a socket"])
+def test_who_cannot_leave_first_gets_term_at_once(how: str) -> None:
+    """A launcher may be among the others, a function of on_notice cannot leave, and words do not reach the third."""
+    story = Story()
+    worker = story.opens(201, store="" if how == "without a store" else "file:///s")
+    story.notice()
+    story.group_left = how == "beside others of the group"
+    story.commits(worker)
+    if how == "without a socket":
+        story.closes(worker, alive=True)
+    story.ends(-15)
+    story.until(1)
+    assert story.sent(Leave) == []
+    assert story.signalled_sessions == [(worker, TERM)]
+
+
+def test_who_has_said_goodbye_is_left_to_its_exit_handlers() -> None:
+    """It goes by itself: TERM only if it has not in ten seconds."""
+    story = Story()
+    worker = story.opens(201)
+    story.notice()
+    story.ends(-9)
+    story.says(worker, Bye())
+    story.closes(worker, alive=True)
+    story.until(9)
+    assert story.signalled_sessions == []
+    story.until(11)
+    assert story.signalled_sessions == [(worker, TERM)]
 
 
 def test_law_11_a_worker_without_socket_or_launcher_may_still_save() -> None:

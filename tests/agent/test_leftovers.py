@@ -99,6 +99,34 @@ signal.pause()
     assert gone(int(pids.read_text()))
 
 
+def test_a_worker_whose_launcher_is_gone_leaves_by_its_own_exit(options: Options, tmp_path: Path) -> None:
+    """Saved, and parked in a session of its own: its exit handlers run, and no signal ends it."""
+    worker = f"""
+import atexit, os, signal, sys, time
+sys.path[:0] = [{str(ROOT)!r}]
+from pathlib import Path
+from tests.fakes.hook import FakeHook
+from spotguard.hooks.protocol import *
+os.setsid()
+hook = FakeHook(Path({options.socket!r}))
+hook.say(Register(os.getpid(), "r", "train.py", "file:///s"))
+hook.hear(Welcome)
+os.kill(int(sys.argv[1]), signal.SIGTERM)
+notice = hook.hear(Preempt)
+hook.say(Committed(notice.id, 7, 1000, 0.5, "file:///s/7", time.monotonic()))
+code = hook.hear(Leave).code
+atexit.register(lambda: Path({str(tmp_path)!r}, "left").write_text(f"{{os.getpid()}} {{code}}"))
+sys.exit(code)
+"""
+    launcher = (
+        f"import os, subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}, str(os.getppid())])"
+    )
+    assert loop.run(options, [sys.executable, "-c", launcher]) == 75
+    pid, code = (tmp_path / "left").read_text().split()
+    assert code == "75"
+    assert gone(int(pid))
+
+
 @pytest.mark.parametrize("how", ["own", "silent"])
 def test_a_session_is_signalled_with_and_without_its_socket(
     serve: Serving, events: Events, tmp_path: Path, how: str
