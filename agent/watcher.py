@@ -16,6 +16,7 @@ from ..providers.health import STARTING, Health, blind
 from ..providers.notice import JITTER, Notice, NoticeSource, Severity, Sighting
 from .events import Event, HealthChanged, NoticeGone, NoticeSeen
 from .horizon import NEAR
+from .mention import Mention
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +24,6 @@ logger = logging.getLogger(__name__)
 LONGEST_WAIT = 2.0
 #: A far deadline that moves later by more than this is another one, and no clock that is put right.
 _PUT_OFF = 60.0
-#: How often a source that stays blind is mentioned, in seconds.
-REMIND = 60.0
 
 
 class Watcher:
@@ -44,8 +43,7 @@ class Watcher:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"spotguard-watch-{source.name}", daemon=True)
         self._health: Health | None = None
-        self._since = 0.0
-        self._reminded = 0.0
+        self._mention = Mention()
         self._failures = 0
         self._standing: dict[str, Notice] = {}
 
@@ -120,22 +118,8 @@ class Watcher:
     def _feel(self, health: Health) -> None:
         now, before = self._clock.monotonic(), self._health
         self._health = health
-        if before is None or (before.sight, before.reason) != (health.sight, health.reason):
-            self._since = self._reminded = now
-            self._say(health, before)
-            self._post(HealthChanged(self._source.name, health, now))
-        elif not health.seeing and now - self._reminded >= REMIND:
-            self._reminded = now
-            logger.warning("%s: still %s after %.0f s", self._source.name, words(health), now - self._since)
-
-    def _say(self, health: Health, before: Health | None) -> None:
-        if health.seeing:
-            logger.info("%s: seeing", self._source.name)
-        elif before is not None:  # before the first look nothing is wrong yet
-            logger.warning("%s: %s", self._source.name, words(health))
-
-
-def words(health: Health) -> str:
-    """A health in one line, with what to do."""
-    line = f"{health.sight} ({health.reason}): {health.detail}" if health.reason else str(health.sight)
-    return f"{line}; {health.advice}" if health.advice else line
+        if (line := self._mention.of(health, now)) is not None:
+            level, words = line
+            logger.log(level, "%s: %s", self._source.name, words)
+        if health != before:  # other details of the same reason too: `status` shows the newest
+            self._post(HealthChanged(self._source.name, health, self._mention.since))

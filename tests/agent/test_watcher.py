@@ -96,7 +96,7 @@ def test_what_a_blind_source_does_not_show_is_not_withdrawn() -> None:
 
 
 def test_health_is_posted_when_it_changes_and_not_before() -> None:
-    """With since when it is so."""
+    """With since when it is so; other words for the same are shown, and change nothing about when it began."""
     watched = Watched(FakeSource())
     (seeing,) = watched.look()
     assert isinstance(seeing, HealthChanged)
@@ -106,8 +106,11 @@ def test_health_is_posted_when_it_changes_and_not_before() -> None:
     watched.source.sighting = UNREACHABLE
     (lost,) = watched.look()
     assert lost == HealthChanged("fake source", UNREACHABLE.health, 1005.0)
-    watched.source.sighting = Sighting(blind("unreachable", "other words"))
     assert watched.look() == []
+    watched.clock.advance(5)
+    watched.source.sighting = Sighting(blind("unreachable", "other words"))
+    (again,) = watched.look()
+    assert again == HealthChanged("fake source", watched.source.sighting.health, 1005.0)
     watched.source.sighting = Sighting(wrong_server("a portal"))
     (other,) = watched.look()
     assert isinstance(other, HealthChanged)
@@ -145,21 +148,23 @@ def test_blind_it_backs_off_to_two_seconds_at_most(interval: float) -> None:
     assert watched.watcher.delay() == interval
 
 
-def test_blindness_is_logged_at_once_and_every_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """Not at every look; with the reason and what to do."""
+def test_what_a_source_sees_is_logged_under_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    """At once and every minute, not at every look; with the reason and what to do."""
     watched = Watched(FakeSource())
-    watched.source.sighting = UNREACHABLE
     with caplog.at_level(logging.INFO, "spotguard"):
-        watched.look()  # the first look: it was never seeing
-        watched.source.shows()
         watched.look()
         watched.source.sighting = UNREACHABLE
         for _ in range(130):
             watched.look()
             watched.clock.advance(1)
-    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert [("still" in w) for w in warnings] == [False, True, True]
-    assert "connection refused; is it on?" in warnings[0]
+    said = [(record.levelno, record.getMessage()) for record in caplog.records]
+    why = "blind (unreachable): connection refused; is it on?"
+    assert said == [
+        (logging.INFO, "fake source: seeing"),
+        (logging.WARNING, f"fake source: {why}"),
+        (logging.WARNING, f"fake source: still {why} after 60 s"),
+        (logging.WARNING, f"fake source: still {why} after 120 s"),
+    ]
 
 
 def test_the_thread_looks_at_its_cadence_and_closes_the_source_itself() -> None:
