@@ -29,9 +29,11 @@ BOTH: tuple[str, ...] = ("run", "agent")
 class Options:
     """What a `run` or an `agent` was asked for, checked."""
 
-    #: "auto", "aws" or "none".
+    #: "auto", "aws", "azure" or "none".
     provider: str
     metadata_endpoint: str | None
+    #: What Azure calls this machine, where its service cannot be asked.
+    vm_name: str | None
     store: str
     #: Whether somebody chose the store: the default dies with the machine, which must be said on a cloud.
     store_given: bool
@@ -91,7 +93,7 @@ SETTINGS: tuple[Setting, ...] = (
         values.provider,
         "auto",
         "NAME",
-        "whose notices to watch: aws, none, or auto (the default), which reads DMI and sends nothing",
+        "whose notices to watch: aws, azure, none, or auto (the default), which reads DMI and sends nothing",
     ),
     Setting(
         "metadata-endpoint",
@@ -99,6 +101,13 @@ SETTINGS: tuple[Setting, ...] = (
         None,
         "URL",
         "the metadata service, where it is not the cloud's own: `spotguard simulate` prints one",
+    ),
+    Setting(
+        "vm-name",
+        values.vm_name,
+        None,
+        "NAME",
+        "Azure: what its events call this machine, where the metadata service does not tell",
     ),
     Setting(
         "store",

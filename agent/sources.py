@@ -29,7 +29,7 @@ def make(options: Options, clock: Clock, root: Path = Path("/")) -> Callable[[],
     name, instance = options.provider, ""
     if name == "auto":
         name, instance = _detected(options, root)
-        if name not in ("aws", "none"):
+        if name not in ("aws", "azure", "none"):
             logger.warning(
                 "this machine is %s's, whose notices come with a later version of spotguard: it is NOT watched. "
                 "SIGTERM, drills and background checkpoints work; --provider none ends this warning",
@@ -38,6 +38,8 @@ def make(options: Options, clock: Clock, root: Path = Path("/")) -> Callable[[],
             name = "none"
     if name == "none":
         return list
+    if name == "azure":
+        return _azure(options, clock)
     if name != "aws":
         raise UsageError(
             f"--provider {name}: its notices come with a later version of spotguard; use --provider none: "
@@ -52,6 +54,14 @@ def _aws(endpoint: str | None, instance: str, clock: Clock) -> Callable[[], list
 
     base = resolve_endpoint(endpoint, os.environ)
     return lambda: [InstanceAction(Imds(base, clock, instance=instance), clock)]
+
+
+def _azure(options: Options, clock: Clock) -> Callable[[], list[NoticeSource]]:
+    from ..providers.azure import ScheduledEvents  # brings the HTTP client
+    from ..providers.azure_imds import Imds, resolve_endpoint
+
+    base = resolve_endpoint(options.metadata_endpoint)
+    return lambda: [ScheduledEvents(Imds(base, clock), clock, vm_name=options.vm_name or "")]
 
 
 def _detected(options: Options, root: Path) -> tuple[str, str]:

@@ -80,9 +80,9 @@ def one_of(*words: str) -> Callable[[str, str], str]:
 
 
 def provider(origin: str, text: str) -> str:
-    if text.lower() in ("gcp", "azure"):
-        refuse(origin, text, "auto, aws or none; notices of this cloud are not in this version")
-    return one_of("auto", "aws", "none")(origin, text)
+    if text.lower() == "gcp":
+        refuse(origin, text, "auto, aws, azure or none; notices of this cloud are not in this version")
+    return one_of("auto", "aws", "azure", "none")(origin, text)
 
 
 def endpoint(origin: str, text: str) -> str:
@@ -90,6 +90,12 @@ def endpoint(origin: str, text: str) -> str:
     from ..providers.metadata import parse_endpoint
 
     return parse_endpoint(text, origin)
+
+
+def vm_name(origin: str, text: str) -> str:
+    if not text.isprintable() or not 0 < len(text) <= 128 or " " in text:
+        refuse(origin, text, "a machine's name in one word, as in pool-vmss_12")
+    return text
 
 
 def run_id(origin: str, text: str) -> str:

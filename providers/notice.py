@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from .health import Health
 
@@ -97,4 +97,14 @@ class NoticeSource(Protocol):
 
     def close(self) -> None:
         """Give back connections. Called once, by the thread that polls."""
+        ...
+
+
+@runtime_checkable
+class Acknowledging(Protocol):
+    """A source whose cloud may be told to go ahead (Azure's `StartRequests`)."""
+
+    def acknowledge(self, notice_id: str) -> None:
+        """Everything that this notice can cost is saved: it may begin now. For any thread; the one that polls sends
+        it, and only where nobody else is concerned. What is no notice of this source's is nothing to it."""
         ...

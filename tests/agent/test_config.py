@@ -20,6 +20,7 @@ EXAMPLES: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, obj
         ("http://[::1]:2/", "http://[::1]:2"),
         ('"http://127.0.0.3"', "http://127.0.0.3"),
     ),
+    "vm-name": (("a", "a"), ("Pool-vmss_12", "Pool-vmss_12"), ('"c"', "c")),
     "store": (("file:///a", "file:///a"), ("file:///b", "file:///b"), ('"file:///c"', "file:///c")),
     "run-id": (("a", "a"), ("B-1.x_2", "B-1.x_2"), ('"c"', "c")),
     "window": (("1", 1.0), ("2.5", 2.5), ("3", 3.0)),
@@ -100,7 +101,7 @@ def test_the_service_has_no_command_to_end() -> None:
     """Options that are about a command are no flags of `agent`, and harm it neither in a shared file."""
     names = {setting.name for setting in settings_of("agent")}
     assert names == {
-        "provider", "metadata-endpoint", "window", "reserve", "socket", "json-log", "log-level",
+        "provider", "metadata-endpoint", "vm-name", "window", "reserve", "socket", "json-log", "log-level",
     }  # fmt: skip
     assert isinstance(resolve("agent", {}, {"SPOTGUARD_KEEP": "no number"}), Options)
 
@@ -109,8 +110,10 @@ def test_the_service_has_no_command_to_end() -> None:
     ("name", "text", "expected"),
     [
         ("provider", "gcp", "not in this version"),
-        ("provider", "digitalocean", "auto, aws or none"),
+        ("provider", "digitalocean", "auto, aws, azure or none"),
         ("metadata-endpoint", "localhost:80", "http://127.0.0.1:1338"),
+        ("vm-name", "two words", "as in pool-vmss_12"),
+        ("vm-name", "x" * 129, "as in pool-vmss_12"),
         ("store", "/mnt/checkpoints", "file:///mnt/checkpoints"),
         ("run-id", "a/b", "letters"),
         ("run-id", "..", "letters"),

@@ -9,6 +9,7 @@ import pytest
 
 from spotguard.agent import sources
 from spotguard.agent.config import Options, resolve
+from spotguard.providers.azure import ScheduledEvents
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
 
@@ -34,6 +35,15 @@ def test_aws_is_watched_where_it_is_named_and_where_the_firmware_names_it(tmp_pa
         (one,), (other,) = make(), make()
         assert one.name == "aws spot/instance-action"
         assert one is not other
+
+
+def test_azure_is_watched_where_it_is_named_and_where_the_firmware_names_it(tmp_path: Path) -> None:
+    """With the name that somebody gave."""
+    root = machine(tmp_path, chassis_asset_tag="7783-7084-3265-9085-8269-3286-77")
+    for said in (options(provider="azure"), options(vm_name="pool-vmss_12")):
+        (source,) = sources.make(said, SystemClock(), root)()
+        assert isinstance(source, ScheduledEvents)
+        assert source.name == "azure scheduledevents"
 
 
 def test_a_laptop_has_no_source(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from spotguard.providers.health import Reason
 from tests.docs.messages import Message, messages, messages_in
 from tests.docs.pages import ROOT, prose, unmarked
 
-PAGES = " ".join(prose(ROOT / "docs" / name) for name in ("errors.md", "notices-aws.md"))
+PAGES = " ".join(
+    prose(page) for page in (ROOT / "docs" / "errors.md", *sorted((ROOT / "docs").glob("notices-*.md")))
+)
 
 #: Where a message is wholly another's: what passes on a reason, or names a file and line.
 PASSED_ON = 1
