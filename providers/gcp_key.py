@@ -1,0 +1,49 @@
+"""What the keys of GCE's metadata service have in common as sources of notices."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from dataclasses import replace
+
+from .clock import Clock
+from .gcp_metadata import GcpMetadata
+from .health import blind
+from .notice import JITTER, Notice, Sighting
+
+log = logging.getLogger(__name__)
+
+
+class Key(ABC):
+    """One key as a `NoticeSource`, with a connection and a health of its own. For one thread."""
+
+    name: str
+    #: A warning of minutes or days is seen in time; what ends the VM in seconds is asked for otherwise.
+    interval: float = 10.0
+    #: These keys are states, not events: one that is back at its idle value was called off, or is over.
+    withdraws = True
+
+    def __init__(self, metadata: GcpMetadata, clock: Clock) -> None:
+        self._metadata = metadata
+        self._clock = clock
+
+    def poll(self) -> Sighting:
+        try:
+            return self._look()
+        except Exception as error:  # a bug of ours must make us blind, which is seen, not dead, which is not
+            log.debug("a look at %s failed", self.name, exc_info=True)
+            return Sighting(blind("garbage", f"{type(error).__name__}: {error}"))
+
+    def close(self) -> None:
+        self._metadata.close()
+
+    @abstractmethod
+    def _look(self) -> Sighting:
+        """Read the key, and say what it shows. May raise: that is a bug, and shown as blindness."""
+
+
+def same(known: Notice | None, new: Notice) -> Notice:
+    """One warning is one value, first read when it was first read; its deadline only moves earlier."""
+    if known is None or known.id != new.id:
+        return new
+    return known if new.deadline > known.deadline - JITTER else replace(known, deadline=new.deadline)

@@ -1,0 +1,51 @@
+"""How the tests of GCP's notices look."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from spotguard.providers.gcp import PreemptedAtOnce, PreemptedPlainly, Preemption
+from spotguard.providers.gcp_metadata import GcpMetadata
+from spotguard.providers.notice import NoticeSource, Sighting
+from spotguard.providers.simulator.gcp import GcpSimulator
+
+
+@contextmanager
+def at_once(
+    vm: GcpSimulator, *, preemption: Preemption | None = None, timeout: float = 10.0, longest: float = 60.0
+) -> Iterator[PreemptedAtOnce]:
+    """The hanging GET, on the VM's own clock."""
+    metadata = GcpMetadata(vm.endpoint, timeout=timeout, longest=longest)
+    source = PreemptedAtOnce(metadata, vm.clock, preemption or Preemption(vm.clock))
+    yield source
+    source.close()
+
+
+@contextmanager
+def plainly(
+    vm: GcpSimulator, *, preemption: Preemption | None = None, timeout: float = 10.0
+) -> Iterator[PreemptedPlainly]:
+    """The plain GET beside it."""
+    source = PreemptedPlainly(
+        GcpMetadata(vm.endpoint, timeout=timeout), vm.clock, preemption or Preemption(vm.clock)
+    )
+    yield source
+    source.close()
+
+
+class Looking:
+    """One look on a thread of its own, which may be held."""
+
+    def __init__(self, source: NoticeSource) -> None:
+        self._source = source
+        self._seen: list[Sighting] = []
+        self._thread = threading.Thread(target=lambda: self._seen.append(source.poll()), name="looking")
+        self._thread.start()
+
+    def seen(self) -> Sighting:
+        """Wait for what it shows."""
+        self._thread.join(20)
+        assert self._seen, "the look is held still"
+        return self._seen[0]
