@@ -2,102 +2,86 @@
 
 The key is absent (404, with a page of XHTML) until there is a notice; then it is a JSON object with `action`
 and `time`, and stays. It is polled also where `instance-life-cycle` does not say "spot": interruptible capacity
-reservations are warned as well, and the documentation is silent on where.
+reservations are warned as well, and the documentation is silent on where. `spot/termination-time` is older and
+says the same of terminations only: it is looked at now and then, for whoever hides the one and shows the other.
 """
 
 from __future__ import annotations
 
-import json
-import logging
+import re
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 from .aws_imds import Imds
+from .aws_key import ROOT, SHORT_WINDOW, STALE, Key, parse_date, parse_json, parse_time, shown, unread
 from .clock import Clock, monotonic_deadline
-from .health import SEEING, Health, Sight, blind, wrong_server
-from .metadata import Answer
-from .notice import JITTER, Notice, NoticeKind, Sighting
+from .health import SEEING, Health, Sight
+from .notice import Notice, NoticeKind, Sighting
 
-log = logging.getLogger(__name__)
+_ACTION = "spot/instance-action"
+_TIME = "spot/termination-time"
 
-PATH = "/latest/meta-data/spot/instance-action"
-SOURCE = "aws spot/instance-action"
+PATH = ROOT + _ACTION
 
 #: Seconds from the warning to the end, as documented. Hibernation begins with the warning.
 _WINDOWS = {NoticeKind.TERMINATE: 120.0, NoticeKind.STOP: 120.0, NoticeKind.HIBERNATE: 0.0}
 
-#: Seconds for what this program cannot read: an action of a later time, or an instant in no known form. As
-#: short as the shortest warning of any cloud, because believing in more could lose the save.
-_UNKNOWN_WINDOW = 30.0
+#: Seconds: `instance-action` is asked for within one of them, and answers or fails within two.
+_SECOND_LOOK = 3.0
 
-#: Seconds. EC2 keeps the value when it fails to interrupt, so an old one is no warning. Below this it is taken
-#: as one: `time` is called approximate, and a clock may be a minute off.
-_STALE = 600.0
+#: A time as AWS writes it. Not every ISO form: the key may hold a value that is no time, and some numbers are dates.
+_INSTANT = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}:?[0-9]{2})"
+)
 
 
-class InstanceAction:
+class InstanceAction(Key):
     """`spot/instance-action` as a `NoticeSource`. Its withdrawal is not documented, so it withdraws nothing."""
 
-    name = SOURCE
+    key = _ACTION
     # AWS advises 5 s: a twenty-fourth of the window. The service is local and 0.2 ms of our CPU a look.
     interval = 1.0
-    withdraws = False
 
     def __init__(self, imds: Imds, clock: Clock) -> None:
-        self._imds = imds
-        self._clock = clock
+        super().__init__(imds, clock)
         self._was_absent = False
-        self._notice: Notice | None = None
+
+    def read(self, body: bytes, *, sure: bool) -> Sighting:
+        return parse_instance_action(body, self._clock, new=self._was_absent, strict=not sure)
+
+    def absent(self) -> Sighting:
+        self._was_absent = True
+        return Sighting(SEEING)
+
+
+class TerminationTime(Key):
+    """`spot/termination-time`, one bare time, as a `NoticeSource`. What it says of an instant, `instance-action` says
+    too, under the same id: it is one notice. It is told at the second look, so that it is the other's where that sees."""
+
+    key = _TIME
+
+    def __init__(self, imds: Imds, clock: Clock) -> None:
+        super().__init__(imds, clock)
+        self._held_none = False
+        #: What the last look found that could see.
+        self._stood: set[str] = set()
 
     def poll(self) -> Sighting:
-        try:
-            return self._look()
-        except Exception as error:  # a bug of ours must make us blind, which is seen, not dead, which is not
-            log.debug("a look at %s failed", SOURCE, exc_info=True)
-            return Sighting(blind("garbage", f"{type(error).__name__}: {error}"))
+        said = super().poll()
+        told = tuple(notice for notice in said.notices if notice.id in self._stood)
+        if said.health.seeing:
+            self._stood = {notice.id for notice in said.notices}
+        self.interval = _SECOND_LOOK if len(told) < len(said.notices) else Key.interval
+        return replace(said, notices=told)
 
-    def close(self) -> None:
-        self._imds.close()
+    def read(self, body: bytes, *, sure: bool) -> Sighting:
+        said = parse_termination_time(body, self._clock, new=self._held_none, strict=not sure)
+        self._held_none |= said.health.seeing and _instant(body.decode("ascii", "replace")) is None
+        return said
 
-    def _look(self) -> Sighting:
-        answer = self._imds.get(PATH)
-        if isinstance(answer, Health):
-            return Sighting(answer)
-        # The body decides: a notice is believed under any status, though under another than 200 it has to be as
-        # AWS writes it, for an error's JSON may have an `action` too.
-        strict = answer.status != 200
-        sighting = parse_instance_action(answer.body, self._clock, new=self._was_absent, strict=strict)
-        if sighting.notices:
-            self._notice = _same(self._notice, sighting.notices[0])
-            return Sighting(self._seeing(), (self._notice,))
-        if answer.status == 404 and not answer.body.lstrip().startswith(b"{"):  # an absent key has AWS's page
-            if problem := self._imds.doubt():
-                return Sighting(problem)
-            self._was_absent = True
-            return Sighting(self._seeing())
-        if answer.status not in (200, 404):
-            return Sighting(self._imds.judge(PATH, answer))
-        return self._unread(answer, sighting)
-
-    def _seeing(self) -> Health:
-        return Health(Sight.SEEING, detail=self._imds.trouble) if self._imds.trouble else SEEING
-
-    def _unread(self, answer: Answer, sighting: Sighting) -> Sighting:
-        if answer.status == 200 and answer.body.lstrip().startswith(b"<"):
-            advice = "a captive portal or a proxy answers for the metadata service: check --metadata-endpoint"
-            return Sighting(wrong_server(f"GET {PATH}: 200 with a page, where JSON must be", advice))
-        if sighting.health.seeing and (problem := self._imds.doubt()):  # a stale value is no notice either
-            return Sighting(problem)
-        return sighting
-
-
-def _same(old: Notice | None, new: Notice) -> Notice:
-    """One warning is one value, first read when it was first read; its deadline only moves earlier, as when
-    the machine's clock is put right between two looks."""
-    if old is None or old.id != new.id:
-        return new
-    return old if new.deadline > old.deadline - JITTER else replace(old, deadline=new.deadline)
+    def absent(self) -> Sighting:
+        self._held_none = True
+        return Sighting(SEEING)
 
 
 def parse_instance_action(body: bytes, clock: Clock, *, new: bool = False, strict: bool = False) -> Sighting:
@@ -111,57 +95,51 @@ def parse_instance_action(body: bytes, clock: Clock, *, new: bool = False, stric
         new: the key was seen absent before. Then its value is new, however old `time` looks: the clock is wrong.
         strict: take only an action and a time that are known; anything else is garbage.
     """
-    try:
-        said = json.loads(body)
-    except (ValueError, RecursionError):  # not JSON, not text, or nested to hurt
-        return _garbage(body)
+    said = parse_json(body)
     action = said.get("action") if isinstance(said, dict) else None
     if not isinstance(action, str) or not action.strip():
-        return _garbage(body)
+        return Sighting(unread(_ACTION, body, "action"))
     if strict and (action.strip().lower() not in _WINDOWS or parse_time(said.get("time")) is None):
-        return _garbage(body)
-    return _notice(action.strip().lower(), said.get("time"), clock, new)
+        return Sighting(unread(_ACTION, body, "action"))
+    time = said.get("time")
+    return _notice(_ACTION, action.strip().lower(), time, parse_time(time), clock, new)
 
 
-def _notice(action: str, time: Any, clock: Clock, new: bool) -> Sighting:
+def parse_termination_time(body: bytes, clock: Clock, *, new: bool = False, strict: bool = False) -> Sighting:
+    """The same of a body of the legacy key. A short line that holds no time is documented, and nothing.
+
+    Total: no bytes raise, and nothing that has the form of a time passes for "nothing".
+    """
+    text = body.decode("ascii", "replace").strip()
+    if (wall := _instant(text)) is not None:
+        return _notice(_TIME, "terminate", text, wall, clock, new)
+    line = 0 < len(text) <= 60 and text.isascii() and text.isprintable() and text[0] not in "{[<"
+    if strict or not line or _INSTANT.fullmatch(text):
+        return Sighting(unread(_TIME, body, "time"))
+    return Sighting(Health(Sight.SEEING, detail=f"no time, no notice: {shown(text)}"))
+
+
+def _instant(text: str) -> float | None:
+    iso = _INSTANT.fullmatch(text.strip()) is not None
+    return parse_time(text) if iso else parse_date(text)
+
+
+def _notice(key: str, action: str, time: Any, wall: float | None, clock: Clock, new: bool) -> Sighting:
     kind = NoticeKind(action) if action in {known.value for known in _WINDOWS} else NoticeKind.UNKNOWN
-    wall = parse_time(time)
     now = clock.monotonic()
-    detail = f"{_shown(action)} at {_shown(time)}"
-    window = _WINDOWS.get(kind, _UNKNOWN_WINDOW)
+    detail = f"{shown(action)} at {shown(time)}"
+    window = _WINDOWS.get(kind, SHORT_WINDOW)
     if kind is NoticeKind.UNKNOWN:
         detail += f": an action unknown to this program, taken as the end in {window:g} s"
     if wall is None:
-        window = min(window, _UNKNOWN_WINDOW)
+        window = min(window, SHORT_WINDOW)
         deadline = now + window
         detail += f": not a time, taken as {window:g} s from now"
-    elif not new and clock.time() - wall > _STALE:
+    elif not new and clock.time() - wall > STALE:
         return Sighting(Health(Sight.SEEING, detail=f"stale, no notice: {detail}"))
     else:
         deadline = monotonic_deadline(wall, clock, window)
     # From what AWS says, and from nothing of ours: read again, also by another process, it is the same notice.
-    said = f"aws/{_shown(action)}/{_shown(time) if wall is None else int(wall)}"
-    notice = Notice(said, kind, SOURCE, deadline, now, detail=detail, window=window)
+    said = f"aws/{shown(action)}/{shown(time) if wall is None else int(wall)}"
+    notice = Notice(said, kind, f"aws {key}", deadline, now, detail=detail, window=window)
     return Sighting(SEEING, (notice,))
-
-
-def parse_time(text: Any) -> float | None:
-    """Unix seconds of AWS's `2026-11-20T10:22:00Z`, or of another ISO form (without a zone: UTC); else None."""
-    if not isinstance(text, str):
-        return None
-    try:
-        instant = datetime.fromisoformat(text.strip())
-        return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        return None
-
-
-def _garbage(body: bytes) -> Sighting:
-    shown = ascii(body[:60].decode("utf-8", "replace"))
-    advice = "no notice can be read from this: report it, with this line"
-    return Sighting(blind("garbage", f"GET {PATH}: no action in {shown}", advice))
-
-
-def _shown(value: object) -> str:
-    """A server's words, fit for one line."""
-    return ascii(value)[:60].strip("'")

@@ -43,6 +43,9 @@ print("ready", flush=True)
 sys.exit(loop.serve(options))
 """
 
+#: The keys of AWS's that a service watches.
+SOURCES = 5
+
 #: A service of its own mind: it watches nothing.
 BLINDFOLDED = SERVE.replace('"provider": "aws", "metadata-endpoint": sys.argv[1]', '"provider": "none"')
 
@@ -111,7 +114,8 @@ def test_a_notice_of_the_cloud_reaches_every_session(
     body = control.status(path)
     assert body["service"] is True
     assert body["notice"]["id"] == notice.id
-    assert [s["name"] for s in body["sources"]] == ["aws spot/instance-action"]
+    assert len(body["sources"]) == SOURCES
+    assert "aws spot/instance-action" in {s["name"] for s in body["sources"]}
     assert json.loads(path.with_suffix(".outcome.json").read_text())["step"] == 3
     assert process.poll() is None
 
@@ -183,7 +187,7 @@ def test_a_run_uses_the_service_and_polls_nothing_itself(
     assert run.stdout is not None
     assert run.stdout.readline() == "registered\n"
     body = control.status(folder / "r.sock")
-    assert {s["name"] for s in body["sources"]} == {"service agent", "aws spot/instance-action"}
+    assert {s["name"] for s in body["sources"]} >= {"service agent", "aws spot/instance-action"}
     aws[0].preempt(120)
     _, said = run.communicate(timeout=60)
     assert run.returncode == 75, said
@@ -221,8 +225,8 @@ def test_a_watching_agent_hears_signs_of_life(service: tuple[Path, subprocess.Po
     """Though nothing happens: silence would be a dead service."""
     with FakeHook(service[0], Role.ANSWERER) as watcher:
         watcher.say(Watch(os.getpid()))
-        assert watcher.hear(Watched).sources == 1
-        assert watcher.hear(Watched).sources == 1
+        assert watcher.hear(Watched).sources == SOURCES
+        assert watcher.hear(Watched).sources == SOURCES
 
 
 def test_a_service_ends_with_0_when_it_is_told(service: tuple[Path, subprocess.Popen[str]]) -> None:

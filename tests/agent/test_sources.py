@@ -32,9 +32,15 @@ def test_aws_is_watched_where_it_is_named_and_where_the_firmware_names_it(tmp_pa
     root = machine(tmp_path, sys_vendor="Amazon EC2")
     for said in (options(provider="aws"), options()):
         make = sources.make(said, SystemClock(), root)
-        (one,), (other,) = make(), make()
-        assert one.name == "aws spot/instance-action"
-        assert one is not other
+        ones, others = make(), make()
+        assert [one.name for one in ones] == [
+            "aws spot/instance-action",
+            "aws spot/termination-time",
+            "aws events/recommendations/rebalance",
+            "aws events/maintenance/scheduled",
+            "aws autoscaling/target-lifecycle-state",
+        ]
+        assert not set(map(id, ones)) & set(map(id, others))
 
 
 def test_azure_is_watched_where_it_is_named_and_where_the_firmware_names_it(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class Service:
         self.agent = machine.spotguard(
             *("agent", "--socket", str(socket), "--provider", "aws", "--metadata-endpoint", aws.endpoint)
         )
-        self.agent.err.until("seeing")
+        self.agent.err.until("aws spot/instance-action: seeing")
 
     def run(self, run_id: str) -> Running:
         """A `spotguard run` that finds the service."""
@@ -62,8 +62,9 @@ class Service:
 
     @property
     def pollers(self) -> int:
-        """Everybody who asks AWS fetches a token of their own, which lives for hours."""
-        return self.aws.count("PUT")
+        """Everybody who asks AWS for the key does so with a token of their own, which lives for hours."""
+        asked = (seen for seen in self.aws.requests if seen.path.endswith("spot/instance-action"))
+        return len({seen.headers["x-aws-ec2-metadata-token"] for seen in asked})
 
 
 @pytest.fixture

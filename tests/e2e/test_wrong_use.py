@@ -46,15 +46,17 @@ def test_blindness_is_said_once_and_harms_nothing(machine: Machine, aws: AwsSimu
     aws.fault("403")
     running = machine.run("", sys.executable, OBEY, "USR1=3", aws=aws)
     running.out.until("^ready")
-    running.err.until("blind")
+    running.err.until("instance-action: blind")
     aws.stop()  # and now nobody is there at all
-    running.err.until("blind \\(unreachable\\)")
-    eventually(lambda: machine.status()["sources"][0]["reason"] == "unreachable", "blind in status")
+    running.err.until("instance-action: blind \\(unreachable\\)")
+    eventually(
+        lambda: {s["reason"] for s in machine.status()["sources"]} == {"unreachable"}, "blind in status"
+    )
     aws.start()
     running.send(signal.SIGUSR1)
     assert running.ended() == 3
     said = running.err.to_the_end()
-    assert said.count("blind (") == 2, said
+    assert said.count("instance-action: blind (") == 2, said
 
 
 @pytest.mark.torch

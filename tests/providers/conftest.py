@@ -9,6 +9,7 @@ import pytest
 
 from spotguard.providers.aws import InstanceAction
 from spotguard.providers.aws_imds import Imds
+from spotguard.providers.aws_key import Key
 from spotguard.providers.simulator.aws import AwsSimulator
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateAws
@@ -21,9 +22,9 @@ def watch() -> Iterator[MakeSource]:
     """As `MakeSource` says; the sources are closed when the test ends."""
     with ExitStack() as closing:
 
-        def make(simulator: AwsSimulator, *, timeout: float = 5.0) -> InstanceAction:
+        def make(simulator: AwsSimulator, kind: type[Key] = InstanceAction, *, timeout: float = 5.0) -> Key:
             imds = Imds(simulator.endpoint, simulator.clock, instance="i-0123", timeout=timeout)
-            source = InstanceAction(imds, simulator.clock)
+            source = kind(imds, simulator.clock)
             closing.callback(source.close)
             return source
 

@@ -15,7 +15,7 @@ from spotguard.providers.simulator.faults import REDIRECTED
 from spotguard.providers.simulator.server import LoopbackServer, Reply, Request
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateAws
-from tests.providers.looking import IMPATIENT, MakeSource, the_notice
+from tests.providers.looking import BLIND, IMPATIENT, MakeSource, the_notice
 
 
 def test_s3_an_absent_key_is_no_notice_and_seeing(instance: AwsSimulator, watch: MakeSource) -> None:
@@ -122,20 +122,6 @@ def test_s18_a_clock_that_is_off_makes_no_window_longer_than_aws_gives(
 
 
 # --- S7, S17: what goes wrong -------------------------------------------------------------------------------
-
-BLIND = {
-    "403": "forbidden",
-    "429": "throttled",
-    "500": "server-error",
-    "503": "server-error",
-    "reset": "unreachable",
-    "hang": "timeout",
-    "slow": "timeout",
-    "trickle": "timeout",
-    "portal": "wrong-server",
-    "redirect": "wrong-server",
-    "huge": "wrong-server",
-}
 
 
 @pytest.mark.parametrize("with_token", [False, True])
