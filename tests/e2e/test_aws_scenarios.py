@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,41 @@ def test_what_the_notice_says_is_what_the_hook_is_told(
     outcome = machine.outcome()
     assert (outcome["kind"], outcome["source"]) == (kind, "aws spot/instance-action")
     assert outcome["left"] <= max(window, 0)
+
+
+STANDING: dict[str, tuple[Callable[[AwsSimulator], object], str, float]] = {
+    "spot/termination-time": (lambda aws: aws.termination_time("valid", 90), "terminate", 90),
+    "autoscaling/target-lifecycle-state": (lambda aws: aws.autoscaling("Terminated"), "terminate", 30),
+    "events/maintenance/scheduled": (lambda aws: aws.maintenance("system-reboot", 100), "reboot", 100),
+}
+
+
+@pytest.mark.parametrize("key", STANDING)
+def test_each_key_that_ends_the_machine_is_told(machine: Machine, aws: AwsSimulator, key: str) -> None:
+    """S5, and its neighbours: the older key where the newer is hidden, a group's scale-in, an event that is near."""
+    happen, kind, most = STANDING[key]
+    aws.fault("503", path=key)  # blind, it is asked for every 2 s, and not every 10
+    running = watching(machine, aws)
+    happen(aws)
+    aws.rebalance()  # advice beside it changes nothing
+    aws.fault("503", path=key, seconds=0)
+    heard = told(running)
+    assert heard[0] == kind
+    assert most - 25 < heard[1] <= most
+    outcome = machine.outcome()
+    assert (outcome["kind"], outcome["source"]) == (kind, f"aws {key}")
+
+
+def test_advice_ends_nothing(machine: Machine, aws: AwsSimulator) -> None:
+    """S6: a recommendation alone, seen and said, and training goes on until the notice."""
+    aws.rebalance()
+    aws.maintenance("instance-stop", 86400)
+    running = watching(machine, aws)
+    running.err.until("rebalance from aws events/recommendations/rebalance.* training goes on")
+    running.err.until("stop from aws events/maintenance/scheduled.* training goes on")
+    assert running.running
+    aws.preempt(60)
+    assert told(running)[0] == "terminate"
 
 
 FAULTS = ("503", "429", "reset", "slow", "trickle", "401", "hang")
