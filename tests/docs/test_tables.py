@@ -13,6 +13,7 @@ from spotguard import cli
 from spotguard.agent.config import SETTINGS, Setting
 from spotguard.agent.outcome import Outcome, SessionOutcome
 from spotguard.commands.parsers import Parser
+from spotguard.providers.simulator import aws_command
 from tests.docs.pages import ROOT, section
 
 COMMANDS = ROOT / "docs" / "commands.md"
@@ -52,6 +53,12 @@ def test_each_command_has_its_options_and_no_others(command: str) -> None:
     text = section(COMMANDS, f"{'##' if ' ' not in command else '###'} spotguard {command}")
     said = re.findall(r"^\| `.*$", text.partition("\n### ")[0], re.MULTILINE)
     assert said == _rows(PARSERS[command]), "as it must be:\n" + "\n".join(_rows(PARSERS[command]))
+
+
+def test_each_verb_of_awss_scripts_is_explained_and_no_other() -> None:
+    text = section(COMMANDS, "### spotguard simulate aws").partition("\n### ")[0]
+    verbs = re.findall(r"^\| ([a-z-]+) \| ", text, re.MULTILINE)
+    assert verbs == ["verb", *aws_command.VERBS]
 
 
 @pytest.mark.parametrize("command", [name for name in PARSERS if " " not in name])
