@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from spotguard.providers.simulator.aws import AwsSimulator
+from spotguard.providers.simulator.azure import AzureSimulator
 from tests.e2e.island import Island
 from tests.e2e.trainee import Trainee
 
@@ -18,8 +19,9 @@ pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
 IPV4, IPV6 = "169.254.169.254", "fd00:ec2::254"
 
 #: Cloud -> its service, and the source that shows its notice.
-CLOUDS: dict[str, tuple[Callable[[], AwsSimulator], str]] = {
+CLOUDS: dict[str, tuple[Callable[[], AwsSimulator | AzureSimulator], str]] = {
     "aws": (AwsSimulator, "aws spot/instance-action"),
+    "azure": (AzureSimulator, "azure scheduledevents"),
 }
 
 
