@@ -56,10 +56,18 @@ def main(method: str) -> None:
             guard.step()
             train.tell(f"step {step + 1}")
     except (RuntimeError, OSError, EOFError) as error:  # the last two: it died with a batch half handed over
-        train.tell(f"loader died: {type(error).__name__}")
-        while True:
-            with contextlib.suppress(RuntimeError):  # the loader's own SIGCHLD handler may raise once more
-                threading.Event().wait()
+        stand(f"loader died: {type(error).__name__}")
+
+
+def stand(last_words: str) -> None:
+    """Say this and wait for ever, whatever the loader's own SIGCHLD handler raises meanwhile (RuntimeError, once a
+    worker that died)."""
+    while True:
+        with contextlib.suppress(RuntimeError):
+            if last_words:
+                train.tell(last_words)
+                last_words = ""
+            threading.Event().wait()
 
 
 if __name__ == "__main__":
