@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from spotguard.providers.health import Reason
+from spotguard.providers.health import Reason, Sight
 from tests.docs.messages import Message, messages, messages_in
 from tests.docs.pages import ROOT, prose, unmarked
 
@@ -44,6 +44,7 @@ def test_a_message_is_known_by_its_first_fixed_words() -> None:
     assert [_shown(each) for each in messages_in(tree, "x.py")] == ["is a thing that cannot be;"]
 
 
-def test_every_reason_of_blindness_is_explained() -> None:
-    for reason in get_args(Reason):
-        assert not reason or f" {reason} " in PAGES, reason
+def test_every_state_and_every_reason_of_blindness_is_explained() -> None:
+    text = (ROOT / "docs" / "health.md").read_text()
+    for word in (*Sight, *get_args(Reason)):
+        assert not word or f"\n| `{word}` | " in text, word

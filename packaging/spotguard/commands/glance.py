@@ -1,0 +1,263 @@
+"""An agent's answer as a person reads it: what is guarded, what each source sees, what to do about one that does not.
+
+Pure: a body of JSON and a width come in, lines go out. They fit a terminal of 80 columns, say without colours what
+colours say, and end without spaces, so that they can be piped, searched and pasted.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from spotguard.agent.horizon import span
+
+from .console import ago, amount
+
+#: Where the words begin, behind what they are about.
+_INDENT = 16
+#: Characters of a script's name in a table.
+_NAME = 16
+
+Line = tuple[str, str]  # the words, and their style
+
+
+def lines(body: dict[str, Any], now: datetime, width: int | None = None) -> Iterator[Line]:
+    """The whole answer, folded to `width` where there is one.
+
+    Args:
+        now: the wall clock, for what is ahead.
+    """
+    if "error" in body:
+        yield from _row("no answer", _error(body), "bold red", width, begin="")
+        return
+    yield title(body), "bold"
+    for label, words, style in _rows(body, now):
+        yield from _row(label, words, style, width)
+    if len(body["sessions"]) > 1:
+        yield from _table(body["sessions"])
+    for label, words, style in _below(body):
+        yield from _row(label, words, style, width)
+
+
+def title(body: dict[str, Any]) -> str:
+    since = f"for {ago(body['for_seconds'])}"
+    if body["service"]:
+        return f"service (pid {body['pid']}), {since}, {body['phase']}"
+    command = body["command"]
+    doing = "starting" if command is None else f"command pid {command['pid']}"
+    again = f", restarted {command['restarts']} times" if command and command["restarts"] else ""
+    return f"run {body['run_id']} (pid {body['pid']}), {doing}, {since}{again}, {body['phase']}"
+
+
+def pulse(body: dict[str, Any]) -> str:
+    """The same in one line, for who reads line after line."""
+    if "error" in body:
+        return f"no answer: {_error(body)}"
+    parts = ["service" if body["service"] else f"run {body['run_id']}"]
+    if body["notice"] is not None:
+        parts.append(_notice(body["notice"]))
+    for each in _ranked(body["sessions"]):
+        who = f"rank {each['rank']} " if len(body["sessions"]) > 1 else ""
+        parts.append(f"{who}step {_step(each)}, checkpoint {_checkpoint(each)}" + _saving(each, ", "))
+    parts += [f"{source['name']}: {_sight(source)}" for source in body["sources"] if not _fine(source)]
+    if not body["sessions"]:
+        parts.append("no training process")
+    if body["sources"] and all(map(_fine, body["sources"])):
+        parts.append("seeing")
+    return "; ".join(parts)
+
+
+def shape(body: dict[str, Any]) -> Any:
+    """What of it is news to who reads line after line: not the numbers that run."""
+    return (
+        body.get("error"),
+        body.get("run_id"),
+        body.get("phase"),
+        [(one["name"], one["sight"], one["reason"], one["advice"]) for one in body.get("sources", ())],
+        body.get("notice") and body["notice"]["id"],
+        [(one["id"], one["then"]) for one in body.get("standing", ())],
+        [
+            (one["pid"], one["mode"], one["saving"] and one["saving"]["phase"])
+            for one in body.get("sessions", ())
+        ],
+        body.get("last_outcome") and body["last_outcome"]["line"],
+    )
+
+
+# --- what it says ---
+
+
+def _rows(body: dict[str, Any], now: datetime) -> Iterator[tuple[str, str, str]]:
+    """What each line is about, its words, and its style."""
+    if body["notice"] is not None:
+        yield "NOTICE", _notice(body["notice"]), "bold yellow" if body["notice"]["drill"] else "bold red"
+    yield from _sources(body["sources"])
+    for event in body.get("standing", ()):  # an older agent does not say
+        yield event["severity"], _standing(event, now), "yellow"
+    if not body["sessions"]:
+        yield (
+            "training",
+            "no training process has registered: a notice would end the command unsaved",
+            "yellow",
+        )
+    elif len(body["sessions"]) == 1:
+        yield from _session(body["sessions"][0])
+
+
+def _error(body: dict[str, Any]) -> str:
+    error, socket = str(body["error"]), str(body["socket"])
+    return error if socket in error else f"{socket}: {error}"
+
+
+def _sources(sources: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    if not sources:
+        yield "notices", "none is watched; SIGTERM and drills are heard", "yellow"
+    wide = max((len(source["name"]) for source in sources), default=0)
+    for number, source in enumerate(sources):
+        style = "green" if _fine(source) else "yellow" if source["sight"] == "seeing" else "bold red"
+        yield "" if number else "notices", f"{source['name']:<{wide}}  {_sight(source)}", style
+    told: dict[tuple[str, str], int] = {}
+    for source in sources:  # a cloud's sources are blind together: what to do is said once
+        if source["sight"] == "seeing":
+            continue
+        problem = (source["reason"], source["advice"])
+        told[problem] = told.get(problem, 0) + 1
+        if told[problem] == 1:
+            yield source["reason"], source["detail"], ""
+            if source["advice"]:
+                yield "what to do", source["advice"], "bold"
+
+
+def _fine(source: dict[str, Any]) -> bool:
+    return bool(source["sight"] == "seeing" and not source["detail"])
+
+
+def _sight(source: dict[str, Any]) -> str:
+    since = f"for {ago(source['for_seconds'])}"
+    if source["sight"] == "seeing":
+        return f"seeing {since}" + (f"; {source['detail']}" if source["detail"] else "")
+    return f"{source['sight'].upper()} {since} ({source['reason']})"
+
+
+def _notice(notice: dict[str, Any]) -> str:
+    what = "drill" if notice["drill"] else f"{notice['kind'].upper()} NOTICE"
+    return f"{what} from {notice['source']}: {notice['seconds_left']:.1f} s left"
+
+
+def _standing(event: dict[str, Any], now: datetime) -> str:
+    """What training goes on under, what will be done about it, and when."""
+    detail = f" ({event['detail']})" if event["detail"] else ""
+    what = f"{event['kind']} from {event['source']}{detail}"
+    if event["seconds_left"] is None:
+        return f"{what}, a warning for {ago(event['for_seconds'])}: {event['then']}"
+    at = (now + timedelta(seconds=event["seconds_left"])).astimezone()
+    when = f"{at:%Y-%m-%d %H:%M:%S}, in {span(event['seconds_left'])}"
+    return f"{what} at {when}: training goes on; a {event['then']} in {span(event['then_in'])}"
+
+
+def _session(session: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The one training process."""
+    yield "training", f"{session['name']} (pid {session['pid']}), step {_step(session)}", ""
+    yield "checkpoint", _checkpoint(session), ""
+    yield "saves", (f"{amount(session['bytes'])} " if session["bytes"] else "") + _mode(session), ""
+    if session["saving"] is not None:
+        yield "saving", _saving(session), "bold"
+
+
+def _below(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    if len(body["sessions"]) > 1:
+        why: dict[str, list[str]] = {}
+        for each in _ranked(body["sessions"]):
+            if each["detail"]:
+                why.setdefault(_mode(each), []).append(f"pid {each['pid']}")
+        for mode, who in why.items():
+            yield "saves", f"{mode} ({', '.join(who)})", ""
+    if body["last_outcome"] is not None:
+        yield "last", body["last_outcome"]["line"], ""
+
+
+def _table(sessions: Sequence[dict[str, Any]]) -> Iterator[Line]:
+    """Several training processes, a line each."""
+    ranked = _ranked(sessions)
+    several = len({each["run_id"] for each in ranked}) > 1
+    rows = [("run", "rank", "pid", "name", "step", "checkpoint", "state", "saves", "now")]
+    rows += [
+        (
+            each["run_id"],
+            f"{each['rank']}/{each['world']}",
+            str(each["pid"]),
+            _clipped(each["name"]),
+            _step(each),
+            _checkpoint(each),
+            amount(each["bytes"]) if each["bytes"] else "-",
+            each["mode"],
+            _saving(each) or "training",
+        )
+        for each in ranked
+    ]
+    columns = list(zip(*rows, strict=True))[0 if several else 1 :]
+    widths = [max(map(len, column)) for column in columns]
+    for number, row in enumerate(zip(*columns, strict=True)):
+        text = "  ".join(f"{cell:<{wide}}" for cell, wide in zip(row, widths, strict=True))
+        yield f"  {text.rstrip()}", "" if number else "dim"
+
+
+def _ranked(sessions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(sessions, key=lambda each: (each["run_id"], each["rank"], each["pid"]))
+
+
+def _clipped(name: str) -> str:
+    return name if len(name) <= _NAME else name[: _NAME - 1] + "…"
+
+
+def _step(session: dict[str, Any]) -> str:
+    return str(session["step"]) if session["step"] >= 0 else "-"
+
+
+def _checkpoint(session: dict[str, Any]) -> str:
+    if session["checkpoint_age"] is None:
+        return "none yet"
+    return f"step {session['checkpoint_step']}, {ago(session['checkpoint_age'])} ago"
+
+
+def _mode(session: dict[str, Any]) -> str:
+    """When a save begins, in words."""
+    because = f": {session['detail']}" if session["detail"] else ""
+    match session["mode"]:
+        case "window":
+            return f"at the notice, in the middle of a step too{because}"
+        case "boundary":
+            return f"at the next guard.step(){because}"
+        case "callback":
+            return f"by a function of its own{because}"
+    return f"{session['mode']}{because}"  # a newer hook's word
+
+
+def _saving(session: dict[str, Any], begin: str = "") -> str:
+    """What a notice has come to; "" where there is none."""
+    saving = session["saving"]
+    if saving is None:
+        return ""
+    done = f" {amount(saving['bytes'])}" if saving["bytes"] else ""
+    return f"{begin}{saving['phase']}{done}" + (f": {saving['why']}" if saving["why"] else "")
+
+
+# --- how it stands on a page ---
+
+
+def _row(label: str, words: str, style: str, width: int | None, begin: str = "  ") -> Iterator[Line]:
+    first = f"{begin}{label:<{_INDENT - len(begin) - 1}} "
+    if width is None:
+        yield f"{first}{words}".rstrip(), style
+        return
+    # Never cut inside a word: an address or a flag is to be copied.
+    folded = textwrap.wrap(
+        words,
+        max(20, width - _INDENT),
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [""]
+    for number, line in enumerate(folded):
+        yield f"{first if number == 0 else ' ' * _INDENT}{line}".rstrip(), style
