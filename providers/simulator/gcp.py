@@ -244,7 +244,9 @@ class GcpSimulator(Simulator):
                 301, f"{path}/\n".encode(), {**headers, "Content-Type": "text/html", "Location": f"{path}/"}
             )
         if leaf is None:
-            return page(404, f"The requested URL <code>{path}</code> was not found on this server.")
+            return page(
+                404, f"The requested URL <code>{path}</code> was not found on this server.", self._headers
+            )
         if key == _PREEMPTED and leaf.body == b"TRUE":
             self._tell_first_read()
         signed = {**headers, "Content-Type": leaf.kind}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from .faults import COMMON, Spoil
@@ -35,9 +35,9 @@ _TITLES = {
 }
 
 
-def page(status: int, why: str = "") -> Reply:
+def page(status: int, why: str = "", headers: Mapping[str, str] = HEADERS) -> Reply:
     body = _PAGE.format(status, _TITLES[status], why).encode()
-    return Reply(status, body, {"Content-Type": "text/html; charset=UTF-8", **HEADERS})
+    return Reply(status, body, {"Content-Type": "text/html; charset=UTF-8", **headers})
 
 
 def _always(status: int) -> Spoil:

@@ -108,7 +108,8 @@ def test_gke_hides_what_is_not_for_pods(simulate_gcp: SimulateGcp) -> None:
     vm = simulate_gcp(gke=True)
     vm.preempt()
     for key in ("preempted", "maintenance-event", "upcoming-maintenance?alt=json", "scheduling/preemptible"):
-        assert get(vm, f"{ROOT}instance/{key}").status_code == 404
+        answer = get(vm, f"{ROOT}instance/{key}")
+        assert (answer.status_code, answer.headers["Server"]) == (404, "GKE Metadata Server")
     answer = get(vm, f"{ROOT}instance/id")
     assert (answer.status_code, answer.headers["Server"]) == (200, "GKE Metadata Server")
 
