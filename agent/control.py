@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,21 @@ class DeadSocketError(AgentError):
 
 
 def find_sockets(env: Mapping[str, str], uid: int, service: Path = SERVICE_SOCKET) -> list[Path]:
-    """Every socket that this user may ask: its own runs', and the machine's service."""
-    found = sorted(runtime_folder(env, uid).glob("*.sock"))
+    """Every socket that this user may ask: its own runs', and the machine's service.
+
+    Raises:
+        AgentError: the folder is somebody else's.
+    """
+    folder = runtime_folder(env, uid)
+    try:
+        found = sorted(folder / name for name in os.listdir(folder) if name.endswith(".sock"))
+    except FileNotFoundError:  # nothing of ours has ever run
+        found = []
+    except OSError as error:
+        raise AgentError(
+            f"socket folder {folder}: {error.strerror}: set XDG_RUNTIME_DIR to a folder of your own (su and sudo may keep "
+            "another user's), or say --socket PATH"
+        ) from error
     try:
         return [*found, service] if is_socket(service) else found
     except PermissionError:  # its folder is 0750, and we are not in its group: then it is not ours to ask
@@ -68,7 +82,8 @@ def choose(
     """The socket that is meant: the one said, else that of the only run, else that of the only service.
 
     Raises:
-        UsageError: none, or more than one.
+        UsageError: more than one.
+        AgentError: none.
     """
     if socket:
         return Path(socket)
@@ -80,7 +95,7 @@ def choose(
     if len(found) == 1:
         return found[0]
     if not found:
-        raise UsageError(
+        raise AgentError(
             "no spotguard runs here: start one with `spotguard run -- COMMAND`, or say --socket PATH"
         )
     services = " or ".join(f"--socket {path}" for path, is_service in answering if is_service)
@@ -107,7 +122,9 @@ def _ask(path: Path, question: Message, patience: float) -> Iterator[dict[str, A
     try:
         caller = Caller(path, question, ANSWERS_IN)
     except (ConnectionRefusedError, FileNotFoundError) as error:
-        raise DeadSocketError(f"no spotguard answers at {path}: {_said(error)}") from error
+        raise DeadSocketError(
+            f"no spotguard answers at {path}: {_said(error)}; `spotguard status` shows what runs here"
+        ) from error
     except (OSError, ProtocolError) as error:
         raise AgentError(f"no spotguard answers at {path}: {_said(error)}") from error
     try:

@@ -33,7 +33,7 @@ def find(word: str, env: Mapping[str, str]) -> str:
     if not word:
         raise CommandError("the command is an empty word: name a program, as in python", NOT_FOUND)
     if "/" in word:
-        there = [word] if os.path.exists(word) else []
+        there = [word] if _exists(word) else []
     else:  # a folder on PATH that has the name is not looked at, by a shell either
         places = [os.path.join(folder, word) for folder in _path(env)]
         there = [place for place in places if os.path.isfile(place)]
@@ -51,10 +51,23 @@ def find(word: str, env: Mapping[str, str]) -> str:
     raise CommandError(f"command not found: {word!r}: {hint}", NOT_FOUND)
 
 
+def _exists(word: str) -> bool:
+    try:
+        os.stat(word)
+    except PermissionError as error:
+        hint = "a folder on the way to it may not be entered: look at the folders' rights (chmod +x)"
+        raise CommandError(f"cannot execute {word!r}: {hint}", NOT_EXECUTABLE) from error
+    except (OSError, ValueError):  # nothing there, or no path
+        return False
+    return True
+
+
 def refusal(word: str, program: str, error: OSError) -> CommandError:
     """What the kernel's refusal to execute `program` means."""
     if error.errno == errno.ENOEXEC:
         hint = "it is no program: give it a first line such as #!/usr/bin/env python3, or name what runs it"
+    elif error.errno == errno.ENOENT and not _is_script(program):
+        hint = "the loader that it needs is not on this machine: it was built for another system"
     elif error.errno == errno.ENOENT:
         hint = "the interpreter that its first line (#!) names is not there: correct that line"
     elif error.errno == errno.E2BIG:
@@ -62,6 +75,14 @@ def refusal(word: str, program: str, error: OSError) -> CommandError:
     else:
         hint = f"{os.strerror(error.errno or 0)}: look at the file and at the file system it is on"
     return CommandError(f"cannot execute {word!r}{_where(word, program)}: {hint}", NOT_EXECUTABLE)
+
+
+def _is_script(program: str) -> bool:
+    try:
+        with open(program, "rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:  # it may be executed and not read: then it is no script
+        return False
 
 
 def _path(env: Mapping[str, str]) -> list[str]:

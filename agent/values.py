@@ -113,7 +113,7 @@ def store(origin: str, text: str) -> str:
 def absolute_path(origin: str, text: str) -> str:
     """Absolute, because the command may be in another folder when it uses it."""
     if not text or "\0" in text:
-        refuse(origin, text, "a path")
+        refuse(origin, text, "a path, as in /run/user/1000/gpt.sock")
     return os.path.abspath(text)
 
 

@@ -44,6 +44,7 @@ spotguard COMMAND --help says more about each."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _open_what_is_closed()
     try:
         return _dispatch(words)
     except SpotguardError as error:
@@ -56,8 +57,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except Exception as error:  # noqa: BLE001 - a bug of ours: still one line, with the way to more
+        if isinstance(error, FileNotFoundError) and error.filename is None:  # as os.getcwd() says it
+            return _say(error, 1, "the current folder is gone: go to one that is there (cd)")
         text = f"{type(error).__name__}: {error}; this is a bug: run it again with SPOTGUARD_DEBUG=1 and report it"
         return _say(error, 1, text)
+
+
+def _open_what_is_closed() -> None:
+    """A stream that is closed (`>&-`) stays so for the command. Here it must be there for who prints, and its number must
+    not become a socket's. (What is opened takes the lowest free number, and is not inherited.)"""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _dispatch(words: list[str]) -> int:

@@ -91,6 +91,14 @@ def test_dead_sockets_are_left_out(start: Start, env: dict[str, str], folder: Pa
     assert control.choose(None, None, env, os.geteuid(), folder / "killed.sock") == run
 
 
+def test_a_folder_that_is_not_ours_is_said(env: dict[str, str], folder: Path) -> None:
+    """After `su`, XDG_RUNTIME_DIR is another user's: in one line, and no bug."""
+    (folder / "spotguard").rmdir()
+    (folder / "spotguard").touch()
+    with pytest.raises(control.AgentError, match=r"socket folder .*/spotguard: .*: set XDG_RUNTIME_DIR"):
+        control.statuses(env, os.geteuid(), folder / "none")
+
+
 def test_an_agent_that_lives_and_refuses_is_shown(env: dict[str, str], folder: Path) -> None:
     """It is no dead one: somebody has to look at it."""
     path = folder / "spotguard" / "stuck.sock"

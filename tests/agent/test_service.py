@@ -248,7 +248,7 @@ def test_asking_finds_the_only_agent(service: tuple[Path, subprocess.Popen[str]]
     runtime = folder / "spotguard"
     runtime.mkdir(mode=0o700)
     env = {"XDG_RUNTIME_DIR": str(folder)}
-    with pytest.raises(UsageError, match="no spotguard runs here"):
+    with pytest.raises(AgentError, match="no spotguard runs here"):
         control.choose(None, None, env, os.geteuid())
     (runtime / "a.sock").symlink_to(service[0])
     (runtime / "dead.sock").touch()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -243,6 +244,20 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
+@contextmanager
+def nobody_special(folder: Path) -> Iterator[None]:
+    """Root may enter everything: for the moment it is another user, whose `folder` is."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.chown(folder, 65534, -1)
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
 @pytest.mark.parametrize(
     ("word", "code", "words"),
     [
@@ -254,6 +269,8 @@ os.execv(sys.argv[1], sys.argv[1:])
         ("./notes", 126, "first line"),
         ("./orphan", 126, "interpreter"),
         ("./folder", 126, "folder"),
+        ("./foreign", 126, "built for another system"),
+        ("./locked/program", 126, "may not be entered"),
     ],
 )
 def test_a_command_that_cannot_be_started(
@@ -265,9 +282,11 @@ def test_a_command_that_cannot_be_started(
     (tmp_path / "notes").write_bytes(b"\0\1\2 no program")
     (tmp_path / "orphan").write_text("#!/no/such/interpreter\n")
     (tmp_path / "folder").mkdir()
-    for name in ("notes", "orphan"):
+    (tmp_path / "locked").mkdir(mode=0)
+    (tmp_path / "foreign").write_bytes(Path("/bin/true").read_bytes().replace(b"/ld-", b"/no-"))
+    for name in ("notes", "orphan", "foreign"):
         (tmp_path / name).chmod(0o755)
-    with pytest.raises(CommandError) as caught:
+    with pytest.raises(CommandError) as caught, nobody_special(tmp_path):
         stand.supervise(word).start()
     assert caught.value.exit_code == code
     assert words in str(caught.value)

@@ -95,6 +95,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--window", "1e11", "true"], "expected seconds from 0 up to 604800 (a week)"),
         (["drill", "--window", "1e11"], "expected seconds from 0 up to 604800 (a week)"),
         (["drill", "--run-id", "a b"], "--run-id 'a b': expected"),
+        (["drill", "--socket", ""], "--socket '': expected a path, as in /run/"),
         (["status", "--wach"], "did you mean --watch?"),
         (["simulate"], "see spotguard simulate --help"),
         (["simulate", "aws", "--preempt-afer", "3"], "did you mean --preempt-after?"),
@@ -294,6 +295,42 @@ def test_a_stderr_that_is_closed_sends_nothing_to_stdout(tmp_path: Path) -> None
         check=False,
     )
     assert (closed.returncode, closed.stdout) == (2, b"")
+
+
+@pytest.mark.parametrize("words", ["status --json", "ls", "drill", "run true"])
+def test_streams_that_are_closed_are_no_bug(tmp_path: Path, words: str) -> None:
+    """As some services start their programs: nobody reads the answer, and the code is what it would have been."""
+    open_, closed = (
+        subprocess.run(
+            ["sh", "-c", f'exec "$0" -m spotguard {words} {how}', sys.executable],
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+        for how in ("", "<&- >&-")
+    )
+    assert closed.returncode == open_.returncode
+    assert "bug" not in closed.stderr
+
+
+def test_a_folder_that_is_gone_is_no_bug(tmp_path: Path) -> None:
+    """One line, and where to go."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    shell = 'rmdir "$1" && exec "$0" -m spotguard run true'
+    done = subprocess.run(
+        ["sh", "-c", shell, sys.executable, str(gone)],
+        cwd=gone,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "spotguard: error: the current folder is gone: go to one that is there (cd)\n"
 
 
 def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:

@@ -18,13 +18,14 @@ def whom(arguments: argparse.Namespace) -> Path | None:
     """The socket that was said, None where nothing was."""
     if arguments.socket is None and arguments.run_id is None:
         return None
-    return control.choose(checked_run_id(arguments.run_id), arguments.socket, os.environ, os.geteuid())
+    return the_one(arguments)
 
 
 def the_one(arguments: argparse.Namespace) -> Path:
     """The socket that was said, or the only one."""
     run_id = checked_run_id(arguments.run_id)
-    return control.choose(run_id, arguments.socket, os.environ, os.geteuid())
+    socket = None if arguments.socket is None else values.absolute_path("--socket", arguments.socket)
+    return control.choose(run_id, socket, os.environ, os.geteuid())
 
 
 def checked_run_id(run_id: str | None) -> str | None:
