@@ -108,12 +108,12 @@ class PreemptedPlainly(Key):
 
     def _look(self) -> Sighting:
         sighting = _shown(self._metadata.get(KEY), self._metadata, self._preemption)
-        if sighting.health.seeing and not self._asked:
+        if sighting.health.seeing and not (sighting.notices or self._asked):
             self._ask()
         return sighting
 
     def _ask(self) -> None:
-        """After the look, so that no notice waits for it; and whatever comes of it, sight is not touched by it."""
+        """Where there is no notice, which would wait for it; and whatever comes of it, sight is not touched by it."""
         answer = self._metadata.get(SCHEDULING)
         self._asked = isinstance(answer, Answer) and answer.status in (200, 404)
         seconds = parse_promise(answer.body) if isinstance(answer, Answer) and answer.status == 200 else None
