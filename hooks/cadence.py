@@ -15,7 +15,7 @@ _AUTO_UPLOAD_SHARE = 0.1
 class Cadence:
     """A pure clockwork: told when a save ended and what it cost, says when the next is due.
 
-    The training thread calls `begun` and reads `due`, the saving thread calls `saved`, the listener `ask`.
+    The training thread calls `restored`, `begun` and reads `due`, the saving thread calls `saved`, the listener `ask`.
 
     Args:
         every: "auto", "off", or seconds.
@@ -42,6 +42,12 @@ class Cadence:
         with self._lock:
             self._asked, self.due = True, -math.inf
         return True
+
+    def restored(self, now: float) -> None:
+        """Training begins, or begins again: counted from here. What was asked for before is still wanted."""
+        with self._lock:
+            if not self._asked:
+                self.due = now + self.interval
 
     def saved(self, now: float, seconds: float) -> None:
         """A checkpoint (of any kind) was committed at `now` and took `seconds`."""

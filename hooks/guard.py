@@ -183,7 +183,7 @@ class Guard:
         self._checkpointer.restored(done.whole)
         self._state.at_boundary()
         self._restored = self._saver.ready = True
-        self._cadence.begun(self._clock.monotonic())
+        self._cadence.restored(self._clock.monotonic())
         self._gate.arrive(done.step)
         self._gate.stand()
         return done.step

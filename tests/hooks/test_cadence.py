@@ -49,6 +49,17 @@ def test_one_that_is_asked_for_is_due_at_once_and_once() -> None:
     assert cadence.due <= 62.0
 
 
+def test_one_that_is_asked_for_before_training_begins_is_made() -> None:
+    """An agent that knows of a near deadline asks right behind its welcome, before anything is restored."""
+    cadence = Cadence("60", 0.0)
+    cadence.ask(going=True)
+    cadence.restored(5.0)
+    assert cadence.due < 5.0
+    cadence.begun(5.0)
+    cadence.restored(20.0)
+    assert cadence.due == 80.0
+
+
 def test_off_gives_way_to_a_machine_that_goes_and_to_no_mere_warning() -> None:
     """And is off again after it."""
     cadence = Cadence("off", 0.0)
