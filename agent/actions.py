@@ -57,6 +57,13 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Everything that this notice can cost is committed: its cloud may begin (`--acknowledge`)."""
+
+    notice_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Publish:
     """One notice has come to its end: write the record and the line (law 13)."""
 
@@ -79,4 +86,16 @@ class Tell:
     last: bool
 
 
-Action = Send | SignalGroup | KillGroup | SignalSession | Look | Launch | Finish | Publish | Log | Tell
+Action = (
+    Send
+    | SignalGroup
+    | KillGroup
+    | SignalSession
+    | Look
+    | Launch
+    | Finish
+    | Acknowledge
+    | Publish
+    | Log
+    | Tell
+)

@@ -34,6 +34,7 @@ class Options:
     metadata_endpoint: str | None
     #: What Azure calls this machine, where its service cannot be asked.
     vm_name: str | None
+    acknowledge: bool
     store: str
     #: Whether somebody chose the store: the default dies with the machine, which must be said on a cloud.
     store_given: bool
@@ -108,6 +109,13 @@ SETTINGS: tuple[Setting, ...] = (
         None,
         "NAME",
         "Azure: what its events call this machine, where the metadata service does not tell",
+    ),
+    Setting(
+        "acknowledge",
+        values.yes_or_no,
+        False,
+        "",
+        "Azure: let it begin as soon as everything is committed, where it is about this machine alone",
     ),
     Setting(
         "store",

@@ -30,6 +30,7 @@ from .events import (
     NoticeSeen,
     Opened,
     Signalled,
+    Watching,
 )
 from .hearing import OUTLIVED, Command, Policy
 from .pending import Part, Pending
@@ -68,6 +69,7 @@ class Machine(Ending):
             GroupSeen: self._group_seen,
             Signalled: lambda e: self._signalled(e.signum),
             CommandEnded: self._ended,
+            Watching: self._watched,
         }
 
     # --- the ways in ---

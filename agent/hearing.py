@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from ..hooks import protocol
 from ..providers.notice import Notice
-from .actions import Action, Log, Publish, Send, Tell
-from .events import Closed, Heard, Opened
+from .actions import Acknowledge, Action, Log, Publish, Send, Tell
+from .events import Closed, Heard, Opened, Watching
 from .horizon import Horizon
 from .pending import Part, Pending
 from .roster import Session
@@ -35,6 +35,8 @@ class Policy:
     max_restarts: int = 0
     outlive: bool = False
     exit_code: int = 75
+    #: Let the cloud begin once everything is committed, where it waits for somebody to say so.
+    acknowledge: bool = False
 
 
 @dataclass(slots=True)
@@ -62,6 +64,8 @@ class Hearing:
         self.sessions: dict[int, Session] = {}
         #: Training processes that live and have no socket: they may come back under another number.
         self.lost: dict[int, Session] = {}
+        #: Runs that let us poll for them: what they guard is not known here.
+        self.watching: set[int] = set()
         self.pending: Pending | None = None
         #: What training goes on under: deadlines that are far off, and warnings.
         self.horizon = Horizon(policy.window)
@@ -145,7 +149,11 @@ class Hearing:
             body = {"phase": message.type, "pid": part.session.pid, "after": round(spent, 6), "text": what}
             self._do(Tell(p.asker, body, False))
 
+    def _watched(self, event: Watching) -> None:
+        self.watching.add(event.session)
+
     def _closed(self, event: Closed) -> None:
+        self.watching.discard(event.session)
         p = self.pending
         part = p.parts.get(event.session) if p is not None else None
         if part is not None:
@@ -162,9 +170,15 @@ class Hearing:
         self._settled |= p.standing
         self.pending = None
 
+    def _is_all_there_is(self, p: Pending) -> bool:
+        """Whether whoever took part is everybody whose work the machine's end can cost, as far as can be known."""
+        return not (p.rehearsal or self.watching or self.lost.keys() - p.parts.keys())
+
     def _publish(self, p: Pending, ended: str, returncode: int | None, code: int | None) -> None:
         outcome = p.outcome(ended, returncode, code)
         p.published = True
         self._do(Publish(outcome))
+        if self.policy.acknowledge and outcome.committed is not None and self._is_all_there_is(p):
+            self._do(*(Acknowledge(id) for id in p.standing))
         if p.asker is not None:
             self._do(Tell(p.asker, {"outcome": outcome.summary()}, True))

@@ -20,6 +20,7 @@ from ..providers.notice import NoticeSource
 from . import journal, sources
 from . import outcome as outcomes
 from .actions import (
+    Acknowledge,
     Action,
     Finish,
     KillGroup,
@@ -72,6 +73,8 @@ class Watches(Protocol):
 
     def stop(self, timeout: float = 0.0) -> None: ...
 
+    def acknowledge(self, notice_id: str) -> None: ...
+
 
 class Agent:
     """The loop's state: the pure machine and the hands that do what it says."""
@@ -84,8 +87,11 @@ class Agent:
         events: queue.SimpleQueue[Event],
         facts: Facts,
         supervisor: Supervisor | None = None,
+        *,
+        watches: Sequence[Watches] = (),
     ) -> None:
         self._machine = machine
+        self._watches = watches
         self._server = server
         self._clock = clock
         self._events = events
@@ -127,6 +133,7 @@ class Agent:
         if isinstance(event, Watching):
             for watcher, message in self._board.joined(event.session, now, severity=event.severity):
                 self._server.send(watcher, message)
+            self._carry_out(self._machine.handle(event, now))
             return
         if isinstance(event, NoticeSeen | NoticeGone | HealthChanged):
             for watcher, message in self._board.note(event, now):
@@ -161,6 +168,9 @@ class Agent:
             self._server.send(action.asker, Answer(action.body, last=action.last))
         elif isinstance(action, Publish):
             self._publish(action.outcome)
+        elif isinstance(action, Acknowledge):
+            for watch in self._watches:
+                watch.acknowledge(action.notice_id)
         elif isinstance(action, Finish):
             self._code = action.code
         elif isinstance(action, SignalSession):
@@ -213,6 +223,7 @@ def run(options: Options, command: Sequence[str], *, service_socket: Path = SERV
         max_restarts=options.max_restarts,
         outlive=options.outlive,
         exit_code=options.exit_code,
+        acknowledge=options.acknowledge,
     )
     path = (
         Path(options.socket) if options.socket else default_socket(options.run_id, os.environ, os.geteuid())
@@ -223,9 +234,10 @@ def run(options: Options, command: Sequence[str], *, service_socket: Path = SERV
 def serve(options: Options) -> int:
     """Watch for the whole machine until SIGTERM, and return the code to exit with."""
     path = Path(options.socket) if options.socket else SERVICE_SOCKET
-    return _serve(
-        options, Policy(command=False, window=options.window, reserve=options.reserve), path, None, None
+    policy = Policy(
+        command=False, window=options.window, reserve=options.reserve, acknowledge=options.acknowledge
     )
+    return _serve(options, policy, path, None, None)
 
 
 def _serve(
@@ -252,7 +264,8 @@ def _serve(
             stack.callback(watch.stop, _PATIENCE)
         run_id = options.run_id or path.stem
         facts = Facts(run_id, os.getpid(), str(server.path), command is None, clock.monotonic(), len(watches))
-        return Agent(Machine(policy), server, clock, events, facts, supervisor).run()
+        machine = Machine(policy)
+        return Agent(machine, server, clock, events, facts, supervisor, watches=watches).run()
 
 
 def _watches(

@@ -79,6 +79,15 @@ class Relay:
                 self._caller.hang_up()
         self._thread.join(timeout)
 
+    def acknowledge(self, notice_id: str) -> None:
+        """By watchers of our own. The service watches for others too, whose work is not known to be saved."""
+        for watcher in self._own:
+            watcher.acknowledge(notice_id)
+        if not self._own:
+            logger.info(
+                "not acknowledged: the service agent at %s watches, and not for this run alone", self._path
+            )
+
     def _run(self) -> None:
         wait = _FIRST_WAIT
         while not self._stop.is_set():

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ..providers.clock import Clock
 from ..providers.health import STARTING, Health, blind
-from ..providers.notice import JITTER, Notice, NoticeSource, Severity, Sighting
+from ..providers.notice import JITTER, Acknowledging, Notice, NoticeSource, Severity, Sighting
 from .events import Event, HealthChanged, NoticeGone, NoticeSeen
 from .horizon import NEAR
 from .mention import Mention
@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 #: A window may be 10 s (Azure): a longer wait between looks would spend a part of it that matters.
 LONGEST_WAIT = 2.0
+#: Seconds at the end for a word that the source still owes its cloud: somebody asked for it to be said.
+LAST_WORD = 2.0
 #: A far deadline that moves later by more than this is another one, and no clock that is put right.
 _PUT_OFF = 60.0
 
@@ -46,6 +48,7 @@ class Watcher:
         self._mention = Mention()
         self._failures = 0
         self._standing: dict[str, Notice] = {}
+        self._owes = False
 
     def start(self) -> None:
         self._thread.start()
@@ -53,7 +56,13 @@ class Watcher:
     def stop(self, timeout: float = 0.0) -> None:
         """Ask it to end, and wait so long. A look that hangs on a silent network is left to its own timeout."""
         self._stop.set()
-        self._thread.join(timeout)
+        self._thread.join(max(timeout, LAST_WORD) if self._owes else timeout)
+
+    def acknowledge(self, notice_id: str) -> None:
+        """Let the cloud begin: the source's own thread says it, at its next look or at its end."""
+        if isinstance(self._source, Acknowledging):
+            self._owes = True
+            self._source.acknowledge(notice_id)
 
     def _run(self) -> None:
         self._feel(STARTING)

@@ -119,7 +119,7 @@ def _notice(event: Event, names: frozenset[str], now: float, wall: float) -> Not
         # Here the clamp makes a wrong clock harmless. What comes later may be days off ("Azure tries to give 7 days").
         left = min(window if left is None else left, window)
     if not names:
-        detail += ": this machine's own name is not known, so it counts as this one's"
+        detail += "; it may be another machine's"
     deadline = now + (window if left is None else left)
     return Notice(_id(event), kind, SOURCE, deadline, now, severity, detail, window)
 

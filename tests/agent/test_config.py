@@ -21,6 +21,7 @@ EXAMPLES: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, obj
         ('"http://127.0.0.3"', "http://127.0.0.3"),
     ),
     "vm-name": (("a", "a"), ("Pool-vmss_12", "Pool-vmss_12"), ('"c"', "c")),
+    "acknowledge": (("true", True), ("0", False), ("true", True)),
     "store": (("file:///a", "file:///a"), ("file:///b", "file:///b"), ('"file:///c"', "file:///c")),
     "run-id": (("a", "a"), ("B-1.x_2", "B-1.x_2"), ('"c"', "c")),
     "window": (("1", 1.0), ("2.5", 2.5), ("3", 3.0)),
@@ -101,7 +102,7 @@ def test_the_service_has_no_command_to_end() -> None:
     """Options that are about a command are no flags of `agent`, and harm it neither in a shared file."""
     names = {setting.name for setting in settings_of("agent")}
     assert names == {
-        "provider", "metadata-endpoint", "vm-name", "window", "reserve", "socket", "json-log", "log-level",
+        "provider", "metadata-endpoint", "vm-name", "acknowledge", "window", "reserve", "socket", "json-log", "log-level",
     }  # fmt: skip
     assert isinstance(resolve("agent", {}, {"SPOTGUARD_KEEP": "no number"}), Options)
 

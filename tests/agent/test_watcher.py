@@ -167,6 +167,25 @@ def test_what_a_source_sees_is_logged_under_its_name(caplog: pytest.LogCaptureFi
     ]
 
 
+class Patient(FakeSource):
+    """One whose cloud waits for a word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.acknowledged: list[str] = []
+
+    def acknowledge(self, notice_id: str) -> None:
+        self.acknowledged.append(notice_id)
+
+
+def test_what_may_begin_is_handed_to_a_source_that_can_say_so() -> None:
+    """And to no other."""
+    source = Patient()
+    Watched(source).watcher.acknowledge("n1")
+    assert source.acknowledged == ["n1"]
+    Watched(FakeSource()).watcher.acknowledge("n1")
+
+
 def test_the_thread_looks_at_its_cadence_and_closes_the_source_itself() -> None:
     """From start to stop, on a clock that only the test moves."""
     watched = Watched(FakeSource())

@@ -232,7 +232,7 @@ def test_s13_without_a_name_any_event_counts_and_that_is_said(
     with caplog.at_level(logging.WARNING, "spotguard"):
         notice = looker.the_notice()
         assert looker.the_notice() is notice
-    assert "own name is not known" in notice.detail
+    assert "may be another machine's" in notice.detail
     assert [record.getMessage().count("say --vm-name") for record in caplog.records] == [1]
     vm.clear()
     vm.preempt(of="other")

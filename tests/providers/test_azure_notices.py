@@ -98,7 +98,7 @@ def test_what_was_guessed_is_said() -> None:
     """A person reading the log must see it."""
     assert "unknown to this program" in the_notice(event("Defrag")).detail
     assert "no date" in the_notice(event("Reboot", None)).detail
-    assert "own name is not known" in the_notice(event(), names=()).detail
+    assert "may be another machine's" in the_notice(event(), names=()).detail
     assert the_notice(event()).detail == "Preempt …"
 
 
