@@ -185,7 +185,7 @@ class Imds:
         """At half its life, after the read so that no notice waits for it. A failure leaves the old token, and
         half of what is left of that one until the next try."""
         if problem := self._renew():
-            self.trouble = f"the token could not be renewed yet: {problem.detail}"
+            self.trouble = f"the token could not be renewed yet: {problem.detail}; {problem.advice}"
             now = self._clock.monotonic()
             self._renew_at = now + max(1.0, (self._expires_at - now) / 2)
 

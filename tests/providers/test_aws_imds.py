@@ -118,6 +118,7 @@ def test_s1_a_renewal_that_fails_leaves_the_old_token_and_shows(
     assert len(sighting.notices) == 1
     assert sighting.health.seeing
     assert "could not be renewed" in sighting.health.detail
+    assert "--http-put-response-hop-limit 2" in sighting.health.detail  # three hours before it is blind
     assert instance.count("PUT") == 2
     clock.advance(5400)  # half of what was left
     source.poll()
