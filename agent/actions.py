@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..hooks.protocol import Message
+from ..providers.notice import Notice
 from .outcome import Outcome
 
 
@@ -54,6 +55,17 @@ class Finish:
     """Everything is over: spotguard exits with this code."""
 
     code: int
+    #: Monotonic seconds until which it may wait for the command of `--on-notice`.
+    until: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """A notice ends this machine: tell the operator's command, which has until then (monotonic seconds)."""
+
+    notice: Notice
+    left: float
+    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +106,7 @@ Action = (
     | Look
     | Launch
     | Finish
+    | Announce
     | Acknowledge
     | Publish
     | Log

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 from ..providers.errors import UsageError
 from . import values
-from .exported import PARENT, without_parent
+from .deadline import Deadline
+from .deadline import read as read_deadline
+from .exported import NOTICE_FACTS, PARENT, without_parent
 
 _PREFIX = "SPOTGUARD_"
 #: Where the TOML file is named.
 CONFIG_VARIABLE = "SPOTGUARD_CONFIG"
 #: Variables of ours that are no options: of the command line, of a run around us, of the demo's machines.
-_OTHERS = (CONFIG_VARIABLE, "SPOTGUARD_DEBUG", PARENT, "SPOTGUARD_DEMO_MACHINE")
+_OTHERS = (CONFIG_VARIABLE, "SPOTGUARD_DEBUG", PARENT, "SPOTGUARD_DEMO_MACHINE", *NOTICE_FACTS)
 
 RUN: tuple[str, ...] = ("run",)
 BOTH: tuple[str, ...] = ("run", "agent")
@@ -42,6 +45,10 @@ class Options:
     #: Seconds of warning, where the cloud's own word is not to be taken.
     window: float | None
     reserve: float | None
+    deadline: Deadline | None
+    notice_file: str | None
+    #: For the shell.
+    on_notice: str | None
     every: float | Literal["auto", "off"]
     keep: int
     #: None: the default of the run id, or of the service.
@@ -147,6 +154,27 @@ SETTINGS: tuple[Setting, ...] = (
         None,
         "SECONDS",
         "what is kept back to end in order (default: the larger of 3 and a tenth of the window)",
+    ),
+    Setting(
+        "deadline",
+        read_deadline,
+        None,
+        "TIME",
+        "when this machine, or this job, has to end: 2026-11-21T18:00, Unix seconds, or +3600 or 2h from now",
+    ),
+    Setting(
+        "notice-file",
+        values.absolute_path,
+        None,
+        "PATH",
+        "a file that is a notice for as long as it is there, or a FIFO of which each line is one",
+    ),
+    Setting(
+        "on-notice",
+        values.shell_command,
+        None,
+        "COMMAND",
+        "run by the shell at each notice that ends this machine, with its facts in SPOTGUARD_NOTICE_KIND and others",
     ),
     Setting(
         "every",
@@ -317,7 +345,7 @@ def _text(origin: str, value: object) -> str:
     """A TOML value as the text it would be on the command line: one set of readers for all three places."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, (str, int, float)):
+    if isinstance(value, (str, int, float, datetime)):
         return str(value)
     raise UsageError(f"{origin}: expected a text, a number or true or false, not a {_toml_name(value)}")
 

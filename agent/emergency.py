@@ -188,9 +188,9 @@ class Machine(Ending):
         if command is not None and command.pid == event.pid and command.returncode is None:
             command.returncode, command.ended_at = event.returncode, self._now
 
-    def _finish(self, code: int) -> None:
+    def _finish(self, code: int, until: float = 0.0) -> None:
         self.finished = True
-        self._do(Finish(code))
+        self._do(Finish(code, 0.0 if self._stopping else until))
 
     def _settle(self) -> None:
         """Whatever is due now, by the clock or because everybody has answered."""
@@ -271,7 +271,7 @@ class Machine(Ending):
         )
         self._forget(p)
         if not outlive:
-            self._finish(code)
+            self._finish(code, p.limit)
         elif p.withdrawn:
             self._relaunch("the notice was withdrawn")
         else:

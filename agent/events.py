@@ -98,6 +98,11 @@ class Launched:
 
 
 @dataclass(frozen=True, slots=True)
+class Heralded:
+    """A command of `--on-notice` has ended."""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSeen:
     """Whether processes of the ended command's group are still there."""
 
@@ -131,6 +136,7 @@ Event = (
     | StatusAsked
     | Watching
     | Launched
+    | Heralded
     | GroupSeen
     | Signalled
     | CommandEnded

@@ -16,6 +16,11 @@ if TYPE_CHECKING:  # the table of options is the front door's
 #: Run id and socket of the agent that made this environment, with a colon between them, which no run id holds.
 PARENT = "SPOTGUARD_PARENT"
 
+#: What a command of `--on-notice` finds beside them (`herald`).
+NOTICE_FACTS = tuple(
+    f"SPOTGUARD_NOTICE_{name}" for name in ("ID", "KIND", "SEVERITY", "SOURCE", "SECONDS_LEFT", "DETAIL")
+)
+
 
 def exported(options: Options, socket: Path, env: Mapping[str, str]) -> dict[str, str]:
     """The command's environment: ours, and what `spotguard.register` reads."""

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..hooks.protocol import Answer
 from ..providers.clock import Clock, SystemClock
 from ..providers.notice import NoticeSource
-from . import journal, sources
+from . import journal, local, sources
 from . import outcome as outcomes
 from .actions import (
     Acknowledge,
     Action,
+    Announce,
     Finish,
     KillGroup,
     Launch,
@@ -43,13 +44,14 @@ from .events import (
     Launched,
     NoticeGone,
     NoticeSeen,
+    Signalled,
     StatusAsked,
     Watching,
 )
 from .exported import exported
 from .relay import Relay
 from .server import Server
-from .signals import Signals
+from .signals import DECIDED, Signals
 from .sockets import SERVICE_SOCKET, default_socket, is_socket
 from .status import Facts, answers
 from .supervisor import CommandError, Supervisor
@@ -57,6 +59,7 @@ from .watcher import Watcher
 
 if TYPE_CHECKING:  # the table of options is the front door's
     from .config import Options
+    from .herald import Herald
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +90,7 @@ class Agent:
         events: queue.SimpleQueue[Event],
         facts: Facts,
         supervisor: Supervisor | None = None,
+        herald: Herald | None = None,
         *,
         watches: Sequence[Watches] = (),
     ) -> None:
@@ -97,9 +101,11 @@ class Agent:
         self._events = events
         self._facts = facts
         self._supervisor = supervisor
+        self._herald = herald
         self._board = Board(facts.sources)
         self._last: dict[str, Any] | None = None
         self._code: int | None = None
+        self._until = 0.0
 
     def run(self) -> int:
         """Until the machine says that it is over."""
@@ -113,7 +119,18 @@ class Agent:
             except Exception:
                 # A mistake of ours in one event must not cost the command its guard: what follows is still handled.
                 logger.exception("an error of the agent in %s", type(event).__name__)
+        self._hear_out()
         return self._code
+
+    def _hear_out(self) -> None:
+        """The operator's command has what is left of the window, unless somebody asks for the end."""
+        while self._herald is not None and self._herald.busy:
+            try:
+                event = self._events.get(timeout=max(0.0, self._until - self._clock.monotonic()))
+            except queue.Empty:
+                return
+            if isinstance(event, Signalled) and event.signum in DECIDED:
+                return
 
     def _next(self) -> Event | None:
         due = [t for t in (self._machine.next_wake, self._board.next_beat) if t is not None]
@@ -172,7 +189,10 @@ class Agent:
             for watch in self._watches:
                 watch.acknowledge(action.notice_id)
         elif isinstance(action, Finish):
-            self._code = action.code
+            self._code, self._until = action.code, action.until
+        elif isinstance(action, Announce):
+            if self._herald is not None:
+                self._herald.tell(action.notice, action.left, action.until)
         elif isinstance(action, SignalSession):
             self._server.signal(action.session, action.signum, action.group)
         elif self._supervisor is not None:
@@ -249,23 +269,37 @@ def _serve(
     with ExitStack() as stack:
         stack.callback(journal.flush)  # last: what the front door says of our end comes after it
         stack.enter_context(Signals(post))  # first: a SIGTERM during start-up must not be lost
-        looked = sources.make(options, clock)
+        looked, said = sources.make(options, clock), local.make(options, clock)
         server = Server(path, post, clock, service=command is None)
         stack.callback(server.close)
         server.start()
-        supervisor = None
+        supervisor, env = None, dict(os.environ)
         if command is not None:
             env = exported(options, server.path, os.environ)
             supervisor = Supervisor(command, env=env, post=post)
             stack.callback(supervisor.close)
+        herald = _herald(options, env, post, clock)
+        if herald is not None:
+            stack.callback(herald.close)
         watches = _watches(options, looked, post, clock, rng, service_socket)
-        for watch in watches:
+        for watch in [*watches, *(Watcher(source, post, clock, rng) for source in said)]:
             watch.start()
             stack.callback(watch.stop, _PATIENCE)
         run_id = options.run_id or path.stem
+        # Who lets us watch the cloud for them asks how many of its sources we watch: what was said to us is none.
         facts = Facts(run_id, os.getpid(), str(server.path), command is None, clock.monotonic(), len(watches))
         machine = Machine(policy)
-        return Agent(machine, server, clock, events, facts, supervisor, watches=watches).run()
+        return Agent(machine, server, clock, events, facts, supervisor, herald, watches=watches).run()
+
+
+def _herald(
+    options: Options, env: dict[str, str], post: Callable[[Event], None], clock: Clock
+) -> Herald | None:
+    if options.on_notice is None:
+        return None
+    from .herald import Herald  # now, and not at the notice: only bytes move then
+
+    return Herald(options.on_notice, env, post, clock)
 
 
 def _watches(

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..hooks import protocol
 from ..providers.notice import Notice, NoticeKind, Severity
-from .actions import Publish, Send, SignalGroup, Tell
+from .actions import Announce, Publish, Send, SignalGroup, Tell
 from .events import Asked
 from .hearing import OUTLIVED, Hearing
 from .pending import Pending, same_notice
@@ -96,6 +96,7 @@ class Telling(Hearing):
         else:
             p.join(notice)
             self._log(f"another notice: {notice.kind} from {notice.source}", logging.WARNING)
+            self._announce(p, notice)
             for session in self.sessions.values():  # a drill of one user has become a notice for all
                 if p.takes(session) and session.number not in p.parts:
                     self._do(Send(session.number, p.tell(session, self._now)))
@@ -140,6 +141,12 @@ class Telling(Hearing):
             self._log(f"{len(missing)} more without a socket: {p.return_by - self._now:.1f} s to come back")
         elif not told:
             self._signal(p, "nobody is registered")
+        if not p.rehearsal:
+            self._announce(p, p.notice)
+
+    def _announce(self, p: Pending, notice: Notice) -> None:
+        """To the operator's own command: after the words to those who save."""
+        self._do(Announce(notice, p.deadline - self._now, p.limit))
 
     def _missing(self, p: Pending) -> list[Session]:
         """Who lives, had registered, and cannot be told now."""

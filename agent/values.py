@@ -117,6 +117,12 @@ def absolute_path(origin: str, text: str) -> str:
     return os.path.abspath(text)
 
 
+def shell_command(origin: str, text: str) -> str:
+    if not text.strip() or "\0" in text:
+        refuse(origin, text, "a command for the shell, as in 'logger notice'")
+    return text
+
+
 def signal_number(origin: str, text: str) -> int | None:
     word = text.upper()
     if word == "NONE":

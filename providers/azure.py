@@ -128,9 +128,11 @@ class ScheduledEvents:
     def _ask_patiently(self) -> Answer | Failure | Health | None:
         """While the events may be switched off: one call that may take long, and short ones beside it, because a
         connection whose server is gone would be waited for just as long."""
-        first = self._enabling.begin() and self._starting
-        slow = self._enabling.take(self._patience if first else 0.0)
-        answer = None if first or slow is not None else self._imds.events(self._patience)
+        begun = self._enabling.begin()
+        slow = self._enabling.take(self._patience if begun else 0.0)
+        answer = None
+        if slow is None and not (begun and self._starting):
+            answer = self._imds.events(self._patience)
         if slow is None and not isinstance(answer, Answer):
             slow = self._enabling.take(0.0)
         if slow is not None:

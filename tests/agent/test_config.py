@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from spotguard.agent.config import SETTINGS, Options, resolve, settings_of, unknown_variables
+from spotguard.agent.deadline import Deadline
+from spotguard.agent.exported import NOTICE_FACTS
 from spotguard.providers.errors import UsageError
 
 NOTHING: Mapping[str, str] = {}
@@ -26,6 +28,13 @@ EXAMPLES: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, obj
     "run-id": (("a", "a"), ("B-1.x_2", "B-1.x_2"), ('"c"', "c")),
     "window": (("1", 1.0), ("2.5", 2.5), ("3", 3.0)),
     "reserve": (("0", 0.0), ("2", 2.0), ("3.5", 3.5)),
+    "deadline": (
+        ("+3600", Deadline(after=3600.0)),
+        ("1795172400", Deadline(wall=1795172400.0)),
+        ("2026-11-20T11:00:00Z", Deadline(wall=1795172400.0)),  # a date of TOML's own
+    ),
+    "notice-file": (("/a", "/a"), ("/b", "/b"), ('"/c"', "/c")),
+    "on-notice": (("logger a", "logger a"), ("b", "b"), ('"echo \\"c\\""', 'echo "c"')),
     "every": (("off", "off"), ("AUTO", "auto"), ("30", 30.0)),
     "keep": (("1", 1), ("2", 2), ("5", 5)),
     "socket": (("/a.sock", "/a.sock"), ("/b.sock", "/b.sock"), ('"/c.sock"', "/c.sock")),
@@ -102,7 +111,8 @@ def test_the_service_has_no_command_to_end() -> None:
     """Options that are about a command are no flags of `agent`, and harm it neither in a shared file."""
     names = {setting.name for setting in settings_of("agent")}
     assert names == {
-        "provider", "metadata-endpoint", "vm-name", "acknowledge", "window", "reserve", "socket", "json-log", "log-level",
+        "provider", "metadata-endpoint", "vm-name", "acknowledge", "window", "reserve", "deadline", "notice-file", "on-notice", "socket",
+        "json-log", "log-level",
     }  # fmt: skip
     assert isinstance(resolve("agent", {}, {"SPOTGUARD_KEEP": "no number"}), Options)
 
@@ -125,6 +135,10 @@ def test_the_service_has_no_command_to_end() -> None:
         ("window", "inf", "as in 30"),
         ("window", "1e11", "604800 (a week)"),
         ("reserve", "604801", "604800 (a week)"),
+        ("deadline", "tomorrow", "as in 2026-11-21T18:00"),
+        ("deadline", "18:00", "from now +3600"),
+        ("notice-file", "a\0b", "path"),
+        ("on-notice", " ", "a command for the shell"),
         ("every", "1e11", "604800 (a week)"),
         ("every", "0", "auto, off"),
         ("every", "often", "auto, off"),
@@ -177,7 +191,7 @@ def test_a_bad_file_is_refused(tmp_path: Path, content: str, words: str) -> None
 def test_a_variable_that_no_option_has_is_named() -> None:
     """With the nearest one; what others set, and what is empty or of ours, is no stranger."""
     env = {"SPOTGUARD_WINDWO": "5", "SPOTGUARD_XYZZY": "1", "SPOTGUARD_KEEP": "3", "PATH": "/bin"}
-    ours = dict.fromkeys(("SPOTGUARD_CONFIG", "SPOTGUARD_DEBUG", "SPOTGUARD_PARENT"), "1")
+    ours = dict.fromkeys(("SPOTGUARD_CONFIG", "SPOTGUARD_DEBUG", "SPOTGUARD_PARENT", *NOTICE_FACTS), "1")
     assert unknown_variables({**env, **ours}) == [
         "SPOTGUARD_WINDWO: did you mean SPOTGUARD_WINDOW?",
         "SPOTGUARD_XYZZY: see spotguard run --help",

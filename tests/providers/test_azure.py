@@ -177,6 +177,7 @@ def test_s12_throttled_by_others_it_is_blind_and_asks_on(
     looker = watch(vm)
     assert looker.look().health.reason == "throttled"  # its name was the one request
     assert looker.look().health is SEEING
+    assert len(vm.requests) == 3
 
 
 def test_s12_410_for_70_s_is_blindness_that_ends(vm: AzureSimulator, watch: Watch) -> None:
