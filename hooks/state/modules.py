@@ -1,8 +1,8 @@
 """A registered `nn.Module`: parameters are read where they lie, small buffers are copied at each boundary.
 
-Names and identities are taken once, at `register`, on the main thread, and the storage they point to is
-followed from then on. `state_dict()` is never called later: off the main thread it sees a model in the middle
-of its forward (under FSDP2 it crashes, or gives unsharded tensors).
+Names and identities are taken at `register`, on the main thread, and again at the boundary at which something else hangs
+in the module; the storage they point to is followed in between. `state_dict()` is never called within a step: off the main
+thread it sees a model in the middle of its forward (under FSDP2 it crashes, or gives unsharded tensors).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import nn
 
 from ...providers.errors import CheckpointError, StateError
 from ..format.leaf import Leaf
+from .copies import Copies
 from .parts import (
     COPY_AT_BOUNDARY,
     REFUSALS,
@@ -24,9 +25,10 @@ from .parts import (
     check_fits,
     check_savable,
     copy_into,
-    freeze,
+    freeze_of,
 )
-from .storage import copyable
+from .storage import gap
+from .tables import Tables
 
 #: (a module's table, the key in it, the name in the checkpoint).
 Place = tuple[dict[str, Any], str, str]
@@ -47,6 +49,13 @@ def module_part(name: str, module: nn.Module) -> Part:
         cls.state_dict is not nn.Module.state_dict or cls.load_state_dict is not nn.Module.load_state_dict
     ) and not isinstance(module, torch.jit.ScriptModule):
         return StatefulPart(name, module)  # it has words of its own
+    entries = _entries(name, module)
+    return StatefulPart(name, module) if entries is None else ModulePart(name, module, entries)
+
+
+def _entries(name: str, module: nn.Module) -> dict[str, Any] | None:
+    """What its state dict holds: tensors of its own, and extra states. None where a hook computes something else: only
+    its own state_dict knows how."""
     entries = module.state_dict(keep_vars=True)
     own = {id(t) for t in module.parameters()} | {id(t) for t in module.buffers()}
     for key, value in entries.items():
@@ -58,8 +67,8 @@ def module_part(name: str, module: nn.Module) -> Part:
             check_savable(f"{name}.{key}", value)
         extra = not isinstance(value, torch.Tensor) and key.rpartition(".")[2] == _EXTRA_STATE
         if not extra and id(value) not in own:
-            return StatefulPart(name, module)  # computed by a hook: only its own state_dict knows how
-    return ModulePart(name, module, entries)
+            return None
+    return entries
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -79,16 +88,31 @@ class ModulePart:
     def __init__(self, name: str, module: nn.Module, entries: dict[str, Any]) -> None:
         self.name = name
         self._module = module
-        #: key -> the live tensor; a tied weight appears under each of its keys.
-        self._live = {k: v for k, v in entries.items() if isinstance(v, torch.Tensor)}
-        self._extra_keys = [k for k, v in entries.items() if not isinstance(v, torch.Tensor)]
         self._frozen_extra: dict[str, Any] = {}
         #: ids of parameters that only a hooked optimizer changes; told by who knows the optimizers.
         self.stepped: frozenset[int] = frozenset()
+        self._list(entries)
+        self.refresh()
+
+    def _list(self, entries: dict[str, Any]) -> None:
+        self._tables = Tables(self._module)
+        #: key -> the live tensor; a tied weight appears under each of its keys.
+        self._live = {k: v for k, v in entries.items() if isinstance(v, torch.Tensor)}
+        self._extra_keys = [k for k, v in entries.items() if not isinstance(v, torch.Tensor)]
         #: Where each tensor hangs: a module may put another one there at any time.
         self._places = self._hung(operator.attrgetter("_buffers"))
         self._weights = self._hung(operator.attrgetter("_parameters"))
-        self.refresh()
+
+    def _list_anew(self) -> None:
+        """Layers and tensors that came after `register` are saved from here on; what went is not."""
+        entries = _entries(self.name, self._module)
+        if entries is None:
+            raise StateError(
+                f"{self.name} was given a part after register whose state_dict is not its own tensors; "
+                "register the module when it is complete"
+            )
+        self._list(entries)
+        self._frozen_extra = self._extra_state()
 
     def _hung(self, table: Callable[[nn.Module], dict[str, Any]]) -> list[Place]:
         # A module that hangs in two places is met twice: each of its keys is followed.
@@ -100,41 +124,47 @@ class ModulePart:
         ]
 
     def refresh(self) -> None:
-        """Follow tensors that were replaced: a buffer assigned anew, a parameter's storage moved (`.to()`,
-        `.data = …`). On the training thread, or with it parked."""
+        """Follow what was replaced, put in or taken out: a layer, a buffer assigned anew, a parameter's storage moved
+        (`.to()`, `.data = …`). On the training thread, or with it parked."""
+        if not self._tables.same():
+            self._list_anew()
         for table, key, name in (*self._places, *self._weights):
             if table[key] is None:
                 raise StateError(
                     f"{self.name}.{name} was a tensor at register and is None now; give it one of no elements"
                 )
             self._live[name] = table[key]
-        #: Buffers that forward changes (BatchNorm's statistics), and where they are copied to.
+        #: Buffers that forward changes (BatchNorm's statistics), and where they are copied to. One whose bytes are
+        #: not there is not read: each save refuses it by name.
         self._buffers = [self._live[name] for _, _, name in self._places]
         small = sum(t.nbytes for t in self._buffers) <= COPY_AT_BOUNDARY
-        self._from = [copyable(t.detach()) for t in self._buffers] if small else []
-        self._to = [t.clone() for t in self._from]
-        read = dict(zip(map(id, self._buffers), self._from, strict=False))
-        copies = dict(zip(map(id, self._buffers), self._to, strict=False))
+        self._gone = {id(t) for t in self._buffers if gap(t)}
+        copied = [t for t in self._buffers if small and id(t) not in self._gone]
+        self._copies = Copies(copied)
+        read = dict(zip(map(id, copied), self._copies.live, strict=True))
+        copies = dict(zip(map(id, copied), self._copies.tensors(), strict=True))
         #: key -> its leaf, shared by tied keys.
         self._leaf: dict[str, Leaf] = {}
         named: dict[int, Leaf] = {}
         for key, tensor in self._live.items():
             if id(tensor) not in named:
-                copied = copies.get(id(tensor))
-                named[id(tensor)] = Leaf(
-                    f"{self.name}/{key}",
-                    tensor.detach() if copied is None else copied.view(tensor.dtype),
-                    still=copied is not None or id(tensor) in self.stepped,
-                )
+                if (copied_to := copies.get(id(tensor))) is not None:
+                    read_from = copied_to.view(tensor.dtype)
+                else:
+                    read_from = tensor if id(tensor) in self._gone else tensor.detach()
+                still = copied_to is not None or id(tensor) in self.stepped
+                named[id(tensor)] = Leaf(f"{self.name}/{key}", read_from, still)
             self._leaf[key] = named[id(tensor)]
         self._sources = [(t, read.get(id(t), self._leaf[k].tensor)) for k, t in self._live.items()]
         self._in_place = [t for t in self._live.values() if id(t) not in copies]
 
     def moved(self) -> bool:
-        """Whether something that is read in place is another tensor than when `refresh` looked. (A buffer that
-        is copied at boundaries may be replaced at any time.)"""
-        places = self._weights if self._from else (*self._places, *self._weights)
-        return any(table[key] is not self._live[name] for table, key, name in places)
+        """Whether something that is read in place is another tensor than when `refresh` looked, or hangs elsewhere. (A
+        buffer that is copied at boundaries may be replaced at any time.)"""
+        places = self._weights if self._copies.live else (*self._places, *self._weights)
+        return not self._tables.same() or any(
+            table.get(key) is not self._live[name] for table, key, name in places
+        )
 
     def named(self) -> dict[str, torch.Tensor]:
         """Each live tensor by the name it is saved under."""
@@ -146,11 +176,21 @@ class ModulePart:
     def sources(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return self._sources
 
+    def outdated(self) -> bool:
+        """Whether something was put in, taken out, or lost its memory, that only `refresh` sees. Too dear for each step."""
+        return bool(self._gone) or not self._tables.same()
+
     def at_boundary(self) -> None:
-        if not all(map(operator.is_, self._buffers, [place[key] for place, key, _ in self._places])):
-            self.refresh()
-        if self._from:
-            torch._foreach_copy_(self._to, self._from)
+        if self._places:
+            try:
+                now = [place[key] for place, key, _ in self._places]
+            except KeyError:  # a buffer was taken out
+                now = []
+            if len(now) != len(self._buffers) or not all(map(operator.is_, self._buffers, now)):
+                self.refresh()
+            if not self._copies.stand():
+                self.refresh()
+            self._copies.take()
         if self._extra_keys:
             self._frozen_extra = self._extra_state()
 
@@ -158,13 +198,16 @@ class ModulePart:
         states: dict[str, Any] = {}
         for prefix, module in self._module.named_modules(remove_duplicate=False):
             if _has_extra_state(module):
-                states[f"{prefix}.{_EXTRA_STATE}".lstrip(".")] = freeze(module.get_extra_state())
+                key = f"{prefix}.{_EXTRA_STATE}".lstrip(".")
+                states[key] = freeze_of(f"{self.name}.{key}", module.get_extra_state())
         return states
 
     def leaves(self) -> list[Leaf]:
+        self._copies.tensors()
         return list({leaf.name: leaf for leaf in self._leaf.values()}.values())
 
     def tree(self) -> Any:
+        self._copies.tensors()
         return {k: leaf.tensor for k, leaf in self._leaf.items()} | self._frozen_extra
 
     def targets(self, tree: Any) -> None:

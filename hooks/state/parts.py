@@ -20,7 +20,7 @@ from ...providers.errors import StateError
 from ..format.dtypes import dtype_name
 from ..format.encoding import decode, encode, same
 from ..format.leaf import Leaf
-from .storage import copyable, gap
+from .storage import copyable, gap, lack
 
 #: Larger sets of tensors than this are not copied at each boundary but read in place and checked twice.
 COPY_AT_BOUNDARY = 8 * 2**20
@@ -74,7 +74,11 @@ class InPlace(Protocol):
 
 
 def freeze(value: Any) -> Any:
-    """A copy of `value` that later changes cannot reach: containers and tensors copied, atoms shared."""
+    """A copy of `value` that later changes cannot reach: containers and tensors copied, atoms shared.
+
+    Raises:
+        StateError: a tensor's memory was given back.
+    """
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -85,11 +89,21 @@ def freeze(value: Any) -> Any:
     if kind is tuple:
         return tuple([freeze(v) for v in value])
     if isinstance(value, torch.Tensor):
+        if value.layout is torch.strided and value.device.type != "meta" and (why := lack(value)):
+            raise StateError(f"{why}, which cannot be saved; use a plain tensor, or leave it out")
         return copyable(value.detach()).clone().view(value.dtype)
     return copy.deepcopy(value)
 
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+
+
+def freeze_of(name: str, value: Any) -> Any:
+    """As `freeze`; an error says whose the value is."""
+    try:
+        return freeze(value)
+    except StateError as error:
+        raise StateError(f"{name} holds {error}") from error
 
 
 def prove(name: str, tree: Any) -> Any:
@@ -135,7 +149,7 @@ class StatefulPart:
         self._frozen: Any = None
 
     def at_boundary(self) -> None:
-        self._frozen = freeze(self._value.state_dict())
+        self._frozen = freeze_of(self.name, self._value.state_dict())
 
     def leaves(self) -> list[Leaf]:
         return []
@@ -166,7 +180,7 @@ class DictPart:
         self._frozen: Any = None
 
     def at_boundary(self) -> None:
-        self._frozen = freeze(self._value)
+        self._frozen = freeze_of(self.name, self._value)
 
     def leaves(self) -> list[Leaf]:
         return []
@@ -204,13 +218,17 @@ class TensorPart:
         self._value = value
         self._small = value.nbytes <= COPY_AT_BOUNDARY
         self._alias = freeze(value) if self._small else value.detach()
+        #: What its memory lacks, where it was given back: then nothing is read, and each save refuses it by name.
+        self._lacks = ""
 
     def at_boundary(self) -> None:
         if self._small:
-            copyable(self._alias).copy_(copyable(self._value.detach()))
+            self._lacks = gap(self._value)
+            if not self._lacks:
+                copyable(self._alias).copy_(copyable(self._value.detach()))
 
     def leaves(self) -> list[Leaf]:
-        return [Leaf(self.name, self._alias, still=self._small)]
+        return [Leaf(self.name, self._value if self._lacks else self._alias, still=self._small)]
 
     def in_place(self) -> list[torch.Tensor]:
         return [] if self._small else [self._value]
@@ -244,7 +262,9 @@ def check_savable(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_fits(name: str, here: torch.Tensor, saved: torch.Tensor) -> None:
-    """Raise `StateError` unless shape and dtype are the same."""
+    """Raise `StateError` unless shape and dtype are the same, and there is memory to restore into."""
+    if why := gap(here):
+        raise StateError(f"{name} is {why}, which cannot be restored into; use a plain tensor")
     if here.shape != saved.shape or here.dtype != saved.dtype:
         raise StateError(
             f"{name} is {tuple(here.shape)} {here.dtype} here and {tuple(saved.shape)} {saved.dtype} in the "

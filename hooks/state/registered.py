@@ -37,6 +37,8 @@ _EARLY = 4
 _COSTLY_SECONDS, _COSTLY_SHARE = 0.002, 0.01
 
 
+#: Seconds between two looks at what hangs in the modules, at boundaries: 15 µs for ResNet-50. A save looks by itself.
+_LOOK_EVERY = 1.0
 #: A step may spend this long, and this share of itself, between the optimizer and the boundary unremarked.
 _LATE_SECONDS, _LATE_SHARE = 1.0, 0.3
 
@@ -88,6 +90,7 @@ class State:
         #: Monotonic seconds: when the last boundary's copies were made; 0 before the first.
         self.ended_at = 0.0
         self._stepped_at = 0.0
+        self._look_at = 0.0
         self._costly = 0
         self._late = 0
         registered = build(values)
@@ -163,12 +166,16 @@ class State:
                 self._restless = moved
             if moved:
                 for part in self._optimizers:
-                    check_held(part.name, part.optimizer, self._held)
+                    check_held(part.name, part.optimizer, self._held())
                 self._refresh()
             if not self._restless:
                 once = self._now() - looking
         if not self._witness.stands():  # a storage was resized: the old block is not read any more
             self._refresh()
+        if started >= self._look_at:
+            self._look_at = started + _LOOK_EVERY
+            if any(module.outdated() for module in self._modules):
+                self._refresh()
         moved = self._witness.mark()
         self._threads = torch.get_num_threads()
         self.fence.record()
@@ -301,6 +308,7 @@ class State:
             StateError: it does not fit.
             CheckpointError: it is not as this version writes it.
         """
+        self._refresh()  # what was replaced or put in since `register`
         trees: dict[str, Any] = {}
         into: dict[str, torch.Tensor] = {}
         left_out = sorted(set(saved) - {part.name for part in self.parts})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +28,8 @@ class Registered:
     parts: tuple[Part, ...]
     #: Why no save can start before a boundary; "" where it can.
     boundary_only: str
-    #: ids of the tensors that a save holds, for parameters that join an optimizer later.
-    held: frozenset[int]
+    #: ids of the tensors that a save holds, asked anew for parameters that join an optimizer later.
+    held: Callable[[], set[int]]
     #: torch's own, whose steps can be hooked.
     optimizers: tuple[Optimizer, ...]
 
@@ -53,11 +53,15 @@ def build(values: Mapping[str, Any]) -> Registered:
                 found = {id(t): (n, t) for n, t in part.named().items()} | found
         return found | tensors
 
-    held = {id(p) for v in values.values() if isinstance(v, nn.Module) for p in v.parameters()} | set(named())
+    def held() -> set[int]:
+        return {id(p) for v in values.values() if isinstance(v, nn.Module) for p in v.parameters()} | set(
+            named()
+        )
+
     optimizers = {n: v for n, v in values.items() if isinstance(v, Optimizer)}
     stepped: set[int] = set()
     for name, optimizer in optimizers.items():
-        check_held(name, optimizer, held)
+        check_held(name, optimizer, held())
         stepped |= {id(p) for g in optimizer.param_groups for p in g["params"]}
     for part in modules.values():
         if isinstance(part, ModulePart):
@@ -73,7 +77,7 @@ def build(values: Mapping[str, Any]) -> Registered:
             parts.append(_other(name, value))
             if hasattr(value, "param_groups") and hasattr(value, "step"):
                 boundary_only = f"torch's hooks do not reach {name} ({type(value).__name__})"
-    return Registered((*parts, RngPart(RNG)), boundary_only, frozenset(held), tuple(optimizers.values()))
+    return Registered((*parts, RngPart(RNG)), boundary_only, held, tuple(optimizers.values()))
 
 
 def _other(name: str, value: Any) -> Part:

@@ -21,6 +21,11 @@ def gap(tensor: torch.Tensor) -> str:
         return f"a {kind.__module__}.{kind.__qualname__}, whose bytes are not its own"
     if tensor.layout is not torch.strided:
         return f"of layout {tensor.layout}"
+    return lack(tensor)
+
+
+def lack(tensor: torch.Tensor) -> str:
+    """What a strided tensor's storage lacks of its bytes; "" where it holds them all."""
     if tensor.numel() == 0:
         return ""
     storage = tensor.untyped_storage()

@@ -16,6 +16,7 @@ import pytest
 NEEDS_TORCH = [
     f"test_{name}.py"
     for name in (
+        "copies",
         "crew",
         "device",
         "guard",
@@ -32,6 +33,7 @@ NEEDS_TORCH = [
         "state",
         "storage",
         "surroundings",
+        "tables",
         "window",
         "writer",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from spotguard.hooks.state.storage import gap
 from spotguard.hooks.state.window import Witness
 from spotguard.providers.errors import StateError
 from spotguard.providers.localfs import FileStore
+from tests.fakes.clock import ManualClock
 from tests.fakes.training import guarded
 
 pytestmark = pytest.mark.torch
@@ -128,6 +130,116 @@ def test_a_freed_storage_is_not_read(folder: Path, caplog: pytest.LogCaptureFixt
         model.weight.data.zero_()
         guard.step()
         assert guard.save().step == 2
+
+
+class Keeps:
+    """An object with a tensor in its state."""
+
+    def __init__(self) -> None:
+        self.tensor = torch.ones(500)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inside": [self.tensor]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.tensor.copy_(state["inside"][0])
+
+
+def everything() -> dict[str, Any]:
+    """A value of each kind, each with a tensor that is copied at boundaries."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "mean": torch.ones(500),
+        "keeps": Keeps(),
+        "notes": {"a": torch.ones(500)},
+    }
+
+
+SMALL: dict[str, tuple[Callable[[dict[str, Any]], torch.Tensor], str]] = {
+    "buffer": (
+        lambda values: values["model"][1].running_mean,
+        "model/1.running_mean is a tensor that needs 16",
+    ),
+    "tensor": (lambda values: values["mean"], "mean is a tensor that needs 2000 bytes"),
+    "state-dict": (lambda values: values["keeps"].tensor, "keeps holds a tensor that needs 2000 bytes"),
+    "dict": (lambda values: values["notes"]["a"], "notes holds a tensor that needs 2000 bytes"),
+}
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_what_is_copied_at_each_boundary_is_looked_at_before(kind: str, folder: Path) -> None:
+    """A step later its memory is gone, and reading it would end the process: refused by name instead. What is part of
+    the module or stands alone is left out of the copies, and no save holds it until its memory is back."""
+    values = everything()
+    pick, said = SMALL[kind]
+    with guarded(folder, values) as guard:
+        guard.restore()
+        for _ in range(5):
+            guard.step()
+        storage = pick(values).untyped_storage()
+        nbytes = storage.nbytes()
+        storage.resize_(0)
+
+        def step_and_save() -> None:
+            guard.step()
+            guard.save()
+
+        with pytest.raises(StateError, match=said):
+            step_and_save()
+        assert find_whole(FileStore(folder), "run") is None
+        storage.resize_(nbytes)
+        pick(values).fill_(7)
+        guard.step()
+        for _ in range(2):
+            pick(values).add_(1)
+            guard.step()
+        saved = guard.save()
+    fresh = everything()
+    with guarded(folder, fresh) as guard:
+        assert guard.restore() == saved.step
+    assert set(pick(fresh).tolist()) == {9.0}
+
+
+def test_a_lost_buffer_is_named_at_a_boundary(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Within a second, not at the notice; once, and training goes on."""
+    values, clock = everything(), ManualClock()
+    with guarded(FileStore(folder), values, clock=clock) as guard:
+        guard.restore()
+        values["model"][1].running_mean.untyped_storage().resize_(0)
+        for _ in range(6):
+            clock.advance(1)
+            guard.step()
+    assert caplog.text.count("model/1.running_mean is a tensor that needs 16 bytes") == 2
+    assert caplog.text.count("no save is possible while it is") == 1
+
+
+def test_a_buffer_without_bytes_of_its_own_is_not_copied(folder: Path) -> None:
+    """A wrapper that takes a plain buffer's place."""
+    values = everything()
+    with guarded(folder, values) as guard:
+        guard.restore()
+        values["model"][1].running_mean = Hollow(torch.ones(4))
+        guard.step()
+        with pytest.raises(StateError, match=r"model/1\.running_mean is a .*Hollow"):
+            guard.save()
+
+
+@pytest.mark.parametrize("which", ["0.weight", "1.running_mean"])
+def test_what_has_no_bytes_is_not_restored_into(which: str, folder: Path) -> None:
+    """Named, and every other tensor stands as it stood."""
+    with guarded(folder, everything()) as guard:
+        guard.restore()
+        guard.save()
+    values = everything()
+    with guarded(folder, values) as guard:
+        {**values["model"].state_dict(keep_vars=True)}[which].untyped_storage().resize_(0)
+        before = values["model"][0].bias.tolist()
+        with pytest.raises(StateError, match=f"model.{which} is a tensor that needs .* restored into"):
+            guard.restore()
+        assert values["model"][0].bias.tolist() == before
 
 
 def test_a_witness_of_what_moved_in_memory_looks_at_nothing() -> None:
