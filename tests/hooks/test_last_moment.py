@@ -57,7 +57,8 @@ def test_a_deadline_behind_the_manifest_finds_it_committed(
         clock.advance(8)
         if also == "outcome":
             assert last.wait(PATIENCE)
-            assert clock.wait_for_waiters(timeout=PATIENCE)  # or the second would go by before it is waited for
+            # Or the second would go by before it is waited for.
+            assert clock.wait_for_waiters(timeout=PATIENCE)
             clock.advance(1)
         committed = heard.wait(protocol.Committed)
         assert (committed.id, committed.step) == ("n1", 2)
