@@ -32,7 +32,7 @@ BOTH: tuple[str, ...] = ("run", "agent")
 class Options:
     """What a `run` or an `agent` was asked for, checked."""
 
-    #: "auto", "aws", "azure" or "none".
+    #: "auto", "aws", "azure", "gcp" or "none".
     provider: str
     metadata_endpoint: str | None
     #: What Azure calls this machine, where its service cannot be asked.
@@ -101,7 +101,7 @@ SETTINGS: tuple[Setting, ...] = (
         values.provider,
         "auto",
         "NAME",
-        "whose notices to watch: aws, azure, none, or auto (the default), which reads DMI and sends nothing",
+        "whose notices to watch: aws, azure, gcp, none, or auto (the default), which reads DMI and sends nothing",
     ),
     Setting(
         "metadata-endpoint",
@@ -145,7 +145,7 @@ SETTINGS: tuple[Setting, ...] = (
         values.seconds,
         None,
         "SECONDS",
-        "the warning to count on (default: what the notice says; 25 for a SIGTERM)",
+        "the warning to count on (default: what the notice says; 30 for GCP's, 25 for a SIGTERM)",
         agent_help="the warning to count on (default: what the notice says)",
     ),
     Setting(

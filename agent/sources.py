@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,6 @@ from ..providers.notice import NoticeSource
 
 if TYPE_CHECKING:
     from .config import Options
-
-logger = logging.getLogger(__name__)
 
 
 def make(options: Options, clock: Clock, root: Path = Path("/")) -> Callable[[], list[NoticeSource]]:
@@ -29,22 +26,12 @@ def make(options: Options, clock: Clock, root: Path = Path("/")) -> Callable[[],
     name, instance = options.provider, ""
     if name == "auto":
         name, instance = _detected(options, root)
-        if name not in ("aws", "azure", "none"):
-            logger.warning(
-                "this machine is %s's, whose notices come with a later version of spotguard: it is NOT watched. "
-                "SIGTERM, drills and background checkpoints work; --provider none ends this warning",
-                name,
-            )
-            name = "none"
     if name == "none":
         return list
     if name == "azure":
         return _azure(options, clock)
-    if name != "aws":
-        raise UsageError(
-            f"--provider {name}: its notices come with a later version of spotguard; use --provider none: "
-            "SIGTERM, drills and background checkpoints work without them"
-        )
+    if name == "gcp":
+        return _gcp(options, clock)
     return _aws(options.metadata_endpoint, instance, clock)
 
 
@@ -69,6 +56,27 @@ def _azure(options: Options, clock: Clock) -> Callable[[], list[NoticeSource]]:
     return lambda: [ScheduledEvents(Imds(base, clock), clock, vm_name=options.vm_name or "")]
 
 
+def _gcp(options: Options, clock: Clock) -> Callable[[], list[NoticeSource]]:
+    from ..providers.gcp import PreemptedAtOnce, PreemptedPlainly, Preemption  # brings the HTTP client
+    from ..providers.gcp_maintenance import MaintenanceEvent, StopState
+    from ..providers.gcp_metadata import GcpMetadata, resolve_endpoint
+    from ..providers.gcp_upcoming import UpcomingMaintenance
+
+    base = resolve_endpoint(options.metadata_endpoint, os.environ)
+
+    def sources() -> list[NoticeSource]:
+        # The VM is not told how long its notice is: `--window` says it here, and not only where it is shorter.
+        preemption = Preemption(clock, options.window)
+        preempted = (PreemptedAtOnce, PreemptedPlainly)
+        others = (MaintenanceEvent, UpcomingMaintenance, StopState)
+        return [
+            *(source(GcpMetadata(base), clock, preemption) for source in preempted),
+            *(source(GcpMetadata(base), clock) for source in others),
+        ]
+
+    return sources
+
+
 def _detected(options: Options, root: Path) -> tuple[str, str]:
     from ..providers.detect import detect
 
@@ -76,6 +84,6 @@ def _detected(options: Options, root: Path) -> tuple[str, str]:
     if machine.cloud == "none" and options.metadata_endpoint:
         raise UsageError(
             f"--metadata-endpoint {options.metadata_endpoint}: this machine's firmware names no cloud, so say which "
-            "one answers there: --provider aws"
+            "one answers there: --provider aws, azure or gcp"
         )
     return machine.cloud, machine.instance

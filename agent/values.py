@@ -80,9 +80,7 @@ def one_of(*words: str) -> Callable[[str, str], str]:
 
 
 def provider(origin: str, text: str) -> str:
-    if text.lower() == "gcp":
-        refuse(origin, text, "auto, aws, azure or none; notices of this cloud are not in this version")
-    return one_of("auto", "aws", "azure", "none")(origin, text)
+    return one_of("auto", "aws", "azure", "gcp", "none")(origin, text)
 
 
 def endpoint(origin: str, text: str) -> str:

@@ -120,8 +120,7 @@ def test_the_service_has_no_command_to_end() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
-        ("provider", "gcp", "not in this version"),
-        ("provider", "digitalocean", "auto, aws, azure or none"),
+        ("provider", "digitalocean", "auto, aws, azure, gcp or none"),
         ("metadata-endpoint", "localhost:80", "http://127.0.0.1:1338"),
         ("vm-name", "two words", "as in pool-vmss_12"),
         ("vm-name", "x" * 129, "as in pool-vmss_12"),

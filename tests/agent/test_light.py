@@ -57,7 +57,7 @@ def heavy(modules: set[str]) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("provider", ["none", "auto", "aws"])
+@pytest.mark.parametrize("provider", ["none", "auto", "aws", "gcp"])
 def test_it_loads_no_tensors_no_store_no_sdk(provider: str, folder: Path) -> None:
     """Neither on import nor while it guards a command."""
     before, after, _ = loaded(provider, folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -60,14 +59,20 @@ def test_a_laptop_has_no_source(tmp_path: Path) -> None:
     assert sources.make(options(provider="none"), SystemClock(), cloud)() == []
 
 
-def test_a_cloud_of_a_later_version_is_said_loudly_and_the_command_runs(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Blind is not safe: no silence about a machine that can be taken without a word."""
+def test_gcp_is_watched_where_it_is_named_and_where_the_firmware_names_it(tmp_path: Path) -> None:
+    """The terminal key twice, each key by itself; each call makes its own."""
     root = machine(tmp_path, product_name="Google Compute Engine")
-    with caplog.at_level(logging.WARNING, "spotguard"):
-        assert sources.make(options(), SystemClock(), root)() == []
-    assert "NOT watched" in caplog.text
+    for said in (options(provider="gcp"), options()):
+        make = sources.make(said, SystemClock(), root)
+        ones, others = make(), make()
+        assert [one.name for one in ones] == [
+            "gcp instance/preempted",
+            "gcp instance/preempted, plain GET",
+            "gcp instance/maintenance-event",
+            "gcp instance/upcoming-maintenance",
+            "gcp instance/shutdown-details/stop-state",
+        ]
+        assert not set(map(id, ones)) & set(map(id, others))
 
 
 def test_an_endpoint_without_a_cloud_must_say_whose_it_is(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
 import pytest
@@ -13,7 +13,7 @@ from spotguard import cli
 from spotguard.agent.config import SETTINGS, Setting
 from spotguard.agent.outcome import Outcome, SessionOutcome
 from spotguard.commands.parsers import Parser
-from spotguard.providers.simulator import aws_command
+from spotguard.providers.simulator import aws_command, gcp_command
 from tests.docs.pages import ROOT, section
 
 COMMANDS = ROOT / "docs" / "commands.md"
@@ -55,9 +55,12 @@ def test_each_command_has_its_options_and_no_others(command: str) -> None:
     assert said == _rows(PARSERS[command]), "as it must be:\n" + "\n".join(_rows(PARSERS[command]))
 
 
-def test_each_verb_of_awss_scripts_is_explained_and_no_other() -> None:
-    table = section(COMMANDS, "### spotguard simulate aws").partition("\n| verb |")[2]
-    assert re.findall(r"^\| ([a-z-]+) \| ", table, re.MULTILINE) == list(aws_command.VERBS)
+@pytest.mark.parametrize(("cloud", "verbs"), [("aws", aws_command.VERBS), ("gcp", gcp_command.VERBS)])
+def test_each_verb_of_a_simulators_scripts_is_explained_and_no_other(
+    cloud: str, verbs: Mapping[str, object]
+) -> None:
+    table = section(COMMANDS, f"### spotguard simulate {cloud}").partition("\n| verb |")[2]
+    assert re.findall(r"^\| ([a-z-]+) \| ", table, re.MULTILINE) == list(verbs)
 
 
 @pytest.mark.parametrize("command", [name for name in PARSERS if " " not in name])

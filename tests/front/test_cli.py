@@ -80,7 +80,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--keep", "0", "true"], "--keep '0': expected a whole number from 1 up"),
         (["run", "--keep"], "argument --keep: expected one argument"),
         (["run", "--outlive=yes", "true"], "argument --outlive: ignored explicit argument 'yes'"),
-        (["run", "--provider", "gcp", "true"], "not in this version"),
+        (["run", "--provider", "ibm", "true"], "expected auto, aws, azure, gcp or none"),
         (
             ["run", "--store", "s3://b/p", "true"],
             "--store: store 's3://b/p': S3 is not in this version; file:///",

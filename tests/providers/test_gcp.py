@@ -269,6 +269,19 @@ def test_both_show_one_notice(vm: GcpSimulator, clock: ManualClock) -> None:
         assert the_notice(plain.poll()) is first
 
 
+@pytest.mark.parametrize("skew", [-3600, -60, 60, 3600])
+def test_s18_a_clock_that_is_off_moves_nothing(
+    vm: GcpSimulator, source: PreemptedAtOnce, clock: ManualClock, skew: float
+) -> None:
+    """There is no time in the notice: the window is counted from the first sight, and only forwards."""
+    vm.preempt()
+    first = the_notice(source.poll())
+    clock.step_wall(skew)
+    vm.fault("etag")
+    assert the_notice(source.poll()) is first
+    assert first.deadline == clock.monotonic() + 30
+
+
 # --- how long the warning is ----------------------------------------------------------------------------------
 
 
