@@ -67,8 +67,8 @@ class Session:
         self.position, self.heard_at = position, now
 
     def saved(self, committed: Committed, now: float) -> None:
-        """A checkpoint is committed: newer than what the last `Position` told."""
-        step = self.position.step if self.position else committed.step
+        """A checkpoint is committed: newer than what the last `Position` told, and so may its step be."""
+        step = max(self.position.step, committed.step) if self.position else committed.step
         mode, detail = (self.position.mode, self.position.detail) if self.position else ("window", "")
         self.stands(Position(step, committed.step, 0.0, mode, detail), now)
 

@@ -43,7 +43,7 @@ class Client:
         path: the agent's Unix socket.
         hello: makes the `Register` of each new connection (state may have moved on since the last).
         on_message: called on the listener thread with each message of the agent. It must not block.
-        position: makes the `Position` that is sent every few seconds.
+        position: makes the `Position` that is sent after each welcome and then every few seconds; None while there is none.
         on_lost: called on the listener thread when an agent that had welcomed us is gone.
     """
 
@@ -53,7 +53,7 @@ class Client:
         *,
         hello: Callable[[], Register],
         on_message: Callable[[Message], None],
-        position: Callable[[], Message],
+        position: Callable[[], Message | None],
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._path = path
@@ -113,6 +113,11 @@ class Client:
         finally:
             self._lock.release()
 
+    def tell_position(self) -> None:
+        """Say where training stands: now, and not only when its time comes."""
+        if (position := self._position()) is not None:
+            self.send(position, droppable=True)
+
     def close(self, reason: str = "") -> None:
         """Say goodbye and join the thread."""
         if self._stop.is_set():
@@ -126,6 +131,7 @@ class Client:
         """In a forked child: close the inherited descriptors at once. The parent's connection is untouched:
         closing a descriptor is not shutting the socket down."""
         self._stop.set()
+        self._lock = threading.Lock()  # the other may be held by a thread that the child has not
         for inherited in (self._socket, self._connecting):
             if inherited is not None and inherited.fileno() >= 0:
                 os.close(inherited.detach())
@@ -193,7 +199,7 @@ class Client:
                 for message in peer.feed(data):
                     self._handle(message)
             elif not readable and self._joined.is_set():
-                self.send(self._position(), droppable=True)  # the lock is not held by one who is not heard
+                self.tell_position()  # the lock is not held by one who is not heard
 
     def _check_owner(self, connection: socket.socket) -> None:
         """Who listens may end this process, so it is root, ourselves, or a service whose folder root has made."""
@@ -218,6 +224,7 @@ class Client:
                 self.refused = ""
                 self._joined.set()
                 self._answered.set()
+                self.tell_position()
             case Refused(reason=reason):
                 if not self._warned:
                     log.warning("unguarded: the agent on %s refuses this process: %s", self._path, reason)

@@ -123,6 +123,7 @@ class Guard:
             self._undo()  # nothing of a guard that failed answers the agent, or gates the optimizer
             raise
         self._built.set()
+        self._tell_position()
         if self._client is not None and self._client.doomed:
             self._told.wait(_WELCOME)  # or the first steps would be over before the notice is heard
         signals.hold_sigterm(self._hold)
@@ -185,6 +186,7 @@ class Guard:
         self._restored = self._saver.ready = True
         self._cadence.restored(self._clock.monotonic())
         self._gate.arrive(done.step)
+        self._tell_position()
         self._gate.stand()
         return done.step
 
@@ -267,7 +269,7 @@ class Guard:
             socket,
             hello=self._hello,
             on_message=self._on_message,
-            position=self._position,
+            position=self._position_if_built,
             on_lost=self._lost,
         )
         client.start()
@@ -285,11 +287,17 @@ class Guard:
             checkpoints=True,
         )
 
+    def _tell_position(self) -> None:
+        if self._client is not None:
+            self._client.tell_position()
+
+    def _position_if_built(self) -> protocol.Position | None:
+        return self._position() if self._built.is_set() and not self.closed else None
+
     def _position(self) -> protocol.Position:
-        self._built.wait()
         last = self._checkpointer.last
         return protocol.Position(
-            step=self._gate.place.completed,
+            step=self._gate.place.completed if self._restored else -1,
             checkpoint_step=-1 if last is None else last.step,
             checkpoint_age=0.0 if last is None else self._clock.monotonic() - last.at,
             mode="boundary" if self._state.boundary_only else "window",

@@ -48,7 +48,7 @@ def test_a_drill_saves_and_training_goes_on_bit_for_bit(trainee: Trainee) -> Non
     (session,) = agent["sessions"]
     assert (agent["run_id"], agent["phase"], agent["notice"]) == ("job", "watching", None)
     assert (session["mode"], session["checkpoint_step"], session["saving"]) == ("window", 3, None)
-    assert session["step"] in (3, 5), "it says where it stands every few seconds"
+    assert session["step"] in (3, 5), "a commit says it too, or its own word every few seconds"
     assert agent["last_outcome"]["drill"] is True
 
     preempting = machine.spotguard("drill", "--preempt")

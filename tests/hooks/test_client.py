@@ -76,6 +76,40 @@ def test_a_notice_is_heard_and_answered(path: Path) -> None:
         agent.hear(Bye)
 
 
+def test_where_training_stands_is_said_right_after_the_welcome(path: Path) -> None:
+    """Before anything else, at each connection: `status` need not wait for the next time."""
+    with FakeAgent(path) as agent, listening(path) as it:
+        for step in (3, 7):
+            it.steps = step
+            agent.welcome()
+            agent.say(NOTICE)
+            it.wait(1)
+            assert it.client.send(Told("n1", 1.0))
+            assert agent.hear(Message) == Position(step)
+            it.heard.clear()
+
+
+def test_a_position_that_is_not_there_yet_is_not_said(path: Path) -> None:
+    """While `register` is at work; the connection stands all the same, and it can be said when there is one."""
+    where: list[Position] = []
+    client = Client(
+        os.fspath(path),
+        hello=lambda: Register(os.getpid(), "run", "n"),
+        on_message=lambda message: None,
+        position=lambda: where[0] if where else None,
+    )
+    with FakeAgent(path) as agent:
+        client.start()
+        agent.welcome()
+        client.wait_answered(TIMEOUT)
+        assert client.send(Told("n1", 1.0))
+        assert agent.hear(Message) == Told("n1", 1.0)
+        where.append(Position(5))
+        client.tell_position()
+        assert agent.hear(Message) == Position(5)
+        client.close()
+
+
 def test_an_agent_that_comes_back_is_told_who_is_here_now(path: Path) -> None:
     """A new connection, a new hello, and the notice that is pending there is heard."""
     with FakeAgent(path) as agent, listening(path) as it:

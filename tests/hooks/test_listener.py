@@ -108,7 +108,8 @@ print("went on")
         }
         child = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
         assert agent.welcome().checkpoints
-        agent.hear(Position)  # it trains
+        while agent.hear(Position).step < 1:
+            pass  # until it trains
         agent.say(Checkpoint("a warning", going=False))
         if every == "off":
             agent.say(Checkpoint("the end of this machine", going=True))
@@ -154,12 +155,13 @@ def test_a_mistake_in_a_handler_does_not_end_the_listener(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is logged, and the agent is met anew."""
-    path, heard = folder / "a.sock", []
+    path, heard, twice = folder / "a.sock", [], threading.Event()
 
     def on_message(message: Message) -> None:
         heard.append(message)
         if len(heard) == 1:
             raise RuntimeError("planted")
+        twice.set()
 
     with FakeAgent(path) as agent:
         client = Client(
@@ -174,7 +176,7 @@ def test_a_mistake_in_a_handler_does_not_end_the_listener(
             agent.say(NOTICE)
             agent.welcome()  # it came back
             agent.say(NOTICE)
-            agent.hear(Position)
+            assert twice.wait(TIMEOUT)
             assert heard == [NOTICE, NOTICE]
         finally:
             client.close()

@@ -137,6 +137,30 @@ def test_a_register_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyP
     assert "spotguard-listener" not in [thread.name for thread in threading.enumerate()]
 
 
+def test_status_knows_the_step_as_soon_as_it_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step before; and not the one before the restore."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tempfile.TemporaryDirectory(prefix="sg", dir="/tmp") as folder:
+        path = Path(folder, "a.sock")
+        with FakeAgent(path) as agent:
+            monkeypatch.setenv("SPOTGUARD_SOCKET", str(path))
+            coming = threading.Thread(target=agent.welcome, name="welcomes")
+            coming.start()
+            guard = spotguard.register(
+                Path(folder, "store").as_uri(), run_id="r", model=model, optimizer=optimizer
+            )
+            try:
+                coming.join(PATIENCE)
+                assert agent.hear(spotguard.hooks.protocol.Position).step == -1
+                assert guard.restore() == 0
+                while (said := agent.hear(spotguard.hooks.protocol.Position)).step < 0:
+                    pass
+                assert said.step == 0
+            finally:
+                guard.close()
+
+
 def test_a_notice_does_not_wait_for_old_checkpoints_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pruning stops at the next few objects, and the save that it followed stays committed."""
     monkeypatch.setenv("SPOTGUARD_KEEP", "1")
