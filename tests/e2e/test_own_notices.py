@@ -14,9 +14,9 @@ from tests.e2e.trainee import Trainee
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
 
 
-def training(trainee: Trainee, options: str, **env: str) -> Running:
+def training(trainee: Trainee, options: str, on_notice: str = "") -> Running:
     """A run that has taken three steps and waits."""
-    running = trainee.guarded(f"--every off {options}", **env)
+    running = trainee.guarded(f"--every off {options}", SPOTGUARD_ON_NOTICE=on_notice)
     assert trainee.begun(running) == trainee.newest()
     running.say("go 3")
     trainee.stepped(running, 3)
@@ -123,7 +123,7 @@ def test_a_command_is_run_at_the_notice_with_its_facts(trainee: Trainee) -> None
     machine = trainee.machine
     path, told = machine.folder / "notice", machine.folder / "told"
     command = f'echo "$SPOTGUARD_NOTICE_KIND $SPOTGUARD_NOTICE_SECONDS_LEFT $SPOTGUARD_RUN_ID" | tee {told}'
-    running = training(trainee, f"--notice-file {path}", SPOTGUARD_ON_NOTICE=command)
+    running = training(trainee, f"--notice-file {path}", on_notice=command)
     assert not told.exists()
     path.write_text("stop 60")
     running.err.until("gate at step 3")
@@ -142,7 +142,7 @@ def test_a_command_that_hangs_holds_nothing_up(trainee: Trainee, second: signal.
     machine = trainee.machine
     command = "sleep 1000 & sleep 1000"
     window = 8 if second is None else 600
-    running = training(trainee, f"--window {window}", SPOTGUARD_ON_NOTICE=command)
+    running = training(trainee, f"--window {window}", on_notice=command)
     running.send(signal.SIGTERM)
     running.err.until("gate at step 3")
     running.say("free")
