@@ -46,6 +46,11 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class Rest:
+    """Nothing runs for a while: the keyboard is ours until the next `Launch`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """Start the command (again). The loop answers with `Launched`."""
 
@@ -104,6 +109,7 @@ Action = (
     | KillGroup
     | SignalSession
     | Look
+    | Rest
     | Launch
     | Finish
     | Announce

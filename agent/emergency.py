@@ -16,7 +16,7 @@ from typing import Any
 
 from ..hooks import protocol
 from ..providers.notice import Notice, NoticeKind
-from .actions import Action, Finish, Launch, Send, SignalGroup
+from .actions import Action, Finish, Launch, Rest, Send, SignalGroup
 from .ending import Ending
 from .events import (
     Asked,
@@ -45,8 +45,12 @@ LINGER = 0.5
 
 #: What a SIGTERM leaves: launchers kill after 30 s (Kubernetes, Docker's 10 is set by hand), some after 25.
 SIGTERM_WINDOW = 25.0
+#: A notice that was seen so soon after the launch stood there before it: a first look takes a second, or a time-out or two.
+FIRST_LOOK = 10.0
 #: A command that a person ended at the terminal did not crash.
 BY_HAND = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+#: Notices behind which no machine goes away.
+OF_A_PERSON = frozenset({NoticeKind.SIGNAL, NoticeKind.DRILL})
 
 
 class Machine(Ending):
@@ -117,9 +121,9 @@ class Machine(Ending):
 
     @property
     def phase(self) -> str:
-        """For `status`: "watching", "saving", "ending" or "outliving"."""
+        """For `status`: "watching", "saving", "ending", "outliving" or "waiting"."""
         if self.outlive_at is not None:
-            return "outliving"
+            return "outliving" if self.policy.outlive else "waiting"
         if self.pending is None:
             return "ending" if self._stopping else "watching"
         return "ending" if self.pending.ending or self.pending.published else "saving"
@@ -132,10 +136,13 @@ class Machine(Ending):
                 if self.pending is not None and not self.pending.published:
                     self._publish(self.pending, "the agent was stopped", None, None)
                 self._finish(0)
+        elif not self._running and self.outlive_at is not None:
+            if signum == signal.SIGTERM:
+                self._finish(self.policy.exit_code)
+            elif signum in BY_HAND:  # 75 would have a shell's loop go on
+                self._finish(128 + signum)
         elif signum in PASSED_ON:
             self._do(SignalGroup(signum))
-        elif not self._running and self.outlive_at is not None:
-            self._finish(self.policy.exit_code)
         elif signum == signal.SIGINT or self._terms:
             self._stop(signum)
         elif signum == signal.SIGTERM:
@@ -179,7 +186,7 @@ class Machine(Ending):
     # --- the command ---
 
     def _launched(self, event: Launched) -> None:
-        self.command = Command(event.pid)
+        self.command = Command(event.pid, since=self._now)
         if self._stopping:  # the signal came while there was nothing to send it to
             self._signal_group(signal.SIGTERM)
 
@@ -211,8 +218,12 @@ class Machine(Ending):
                 self._towards_the_end(self.pending)
         elif self.command is not None:
             self._after(self.command)
-        if self.outlive_at is not None and self._now >= self.outlive_at:
+        if self.outlive_at is None or self._now < self.outlive_at:
+            return
+        if self.policy.outlive:
             self._relaunch("this machine is still here")
+        else:
+            self._finish(self.policy.exit_code)
 
     def _settle_rehearsal(self, p: Pending) -> None:
         if p.all_done:
@@ -270,14 +281,34 @@ class Machine(Ending):
             None if outlive else code,
         )
         self._forget(p)
-        if not outlive:
-            self._finish(code, p.limit)
-        elif p.withdrawn:
+        if outlive and p.withdrawn:
             self._relaunch("the notice was withdrawn")
+        elif outlive:
+            self._wait_out(p, OUTLIVED)
+        elif code != 0 and self._began_in_vain(p, command):
+            self._wait_out(p, 0.0)
+            self._log(
+                f"nothing was trained, the notice stood here before: waiting {p.machine_deadline - self._now:.1f} s, until its "
+                f"deadline, before exit code {code}, or a restart would find it again at once. SIGTERM or Ctrl-C: exit now",
+                logging.WARNING,
+            )
         else:
-            self.command = None
-            self.outlive_at = p.machine_deadline + OUTLIVED
-            self._outlived = set(p.standing)
+            self._finish(code, p.limit)
+
+    def _began_in_vain(self, p: Pending, command: Command) -> bool:
+        """Whether this machine was going away before anything was trained on it: whoever starts it again here at once (a
+        shell's loop, systemd) would do so over and over until the machine is gone."""
+        if self._stopping or self._terms or all(n.kind in OF_A_PERSON for n in p.standing.values()):
+            return False
+        seen = p.notice.seen_at
+        return seen <= command.since + FIRST_LOOK and all(q.session.since >= seen for q in p.parts.values())
+
+    def _wait_out(self, p: Pending, patience: float) -> None:
+        self.command = None
+        self._patience = patience
+        self.outlive_at = p.machine_deadline + patience
+        self._outlived = set(p.standing)
+        self._do(Rest())
 
     def _after_all(self, command: Command) -> None:
         """The command is gone, and no notice stands."""

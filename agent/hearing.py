@@ -42,6 +42,8 @@ class Policy:
 @dataclass(slots=True)
 class Command:
     pid: int
+    #: When it was launched.
+    since: float = 0.0
     returncode: int | None = None
     ended_at: float = 0.0
     #: It got the signal of a notice that was then withdrawn: an end before this instant is that signal's doing.
@@ -70,9 +72,11 @@ class Hearing:
         #: What training goes on under: deadlines that are far off, and warnings.
         self.horizon = Horizon(policy.window)
         self.command: Command | None = None
-        #: When the relaunch after a preemption is due (`--outlive`), and the notices it waits out.
+        #: When what follows a preemption is due, where that is waited for: the relaunch (`--outlive`), or the exit of a
+        #: run that began in vain. The notices that are waited out, and for how long after their deadlines.
         self.outlive_at: float | None = None
         self._outlived: set[str] = set()
+        self._patience = OUTLIVED
         #: Notices that had their end: seeing them again changes nothing.
         self._settled: dict[str, Notice] = {}
         #: A second SIGTERM, or a SIGINT, has come: nothing new begins.

@@ -29,6 +29,7 @@ from .actions import (
     Log,
     Look,
     Publish,
+    Rest,
     Send,
     SignalGroup,
     SignalSession,
@@ -198,11 +199,15 @@ class Agent:
         elif self._supervisor is not None:
             self._command(action, self._supervisor)
 
-    def _command(self, action: SignalGroup | KillGroup | Look | Launch, supervisor: Supervisor) -> None:
+    def _command(
+        self, action: SignalGroup | KillGroup | Look | Rest | Launch, supervisor: Supervisor
+    ) -> None:
         if isinstance(action, SignalGroup):
             supervisor.signal(action.signum)
         elif isinstance(action, KillGroup):
             supervisor.kill()
+        elif isinstance(action, Rest):
+            supervisor.rest()
         elif isinstance(action, Look):
             seen = GroupSeen(supervisor.pid, supervisor.group_left())
             self._carry_out(self._machine.handle(seen, self._clock.monotonic()))

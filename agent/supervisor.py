@@ -126,6 +126,13 @@ class Supervisor:
         zombie answers to every signal, so that `killpg(…, 0)` tells nothing."""
         return any(_lives_in(self._pid, name) for name in os.listdir("/proc") if name.isdigit())
 
+    def rest(self) -> None:
+        """The command has ended and nothing follows yet: what the keyboard sends now is meant for us."""
+        if self._terminal is not None:
+            self._terminal.take(self._pid)
+            if self._returncode is not None and self._returncode < 0:
+                self._terminal.restore()
+
     def close(self) -> None:
         """Take the terminal back and reap. A command that still runs is left running: ending it is a decision."""
         self._release()

@@ -13,7 +13,7 @@ from ..hooks import protocol
 from ..providers.notice import Notice, NoticeKind, Severity
 from .actions import Announce, Publish, Send, SignalGroup, Tell
 from .events import Asked
-from .hearing import OUTLIVED, Hearing
+from .hearing import Hearing
 from .pending import Pending, same_notice
 from .roster import TEXT, Session, clip
 
@@ -114,7 +114,7 @@ class Telling(Hearing):
         self._settled[notice.id] = notice
         if self.outlive_at is not None:
             self._outlived.add(notice.id)
-            self.outlive_at = max(self.outlive_at, said.deadline + OUTLIVED)
+            self.outlive_at = max(self.outlive_at, said.deadline + self._patience)
         p = Pending(notice, self._now, self.policy.reserve)
         self._do(Publish(p.outcome("nothing was running", None, None)))
 

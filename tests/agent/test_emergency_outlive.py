@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 from spotguard.hooks.protocol import Preempt
 from tests.fakes.story import Story
@@ -10,7 +11,7 @@ from tests.fakes.story import Story
 TERM = signal.SIGTERM
 
 
-def preempted(**policy: object) -> Story:
+def preempted(**policy: Any) -> Story:
     story = Story(outlive=True, **policy)
     session = story.opens()
     story.notice(120)

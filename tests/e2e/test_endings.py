@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from spotguard.providers.simulator.aws import AwsSimulator
 from tests.e2e.harness import Machine
 from tests.e2e.processes import Running
 
@@ -43,6 +44,31 @@ def test_sigterm_to_run_is_a_notice(machine: Machine, options: str, window: floa
     assert (outcome["kind"], outcome["window"], outcome["code"]) == ("signal", window, 75)
     assert (outcome["committed"], outcome["why"]) == (None, "no process was registered")
     assert outcome["left"] == pytest.approx(window)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_on_a_machine_that_is_going_already_the_exit_waits(
+    machine: Machine, aws: AwsSimulator, signum: int, code: int
+) -> None:
+    """The notice stood before the command began: whoever would start it again is kept waiting, a signal ends that."""
+    aws.preempt(120)
+    running = machine.run("", sys.executable, OBEY, "TERM=0", aws=aws)
+    running.err.until("nothing was trained, the notice stood here before: waiting 1[01][0-9]")
+    said = machine.status()
+    assert (said["phase"], said["command"], said["notice"]) == ("waiting", None, None)
+    assert machine.outcome()["code"] == 75
+    assert running.running
+    running.send(signum)
+    assert running.ended() == code
+
+
+def test_a_machine_that_was_going_and_stays_gives_its_exit_back(machine: Machine, aws: AwsSimulator) -> None:
+    """The deadline passes: 75, once."""
+    aws.preempt(3)
+    running = machine.run("", sys.executable, OBEY, "TERM=0", aws=aws)
+    assert running.ended() == 75
+    assert running.err.to_the_end().count("nothing was trained") == 1
+    assert running.out.to_the_end().count("ready") <= 1
 
 
 def test_the_signal_and_the_exit_code_can_be_chosen(machine: Machine) -> None:

@@ -41,7 +41,7 @@ T = TypeVar("T")
 class Story:
     """Times are seconds since the story began. The command's pid is 100, then 101 …"""
 
-    def __init__(self, **policy: object) -> None:
+    def __init__(self, *, age: float = 60.0, **policy: object) -> None:
         self.machine = Machine(Policy(**policy))  # type: ignore[arg-type]
         self.now = START
         self.log: list[tuple[float, Action]] = []
@@ -49,7 +49,9 @@ class Story:
         self._sessions = 0
         #: Whether others of the command's group stay when it ends.
         self.group_left = False
+        self.now -= age  # the command has been running for so long when the story begins
         self._take(self.machine.begin(self.now))
+        self.now += age
 
     # --- what happens ---
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from spotguard.providers.simulator.aws import AwsSimulator
+from tests.e2e.processes import eventually
 from tests.fakes.desk import Desk
 
 RUN = [sys.executable, "-m", "spotguard", "run", "--provider", "none", "--run-id", "keys", "--"]
@@ -94,5 +96,28 @@ def test_a_terminal_that_stops_background_writers_does_not_stop_us() -> None:
         assert desk.report.until("shell: ").startswith("shell: exited 0")
         assert b"guarding pid" in os.read(desk.keyboard, 4096)
         assert desk.heard("shell: stopped, terminal held by the job") == 0
+    finally:
+        desk.close()
+
+
+@pytest.mark.parametrize("options", [[], ["--outlive"]])
+def test_ctrl_c_while_a_doomed_machine_is_waited_out(aws: AwsSimulator, options: list[str]) -> None:
+    """The command is gone, so the keyboard is ours: the shell sees a job that SIGINT ended, and leaves its loop."""
+    watch = ["--provider", "aws", "--metadata-endpoint", aws.endpoint]
+    desk = Desk(
+        COMMAND, '; echo "went on" >&"$REPORT"', [*RUN[:4], *watch, *options, "--run-id", "wait", "--"]
+    )
+    try:
+        desk.order("run")
+        desk.command = int(desk.report.until("command: ").split()[1])
+        aws.preempt(120)
+        shown = b""
+        while b"NOT COMMITTED" not in shown:
+            shown += os.read(desk.keyboard, 4096)
+        eventually(lambda: os.tcgetpgrp(desk.keyboard) != desk.command, "the keyboard is given back")
+        desk.type(b"\x03")
+        desk.report.until("shell: killed 2")
+        assert desk.heard("went on") == 0
+        assert desk.heard("command: interrupted") == 0
     finally:
         desk.close()

@@ -46,7 +46,8 @@ def title(body: dict[str, Any]) -> str:
     if body["service"]:
         return f"service (pid {body['pid']}), {since}, {body['phase']}"
     command = body["command"]
-    doing = "starting" if command is None else f"command pid {command['pid']}"
+    resting = "no command" if body["phase"] in ("outliving", "waiting") else "starting"
+    doing = resting if command is None else f"command pid {command['pid']}"
     again = f", restarted {command['restarts']} times" if command and command["restarts"] else ""
     return f"run {body['run_id']} (pid {body['pid']}), {doing}, {since}{again}, {body['phase']}"
 
