@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
+from spotguard.providers.simulator.aws import AwsSimulator
 from tests.e2e.harness import Machine
 from tests.e2e.processes import Running, eventually
 from tests.e2e.trainee import Trainee
 
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
+pytestmark = pytest.mark.wholepath
+
+PROGRAMS = Path(__file__).parent / "programs"
 
 
 def training(trainee: Trainee, options: str, on_notice: str = "") -> Running:
@@ -23,6 +28,7 @@ def training(trainee: Trainee, options: str, on_notice: str = "") -> Running:
     return running
 
 
+@pytest.mark.torch
 def test_a_deadline_makes_a_checkpoint_and_then_ends_the_run(trainee: Trainee) -> None:
     """At 45 s from its end it is told to make one, also with `--every off`; at 30 s the end begins. `status` says so
     beforehand. The next run goes on from there."""
@@ -58,6 +64,7 @@ def test_a_deadline_that_is_past_starts_nothing(machine: Machine) -> None:
     assert not (machine.folder / "ran").exists()
 
 
+@pytest.mark.torch
 def test_a_file_ends_the_run(trainee: Trainee) -> None:
     """With the words that are in it; what had run is committed."""
     machine = trainee.machine
@@ -78,6 +85,7 @@ def test_a_file_ends_the_run(trainee: Trainee) -> None:
     assert machine.committed() == [(1, 3, 0)]
 
 
+@pytest.mark.torch
 def test_a_file_that_goes_is_taken_back(trainee: Trainee) -> None:
     """Before the save is done: training goes on to its end, and that is no preemption."""
     machine = trainee.machine
@@ -95,6 +103,7 @@ def test_a_file_that_goes_is_taken_back(trainee: Trainee) -> None:
     assert machine.outcome()["ended"] == "withdrawn"
 
 
+@pytest.mark.torch
 def test_a_line_on_a_fifo_ends_the_run_unless_it_is_cancelled(trainee: Trainee) -> None:
     """What lies at the path decides: the option is the same."""
     machine = trainee.machine
@@ -118,6 +127,7 @@ def test_a_line_on_a_fifo_ends_the_run_unless_it_is_cancelled(trainee: Trainee) 
     assert trainee.newest() == 4
 
 
+@pytest.mark.torch
 def test_a_command_is_run_at_the_notice_with_its_facts(trainee: Trainee) -> None:
     """Beside the save; what it says is in the log, and the run ends when both have."""
     machine = trainee.machine
@@ -135,6 +145,7 @@ def test_a_command_is_run_at_the_notice_with_its_facts(trainee: Trainee) -> None
     assert machine.outcome()["why"] == ""
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("second", [None, signal.SIGTERM])
 def test_a_command_that_hangs_holds_nothing_up(trainee: Trainee, second: signal.Signals | None) -> None:
     """The save is committed meanwhile. At the reserve the command is killed, with all that it has started; who asks
@@ -154,3 +165,35 @@ def test_a_command_that_hangs_holds_nothing_up(trainee: Trainee, second: signal.
     assert f"--on-notice '{command}' was killed" in running.err.to_the_end()
     assert machine.committed() == [(1, 3, 0)]
     eventually(lambda: not list(machine._mine()), "nothing is left behind")
+
+
+def test_a_service_passes_on_what_its_operator_says(machine: Machine, aws: AwsSimulator) -> None:
+    """Once for the whole machine: a run below it hears of it, and looks at the cloud itself, for that the service does
+    not. The service's own command is run once."""
+    socket, path, told = (
+        machine.runtime / "service" / "agent.sock",
+        machine.folder / "notice",
+        machine.folder / "told",
+    )
+    service = machine.spotguard(
+        *("agent", "--socket", str(socket), "--provider", "none", "--notice-file", str(path)),
+        SPOTGUARD_ON_NOTICE=f'echo "$SPOTGUARD_NOTICE_KIND" >> {told}',
+    )
+    service.err.until("file .* seeing")
+    options = ["--run-id", "job", "--provider", "aws", "--store", machine.store.as_uri()]
+    running = machine.start(
+        *(sys.executable, str(PROGRAMS / "relayed.py"), str(socket), *options),
+        *("--", sys.executable, str(PROGRAMS / "notified.py")),
+        AWS_EC2_METADATA_SERVICE_ENDPOINT=aws.endpoint,
+    )
+    running.out.until("^ready")
+    running.err.until("watches nothing: looking for notices here")
+    running.err.until("aws spot/instance-action: seeing")
+    path.write_text("reboot 60")
+    running.out.until("^notice reboot")
+    running.say("return")
+    assert running.ended() == 75
+    assert (machine.outcome()["kind"], machine.outcome()["why"]) == ("reboot", "")
+    service.err.until("--on-notice is done")
+    assert told.read_text() == "reboot\n"
+    assert service.running
