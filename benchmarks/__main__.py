@@ -16,7 +16,7 @@ from .rows import Row, table
 from .scale import Scale
 
 #: Each is a module here with `measure(scale)`. In the order in which a reader wants to know.
-NAMES = ("step", "notice", "first_byte", "agent", "rate", "background", "manifests")
+NAMES = ("step", "notice", "scenarios", "first_byte", "agent", "rate", "background", "manifests")
 
 
 def main(arguments: list[str]) -> int:

@@ -1,37 +1,38 @@
-"""What the agent costs while nothing happens: memory, and CPU, polling AWS's key once a second."""
+"""What the agent costs while nothing happens: memory, and CPU, looking for each cloud's notices."""
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-
-from spotguard.providers.simulator.aws import AwsSimulator
 
 from .children import child
 from .rows import Row
 from .scale import Scale
+from .watched import CLOUDS, Watched, wait_until_seeing
 
-#: The command that `run` guards: it does nothing, and ends when its stdin does.
-_IDLE = ("-c", "import sys; sys.stdin.read()")
-_KEY = "instance-action"
+#: The command that `run` guards: it says a line, does nothing, and ends when its stdin does.
+_IDLE = ("-c", "import sys; print(flush=True); sys.stdin.read()")
 
 
 def measure(scale: Scale) -> Iterator[Row]:
     span = scale.of(scale.seconds, 1.0)
     with ExitStack() as stack:
         watched = {}
-        for name in ("run", "agent"):
-            aws = stack.enter_context(AwsSimulator())
-            folder = scale.folder / name
-            folder.mkdir(mode=0o700)
-            process = stack.enter_context(child(_command(name, aws.endpoint, folder), cwd=folder))
-            if not aws.wait_for(scale.of(5, 1), path=_KEY, timeout=60):
-                raise RuntimeError(f"spotguard {name} does not poll {aws.endpoint}")
-            watched[f"spotguard {name}"] = process.pid
+        for provider, cloud in CLOUDS.items():
+            machine = stack.enter_context(Watched(scale.folder / provider, provider, *_IDLE))
+            machine.start()
+            machine.ready()
+            watched[f"spotguard run, {cloud.name}"] = machine.pid
+            # As a service it guards nothing, and has no supervisor.
+            socket = scale.folder / f"{provider}.sock"
+            words = ["-m", "spotguard", "agent", *machine.options(socket)]
+            service = stack.enter_context(child(words, cwd=scale.folder))
+            wait_until_seeing(socket)
+            watched[f"spotguard agent, {cloud.name}"] = service.pid
+        threading.Event().wait(scale.of(5.0, 1.0))  # of starting
         before, started = {pid: cpu_seconds(pid) for pid in watched.values()}, time.monotonic()
         threading.Event().wait(span)
         spent = time.monotonic() - started
@@ -40,15 +41,7 @@ def measure(scale: Scale) -> Iterator[Row]:
             resident, proportional = memory(pid)
             yield Row(f"{name}: resident memory after {spent:.0f} s", "MiB", (resident,), figure=34.0)
             yield Row(f"{name}: its proportional share (PSS)", "MiB", (proportional,))
-            yield Row(f"{name}: CPU, polling every second", "% of a core", (used,), figure=0.3)
-
-
-def _command(name: str, endpoint: str, folder: Path) -> Sequence[str]:
-    ours = ["-m", "spotguard", name, "--provider", "aws", "--metadata-endpoint", endpoint]
-    ours += ["--socket", str(folder / "agent.sock")]
-    if name == "agent":
-        return ours
-    return [*ours, "--store", folder.as_uri(), "--run-id", "idle", "--", sys.executable, *_IDLE]
+            yield Row(f"{name}: CPU, watching", "% of a core", (used,), figure=0.3)
 
 
 def cpu_seconds(pid: int) -> float:

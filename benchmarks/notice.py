@@ -1,4 +1,4 @@
-"""From the notice being visible at AWS's endpoint to the hook being told, through the real agent.
+"""From the notice being visible at the cloud's endpoint to the hook being told, through the real agent.
 
 Each notice has its own `spotguard run` over its own training script, several of them beside each other, and
 its own place within the agent's poll interval.
@@ -7,22 +7,15 @@ its own place within the agent's poll interval.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
-from spotguard.providers.simulator.aws import AwsSimulator
-
-from .children import child, line
 from .rows import Row
 from .scale import Scale
+from .watched import CLOUDS, Watched
 
-#: The terminal key is asked for once a second.
-INTERVAL = 1.0
-_KEY = "spot/instance-action"
 _AT_ONCE = 4
 #: Steps of 10 ms after which a script ends that nobody has told anything.
 LONGEST = 12_000
@@ -30,64 +23,41 @@ LONGEST = 12_000
 
 def measure(scale: Scale) -> Iterator[Row]:
     count = scale.of(24, 1)
-    seen, told = [], []
-    for first in range(0, count, _AT_ONCE):
-        notices = range(first, min(first + _AT_ONCE, count))
-        with ExitStack() as stack:
-            stories = [stack.enter_context(_Story(scale.folder / str(number))) for number in notices]
-            for number, story in zip(notices, stories, strict=True):
-                story.ready((number + 0.5) / count * INTERVAL)
-            for story in stories:
-                visible_to_read, read_to_told = story.play()
-                seen.append(visible_to_read + read_to_told)
-                told.append(read_to_told)
-    in_ms = [tuple(value * 1e3 for value in values) for values in (seen, told)]
-    figure = 1e3 * INTERVAL + 20
-    yield Row("notice visible → hook told (polled every 1000 ms)", "ms", in_ms[0], figure=figure, worst=True)
-    yield Row("  of which after the agent read it", "ms", in_ms[1], figure=20.0, worst=True)
+    for provider, cloud in CLOUDS.items():
+        seen, read = [], []
+        for first in range(0, count, _AT_ONCE):
+            notices = range(first, min(first + _AT_ONCE, count))
+            for visible_to_read, read_to_told in _together(scale, provider, notices, count):
+                seen.append((visible_to_read + read_to_told) * 1e3)
+                read.append(read_to_told * 1e3)
+        how = f"polled every {cloud.interval * 1e3:.0f} ms" if cloud.interval else "a hanging GET"
+        what = f"notice visible → hook told, {cloud.name} ({how})"
+        yield Row(what, "ms", tuple(seen), figure=cloud.figure, worst=True)
+        yield Row("  of which after the agent read it", "ms", tuple(read), figure=20.0, worst=True)
 
 
-class _Story:
-    """One machine: its metadata service, its agent, and its training script."""
+def _together(scale: Scale, provider: str, notices: range, count: int) -> Iterator[tuple[float, float]]:
+    """For each notice, seconds until the agent read it, and from then until the hook was told."""
+    command = ("-m", "benchmarks.notice")
+    with ExitStack() as stack:
+        folders = [scale.folder / f"{provider}-{number}" for number in notices]
+        machines = [stack.enter_context(Watched(folder, provider, *command)) for folder in folders]
+        for machine in machines:
+            machine.start()
+        for machine in machines:
+            machine.ready()
+        for number, machine in zip(notices, machines, strict=True):
+            yield _play(machine, (number + 0.5) / count)
 
-    def __init__(self, folder: Path) -> None:
-        self._aws = AwsSimulator()
-        self._folder = folder
-        self._stack = ExitStack()
-        self._after = 0.0
 
-    def __enter__(self) -> _Story:
-        self._folder.mkdir(mode=0o700)
-        self._stack.enter_context(self._aws)
-        words = ["-m", "spotguard", "run", "--provider", "aws", "--metadata-endpoint", self._aws.endpoint]
-        words += ["--socket", str(self._folder / "agent.sock"), "--store", self._folder.as_uri()]
-        words += ["--run-id", "notice", "--every", "off", "--", sys.executable, "-m", "benchmarks.notice"]
-        self._script = self._stack.enter_context(child(words, cwd=self._folder, answers=True))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def ready(self, after: float) -> None:
-        """Wait until it trains and is watched. The notice is to come so long after a poll."""
-        line(self._script)
-        self._after = after
-        if not self._aws.wait_for(2, path=_KEY, timeout=60):
-            raise RuntimeError("spotguard run does not poll")
-
-    def play(self) -> tuple[float, float]:
-        """Seconds until the agent read the notice, and from then until the hook was told."""
-        polled = self._aws.count(path=_KEY)
-        self._aws.wait_for(polled + 1, path=_KEY)
-        threading.Event().wait(self._after)
-        visible = time.monotonic()
-        self._aws.preempt(120.0)
-        told = float(line(self._script))
-        read = next(r.at for r in self._aws.requests if r.path.endswith(_KEY) and r.status == 200)
-        # The command has a group of its own, which a kill of ours does not reach: it ends as it should.
-        if self._script.wait(timeout=60) != 75:
-            raise RuntimeError(f"spotguard run ended with {self._script.returncode}, not 75")
-        return read - visible, told - read
+def _play(machine: Watched, place: float) -> tuple[float, float]:
+    machine.pass_after_look(place * machine.cloud.interval)
+    visible = time.monotonic()
+    machine.simulator.preempt()
+    told = float(machine.line())
+    read = machine.read_at(visible)
+    machine.end()
+    return read - visible, told - read
 
 
 # --- the training script, in the child ----------------------------------------------------------------------

@@ -13,6 +13,8 @@ pytest.importorskip("torch")
 sys.path.append(root := str(Path(__file__).parent.parent))
 from benchmarks.__main__ import NAMES, run
 from benchmarks.rows import Row, table
+from benchmarks.scenes import SCENES
+from benchmarks.watched import CLOUDS
 
 sys.path.remove(root)
 
@@ -27,9 +29,19 @@ ROWS = {
         *["  of which"] * 4,
         "guard.step(), ResNet-50",
     ],
-    "notice": ["notice visible → hook told", "  of which after the agent read it"],
+    "notice": [
+        line
+        for cloud in CLOUDS.values()
+        for line in (f"notice visible → hook told, {cloud.name}", "  of which after the agent read it")
+    ],
+    "scenarios": [next(scene.row for scene in SCENES if scene.provider == cloud) for cloud in CLOUDS],
     "first_byte": ["hook told → first byte, main thread in torch"],
-    "agent": ["spotguard run: resident", "spotguard run: its proportional", "spotguard run: CPU"],
+    "agent": [
+        f"spotguard {way}, {cloud.name}: {what}"
+        for cloud in CLOUDS.values()
+        for way in ("run", "agent")
+        for what in ("resident", "its proportional", "CPU")
+    ],
     "rate": [
         f"{verb} in memory (tmpfs){what}: spotguard"
         for verb in ("save", "restore")

@@ -11,6 +11,7 @@ import pytest
 
 from spotguard.providers.simulator.aws import AwsSimulator
 from spotguard.providers.simulator.azure import AzureSimulator
+from spotguard.providers.simulator.gcp import GcpSimulator
 from tests.e2e.island import Island
 from tests.e2e.trainee import Trainee
 
@@ -19,8 +20,9 @@ pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
 IPV4, IPV6 = "169.254.169.254", "fd00:ec2::254"
 
 #: Cloud -> its service, and the source that shows its notice.
-CLOUDS: dict[str, tuple[Callable[[], AwsSimulator | AzureSimulator], str]] = {
+CLOUDS: dict[str, tuple[Callable[[], AwsSimulator | GcpSimulator | AzureSimulator], str]] = {
     "aws": (AwsSimulator, "aws spot/instance-action"),
+    "gcp": (GcpSimulator, "gcp instance/preempted"),
     "azure": (AzureSimulator, "azure scheduledevents"),
 }
 

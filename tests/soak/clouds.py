@@ -167,4 +167,4 @@ AZURE = Cloud(
     mean=2.0,
 )
 
-CLOUDS = {"aws": AWS, "azure": AZURE}
+CLOUDS = {"aws": AWS, "gcp": GCP, "azure": AZURE}

@@ -1,0 +1,40 @@
+"""The command that a scenario guards: a hook's end of the socket alone, which dates what the agent tells it.
+
+It is the hook's own client, without a training process around it: what happens from there on is `first_byte`'s matter.
+Each word of the agent is one line, `preempt` or `checkpoint` and the instant (CLOCK_MONOTONIC is one for all processes).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from spotguard.hooks import protocol
+from spotguard.hooks.client import Client
+
+
+def main() -> None:
+    def hear(message: protocol.Message) -> None:
+        now = time.monotonic()
+        if isinstance(message, protocol.Preempt):
+            print(f"preempt {now}", flush=True)
+            client.send(protocol.Told(message.id, now))
+            client.send(protocol.Committed(message.id, 1, 0, 0.0, "", now))
+        elif isinstance(message, protocol.Checkpoint):
+            print(f"checkpoint {now}", flush=True)
+
+    client = Client(
+        os.environ["SPOTGUARD_SOCKET"],
+        hello=lambda: protocol.Register(os.getpid(), "scenario", "hearer", checkpoints=True),
+        on_message=hear,
+        position=lambda: protocol.Position(step=0, mode="callback"),
+    )
+    client.start()
+    client.wait_answered(10.0)
+    print("ready", flush=True)
+    threading.Event().wait()  # until the agent's SIGTERM
+
+
+if __name__ == "__main__":
+    main()
