@@ -29,7 +29,15 @@ def test_without_torch_it_says_how_to_get_it(
 @pytest.mark.torch
 @pytest.mark.parametrize(
     "words",
-    [["--steps", "3"], ["--window", "0"], ["--window", "nan"], ["--window", "inf"], ["--folder", "{file}/x"]],
+    [
+        ["--steps", "3"],
+        ["--window", "0"],
+        ["--window", "nan"],
+        ["--window", "inf"],
+        ["--link", "-1"],
+        ["--link", "inf"],
+        ["--folder", "{file}/x"],
+    ],
 )
 def test_a_value_that_cannot_be_used_is_refused(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -45,7 +53,7 @@ def test_a_value_that_cannot_be_used_is_refused(
 
 def test_the_face_of_the_demo_is_light() -> None:
     """`spotguard demo --help` loads neither torch nor rich nor the simulator."""
-    heavy = "{'torch', 'rich', 'requests', 'spotguard.providers.simulator.aws'}"
+    heavy = "{'torch', 'rich', 'requests', 'spotguard.providers.simulator'}"
     code = f"import sys, spotguard.demo; sys.exit(bool({heavy} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

@@ -44,6 +44,41 @@ def test_processes_that_left_the_group_are_killed_too(tmp_path: Path) -> None:
     assert not machine.folder.exists()
 
 
+#: Says that it is there, and again when it is asked to end; its child, in another session, does the same.
+_OBEYS = """
+import os, signal
+def end(*_):
+    os.write(fifo, b"T")
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+if os.fork() == 0:
+    os.setsid()
+fifo = os.open("{fifo}", os.O_WRONLY)
+os.write(fifo, b"H")
+while True: signal.pause()
+"""
+
+
+def test_the_power_button_asks_everything_that_runs_on_it(tmp_path: Path) -> None:
+    """One SIGTERM to each, wherever it has gone; nothing is left for the power switch."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    machine = Machine("machine 1", tmp_path / "machine-1", tmp_path / "console", SystemClock())
+    machine.start([sys.executable, "-c", _OBEYS.format(fifo=fifo)])
+    with fifo.open("rb", buffering=0) as end:
+        heard = b""
+        while heard != b"HH":
+            assert select.select([end], [], [], 30)[0], "nobody came"
+            heard += end.read(1)
+        machine.press_button()
+        while heard != b"HHTT":
+            assert select.select([end], [], [], 30)[0], heard
+            heard += end.read(1)
+        assert end.read(1) == b""
+    machine.discard()
+    assert machine.returncode == 0
+
+
 def test_nothing_of_ours_reaches_into_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the user has set for other runs is not seen on the machine; what was printed outlives its disk."""
     monkeypatch.setenv("SPOTGUARD_STORE", "file:///somewhere/else")

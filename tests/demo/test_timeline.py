@@ -44,6 +44,16 @@ def test_a_machine_that_was_killed_has_no_slack_and_no_commit() -> None:
     assert found.slack is None
 
 
+def test_the_power_button_has_its_place_among_the_rest() -> None:
+    """ACPI's SIGTERM comes when it comes: before the agent has read the notice, or in the middle of the save."""
+    found = timeline(
+        outcome(committed=0.05), visible_wall=1000.0, window=30.0, ended=1.5, killed=False, pressed=0.27
+    )
+    assert [mark.what.split()[0] for mark in found.marks] == [
+        *("the", "seen", "delivered", "ACPI's", "first", "committed", "machine")
+    ]
+
+
 def test_a_line_that_is_still_being_written_is_read_later(tmp_path: Path) -> None:
     """Half a line is no record, and is not lost either."""
     losses = Losses(tmp_path / "losses.jsonl")

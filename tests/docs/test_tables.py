@@ -34,7 +34,8 @@ def _rows(parser: argparse.ArgumentParser) -> list[str]:
     """What the page says about each argument: as `--help` says it."""
     rows = []
     for action in parser._actions:
-        if action.help == argparse.SUPPRESS or action.dest in ("help", "cloud"):
+        subcommands = isinstance(action, argparse._SubParsersAction)
+        if action.help == argparse.SUPPRESS or action.dest == "help" or subcommands:
             continue
         name = action.option_strings[0] if action.option_strings else ""
         takes = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import spotguard.demo
+from spotguard.demo.clouds import CLOUDS
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
@@ -21,6 +22,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
 SCRIPT = Path(spotguard.demo.__file__).with_name("train.py")
 #: Half of them must take longer than the agent's second between two looks.
 STEPS = 80
+#: Mbit/s: a save takes a tenth of a second.
+FAST = "400"
 
 
 @pytest.fixture
@@ -32,7 +35,7 @@ def scratch() -> Iterator[Path]:
 
 
 def demo(folder: Path, scratch: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    words = ["demo", "--folder", str(folder), "--steps", str(STEPS), *more]
+    words = ["demo", "--folder", str(folder), "--steps", str(STEPS), "--link", FAST, *more]
     return subprocess.run(
         [sys.executable, "-m", "spotguard", *words],
         env={**os.environ, "TMPDIR": str(scratch)},
@@ -42,19 +45,50 @@ def demo(folder: Path, scratch: Path, *more: str) -> subprocess.CompletedProcess
     )
 
 
-def test_the_resumed_run_is_the_uninterrupted_one(tmp_path: Path, scratch: Path) -> None:
-    """The demo saves inside the window, ends equal, says so last, and leaves its report and nothing else."""
-    done = demo(tmp_path / "report", scratch)
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_the_resumed_run_is_the_uninterrupted_one(cloud: str, tmp_path: Path, scratch: Path) -> None:
+    """On each cloud it saves inside the window, ends equal, says so last, and leaves its report and nothing else."""
+    done = demo(tmp_path / "report", scratch, "--cloud", cloud)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert done.stdout.splitlines()[-1].startswith("EQUAL: ")
+    kept, last = done.stdout.splitlines()[-2:]
+    assert kept.startswith("KEPT: everything. ")
+    assert last.startswith("EQUAL: ")
     facts = json.loads((tmp_path / "report" / "demo.json").read_text())
     assert STEPS // 2 <= facts["resumed_at"] < STEPS
-    assert facts["steps"] == STEPS
-    assert [mark["what"] for mark in facts["timeline"]][-2] == "committed"
+    assert (facts["cloud"], facts["steps"], facts["window"]) == (cloud, STEPS, CLOUDS[cloud].window)
+    marks = [mark["what"] for mark in facts["timeline"]]
+    assert marks[-2] == "committed"
+    assert any(mark.startswith("ACPI") for mark in marks) == (cloud == "gcp")
     assert "<svg" in (tmp_path / "report" / "report.html").read_text()
     assert list(scratch.glob("spotguard-demo-*")) == []
+
+
+def test_what_does_not_fit_is_said_and_the_background_checkpoint_remains(
+    tmp_path: Path, scratch: Path
+) -> None:
+    """A save of half a second, and a machine that is switched off 0.3 s after its notice, in the middle of it: nothing
+    partial is picked up, nothing is called saved, and the result is equal all the same."""
+    done = demo(
+        tmp_path / "report",
+        scratch,
+        *("--cloud", "gcp", "--window", "0.3", "--link", "90", "--steps", "240"),
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    kept, last = done.stdout.splitlines()[-2:]
+    assert kept.startswith(
+        "DID NOT FIT: machine 1 had 0.3 s after its notice, and committed nothing in them: "
+    )
+    assert "KEPT" not in done.stdout
+    assert last.startswith("EQUAL: ")
+    facts = json.loads((tmp_path / "report" / "demo.json").read_text())
+    assert 0 < facts["resumed_at"] < facts["noticed_at"]
+    assert facts["lost"] > 0
+    assert facts["saved"] is False
+    assert f"background checkpoint of step {facts['resumed_at']}, " in kept
+    assert [mark["what"] for mark in facts["timeline"]][-1] == "switched off by the cloud"
 
 
 def test_a_resume_that_is_not_exact_is_found_out(tmp_path: Path, scratch: Path) -> None:

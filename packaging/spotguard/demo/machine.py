@@ -61,12 +61,17 @@ class Machine:
     def ended(self) -> bool:
         return self.ended_at is not None
 
+    def press_button(self) -> None:
+        """ACPI's power button: the operating system asks everything that runs on it to end, in one breath."""
+        for pid in self._processes():
+            self._signal(pid, signal.SIGTERM)
+
     def power_off(self) -> int:
         """SIGKILL to everything that still runs on it; how many processes that were."""
         killed: set[int] = set()
         while found := self._processes() - killed:  # again: one may have forked while we looked
             for pid in found:
-                self._kill(pid)
+                self._signal(pid, signal.SIGKILL)
             killed |= found
         if self._waiter is not None:
             self._waiter.join()
@@ -101,15 +106,15 @@ class Machine:
             return False  # gone meanwhile, or another user's
         return f"{_MARK}={self.folder}".encode() in environment.split(b"\0")
 
-    def _kill(self, pid: int) -> None:
+    def _signal(self, pid: int, signum: signal.Signals) -> None:
         try:
             handle = os.pidfd_open(pid)
         except ProcessLookupError:
             return  # ended by itself
         try:
             if self._is_mine(pid):  # looked at again: the number may belong to somebody else by now
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                signal.pidfd_send_signal(handle, signum)
         except ProcessLookupError:
-            pass  # it ended by itself between the two lines: there is nothing to kill
+            pass  # it ended by itself between the two lines: nobody is there to be told
         finally:
             os.close(handle)

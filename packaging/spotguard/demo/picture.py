@@ -5,7 +5,7 @@ from __future__ import annotations
 from .chart import Series, frame, means, steps
 from .clockwork import height, way_of_the_notice
 from .compare import Verdict
-from .story import Story
+from .story import Plan, Story
 from .svg import Drawing
 
 WIDTH = 880
@@ -40,9 +40,9 @@ _STYLE = """
 """
 
 
-def draw(story: Story, verdict: Verdict) -> str:
+def draw(plan: Plan, story: Story, verdict: Verdict) -> str:
     """The picture as an SVG file."""
-    title = f"Taken back at step {story.parts[0].step:,}, resumed on the next machine"
+    title = f"Taken back by {plan.cloud.title} at step {story.parts[0].step:,}, resumed on the next machine"
     drawing = Drawing(WIDTH, _WAY + round(height(story.timeline)))
     drawing.rect(0.5, 0.5, WIDTH - 1, drawing.height - 1, "card", round=10)
     drawing.text(28, 38, title + (": the same run, bit for bit" if verdict.equal else ""), "title")
@@ -50,7 +50,7 @@ def draw(story: Story, verdict: Verdict) -> str:
     _legend(drawing, 28, 88)
     _whole_run(drawing, story)
     _hand_over(drawing, story)
-    way_of_the_notice(drawing, story.timeline, top=_WAY)
+    way_of_the_notice(drawing, plan.cloud, story.timeline, top=_WAY)
     return drawing.render(_STYLE, f"{title}. {verdict.line()}")
 
 

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from .compare import Verdict
+from .kept import kept
 from .picture import WIDTH, draw
 from .story import Plan, Story
 
@@ -27,7 +28,8 @@ pre, code {{ font: 13px ui-monospace, monospace }} pre {{ overflow-x: auto }}
 </style>
 <h1>spotguard demo</h1>
 <p>A small GPT learned to write like Python's own standard library. In the middle of its {steps:,} steps, the (simulated)
-cloud took its machine back; another machine went on from the store.</p>
+cloud, {cloud}, took its machine back; another machine went on from the store.{link}</p>
+<p><strong>{kept}.</strong></p>
 <p><strong>{verdict}.</strong></p>
 {picture}
 <h2>The way of the notice</h2>
@@ -38,8 +40,8 @@ cloud took its machine back; another machine went on from the store.</p>
 <h2>Do it yourself</h2>
 <p>What the demo did, by hand, in two terminals. The second machine was given the second command again. The lines with
 <code>guard</code> in them are all that the script needs.</p>
-<pre>spotguard simulate aws --preempt-after 10 --window {window:g}
-spotguard run --provider aws --metadata-endpoint http://127.0.0.1:PORT --store file:///mnt/shared -- python train.py</pre>
+<pre>spotguard simulate {provider} --preempt-after 10 --window {window:g}
+spotguard run --provider {provider}{options} --metadata-endpoint http://127.0.0.1:PORT --store file:///mnt/shared -- python train.py</pre>
 <details><summary>train.py</summary>
 <pre>{script}</pre></details>
 <p><small>{machine}</small></p>
@@ -50,10 +52,10 @@ spotguard run --provider aws --metadata-endpoint http://127.0.0.1:PORT --store f
 def leave(plan: Plan, story: Story, verdict: Verdict) -> Path:
     """Write everything, and return the page."""
     folder = plan.left
-    picture = draw(story, verdict)
+    picture = draw(plan, story, verdict)
     page = folder / "report.html"
     (folder / "demo.svg").write_text(picture)
-    (folder / "demo.json").write_text(json.dumps(_facts(story, verdict), indent=1) + "\n")
+    (folder / "demo.json").write_text(json.dumps(_facts(plan, story, verdict), indent=1) + "\n")
     page.write_text(_page(plan, story, verdict, picture))
     return page
 
@@ -64,6 +66,11 @@ def _page(plan: Plan, story: Story, verdict: Verdict, picture: str) -> str:
     return _PAGE.format(
         width=WIDTH,
         steps=plan.steps,
+        cloud=plan.cloud.title,
+        provider=plan.cloud.name,
+        options="".join(f" {word}" for word in plan.cloud.options(plan.window)),
+        link=f" The machines' link to it, {plan.link:g} Mbit/s, is simulated too." if plan.link else "",
+        kept=html.escape(kept(plan, story)),
         verdict=html.escape(verdict.line()),
         picture=picture,
         rows="\n".join(
@@ -79,20 +86,25 @@ def _page(plan: Plan, story: Story, verdict: Verdict, picture: str) -> str:
     )
 
 
-def _facts(story: Story, verdict: Verdict) -> dict[str, object]:
+def _facts(plan: Plan, story: Story, verdict: Verdict) -> dict[str, object]:
     line = story.timeline
     return {
+        "cloud": plan.cloud.name,
         "equal": verdict.equal,
         "saved": story.saved,
+        "kept": kept(plan, story),
         "line": verdict.line(),
         "differences": verdict.differences,
         "tensors": verdict.tensors,
         "values": verdict.values,
         "steps": verdict.steps,
+        "noticed_at": story.noticed_at,
         "resumed_at": story.resumed_at,
+        "lost": story.lost,
         "window": line.window,
         "slack": line.slack,
-        "bytes": line.nbytes,
+        "link": plan.link,
+        "bytes": story.nbytes,
         "timeline": [{"what": mark.what, "at": round(mark.at, 6)} for mark in line.marks],
         "outcome": line.line,
         "losses": story.reference.by_step,

@@ -15,30 +15,45 @@ from pathlib import Path
 
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import SpotguardError
-from spotguard.providers.simulator.aws import AwsSimulator
+from spotguard.providers.simulator.service import Simulator
 
+from .clouds import Cloud
 from .losses import Losses
 from .machine import Machine
 from .screen import Screen
 from .timeline import Timeline, read_outcome, timeline
 
 _EX_TEMPFAIL = 75
+#: The run id on the simulated machines.
+RUN = "demo"
 #: Seconds between two looks at the files that the scripts write.
 _LOOK = 0.1
+#: Of the steps so many are done at the most when the notice comes, whatever it waits for.
+_LATEST = 0.85
+#: Seconds between two background checkpoints, where one of them is all that will remain.
+_EVERY = 2
 #: The shortest run in which a notice "in the middle" is in the middle of something.
 SHORTEST = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    cloud: Cloud
     script: Path
     steps: int
     #: Seconds from the notice to the end of the machine.
     window: float
+    #: Of the link to the store, in Mbit/s; 0 for none, so that it is as fast as the disk.
+    link: float
     #: Where everything happens; the store is in it too. It goes when the demo is over.
     folder: Path
     #: What stays: the report, and what was printed on the machines.
     left: Path
+
+    @property
+    def short(self) -> bool:
+        """Whether the machine goes sooner than its cloud says: then a background checkpoint may be all that remains."""
+        return self.window < self.cloud.window
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +69,8 @@ class Story:
     timeline: Timeline
     #: Completed steps when the notice was given.
     noticed_at: int
+    #: Bytes of one checkpoint; 0 where none was ever whole.
+    nbytes: int
 
     @property
     def saved(self) -> bool:
@@ -65,6 +82,11 @@ class Story:
     def resumed_at(self) -> int:
         """Completed steps with which machine 2 began."""
         return self.parts[1].started or 0
+
+    @property
+    def lost(self) -> int:
+        """Steps that machine 1 had done and machine 2 did again."""
+        return max(0, self.parts[0].step - self.resumed_at)
 
 
 class Director:
@@ -86,36 +108,55 @@ class Director:
         with ExitStack() as stack:
             reference, losses = self._machine("no cloud", stack)
             self._screen.say("the run to compare with begins: no spot machine, and no spotguard in it")
-            reference.start([*self._training(), "--plain"])
+            reference.start([sys.executable, *self._training(), "--plain"])
             lost, line, noticed_at = self._first(stack)
             last, resumed = self._second(stack)
             self._watch(lambda: reference.ended)
             self._show()
             self._must(reference.returncode == 0, reference, "the uninterrupted run failed")
-            return Story(losses, (lost, resumed), reference.final, last.final, line, noticed_at)
+            parts = (lost, resumed)
+            return Story(
+                losses, parts, reference.final, last.final, line, noticed_at, self._checkpoint_bytes()
+            )
 
     # --- the acts ---
 
     def _first(self, stack: ExitStack) -> tuple[Losses, Timeline, int]:
         """Machine 1 is taken back in the middle of its work."""
-        plan, simulator = self._plan, stack.enter_context(AwsSimulator())
+        plan, simulator = self._plan, stack.enter_context(self._plan.cloud.simulator())
         machine, losses = self._machine("machine 1", stack)
         self._screen.say("machine 1 begins: spotguard run -- python train.py")
         machine.start(self._guarded(machine, simulator))
-        self._watch(lambda: machine.ended or losses.step >= plan.steps // 2)
+        self._watch(lambda: machine.ended or self._is_time(losses))
         self._must(not machine.ended, machine, "machine 1 ended before its notice")
 
         visible_wall, visible = self._clock.time(), self._clock.monotonic()
-        simulator.preempt(plan.window)
+        plan.cloud.preempt(simulator, plan.window)
         end, noticed_at = visible + plan.window, losses.step
+        own = (
+            f" ({plan.cloud.title} gives {plan.cloud.window:g} s)" if plan.window != plan.cloud.window else ""
+        )
         self._screen.say(
-            f"the cloud wants machine 1 back: its notice says {plan.window:g} s (AWS gives 120), at step {noticed_at}"
+            f"the cloud wants machine 1 back, at step {noticed_at}: {plan.cloud.words(plan.window)}{own}"
         )
         self._doing(machine, "noticed")
+        pressed = None
+        if (button := plan.cloud.button(plan.window)) is not None:
+            self._watch(lambda: machine.ended or self._clock.monotonic() >= visible + button)
+            pressed = self._clock.monotonic() - visible
+            machine.press_button()
         self._watch(lambda: machine.ended or self._clock.monotonic() >= end)
-        return losses, self._end_of(machine, losses, visible, visible_wall), noticed_at
+        return losses, self._end_of(machine, losses, visible, visible_wall, pressed), noticed_at
 
-    def _end_of(self, machine: Machine, losses: Losses, visible: float, visible_wall: float) -> Timeline:
+    def _is_time(self, losses: Losses) -> bool:
+        """Half-way; and where a background checkpoint is to remain, not before there is one."""
+        if self._plan.short and not self._has_checkpoint():
+            return losses.step >= self._plan.steps * _LATEST
+        return losses.step >= self._plan.steps // 2
+
+    def _end_of(
+        self, machine: Machine, losses: Losses, visible: float, visible_wall: float, pressed: float | None
+    ) -> Timeline:
         late = not machine.ended
         left_over = machine.power_off()
         losses.refresh()
@@ -128,7 +169,12 @@ class Director:
             "time)",
         )
         found = timeline(
-            outcome, visible_wall=visible_wall, window=self._plan.window, ended=ended, killed=late
+            outcome,
+            visible_wall=visible_wall,
+            window=self._plan.window,
+            ended=ended,
+            killed=late,
+            pressed=pressed,
         )
         if found.line:
             self._screen.say(f"machine 1, in its own words: {found.line}")
@@ -147,7 +193,7 @@ class Director:
 
     def _second(self, stack: ExitStack) -> tuple[Machine, Losses]:
         """The next machine goes on where the store says."""
-        simulator = stack.enter_context(AwsSimulator())
+        simulator = stack.enter_context(self._plan.cloud.simulator())
         machine, losses = self._machine("machine 2", stack)
         self._screen.say("machine 2 begins: the same command, the same store")
         machine.start(self._guarded(machine, simulator))
@@ -168,17 +214,33 @@ class Director:
         return machine, losses
 
     def _training(self) -> list[str]:
-        return [sys.executable, str(self._plan.script), "--steps", str(self._plan.steps)]
+        return [str(self._plan.script), "--steps", str(self._plan.steps)]
 
-    def _guarded(self, machine: Machine, simulator: AwsSimulator) -> list[str]:
+    def _guarded(self, machine: Machine, simulator: Simulator) -> list[str]:
+        plan = self._plan
+        behind = ["-m", "spotguard.demo.uplink", f"{plan.link:g}"] if plan.link else []
         return [
             *(sys.executable, "-m", "spotguard", "run"),
-            *("--provider", "aws", "--metadata-endpoint", simulator.endpoint),
-            *("--store", (self._plan.folder / "store").as_uri(), "--run-id", "demo"),
+            *("--provider", plan.cloud.name, "--metadata-endpoint", simulator.endpoint),
+            *plan.cloud.options(plan.window),
+            *("--store", self._store.as_uri(), "--run-id", RUN),
+            *(("--every", str(_EVERY)) if plan.short else ()),
             *("--socket", str(machine.socket)),
             "--",
-            *self._training(),
+            *(sys.executable, *behind, *self._training()),
         ]
+
+    @property
+    def _store(self) -> Path:
+        return self._plan.folder / "store"
+
+    def _has_checkpoint(self) -> bool:
+        return any((self._store / RUN / "checkpoints").glob("*/COMMIT.json"))
+
+    def _checkpoint_bytes(self) -> int:
+        """Of the newest in the store."""
+        whole = sorted((self._store / RUN / "checkpoints").glob("*/COMMIT.json"))
+        return sum(file.stat().st_size for file in whole[-1].parent.rglob("*.safetensors")) if whole else 0
 
     def _doing(self, machine: Machine, doing: str) -> None:
         self._lanes[machine] = self._lanes[machine][0], doing

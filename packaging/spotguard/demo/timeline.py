@@ -44,7 +44,13 @@ def read_outcome(path: Path) -> dict[str, Any]:
 
 
 def timeline(
-    outcome: dict[str, Any], *, visible_wall: float, window: float, ended: float, killed: bool
+    outcome: dict[str, Any],
+    *,
+    visible_wall: float,
+    window: float,
+    ended: float,
+    killed: bool,
+    pressed: float | None = None,
 ) -> Timeline:
     """The timeline of the notice.
 
@@ -54,6 +60,7 @@ def timeline(
         window: seconds from then to the end of the machine.
         ended: when machine 1 had ended, in seconds after that.
         killed: whether it had to be killed.
+        pressed: when everything on it was sent a SIGTERM, in seconds after that; None where nothing was.
     """
     marks = [Mark("the notice stands at the metadata endpoint", 0.0)]
     if "seen" in outcome:
@@ -62,6 +69,8 @@ def timeline(
         marks += [
             Mark(what, seen + outcome[key]) for key, what in _PHASES.items() if outcome.get(key) is not None
         ]
+    if pressed is not None:
+        marks.append(Mark("ACPI's power button: SIGTERM to everything", pressed))
     marks.append(
         Mark("switched off by the cloud" if killed else "machine 1 has exited (torch shuts down)", ended)
     )
