@@ -9,9 +9,11 @@ from dataclasses import replace
 from .clock import Clock
 from .gcp_metadata import GcpMetadata
 from .health import blind
-from .notice import JITTER, Notice, Sighting
+from .notice import JITTER, Notice, Severity, Sighting
 
 log = logging.getLogger(__name__)
+
+_RANKS = {Severity.ADVISORY: 0, Severity.LATER: 1, Severity.TERMINAL: 2}
 
 
 class Key(ABC):
@@ -43,7 +45,9 @@ class Key(ABC):
 
 
 def same(known: Notice | None, new: Notice) -> Notice:
-    """One warning is one value, first read when it was first read; its deadline only moves earlier."""
-    if known is None or known.id != new.id:
+    """One warning is one value, first read when it was first read; what it asks for becomes only more, and its deadline
+    only moves earlier. (The deadline of a mere warning means nothing: what comes of it has its own.)"""
+    if known is None or known.id != new.id or _RANKS[new.severity] > _RANKS[known.severity]:
         return new
-    return known if new.deadline > known.deadline - JITTER else replace(known, deadline=new.deadline)
+    earlier = new.severity is known.severity and new.deadline < known.deadline - JITTER
+    return replace(known, deadline=new.deadline) if earlier else known

@@ -18,7 +18,6 @@ from .gcp_key import Key, same
 from .gcp_metadata import GcpMetadata
 from .gcp_times import parse_instant
 from .health import SEEING, Health
-from .metadata import Answer
 from .notice import Notice, NoticeKind, Severity, Sighting
 
 KEY = "instance/upcoming-maintenance"
@@ -29,9 +28,16 @@ _POLICY = "instance/scheduling/on-host-maintenance"
 #: Seconds: some machine types are told 90 days ahead. No word moves a deadline further away than this.
 _WINDOW = 100 * 24 * 3600.0
 
-#: Seconds after the end of its window at which maintenance that never began ends nothing any more: a value that was
-#: left behind would end each run at once. A clock may be some minutes off.
-_STALE = 3600.0
+#: Seconds after the start of its window at which maintenance that is *found* to be pending ends nothing any more. It may
+#: begin at any moment, or in hours, or was left behind: each run would be ended at its start. AWS's events are taken
+#: like that, too. Once it is under way, it is the end.
+_STALE = 180.0
+#: As long after the end of the window the words for it are others. A clock may be some minutes off.
+_OVER = 3600.0
+
+#: Looks for which a notice waits for the VM's policy where that cannot be read. Answers of 503 come around maintenance, for
+#: less than a second, and a look that failed is followed by the next within two.
+_LOOKS = 3
 
 #: One of these stands in whatever is planned.
 _TELLING = frozenset({"type", "maintenancestatus", "windowstarttime", "starttime"})
@@ -45,6 +51,9 @@ class UpcomingMaintenance(Key):
     def __init__(self, metadata: GcpMetadata, clock: Clock) -> None:
         super().__init__(metadata, clock)
         self._notice: Notice | None = None
+        #: Whether this VM is moved; None while that could not be read, at so many looks that showed a notice.
+        self._moves: bool | None = None
+        self._unread = 0
 
     def _look(self) -> Sighting:
         answer = self._metadata.get(_ASKED)
@@ -57,15 +66,27 @@ class UpcomingMaintenance(Key):
             self._notice = None
             return Sighting(SEEING)
         (notice,) = found
-        if self._moves():
-            notice = replace(notice, kind=NoticeKind.MIGRATE, severity=Severity.ADVISORY)
+        problem = self._learn_policy()
+        if problem is not None and self._moves is None and self._unread < _LOOKS:
+            self._unread += 1
+            return Sighting(problem, () if self._notice is None else (self._notice,))
+        if self._moves:  # another id: what was taken for an end before is withdrawn
+            notice = replace(
+                notice, id=f"{notice.id}/moved", kind=NoticeKind.MIGRATE, severity=Severity.ADVISORY
+            )
         self._notice = same(self._notice, notice)
         return Sighting(SEEING, (self._notice,))
 
-    def _moves(self) -> bool:
-        """Whether this VM is moved to another host for maintenance, and goes on. No spot VM is, and none with a GPU."""
+    def _learn_policy(self) -> Health | None:
+        """Whether this VM is moved to another host for maintenance, and goes on: no spot VM is, and none with a GPU. Why
+        that cannot be read, where it cannot; then what was read before holds."""
         policy = self._metadata.get(_POLICY)
-        return isinstance(policy, Answer) and policy.status == 200 and policy.body.strip() == b"MIGRATE"
+        if isinstance(policy, Health):
+            return policy
+        if policy.status not in (200, 404):
+            return self._metadata.unread(_POLICY, policy)
+        self._moves, self._unread = policy.status == 200 and policy.body.strip() == b"MIGRATE", 0
+        return None
 
 
 def parse_upcoming(status: int, body: bytes, clock: Clock) -> tuple[Notice, ...] | None:
@@ -124,12 +145,16 @@ def _read(fields: dict[str, Any], clock: Clock) -> tuple[Notice, ...] | None:
         deadline = now
     elif start is None:  # no end that could be waited for; the last hour has a key of its own
         severity, doubt = Severity.ADVISORY, ": not a time"
-    elif end is not None and clock.time() - end > _STALE:
-        severity, doubt = Severity.ADVISORY, ": its window is over, and it never began"
+    elif clock.time() - start > _STALE:
+        over = end is not None and clock.time() - end > _OVER
+        severity = Severity.ADVISORY
+        doubt = ": its window is over, and it never began" if over else ": it may begin at any moment"
     else:
         deadline = monotonic_deadline(start, clock, _WINDOW)
     detail = " ".join(word for word in (sort, state, "at", _shown(written)) if word) + doubt
     id = f"gcp/upcoming-maintenance/{sort}/{_shown(written) if start is None else int(start)}"
+    if state == "ONGOING" and start is not None and clock.time() - start > _STALE:
+        id += "/begun"  # what was told of its planned start may have had its end long ago, and was outlived
     return (Notice(id, NoticeKind.MAINTENANCE, SOURCE, deadline, now, severity, detail, _WINDOW),)
 
 

@@ -170,7 +170,61 @@ def test_a_vm_that_is_moved_has_nothing_to_fear(vm: GcpSimulator, watch: Make) -
     assert brief(the_notice(watch(UpcomingMaintenance)))[:2] == (NoticeKind.MIGRATE, Severity.ADVISORY)
 
 
-@pytest.mark.parametrize(("skew", "left"), [(0, 3600), (60, 3540), (-60, 3660), (7200, 0)])
+@pytest.mark.parametrize("status", ["PENDING", "ONGOING"])
+def test_a_policy_that_cannot_be_read_for_a_moment_ends_nothing(
+    vm: GcpSimulator, watch: Make, status: str
+) -> None:
+    """503 comes around maintenance: a VM that is moved must not be ended because of one."""
+    vm.put("instance/scheduling/on-host-maintenance", b"MIGRATE")
+    vm.plan(3600, status=status)
+    vm.fault("503", count=1, path="on-host-maintenance")
+    source = watch(UpcomingMaintenance)
+    blind = source.poll()
+    assert (blind.health.reason, blind.notices) == ("server-error", ())
+    moved = the_notice(source)
+    assert brief(moved)[:2] == (NoticeKind.MIGRATE, Severity.ADVISORY)
+    vm.fault("503", count=1, path="on-host-maintenance")
+    assert the_notice(source) == moved
+
+
+def test_a_policy_that_is_never_read_hides_no_end(vm: GcpSimulator, watch: Make) -> None:
+    """It is looked for three times; when it is read at last, what was told in vain is withdrawn by its id."""
+    vm.put("instance/scheduling/on-host-maintenance", b"MIGRATE")
+    vm.plan(3600)
+    vm.fault("503", path="on-host-maintenance")
+    source = watch(UpcomingMaintenance)
+    assert [source.poll().notices for _ in range(3)] == [()] * 3
+    feared = the_notice(source)
+    assert feared.severity is Severity.LATER
+    vm.clear()
+    vm.plan(3600)
+    assert the_notice(source).id != feared.id
+
+
+def test_maintenance_found_within_its_window_ends_nothing_until_it_begins(
+    vm: GcpSimulator, watch: Make, clock: ManualClock
+) -> None:
+    """A window lasts hours: each run would be ended at its start. What was expected before stays what it was."""
+    vm.plan(3600)
+    before = watch(UpcomingMaintenance)
+    expected = the_notice(before)
+    clock.advance(3600 + 1800)
+    vm.plan(-1800)
+    assert the_notice(before) == expected
+    source = watch(UpcomingMaintenance)
+    found = the_notice(source)
+    assert (found.severity, found.detail.partition(": ")[2]) == (
+        Severity.ADVISORY,
+        "it may begin at any moment",
+    )
+    vm.plan(-1800, status="ONGOING")
+    for one in (source, before):
+        begun = the_notice(one)
+        assert (begun.severity, begun.deadline) == (Severity.LATER, clock.monotonic())
+        assert begun.id != expected.id  # which may have had its end, and was outlived
+
+
+@pytest.mark.parametrize(("skew", "left"), [(0, 3600), (60, 3540), (-60, 3660), (3700, 0)])
 def test_s18_a_clock_that_is_off_moves_a_deadline_by_as_much_and_never_back(
     vm: GcpSimulator, watch: Make, clock: ManualClock, skew: float, left: float
 ) -> None:
@@ -181,6 +235,17 @@ def test_s18_a_clock_that_is_off_moves_a_deadline_by_as_much_and_never_back(
     assert the_notice(source).deadline == clock.monotonic() + left
     clock.step_wall(-skew)
     assert the_notice(source).deadline == clock.monotonic() + min(left, 3600)
+
+
+def test_s18_a_clock_that_is_hours_ahead_ends_nothing_and_is_put_right(
+    vm: GcpSimulator, watch: Make, clock: ManualClock
+) -> None:
+    vm.plan(3600)
+    clock.step_wall(7200)
+    source = watch(UpcomingMaintenance)
+    assert the_notice(source).severity is Severity.ADVISORY
+    clock.step_wall(-7200)
+    assert brief(the_notice(source)) == (NoticeKind.MAINTENANCE, Severity.LATER, 3600)
 
 
 # --- stops --------------------------------------------------------------------------------------------------
