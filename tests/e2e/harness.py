@@ -115,14 +115,18 @@ class Machine:
         assert pid in self._mine()
         os.kill(pid, signal.SIGKILL)
 
-    def close(self) -> None:
-        """End everything that was started here, by whomever, each by its own number."""
+    def power_off(self) -> None:
+        """SIGKILL to everything that was started here, by whomever, each by its own number."""
         for running in self._started:
             if running.running:
                 running.kill()
         for pid in list(self._mine()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End everything, and say what it was."""
+        self.power_off()
         for running in self._started:
             running.close()
             print(running.account())  # pytest shows it for a test that failed
