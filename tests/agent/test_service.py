@@ -213,6 +213,8 @@ def test_a_run_beside_a_service_that_watches_nothing_sees_the_notice_itself(
             text=True,
             cwd=ROOT,
         )
+        assert run.stdout is not None
+        assert run.stdout.readline() == "registered\n"  # or it would wait for the deadline: nothing was trained
         aws[0].preempt(120)
         _, said = run.communicate(timeout=60)
         service.terminate()
