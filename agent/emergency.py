@@ -288,7 +288,7 @@ class Machine(Ending):
         elif code != 0 and self._began_in_vain(p, command):
             self._wait_out(p, 0.0)
             self._log(
-                f"nothing was trained, the notice stood here before: waiting {p.machine_deadline - self._now:.1f} s, until its "
+                f"the notice came before anything was trained: waiting {p.machine_deadline - self._now:.1f} s, until its "
                 f"deadline, before exit code {code}, or a restart would find it again at once. SIGTERM or Ctrl-C: exit now",
                 logging.WARNING,
             )

@@ -79,6 +79,8 @@ class Hearing:
         self._patience = OUTLIVED
         #: Notices that had their end: seeing them again changes nothing.
         self._settled: dict[str, Notice] = {}
+        #: Notices that were far off, and of which nobody has said yet that they have begun.
+        self._came_due: set[str] = set()
         #: A second SIGTERM, or a SIGINT, has come: nothing new begins.
         self._stopping = False
         self._now = 0.0

@@ -63,7 +63,8 @@ class Horizon:
         self._advice: dict[str, Notice] = {}
         #: A warning that nobody has been asked about yet.
         self._news: Notice | None = None
-        #: When a checkpoint was asked for: for any reason, and because of a warning.
+        #: When a checkpoint was asked for: because of a deadline, and of a warning. (The latter's is no substitute: where
+        #: background checkpoints are switched off nobody makes it.)
         self._asked_at = self._advised_at = -math.inf
 
     # --- what the sources show ---
@@ -98,16 +99,17 @@ class Horizon:
 
     def gone(self, id: str) -> Notice | None:
         """It is no longer shown. What has gone with it, where no other id stands for the same."""
+        # Both: what was a mere warning at first may have got a deadline since, under the same id.
         if (advice := self._advice.pop(id, None)) is not None:
             self._news = None if self._news is advice else self._news
+        one = next((one for one in self._later if id in one.ids), None)
+        if one is None:
             return advice
-        for one in self._later:
-            if id in one.ids:
-                one.ids.remove(id)
-                if not one.ids:
-                    self._later.remove(one)
-                    return one.notice
-        return None
+        one.ids.remove(id)
+        if one.ids:
+            return advice
+        self._later.remove(one)
+        return one.notice
 
     # --- what is to be done about it ---
 
@@ -133,7 +135,7 @@ class Horizon:
             self._asked_at = now
             return Wish(self._why(min(near, key=self._due_at), now), going=True)
         if news is not None:
-            self._asked_at = self._advised_at = now
+            self._advised_at = now
             return Wish(_named(news), going=False)
         return None
 

@@ -33,6 +33,7 @@ class Telling(Hearing):
             self._say(self.horizon.advise(said, self._now))
         elif said.severity is Severity.TERMINAL:
             self.horizon.gone(said.id)  # what was far off has begun (Azure: `Started`)
+            self._begun(said)
             self._noticed(said)
         elif p is not None and not p.rehearsal and p.knows(said):
             self._noticed(self.horizon.terminal(said, self._now))  # it has become the notice in hand
@@ -46,12 +47,21 @@ class Telling(Hearing):
     def _look_ahead(self) -> None:
         """What was far off and is near now."""
         for notice in self.horizon.due(self._now):
+            self._came_due.add(notice.id)
             self._noticed(notice)
         wish = self.horizon.wish(self._now, anybody=any(s.checkpoints for s in self.sessions.values()))
         if wish is not None and self.pending is None:
             self._log(f"asking for a checkpoint beside training: {wish.reason}")
             for session in self.sessions.values():
                 self._checkpoint(session, wish.reason, going=wish.going)
+
+    def _begun(self, said: Notice) -> None:
+        """What was told of its planned time, and outlived, begins now: that is a notice of its own, once."""
+        if said.id in self._came_due:
+            self._came_due.remove(said.id)
+            known = self._settled.get(said.id)
+            if known is not None and not same_notice(replace(known, id=""), said):
+                del self._settled[said.id]
 
     def _had_its_end(self, notice: Notice) -> bool:
         return any(same_notice(notice, known) for known in self._settled.values())
@@ -179,6 +189,7 @@ class Telling(Hearing):
         if (far := self.horizon.gone(notice_id)) is not None:
             self._log(f"{far.kind} from {far.source} was withdrawn: it stands no longer", logging.WARNING)
         self._settled.pop(notice_id, None)  # shown again, it counts again
+        self._came_due.discard(notice_id)
         if self.outlive_at is not None and notice_id in self._outlived:
             self._outlived.remove(notice_id)
             if not self._outlived:

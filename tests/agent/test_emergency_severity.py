@@ -251,6 +251,42 @@ def test_an_event_that_had_its_end_does_not_come_back() -> None:
     assert len(story.sent(Preempt)) == 1
 
 
+@pytest.mark.parametrize("outlive", [False, True])
+def test_what_outlived_its_planned_time_and_then_begins_is_a_notice(outlive: bool) -> None:
+    """Azure starts "not before": under a service, or with `--outlive`, training goes on meanwhile."""
+    story = Story(outlive=True) if outlive else Story(command=False)
+    session = story.opens()
+    later(story)
+    story.until(HOUR - WINDOW)
+    story.commits(session)
+    if outlive:
+        story.ends(75)
+    story.until(HOUR + 61)
+    again = story.opens(story.pid if outlive else 200)
+    story.until(2 * HOUR)
+    told = len(story.sent(Preempt))
+    story.notice(0.0, id="later", kind=NoticeKind.REBOOT, source="azure scheduled-events", window=30.0)
+    assert [session for session, _ in story.sent(Preempt)[told:]][-1:] == [again]
+    story.commits(again)
+    if outlive:
+        story.ends(75)
+    story.until(3 * HOUR)
+    told = len(story.sent(Preempt))
+    story.opens(story.pid if outlive else 201)
+    story.notice(0.0, id="later", kind=NoticeKind.REBOOT, source="azure scheduled-events", window=30.0)
+    assert len(story.sent(Preempt)) == told  # it has begun once
+
+
+def test_a_warning_that_has_got_a_deadline_and_is_withdrawn_ends_nothing() -> None:
+    story = Story()
+    story.opens()
+    advisory(story, "later")
+    later(story)
+    story.gone("later")
+    story.until(HOUR)
+    undisturbed(story)
+
+
 # --- advisory ---
 
 

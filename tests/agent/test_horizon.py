@@ -53,6 +53,15 @@ def test_a_deadline_is_stronger_than_a_warning() -> None:
     assert horizon.wish(NOW + 1, anybody=True) is None
 
 
+def test_a_warning_just_before_is_no_substitute_for_a_deadlines_checkpoint() -> None:
+    """With `--every off` nobody makes one for a warning."""
+    horizon = Horizon(None)
+    horizon.expect(later("a", NEAR + 30), NOW)
+    horizon.advise(Notice("w", NoticeKind.FREEZE, "azure", NOW, NOW, Severity.ADVISORY), NOW)
+    wishes = [horizon.wish(NOW + at, anybody=True) for at in (0, 30)]
+    assert [wish and wish.going for wish in wishes] == [False, True]
+
+
 def test_a_warning_that_went_before_anybody_was_asked_asks_nobody() -> None:
     horizon = Horizon(None)
     horizon.advise(Notice("w", NoticeKind.FREEZE, "azure", NOW, NOW, Severity.ADVISORY), NOW)

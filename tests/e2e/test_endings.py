@@ -53,7 +53,7 @@ def test_on_a_machine_that_is_going_already_the_exit_waits(
     """The notice stood before the command began: whoever would start it again is kept waiting, a signal ends that."""
     aws.preempt(120)
     running = machine.run("", sys.executable, OBEY, "TERM=0", aws=aws)
-    running.err.until("nothing was trained, the notice stood here before: waiting 1[01][0-9]")
+    running.err.until("the notice came before anything was trained: waiting 1[01][0-9]")
     said = machine.status()
     assert (said["phase"], said["command"], said["notice"]) == ("waiting", None, None)
     assert machine.outcome()["code"] == 75
@@ -67,7 +67,7 @@ def test_a_machine_that_was_going_and_stays_gives_its_exit_back(machine: Machine
     aws.preempt(3)
     running = machine.run("", sys.executable, OBEY, "TERM=0", aws=aws)
     assert running.ended() == 75
-    assert running.err.to_the_end().count("nothing was trained") == 1
+    assert running.err.to_the_end().count("before anything was trained") == 1
     assert running.out.to_the_end().count("ready") <= 1
 
 
