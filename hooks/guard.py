@@ -15,6 +15,7 @@ from ..providers.errors import StateError, UsageError
 from ..providers.store import BlobStore
 from ..providers.stores import open_store
 from . import forks, protocol, signals
+from .arguments import completed_steps, number, run_name, store_url
 from .cadence import Cadence
 from .checkpointer import Checkpointer, Saved
 from .checkpoints.commit import claim_attempt
@@ -23,10 +24,9 @@ from .checkpoints.patience import PatientStore
 from .client import Client
 from .format.keys import check_run_id
 from .gate import Gate, Shut
-from .naming import default_run_id, default_store
 from .preempted import EX_TEMPFAIL, Preempted
 from .report import Report
-from .restore import restore
+from .restore import newest_step, restore
 from .saver import Alarm, Saver
 from .state.registered import State
 
@@ -67,28 +67,12 @@ def register(store: str | None = None, /, *, run_id: str | None = None, **state:
         raise UsageError("register() was called before in this process; register everything in one call")
     if not state:
         raise UsageError("register() was given nothing to save: register(model=model, optimizer=optimizer)")
-    if (world := _number("WORLD_SIZE", 1)) > 1:
+    if (world := number("WORLD_SIZE", 1)) > 1:
         raise UsageError(
             f"WORLD_SIZE is {world}: this version saves jobs of one process; unset it, or start one"
         )
-    clock = SystemClock()
-    run = check_run_id(
-        run_id or os.environ.get("SPOTGUARD_RUN_ID") or default_run_id(sys.orig_argv, os.getcwd())
-    )
-    url = store or os.environ.get("SPOTGUARD_STORE") or default_store(os.getcwd())
-    _current = Guard(open_store(url), run, state, clock)
+    _current = Guard(open_store(store_url(store)), run_name(run_id), state, SystemClock())
     return _current
-
-
-def _number(variable: str, default: int) -> int:
-    text = os.environ.get(variable, "")
-    try:
-        number = int(text) if text else default
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise UsageError(f"{variable}={text!r} is not a number of 1 or more; correct it, or unset it")
-    return number
 
 
 def _time_to_save(notice: protocol.Preempt) -> float:
@@ -110,7 +94,7 @@ class Guard:
         self._gate = Gate()
         self._state = State(state, self._gate.before_change, clock)
         self._cadence = Cadence(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
-        keep = _number("SPOTGUARD_KEEP", KEEP)
+        keep = number("SPOTGUARD_KEEP", KEEP)
         self._nbytes = self._state.expected_bytes()
         self._restored = self.closed = self._forked = False
         self._unsettled = _SETTLED
@@ -163,7 +147,8 @@ class Guard:
 
         Args:
             step: go back to this step's checkpoint instead of the newest.
-            run_id: start from another run's checkpoint; this run's own checkpoints stay its own.
+            run_id: start from another run's checkpoint; this run's own checkpoints stay its own. A restart that says
+                it again begins there again: `guard.restore() or guard.restore(run_id="base")` does not.
 
         Returns:
             Completed steps: 0 when there is no checkpoint.
@@ -171,16 +156,26 @@ class Guard:
         Raises:
             StateError: the checkpoint does not fit what is registered. Nothing was changed; or, where the message
                 says so, an object refused its state half-way: `step` then refuses until a restore succeeds.
-            CheckpointError: the chosen step is not there, or every checkpoint is damaged.
+            UsageError: `step` is no number of steps, or `run_id` no run's name.
+            CheckpointError: the chosen step or run is not there, or every checkpoint is damaged.
             StoreError: the store refuses, or was away for a minute: what it holds is not known.
         """
         self._only_here("restore")
+        step = None if step is None else completed_steps(step)
+        other = run_id is not None and check_run_id(run_id) != self._run_id
         self._gate.stand()  # a machine that is already being taken back begins nothing
         self._gate.begin_boundary()
         if self._restored:
             self._checkpointer.begin_attempt(self._claim())
         store = PatientStore(self._store, self._clock, "Nothing older was taken and nothing begun")
-        done = restore(store, run_id or self._run_id, self._state, step=step)
+        if other and (own := newest_step(store, self._run_id)) is not None:
+            log.warning(
+                "run %s is restored, and run %s goes not on from its own step %d: guard.restore() does that",
+                run_id,
+                self._run_id,
+                own,
+            )
+        done = restore(store, run_id or self._run_id, self._state, step=step, must=other)
         self._checkpointer.restored(done.whole)
         self._state.at_boundary()
         self._restored = self._saver.ready = True
@@ -240,7 +235,10 @@ class Guard:
             )
         self._only_here("save")
         if self._gate.place.dirty:
-            raise UsageError("guard.save() in the middle of a step: call it right after guard.step()")
+            raise UsageError(
+                "guard.save() in the middle of a step: call it right after guard.step(), or in a loop over "
+                "guard.steps() first thing in a turn"
+            )
         while True:
             self._gate.begin_boundary()
             self._state.take_again()

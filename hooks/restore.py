@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from ..providers.errors import CheckpointError, CorruptError, NotFoundError, StateError
 from ..providers.store import BlobStore
-from .checkpoints.catalog import Whole, whole_checkpoints
+from .checkpoints.catalog import Whole, scan, whole_checkpoints
 from .checkpoints.reader import read
 from .format.coverage import Coverage
+from .format.keys import MARKER
 from .state.environment import differences
 from .state.registered import State
 
@@ -24,14 +25,19 @@ class Restored:
     whole: Whole | None
 
 
-def restore(store: BlobStore, run_id: str, state: State, *, step: int | None = None) -> Restored:
+def restore(
+    store: BlobStore, run_id: str, state: State, *, step: int | None = None, must: bool = False
+) -> Restored:
     """Load the newest whole checkpoint of a run, or that of `step`.
+
+    Args:
+        must: a run without a checkpoint is an error, and no fresh start.
 
     Raises:
         StateError: it does not fit what is registered. Nothing was changed, unless it was an object's own
             `load_state_dict` (or `set_extra_state`) that refused: those come after the tensors, as in torch, since
             they may look at them. `state.poisoned` then says that nobody may train on the mix.
-        CheckpointError: `step` has no whole checkpoint, or all that were tried are damaged.
+        CheckpointError: there is none where there must be one, or all that were tried are damaged.
         StoreError: the store failed. That is no damage: no older checkpoint is taken for it.
     """
     last: CheckpointError | None = None
@@ -49,12 +55,19 @@ def restore(store: BlobStore, run_id: str, state: State, *, step: int | None = N
             f"no checkpoint of run {run_id} in {store.url} can be restored; the oldest whole one fails so: {last}. "
             "Training was not started; choose another run id to begin anew"
         ) from last
-    if step is not None:
+    if step is not None or must:
+        which = "" if step is None else f" of step {step}"
         raise CheckpointError(
-            f"run {run_id} has no whole checkpoint of step {step} in {store.url}; "
+            f"run {run_id} has no whole checkpoint{which} in {store.url}; "
             f"`spotguard ls {store.url}` shows which there are"
         )
     return Restored(0, None)
+
+
+def newest_step(store: BlobStore, run_id: str) -> int | None:
+    """The step of the newest checkpoint of a run, as far as a listing shows; None where there is none."""
+    marked = (folder.name.step for folder in scan(store, run_id) if MARKER in folder.files)
+    return next(marked, None)
 
 
 def _load(store: BlobStore, whole: Whole, state: State) -> None:

@@ -42,6 +42,8 @@ _ADVICE: dict[type[StoreError], str] = {
     DeniedError: "; make the folder writable for this user, or use another store",
 }
 
+_NO_FOLDER = "; something in this path is a file: name a folder, or another store"
+
 _LEAVES: dict[int, type[StoreError]] = {
     errno.ENOSPC: FullError,
     errno.EDQUOT: FullError,
@@ -66,7 +68,8 @@ def _mapped(doing: str) -> Iterator[None]:
         yield
     except OSError as error:
         leaf = _LEAVES.get(error.errno or 0, UnavailableError)
-        raise leaf(f"{doing}: {error.strerror or error}{_ADVICE.get(leaf, '')}") from error
+        advice = _NO_FOLDER if error.errno == errno.ENOTDIR else _ADVICE.get(leaf, "")
+        raise leaf(f"{doing}: {error.strerror or error}{advice}") from error
 
 
 class FileStore:

@@ -35,8 +35,9 @@ def check_url(url: str) -> None:
         UsageError: with the value, and the URL that is probably meant.
     """
     if _SCHEME.match(url) is None:
-        # resolve() only turns a relative path into the absolute one that an URL needs.
-        hint = Path(url).absolute().as_uri() if url and "\0" not in url else _EXAMPLE
+        # absolute() only turns a relative path into the absolute one that an URL needs.
+        path = url.removeprefix("file:")
+        hint = Path(path).absolute().as_uri() if path and "\0" not in path else _EXAMPLE
         raise UsageError(f"store {url!r} is not an URL; write it as {hint}")
     try:
         parts = urlsplit(url)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from ...providers.errors import CheckpointError
+from ...providers.errors import CheckpointError, StateError
 from .encoder import FACTORIES, MAX_DEPTH
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def decode(raw: Any, give_tensor: GiveTensor) -> Any:
 
     Raises:
         CheckpointError: this is nothing that `encode` writes.
+        StateError: it needs a library that is not here.
     """
     try:
         return Decoder(give_tensor).decode(raw, 0)
@@ -83,7 +84,10 @@ class Decoder:
         try:
             return read(self, raw, depth)
         except ImportError as error:
-            raise Malformed(f"a {word} needs {error.name}, which is not installed here") from error
+            # No damage: the checkpoint is good, and going back to an older one would help nobody.
+            raise StateError(
+                f"the saved state holds a {word}, and {error.name} is not installed here: install it"
+            ) from error
         except (KeyError, TypeError, ValueError, OverflowError, struct.error) as error:
             raise Malformed(
                 f"a {word} that is not one ({type(error).__name__}: {str(error)[:80]})"

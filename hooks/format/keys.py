@@ -46,14 +46,14 @@ class CheckpointName:
         return name if str(name) == text else None
 
 
-def check_run_id(run_id: str) -> str:
+def check_run_id(run_id: object) -> str:
     """The run id itself, when it can be a folder in every store.
 
     Raises:
         UsageError: it cannot.
     """
-    if not is_run_id(run_id):
-        raise UsageError(f"run id {run_id[:80]!r} cannot be a folder's name: use {RUN_ID}")
+    if not (isinstance(run_id, str) and is_run_id(run_id)):
+        raise UsageError(f"run id {str(run_id)[:80]!r} cannot be a folder's name: use {RUN_ID}")
     return run_id
 
 

@@ -26,6 +26,7 @@ from .parts import (
     check_savable,
     copy_into,
     freeze_of,
+    said,
 )
 from .storage import gap
 from .tables import Tables
@@ -237,7 +238,7 @@ class ModulePart:
                 except REFUSALS as error:
                     raise StateError(
                         f"{self.name}: {type(module).__name__}.set_extra_state refuses the checkpoint's state "
-                        f"({type(error).__name__}: {error}); register the same kind of module that was saved"
+                        f"({said(error)}); register the same kind of module that was saved"
                     ) from error
 
 

@@ -11,6 +11,7 @@ JSON, and the tensors into named entries of the checkpoint.
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
@@ -74,7 +75,8 @@ class InPlace(Protocol):
 
 
 def freeze(value: Any) -> Any:
-    """A copy of `value` that later changes cannot reach: containers and tensors copied, atoms shared.
+    """A copy of `value` that later changes cannot reach: containers and tensors copied, atoms shared. What cannot be
+    copied stays as it is: it cannot be saved either, and whoever encodes it has its name.
 
     Raises:
         StateError: a tensor's memory was given back.
@@ -92,7 +94,16 @@ def freeze(value: Any) -> Any:
         if value.layout is torch.strided and value.device.type != "meta" and (why := lack(value)):
             raise StateError(f"{why}, which cannot be saved; use a plain tensor, or leave it out")
         return copyable(value.detach()).clone().view(value.dtype)
-    return copy.deepcopy(value)
+    if kind is deque:
+        return deque([freeze(v) for v in value], value.maxlen)
+    if kind is OrderedDict:
+        return OrderedDict([(k, freeze(v)) for k, v in value.items()])
+    if kind is defaultdict:
+        return defaultdict(value.default_factory, {k: freeze(v) for k, v in value.items()})
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001 - anybody's own code, and pickle's errors are of every kind
+        return value
 
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
@@ -104,6 +115,13 @@ def freeze_of(name: str, value: Any) -> Any:
         return freeze(value)
     except StateError as error:
         raise StateError(f"{name} holds {error}") from error
+    except RecursionError:  # deeper than anything that can be saved, or a circle: no copy, as above
+        return value
+
+
+def said(error: BaseException) -> str:
+    """What an error of somebody else's code says, in one line: torch's own have several."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def prove(name: str, tree: Any) -> Any:
@@ -166,7 +184,7 @@ class StatefulPart:
         except REFUSALS as error:
             raise StateError(
                 f"{self.name}: {type(self._value).__name__}.load_state_dict refuses the checkpoint's state "
-                f"({type(error).__name__}: {error}); register the same kind of object that was saved"
+                f"({said(error)}); register the same kind of object that was saved"
             ) from error
 
 

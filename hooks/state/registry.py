@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,9 @@ from .modules import ModulePart, module_part
 from .optimizers import Named, optimizer_part
 from .parts import DictPart, Part, StatefulPart, TensorPart
 from .rng import RngPart
+
+#: What is no object that a restore could put something back into.
+_PLAIN = (bool, int, float, complex, str, bytes, list, tuple, set, frozenset)
 
 #: The part that is always there.
 RNG = "rng"
@@ -40,6 +44,9 @@ def build(values: Mapping[str, Any]) -> Registered:
     Raises:
         StateError: a value cannot be saved.
     """
+    for name, value in values.items():
+        if isinstance(value, type):
+            raise StateError(f"{name} is the class {value.__name__}; register an object of it")
     if RNG in values:
         raise StateError(f"{RNG!r} is the name of the random number generators; register under another name")
     modules = {n: module_part(n, v) for n, v in values.items() if isinstance(v, nn.Module)}
@@ -90,12 +97,20 @@ def _other(name: str, value: Any) -> Part:
     if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
         return StatefulPart(name, value)
     advice = "give it state_dict() and load_state_dict(), or register the plain values it needs in a dict"
-    if isinstance(value, torch.utils.data.DataLoader):
+    if value is None:
+        advice = "leave it out"
+    elif isinstance(value, _PLAIN):
+        advice = f"put it into a dict that your loop changes, as in notes={{'{name}': …}}, and register that"
+    elif isinstance(value, (torch.Generator, random.Random)) or type(value).__module__.startswith(
+        "numpy.random"
+    ):
+        advice = "wrap it in an object whose state_dict() gives its state and whose load_state_dict() sets it"
+    elif isinstance(value, torch.utils.data.DataLoader):
         advice = (
             "a DataLoader does not know its position: use torchdata's StatefulDataLoader, "
             "or register a sampler with state_dict()"
         )
-    raise StateError(f"{name} is a {type(value).__name__}, which cannot be saved: {advice}")
+    raise StateError(f"{name} is of type {type(value).__name__}, which cannot be saved: {advice}")
 
 
 def check_held(name: str, optimizer: Optimizer, held: Set[int]) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from ...providers.errors import CheckpointError, StateError
 from ..format.leaf import Leaf
-from .parts import REFUSALS
+from .parts import REFUSALS, said
 
 
 def capture() -> dict[str, Any]:
@@ -70,16 +70,14 @@ class RngPart:
         try:
             _try_on(tree)
         except REFUSALS as error:
-            raise CheckpointError(
-                f"{self.name}: a generator's state is none ({type(error).__name__}: {error})"
-            ) from error
+            raise CheckpointError(f"{self.name}: a generator's state is none ({said(error)})") from error
 
     def put_back(self, tree: Any) -> None:
         try:
             self.left_out = restore(tree)
         except REFUSALS as error:
             raise StateError(
-                f"{self.name}: a generator refuses the checkpoint's state ({type(error).__name__}: {error}); "
+                f"{self.name}: a generator refuses the checkpoint's state ({said(error)}); "
                 "restore with the versions of torch and numpy that saved it"
             ) from error
 

@@ -16,6 +16,7 @@ import pytest
 NEEDS_TORCH = [
     f"test_{name}.py"
     for name in (
+        "arguments",
         "copies",
         "crew",
         "device",
@@ -26,6 +27,7 @@ NEEDS_TORCH = [
         "modules",
         "optimizers",
         "outages",
+        "parts",
         "reader",
         "report",
         "restore",

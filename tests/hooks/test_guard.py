@@ -388,7 +388,7 @@ def test_nothing_to_save_is_refused(folder: Path) -> None:
 def test_what_cannot_be_saved_is_refused_at_register(folder: Path) -> None:
     """By its name, its type and a way out; and nothing is claimed in the store."""
     for value, said in (
-        (lambda: None, "thing is a function"),
+        (lambda: None, "thing is of type function"),
         ({"f": open}, "thing.f"),
         (torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(2))), "StatefulDataLoader"),
     ):

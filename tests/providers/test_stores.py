@@ -50,7 +50,7 @@ def test_a_cloud_of_later_is_refused_clearly(url: str) -> None:
         ("file://", "names no folder"),
         ("file:///a?b", "written %3F or %23"),
         ("file:///a%00b", "names no folder"),
-        ("file:/mnt/x", "is not an URL"),
+        ("file:/mnt/x", "is not an URL; write it as file:///mnt/x"),
         ("file://[::1/x", "is not an URL"),
     ],
 )

@@ -1,0 +1,66 @@
+"""What a script says to `register` and `restore`, and the environment in its place: checked before anything is done."""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+
+from ..providers.errors import UsageError
+from .format.keys import check_run_id
+from .naming import default_run_id, default_store
+
+
+def store_url(said: str | None) -> str:
+    """Where checkpoints go.
+
+    Raises:
+        UsageError: something else than an URL was given: a path, or the first value without its name.
+    """
+    if said is not None and not isinstance(said, str):
+        raise UsageError(
+            f"the store is given as a {type(said).__name__}, not as an URL: write it as 'file:///mnt/checkpoints', and "
+            "give each value a name, as in model=model"
+        )
+    return said or os.environ.get("SPOTGUARD_STORE") or default_store(os.getcwd())
+
+
+def run_name(said: str | None) -> str:
+    """The run's name, the same at every restart.
+
+    Raises:
+        UsageError: it cannot be a folder's.
+    """
+    default = os.environ.get("SPOTGUARD_RUN_ID") or default_run_id(sys.orig_argv, os.getcwd())
+    return check_run_id(said or default)
+
+
+def number(variable: str, default: int) -> int:
+    """A whole number of 1 or more from the environment.
+
+    Raises:
+        UsageError: it is none.
+    """
+    text = os.environ.get(variable, "")
+    try:
+        found = int(text) if text else default
+    except ValueError:
+        found = 0
+    if found < 1:
+        raise UsageError(f"{variable}={text!r} is not a number of 1 or more; correct it, or unset it")
+    return found
+
+
+def completed_steps(said: int) -> int:
+    """The step of a checkpoint.
+
+    Raises:
+        UsageError: no checkpoint can have it.
+    """
+    try:
+        found = -1 if isinstance(said, bool) else operator.index(said)
+    except TypeError:
+        found = -1
+    if found < 0:
+        raise UsageError(f"step={said!r} is no number of completed steps; use a whole one, as in step=1200")
+    return found
