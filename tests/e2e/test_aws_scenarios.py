@@ -11,7 +11,7 @@ import pytest
 
 from spotguard.providers.simulator.aws import AwsSimulator
 from tests.e2e.harness import Machine
-from tests.e2e.processes import TIMEOUT, Running
+from tests.e2e.processes import TIMEOUT, Running, eventually
 from tests.fixtures_simulator import SimulateAws
 
 pytestmark = pytest.mark.wholepath
@@ -21,9 +21,10 @@ KEY = "spot/instance-action"
 
 
 def watching(machine: Machine, aws: AwsSimulator, run_id: str = "job") -> Running:
-    """A run whose agent has looked once and found nothing."""
+    """A run that is guarded, and whose agent has looked once and found nothing."""
     running = machine.run(f"--run-id {run_id}", sys.executable, NOTIFIED, aws=aws)
     running.out.until("^ready")
+    eventually(lambda: machine.sessions(run_id) == 1, "registered")
     assert aws.wait_for(1, path=KEY, status=404, timeout=TIMEOUT)
     return running
 
@@ -40,8 +41,9 @@ def test_a_token_that_expires_hides_no_notice(machine: Machine, simulate_aws: Si
     """S1: tokens live 2 s, and the one in hand is refused in the instant of the notice; sight is never lost."""
     aws = simulate_aws(max_ttl=2)
     running = watching(machine, aws)
-    assert aws.wait_for(3, method="PUT", status=200, timeout=TIMEOUT)
-    aws.fault("401", count=1)
+    # Each key has a token of its own, and this one's is renewed after every look.
+    assert aws.wait_for(5 + 3, method="PUT", status=200, timeout=TIMEOUT)
+    aws.fault("401", count=1, path=KEY)
     aws.preempt(90)
     kind, left = told(running)
     assert aws.count(status=401) >= 1
@@ -95,8 +97,11 @@ def test_advice_ends_nothing(machine: Machine, aws: AwsSimulator) -> None:
     aws.rebalance()
     aws.maintenance("instance-stop", 86400)
     running = watching(machine, aws)
-    running.err.until("rebalance from aws events/recommendations/rebalance.* training goes on")
-    running.err.until("stop from aws events/maintenance/scheduled.* training goes on")
+    lines = ("rebalance from aws events/recommendations", "stop from aws events/maintenance")  # in any order
+    eventually(
+        lambda: all(re.search(f"{line}.* training goes on", running.err.text) for line in lines),
+        "both are said",
+    )
     assert running.running
     aws.preempt(60)
     assert told(running)[0] == "terminate"

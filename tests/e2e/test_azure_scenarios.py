@@ -10,7 +10,7 @@ import pytest
 from spotguard.providers.azure_imds import EVENTS_PATH
 from spotguard.providers.simulator.azure import AzureSimulator
 from tests.e2e.harness import Machine
-from tests.e2e.processes import TIMEOUT, Running
+from tests.e2e.processes import TIMEOUT, Running, eventually
 from tests.e2e.trainee import Trainee
 from tests.fixtures_simulator import SimulateAzure
 
@@ -30,9 +30,10 @@ def options(vm: AzureSimulator, more: str = "") -> str:
 
 
 def watching(machine: Machine, vm: AzureSimulator, more: str = "") -> Running:
-    """A run whose agent has looked and found nothing."""
+    """A run that is guarded, and whose agent has looked and found nothing."""
     running = machine.run(options(vm, more), sys.executable, NOTIFIED)
     running.out.until("^ready")
+    eventually(lambda: machine.sessions() == 1, "registered")
     assert vm.wait_for(1, "GET", EVENTS_PATH, 200, timeout=TIMEOUT)
     return running
 

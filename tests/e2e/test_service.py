@@ -49,6 +49,7 @@ class Service:
         )
         running.out.until("^ready")
         running.err.until("watches for this run")
+        eventually(lambda: self.machine.sessions(run_id) == 1, "registered")
         return running
 
     def bare(self, *prefix: str) -> Running:
