@@ -42,7 +42,7 @@ class Board:
             message = None if known is None else protocol.NoticeGone(event.id)
         else:
             self._health[event.source] = event
-            message = _health(event)
+            message = _health(event, now)
         if message is not None:
             for watcher in sorted(self._watchers):
                 if self._understands(watcher, message):
@@ -57,7 +57,7 @@ class Board:
         if not self._watchers:
             self._beaten_at = now
         self._watchers[watcher] = severity
-        yield from self._how_it_is(watcher)
+        yield from self._how_it_is(watcher, now)
         for notice in self._standing.values():
             message = _seen(notice, now)
             if _stands(notice, now) and self._understands(watcher, message):
@@ -74,12 +74,12 @@ class Board:
             return
         self._beaten_at = now
         for watcher in sorted(self._watchers):
-            yield from self._how_it_is(watcher)
+            yield from self._how_it_is(watcher, now)
 
-    def _how_it_is(self, watcher: int) -> Iterator[tuple[int, Message]]:
+    def _how_it_is(self, watcher: int, now: float) -> Iterator[tuple[int, Message]]:
         yield watcher, protocol.Watched(self._sources)
         for event in self._health.values():
-            yield watcher, _health(event)
+            yield watcher, _health(event, now)
 
     def left(self, session: int) -> None:
         self._watchers.pop(session, None)
@@ -109,6 +109,6 @@ def _seen(notice: Notice, now: float) -> protocol.NoticeSeen:
     return protocol.NoticeSeen(notice.id, kind, notice.source, left, notice.window, notice.detail, severity)
 
 
-def _health(event: HealthChanged) -> protocol.HealthSeen:
-    h = event.health
-    return protocol.HealthSeen(event.source, str(h.sight), h.reason, h.detail, h.advice)
+def _health(event: HealthChanged, now: float) -> protocol.HealthSeen:
+    h, seconds = event.health, max(0.0, now - event.since)
+    return protocol.HealthSeen(event.source, str(h.sight), h.reason, h.detail, h.advice, seconds)

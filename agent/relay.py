@@ -24,6 +24,7 @@ from ..providers.notice import Notice, NoticeKind, Severity
 from .board import BEAT
 from .caller import Caller
 from .events import Event, HealthChanged, NoticeGone, NoticeSeen
+from .mention import Mention
 from .watcher import LONGEST_WAIT, Watcher
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Relay:
         self._guarded: bool | None = None
         #: What the service said of each source, as long as it is believed.
         self._said: dict[str, Health] = {}
+        self._mentions: dict[str, Mention] = {}
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="spotguard-relay", daemon=True)
@@ -134,12 +136,17 @@ class Relay:
         elif isinstance(message, protocol.NoticeGone):
             self._post(NoticeGone(message.id))
         elif isinstance(message, protocol.HealthSeen) and message.source != NAME:
-            self._heard(message.source, _health(message))
+            self._heard(message.source, _health(message), max(0.0, message.seconds))
 
-    def _heard(self, source: str, health: Health) -> None:
-        if self._said.get(source) != health:  # said again every few seconds
+    def _heard(self, source: str, health: Health, seconds: float) -> None:
+        """Said again every few seconds. Who runs here may never see the service's log, so ours says it too."""
+        now = self._clock.monotonic()
+        if (line := self._mentions.setdefault(source, Mention()).of(health, now)) is not None:
+            level, words = line
+            logger.log(level, "%s, through the service agent: %s", source, words)
+        if self._said.get(source) != health:
             self._said[source] = health
-            self._post(HealthChanged(source, health, self._clock.monotonic()))
+            self._post(HealthChanged(source, health, now - seconds))
 
     def _guarded_by(self, sources: int) -> None:
         """It is there. One that watches nothing would never tell of a notice: then we look ourselves, if we can."""
@@ -171,7 +178,7 @@ class Relay:
         self._post(HealthChanged(NAME, health, now))
         for source in self._said:  # its last word is no sight of ours
             self._post(HealthChanged(source, health, now))
-        self._said = {}
+        self._said, self._mentions = {}, {}
         self._look_ourselves(self._make_own())
 
     def _look_ourselves(self, watchers: Sequence[Watcher]) -> None:
@@ -204,7 +211,7 @@ def _health(said: protocol.HealthSeen) -> Health:
     except ValueError:  # a newer service knows more: whatever it is, it is not seeing
         sight = Sight.BLIND
     if sight is Sight.SEEING:
-        return SEEING
+        return Health(sight, detail=said.detail, advice=said.advice)
     # A reason that this program does not know is shown in the words that came with it.
     reasons: tuple[Reason, ...] = get_args(Reason)
     reason: Reason = said.reason if said.reason in reasons else "unreachable"

@@ -288,3 +288,5 @@ class HealthSeen(Message):
     reason: str = ""
     detail: str = ""
     advice: str = ""
+    #: For how long it has been seeing, or not. An older agent does not say.
+    seconds: float = 0.0

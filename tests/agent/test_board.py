@@ -26,7 +26,7 @@ def test_signs_of_life_come_while_somebody_watches() -> None:
     list(board.joined(7, 1000.0))
     assert board.next_beat == 1000.0 + BEAT
     assert list(board.beat(1000.0 + BEAT - 0.1)) == []
-    said = [protocol.Watched(1), protocol.HealthSeen("aws", "seeing")]
+    said = [protocol.Watched(1), protocol.HealthSeen("aws", "seeing", seconds=BEAT)]
     assert list(board.beat(1000.0 + BEAT)) == [(7, message) for message in said]
     assert board.next_beat == 1000.0 + 2 * BEAT
     board.left(7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import socket
@@ -53,6 +54,29 @@ def relayed(folder: Path) -> Iterator[Relayed]:
     relayed = Relayed(folder / "a.sock")
     yield relayed
     relayed.relay.stop(timeout=30)
+
+
+def test_what_the_service_sees_is_said_here_too(
+    serve: Serving, events: Events, relayed: Relayed, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Since when, what a seeing source has to add, and all of it in this run's own log: the service's is not read by
+    whoever runs here. Said again with each sign of life, it is logged once."""
+    server = serve()
+    watcher = events.next(Watching).session
+    with caplog.at_level(logging.INFO, "spotguard"):
+        server.send(watcher, WATCHED)
+        blind = protocol.HealthSeen("aws", "blind", "hop-limit", "no answer", "raise it", 3600.0)
+        for _ in range(3):
+            server.send(watcher, blind)
+        lost = relayed.health("aws", Sight.BLIND)
+        server.send(watcher, protocol.HealthSeen("aws", "seeing", detail="stale, no notice"))
+        assert relayed.health("aws", Sight.SEEING).health.detail == "stale, no notice"
+    assert 3600.0 <= relayed.clock.monotonic() - lost.since < 3630.0
+    said = [record.getMessage() for record in caplog.records]
+    assert [line for line in said if line.startswith("aws, through")] == [
+        "aws, through the service agent: blind (hop-limit): no answer; raise it",
+        "aws, through the service agent: seeing; stale, no notice (again, after 0 s)",
+    ]
 
 
 def test_notices_and_health_come_through(serve: Serving, events: Events, relayed: Relayed) -> None:
