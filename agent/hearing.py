@@ -124,6 +124,11 @@ class Hearing:
         if isinstance(message, protocol.Committed) and message.step >= 0:  # below 0: it was saved elsewhere
             session.saved(message, self._now)
         if isinstance(message, protocol.Position):
+            if session.step < 0 <= message.step:  # it has restored: who starts a job again looks for this
+                self._log(
+                    f"rank {session.rank} (pid {session.pid}): training stands at step {message.step} "
+                    f"of run {session.run_id} in {session.store}"
+                )
             session.stands(message, self._now)
         elif isinstance(message, protocol.Bye):
             session.left = True

@@ -63,6 +63,11 @@ class Session:
         (a guard, and functions given to `on_notice`, which name no store)."""
         return (self.pid, self.store) == (other.pid, other.store)
 
+    @property
+    def step(self) -> int:
+        """Below 0: it has not said, has not restored, or is a function of `on_notice`, which counts no steps."""
+        return self.position.step if self.position else -1
+
     def stands(self, position: Position, now: float) -> None:
         self.position, self.heard_at = position, now
 

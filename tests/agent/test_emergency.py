@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from spotguard.hooks.protocol import Bye, Leave, Preempt
+from spotguard.agent.actions import Log
+from spotguard.hooks.protocol import Bye, Leave, Position, Preempt
 from tests.fakes.story import Story
 
 TERM, KILL, CONT, INT = signal.SIGTERM, signal.SIGKILL, signal.SIGCONT, signal.SIGINT
@@ -48,6 +49,18 @@ def test_a_command_that_a_person_ended_is_not_started_again(returncode: int) -> 
     story.ends(returncode)
     assert story.code is not None
     assert story.pid == 100
+
+
+def test_where_training_stands_is_said_once_restored() -> None:
+    """Who starts a job again sees at once whether it goes on, and from which run and store."""
+    story = Story()
+    session = story.opens(run="gpt")
+    for step in (-1, 2810, 2950):
+        story.says(session, Position(step))
+    callback = story.opens(store="")
+    story.says(callback, Position(-1, mode="callback"))
+    (line,) = [log.text for log in story.all(Log) if "stands" in log.text]
+    assert line == "rank 0 (pid 100): training stands at step 2810 of run gpt in file:///s"
 
 
 # --- one training process, our own child ---
