@@ -15,7 +15,7 @@ from ..providers.clock import Clock
 from ..providers.errors import UsageError
 from ..providers.health import SEEING, Health, blind, wrong_server
 from ..providers.notice import Notice, Sighting
-from .noticewords import Said, fold, whole
+from .noticewords import Said, fold, read, whole
 
 #: Read of a file, or kept of a line that has not come to its end.
 _MOST = 16 * 1024
@@ -38,6 +38,8 @@ class NoticeFile:
         self._standing: tuple[Said, ...] = ()
         #: When each of those was first read: its time runs from then on.
         self._since: dict[Said, float] = {}
+        #: How often a FIFO has said it anew.
+        self._again: dict[Said, int] = {}
         self._was_empty = False
         #: The FIFO, open for as long as it lies there, so that nobody who writes to it has to wait for a look.
         self._fifo = -1
@@ -99,9 +101,22 @@ class NoticeFile:
         *lines, self._rest = (self._rest + data).split(b"\n")
         if (ended or len(self._rest) > _MOST) and self._rest:  # `printf` writes no newline
             lines, self._rest = [*lines, self._rest], b""
-        said = [line.decode(errors="replace") for line in lines if line.strip()]
-        self._standing = fold(self._standing, said)
+        for line in lines:
+            if line.strip():
+                self._hear(line.decode(errors="replace"))
         return SEEING
+
+    def _hear(self, line: str) -> None:
+        """One line of a FIFO. The same words are the same notice for as long as its time runs. After that, or when they
+        were taken back, they are another: a service, which outlives many, would never hear the second."""
+        said = read(line)
+        if said is not None and said in self._since:
+            over = self._clock.monotonic() >= self._since[said] + said.window
+            if over or said not in self._standing:
+                del self._since[said]
+                self._again[said] = self._again.get(said, 0) + 1
+                self._standing = tuple(one for one in self._standing if one != said)
+        self._standing = fold(self._standing, [line])
 
     def _doubt(self, found: os.stat_result) -> Health | None:
         if found.st_uid not in (0, self._euid):
@@ -121,12 +136,14 @@ class NoticeFile:
     def _remembered(self) -> tuple[Said, ...]:
         now = self._clock.monotonic()
         self._since = {said: self._since.get(said, now) for said in self._standing}
+        self._again = {said: count for said, count in self._again.items() if said in self._since}
         return self._standing
 
     def _notice(self, said: Said) -> Notice:
         since = self._since[said]
+        again = f"/{self._again[said]}" if said in self._again else ""
         return Notice(
-            id=f"file/{said.kind}/{said.window:g}/{said.detail}",
+            id=f"file/{said.kind}/{said.window:g}/{said.detail}{again}",
             kind=said.kind,
             source=self.name,
             deadline=since + said.window,
@@ -161,9 +178,11 @@ def _check_folder(path: Path) -> None:
                 f"--notice-file {path}: expected a path in a folder that is there: {at}: {error.strerror}"
             ) from error
         theirs = found.st_uid not in (0, os.geteuid())
+        # A group's number that is its owner's is that user's own group, as most distributions make one for each.
+        shared = found.st_mode & stat.S_IWGRP and found.st_gid not in (0, found.st_uid)
         # In a sticky folder (/tmp) nobody can move what is another's, but everybody can be the first to put it there.
-        open_to_all = found.st_mode & stat.S_IWOTH and (at == folder or not found.st_mode & stat.S_ISVTX)
-        if theirs or open_to_all:
+        writable = shared or found.st_mode & stat.S_IWOTH
+        if theirs or (writable and (at == folder or not found.st_mode & stat.S_ISVTX)):
             raise UsageError(
                 f"--notice-file {path}: another user could put a file there, or keep yours away ({at} is not yours "
                 "alone): use a folder of your own, or of root"

@@ -31,6 +31,9 @@ _KINDS = (
     NoticeKind.MAINTENANCE,
 )
 _CANCEL = "cancel"
+#: So many stand at the same time, the newest: a log that is taken for a notice file, or a writer gone wild, must not cost
+#: the agent its memory. (A thousand lines were a thousand notices, compared each with each at every look: seen.)
+KEPT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ def fold(standing: tuple[Said, ...], lines: list[str]) -> tuple[Said, ...]:
         if said is None:
             standing = ()
         elif said not in standing:
-            standing = (*standing, said)
+            standing = (*standing, said)[-KEPT:]
     return standing
 
 

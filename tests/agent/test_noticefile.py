@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.agent.noticefile import NoticeFile
+from spotguard.agent.noticewords import KEPT
 from spotguard.providers.errors import UsageError
 from spotguard.providers.health import Sight
 from spotguard.providers.notice import Notice, NoticeKind, Severity
@@ -152,6 +153,42 @@ def test_each_line_of_a_fifo_is_a_notice(looked: Looked) -> None:
     assert looked.look() == ()
 
 
+def test_the_same_line_is_another_notice_when_the_time_of_the_first_is_over(looked: Looked) -> None:
+    """Or when it was taken back in between, unseen. The agent settles a notice by its id: that one would be lost."""
+    os.mkfifo(looked.path, 0o600)
+    looked.look()
+    writer = os.open(looked.path, os.O_WRONLY | os.O_NONBLOCK)
+
+    def say(line: bytes) -> Notice:
+        os.write(writer, line)
+        (notice,) = looked.look()
+        return notice
+
+    first = say(b"terminate 60\n")
+    assert say(b"terminate 60\n") == first
+    looked.clock.advance(60)
+    second = say(b"terminate 60\n")
+    third = say(b"cancel\nterminate 60\n")
+    assert len({notice.id for notice in (first, second, third)}) == 3
+    for notice in (second, third):
+        assert (notice.deadline - notice.seen_at, notice.window) == (60, 60)
+    assert second.seen_at < third.seen_at == looked.clock.monotonic()
+    os.close(writer)
+
+
+@pytest.mark.parametrize("fifo", [True, False])
+def test_a_writer_gone_wild_is_not_a_thousand_notices(looked: Looked, fifo: bool) -> None:
+    """Nor is a log that somebody took for a notice file: the newest lines count, at every look."""
+    if fifo:
+        os.mkfifo(looked.path, 0o600)
+        looked.look()
+    writer = os.open(looked.path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o600)
+    os.write(writer, b"".join(b"%d x\n" % line for line in range(1000)))
+    assert words(looked.look())[-1] == ("operator", 999.0, "x")
+    assert len(looked.look()) == KEPT
+    os.close(writer)
+
+
 def test_another_fifo_in_its_place_is_opened_anew(looked: Looked) -> None:
     os.mkfifo(looked.path, 0o600)
     looked.look()
@@ -237,6 +274,18 @@ def test_a_folder_in_which_everybody_may_put_things_is_refused(folder: Path, mod
     else:
         with pytest.raises(UsageError, match="another user"):
             NoticeFile(inside, ManualClock())
+
+
+@needs_root
+def test_a_folder_in_which_a_group_may_put_things_is_refused(folder: Path) -> None:
+    """Any of its members could link a file of ours there. A user's own group, which has the user's number, is no group."""
+    team = folder / "team"
+    team.mkdir()
+    team.chmod(0o775)
+    NoticeFile(team / "notice", ManualClock())
+    os.chown(team, -1, STRANGER)
+    with pytest.raises(UsageError, match="not yours alone"):
+        NoticeFile(team / "notice", ManualClock())
 
 
 @needs_root
