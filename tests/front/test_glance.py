@@ -142,11 +142,11 @@ def test_what_stands_is_shown_with_what_will_be_done_and_when() -> None:
         "then_in": None,
     }
     later, advisory = shown(a_body(standing=[reboot, warning]), None)[2:4]
-    assert later.startswith(
-        "  later         reboot from aws events/maintenance/scheduled (system-reboot) at 2026-11-22 "
+    assert later.startswith("  later         reboot in 1 d 2 h, at 2026-11-22 ")
+    assert later.endswith(
+        ": training goes on; a checkpoint in 1 d 1 h; from aws events/maintenance/scheduled (system-reboot)"
     )
-    assert later.endswith(", in 1 d 2 h: training goes on; a checkpoint in 1 d 1 h")
-    assert advisory == "  advisory      rebalance from aws rebalance, a warning for 4 min: training goes on"
+    assert advisory == "  advisory      rebalance, a warning for 4 min: training goes on; from aws rebalance"
 
 
 def test_a_notice_stands_first() -> None:

@@ -149,13 +149,12 @@ def _notice(notice: dict[str, Any]) -> str:
 
 def _standing(event: dict[str, Any], now: datetime) -> str:
     """What training goes on under, what will be done about it, and when."""
-    detail = f" ({event['detail']})" if event["detail"] else ""
-    what = f"{event['kind']} from {event['source']}{detail}"
+    said = f"; from {event['source']}" + (f" ({event['detail']})" if event["detail"] else "")
     if event["seconds_left"] is None:
-        return f"{what}, a warning for {ago(event['for_seconds'])}: {event['then']}"
+        return f"{event['kind']}, a warning for {ago(event['for_seconds'])}: {event['then']}{said}"
     at = (now + timedelta(seconds=event["seconds_left"])).astimezone()
-    when = f"{at:%Y-%m-%d %H:%M:%S}, in {span(event['seconds_left'])}"
-    return f"{what} at {when}: training goes on; a {event['then']} in {span(event['then_in'])}"
+    when = f"in {span(event['seconds_left'])}, at {at:%Y-%m-%d %H:%M:%S}"
+    return f"{event['kind']} {when}: training goes on; a {event['then']} in {span(event['then_in'])}{said}"
 
 
 def _session(session: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
