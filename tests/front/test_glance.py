@@ -181,6 +181,16 @@ def test_a_service_names_the_runs_of_its_processes() -> None:
     assert [line.split()[0] for line in lines[2:5]] == ["run", "eval-3", "gpt-small-7"]
 
 
+@pytest.mark.parametrize(
+    ("phase", "words"), [("waiting", "exits at its deadline"), ("outliving", "starts again")]
+)
+def test_a_run_that_waits_for_a_notice_to_pass_asks_nobody_to_register(phase: str, words: str) -> None:
+    """Its command has ended, and there is nothing that a notice could end unsaved."""
+    said = " ".join(shown(a_body(phase=phase, command=None, sessions=[]), None))
+    assert words in said
+    assert "registered" not in said
+
+
 @pytest.mark.parametrize("width", [40, 80, 132, None])
 def test_no_line_ends_with_a_space_and_no_word_is_lost(width: int | None) -> None:
     body = a_body(sources=[a_source(**HOP_LIMIT)], sessions=[], last_outcome={"line": "drill: COMMITTED"})

@@ -19,6 +19,12 @@ from .console import ago, amount
 _INDENT = 16
 #: Characters of a script's name in a table.
 _NAME = 16
+#: What it means that no training process is there, by the phase of who guards.
+_UNREGISTERED = "no training process has registered: a notice would end the command unsaved"
+_NOBODY = {
+    "waiting": "none: a notice stands, and this run exits at its deadline, or at once on SIGTERM",
+    "outliving": "none: it starts again when this machine has outlived its notice",
+}
 
 Line = tuple[str, str]  # the words, and their style
 
@@ -98,11 +104,7 @@ def _rows(body: dict[str, Any], now: datetime) -> Iterator[tuple[str, str, str]]
     for event in body.get("standing", ()):  # an older agent does not say
         yield event["severity"], _standing(event, now), "yellow"
     if not body["sessions"]:
-        yield (
-            "training",
-            "no training process has registered: a notice would end the command unsaved",
-            "yellow",
-        )
+        yield "training", _NOBODY.get(body["phase"], _UNREGISTERED), "yellow"
     elif len(body["sessions"]) == 1:
         yield from _session(body["sessions"][0])
 
