@@ -287,7 +287,12 @@ def _serve(
         if herald is not None:
             stack.callback(herald.close)
         watches = _watches(options, looked, post, clock, rng, service_socket)
-        for watch in [*watches, *(Watcher(source, post, clock, rng) for source in said)]:
+        watching = [*watches, *(Watcher(source, post, clock, rng) for source in said)]
+        if command is None:
+            names = [watch.name for watch in watching if isinstance(watch, Watcher)]
+            nothing = "nothing (no cloud was named or found): only drills are heard"
+            logger.info("serving at %s, watching %s", server.path, ", ".join(names) or nothing)
+        for watch in watching:
             watch.start()
             stack.callback(watch.stop, _PATIENCE)
         run_id = options.run_id or path.stem

@@ -50,6 +50,11 @@ class Watcher:
         self._standing: dict[str, Notice] = {}
         self._owes = False
 
+    @property
+    def name(self) -> str:
+        """The source's."""
+        return self._source.name
+
     def start(self) -> None:
         self._thread.start()
 

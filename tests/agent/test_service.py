@@ -214,7 +214,9 @@ def test_a_run_beside_a_service_that_watches_nothing_sees_the_notice_itself(
             cwd=ROOT,
         )
         assert run.stdout is not None
-        assert run.stdout.readline() == "registered\n"  # or it would wait for the deadline: nothing was trained
+        assert (
+            run.stdout.readline() == "registered\n"
+        )  # or it would wait for the deadline: nothing was trained
         aws[0].preempt(120)
         _, said = run.communicate(timeout=60)
         service.terminate()
@@ -229,6 +231,31 @@ def test_a_watching_agent_hears_signs_of_life(service: tuple[Path, subprocess.Po
         watcher.say(Watch(os.getpid()))
         assert watcher.hear(Watched).sources == SOURCES
         assert watcher.hear(Watched).sources == SOURCES
+
+
+@pytest.mark.parametrize(
+    ("program", "watched"),
+    [
+        (SERVE, "aws spot/instance-action, "),
+        (BLINDFOLDED, "nothing (no cloud was named or found): only drills are heard"),
+    ],
+)
+def test_its_first_line_says_what_it_watches_and_where(
+    aws: tuple[AwsSimulator, str], folder: Path, program: str, watched: str
+) -> None:
+    """Whoever started it sees that it stands, and what it is good for."""
+    path = folder / "agent.sock"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, aws[1], str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        line = json.loads(process.stderr.readline())["text"]
+        process.terminate()
+    assert line.startswith(f"serving at {path}, watching {watched}")
+    assert process.returncode == 0
 
 
 def test_a_service_ends_with_0_when_it_is_told(service: tuple[Path, subprocess.Popen[str]]) -> None:

@@ -130,6 +130,8 @@ def test_s8c_a_notice_before_the_start_ends_the_command_before_it_trains(
     """The first look sees it: a machine that is going away is no place to begin."""
     gcp.preempt()
     running = machine.run(options(gcp), sys.executable, NOTIFIED)
+    running.err.until("before anything was trained")  # the exit waits for the deadline, or for a word
+    running.send(signal.SIGTERM)
     assert running.ended() == 75
     assert machine.outcome()["kind"] == "preempt"
 
