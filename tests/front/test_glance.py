@@ -156,9 +156,12 @@ def test_a_notice_stands_first() -> None:
         notice={**notice, "seconds_left": 23.44, "detail": "", "reserve": 3.0, "ending": ""},
         sessions=[a_session(saving=saving)],
     )
-    lines = shown(body)
-    assert lines[1] == "  NOTICE        PREEMPT NOTICE from gcp instance/preempted: 23.4 s left"
+    lines = shown(body, None)
+    said = "preempt from gcp instance/preempted: 23.4 s left, the last 3.0 s in reserve"
+    assert lines[1] == f"  NOTICE        {said}"
     assert lines[-1] == "  saving        first-byte 1.0 MiB"
+    left = shown(body | {"sessions": [], "phase": "ending"})
+    assert left[-1] == "  training      no training process is there any more"
 
 
 def test_several_processes_are_a_table() -> None:
@@ -200,7 +203,7 @@ def test_no_line_ends_with_a_space_and_no_word_is_lost(width: int | None) -> Non
     for words in (
         HOP_LIMIT["detail"],
         HOP_LIMIT["advice"],
-        "no training process has registered",
+        "no training process has registered yet",
         "last drill",
     ):
         assert words in said

@@ -20,8 +20,9 @@ _INDENT = 16
 #: Characters of a script's name in a table.
 _NAME = 16
 #: What it means that no training process is there, by the phase of who guards.
-_UNREGISTERED = "no training process has registered: a notice would end the command unsaved"
+_UNREGISTERED = "no training process has registered yet: a notice now would end the command unsaved"
 _NOBODY = {
+    "ending": "no training process is there any more",
     "waiting": "none: a notice stands, and this run exits at its deadline, or at once on SIGTERM",
     "outliving": "none: it starts again when this machine has outlived its notice",
 }
@@ -99,7 +100,9 @@ def shape(body: dict[str, Any]) -> Any:
 def _rows(body: dict[str, Any], now: datetime) -> Iterator[tuple[str, str, str]]:
     """What each line is about, its words, and its style."""
     if body["notice"] is not None:
-        yield "NOTICE", _notice(body["notice"]), "bold yellow" if body["notice"]["drill"] else "bold red"
+        label, style = ("drill", "bold yellow") if body["notice"]["drill"] else ("NOTICE", "bold red")
+        reserve = f", the last {body['notice']['reserve']:.1f} s in reserve"
+        yield label, f"{body['notice']['kind']} from {_left(body['notice'])}{reserve}", style
     yield from _sources(body["sources"])
     for event in body.get("standing", ()):  # an older agent does not say
         yield event["severity"], _standing(event, now), "yellow"
@@ -146,7 +149,11 @@ def _sight(source: dict[str, Any]) -> str:
 
 def _notice(notice: dict[str, Any]) -> str:
     what = "drill" if notice["drill"] else f"{notice['kind'].upper()} NOTICE"
-    return f"{what} from {notice['source']}: {notice['seconds_left']:.1f} s left"
+    return f"{what} from {_left(notice)}"
+
+
+def _left(notice: dict[str, Any]) -> str:
+    return f"{notice['source']}: {notice['seconds_left']:.1f} s left"
 
 
 def _standing(event: dict[str, Any], now: datetime) -> str:
