@@ -57,9 +57,13 @@ class State(Key):
         answer = self._metadata.get(self.key)
         if isinstance(answer, Health):
             return Sighting(answer)
+        if self.absent and answer.status == 404:
+            # A word takes a notice back. A 404 does not: the service says one now and then of keys that are there
+            # (googleapis/google-cloud-node#7688).
+            return Sighting(SEEING, () if self._notice is None else (self._notice,))
         word = parse_word(answer.body) if answer.status == 200 else ""
-        if word in self.idle or (self.absent and answer.status == 404):
-            self._notice, self._knows = None, self._knows or bool(word)
+        if word in self.idle:
+            self._notice, self._knows = None, True
             return Sighting(SEEING)
         if word not in self.meanings and not (word and self._knows):
             return Sighting(self._metadata.unread(self.key, answer))

@@ -149,8 +149,10 @@ class GcpSimulator(Simulator):
     def clear(self) -> None:
         """Take back preemption, maintenance, stop and faults."""
         self._cut_off()
-        for name in ("max-duration", "request-timestamp", "target-state", "stop-state"):
+        for name in ("max-duration", "request-timestamp", "target-state"):
             self.remove(f"{_SHUTDOWN}/{name}")
+        if self._tree.read(f"{_SHUTDOWN}/stop-state", {}) is not None:  # else graceful shutdown is off
+            self.put(f"{_SHUTDOWN}/stop-state", b"UNSPECIFIED")
         self.put(_EVENT, b"NONE")
         self._plan_nothing("error-503")
         self.put(_PREEMPTED, b"FALSE")

@@ -308,6 +308,17 @@ def test_a_stop_that_is_called_off_is_withdrawn(vm: GcpSimulator, watch: Make) -
     assert source.poll() == Sighting(SEEING)
 
 
+@pytest.mark.parametrize("fault", ["404", "404-unsigned"])
+def test_a_stop_is_not_called_off_by_a_404(vm: GcpSimulator, watch: Make, fault: str) -> None:
+    """A service that has said the word, and then once that there is no such key: the notice stands."""
+    source = watch(StopState)
+    vm.ask_to_stop()
+    notice = the_notice(source)
+    vm.fault(fault, count=1, path="stop-state")
+    assert source.poll() == Sighting(SEEING, (notice,))
+    assert the_notice(source) == notice
+
+
 # --- all of them --------------------------------------------------------------------------------------------
 
 

@@ -275,7 +275,7 @@ def test_clear_takes_everything_back(vm: GcpSimulator) -> None:
     assert get(vm, PREEMPTED).text == "FALSE"
     assert get(vm, f"{ROOT}instance/maintenance-event").text == "NONE"
     assert get(vm, f"{ROOT}instance/upcoming-maintenance").status_code == 503
-    assert get(vm, f"{ROOT}instance/shutdown-details/stop-state").status_code == 404
+    assert get(vm, f"{ROOT}instance/shutdown-details/stop-state").text == "UNSPECIFIED"
     assert vm.deadline is None
 
 
