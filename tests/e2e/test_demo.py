@@ -68,12 +68,12 @@ def test_the_resumed_run_is_the_uninterrupted_one(cloud: str, tmp_path: Path, sc
 def test_what_does_not_fit_is_said_and_the_background_checkpoint_remains(
     tmp_path: Path, scratch: Path
 ) -> None:
-    """A save of half a second, and a machine that is switched off 0.3 s after its notice, in the middle of it: nothing
-    partial is picked up, nothing is called saved, and the result is equal all the same."""
+    """A save of 1.5 s, and a machine that is switched off 0.3 s after its notice, in the middle of it: nothing partial
+    is picked up, nothing is called saved, and the result is equal all the same."""
     done = demo(
         tmp_path / "report",
         scratch,
-        *("--cloud", "gcp", "--window", "0.3", "--link", "90", "--steps", "240"),
+        *("--cloud", "gcp", "--window", "0.3", "--link", "30", "--steps", "300"),
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
