@@ -27,7 +27,7 @@ COMMANDS = {
     "inspect": "what is in one checkpoint",
     "verify": "read a checkpoint again and compare every checksum",
     "prune": "delete all but the newest checkpoints",
-    "demo": "the whole story on a simulated cloud, in about a minute",
+    "demo": "the whole story on a simulated cloud, in a minute or two",
 }
 
 DESCRIPTION = "Save a PyTorch training job when the cloud takes its spot machine back, and go on from there."
