@@ -145,12 +145,11 @@ def _offsets_and_sizes(placed: tuple[int, Chunk]) -> tuple[int, ...] | tuple[tup
 
 
 def _overlap(chunks: Sequence[tuple[int, Chunk]]) -> bool:
-    """Whether two boxes share an element. A sweep along the dimension that tells most of them apart."""
+    """Whether two boxes share an element. A sweep along the dimension that tells most of them apart. (A 0-d tensor has
+    one box: all of them are the same.)"""
     boxes = [(chunk.offsets, chunk.sizes) for _, chunk in chunks]
     spread = [len({offsets[dim] for offsets, _ in boxes}) for dim in range(len(boxes[0][0]))]
-    dim = spread.index(max(spread, default=0)) if spread else 0
-    if not spread:
-        return len(boxes) > 1  # two boxes of a 0-d tensor
+    dim = spread.index(max(spread))
     boxes.sort(key=lambda box: box[0][dim])
     active: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     for offsets, sizes in boxes:

@@ -466,6 +466,150 @@ def test_who_stands_at_a_boundary_by_hand_is_had_there() -> None:
     assert not gate.place.at_boundary
 
 
+def test_who_goes_back_to_the_beginning_is_had_there() -> None:
+    """Step 0 is a step like any other, and none at all leaves the count as it is."""
+    gate = Gate()
+    gate.arrive(5)
+    gate.arrive()
+    assert gate.close(Shut.AT_BOUNDARY).completed == 5
+    gate.arrive(0)
+    assert gate.wait_steady(0.0) == 0
+
+
+def test_an_open_gate_holds_nobody() -> None:
+    """Who stands at a boundary may leave it at any time while nobody has shut the gate."""
+    gate = Gate()
+    gate.arrive(3)
+    assert gate.wait_steady(0.0) is None
+    gate.close(Shut.AT_BOUNDARY)
+    assert gate.wait_steady(0.0) == 3
+
+
+# --- waking --------------------------------------------------------------------------------------------------
+# No wait below has a timeout of its own: who is not told waits for ever.
+
+
+class Waiter:
+    """A thread that waits for a steady state; it is in its wait when this is made."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.answers: list[int | None] = []
+        asked = threading.Event()
+
+        def never() -> bool:  # called under the lock, which only the wait itself lets go
+            asked.set()
+            return False
+
+        self._thread = threading.Thread(
+            target=lambda: self.answers.append(gate.wait_steady(None, never)), name="waiter", daemon=True
+        )
+        self._thread.start()
+        assert asked.wait(PATIENCE)
+
+    def told(self) -> int | None:
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        return self.answers[0]
+
+
+class Parked:
+    """A thread that is parked before its change; it is in its wait when this is made."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.ended: BaseException | None = None
+        refused = threading.Event()
+
+        class Watched(Place):
+            def may_change(self) -> bool:
+                may = Place.may_change(self)
+                if not may:
+                    refused.set()
+                return may
+
+        with gate._lock:
+            gate.place = Watched(shut=gate.place.shut)
+        self._gate = gate
+        self._thread = threading.Thread(target=self._run, name="parked", daemon=True)
+        self._thread.start()
+        assert refused.wait(PATIENCE)
+        with gate._lock:  # it has let go of the lock: it waits
+            pass
+
+    def _run(self) -> None:
+        try:
+            self._gate.before_change()
+        except SystemExit as error:
+            self.ended = error
+
+    def went_on(self) -> bool:
+        self._thread.join(PATIENCE)
+        return not self._thread.is_alive()
+
+
+def test_who_waits_for_a_boundary_is_told_of_it() -> None:
+    """Of one at the end of a step, and of one that is stood at by hand."""
+    gate = Gate()
+    gate.before_change()
+    gate.close(Shut.AT_BOUNDARY)
+    waiter = Waiter(gate)
+    trainer = threading.Thread(target=gate.end_boundary, name="trainer", daemon=True)
+    trainer.start()
+    assert waiter.told() == 1
+    gate.open()
+    trainer.join(PATIENCE)
+    assert not trainer.is_alive()
+    gate.close(Shut.AT_BOUNDARY)
+    waiter = Waiter(gate)
+    gate.arrive(4)
+    assert waiter.told() == 4
+
+
+def test_who_waits_is_told_that_the_gate_is_shut_otherwise() -> None:
+    """A clean state that was to come to a boundary is taken as it stands after all."""
+    gate = Gate()
+    gate.close(Shut.AT_BOUNDARY)
+    waiter = Waiter(gate)
+    gate.close(Shut.BEFORE_CHANGE)
+    assert waiter.told() == 0
+
+
+def test_who_is_parked_before_his_change_is_let_through_to_a_boundary() -> None:
+    """The saver wants a boundary by now, and nobody else would bring one."""
+    gate = Gate()
+    gate.close()
+    parked = Parked(gate)
+    gate.close(Shut.AT_BOUNDARY)
+    assert parked.went_on()
+    assert gate.place.dirty
+
+
+def test_a_gate_that_retires_lets_everybody_go_on() -> None:
+    """Who is parked, and who comes later: nobody saves any more."""
+    gate = Gate()
+    gate.close()
+    parked = Parked(gate)
+    gate.retire()
+    assert parked.went_on()
+    assert parked.ended is None
+    gate.before_change()
+    gate.stand()
+    assert gate.inert
+
+
+def test_who_is_told_to_leave_changes_nothing_first() -> None:
+    """Also where he could go on at that very moment."""
+    gate = Gate()
+    gate.close()
+    parked = Parked(gate)
+    with gate._changed:
+        gate._leave = lambda: SystemExit(75)
+        gate.place.close(Shut.AT_BOUNDARY)
+        gate._changed.notify_all()
+    assert parked.went_on()
+    assert isinstance(parked.ended, SystemExit)
+    assert not gate.place.dirty
+
+
 def test_in_a_forked_child_nothing_is_waited_for() -> None:
     """The lock may be held for ever there: an inert gate does not touch it."""
     gate = Gate()

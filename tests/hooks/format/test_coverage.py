@@ -60,6 +60,9 @@ def test_boxes_that_tile_are_whole(boxes: list[Box]) -> None:
         ([((0, 0), (3, 6)), ((2, 0), (2, 6))], "overlap without being the same"),
         ([((0, 0), (2, 6)), ((1, 0), (2, 6))], "overlap without being the same"),
         ([((0, 0), (4, 6)), ((1, 1), (1, 1))], "overlap without being the same"),
+        ([((0, 0), (5, 6))], "overlap without being the same"),
+        # The larger of two that begin at one place is no replica of the smaller.
+        ([((0, 0), (2, 6)), ((0, 0), (4, 6)), ((2, 0), (2, 6))], "overlap without being the same"),
         (
             [((0, 0), (2, 3)), ((1, 2), (2, 3)), ((0, 3), (2, 3)), ((2, 0), (2, 3))],
             "overlap without being the same",
@@ -138,6 +141,25 @@ def test_replicas_must_agree() -> None:
         coverage([manifest(0, 2, full), manifest(1, 2, full, crc32=6)])
 
 
+def test_of_replicas_one_is_kept_and_of_empty_boxes_none() -> None:
+    """Wherever they stand in the manifests; what is left is in order of offsets, as a reader wants it."""
+    left, right = ((0, 0), (4, 3)), ((0, 3), (4, 3))
+    merged = coverage([manifest(boxes=[right, ((2, 2), (0, 1)), left, right, left])]).tensors["w"]
+    assert [chunk.offsets for _, chunk in merged.chunks] == [(0, 0), (0, 3)]
+    merged = coverage([manifest(boxes=[((0, 0), (0, 6)), ((0, 0), (4, 6))])]).tensors["w"]
+    assert [chunk.sizes for _, chunk in merged.chunks] == [(4, 6)]
+    scalar = coverage([manifest(rank, 2, [((), ())], shape=()) for rank in range(2)]).tensors["w"]
+    assert len(scalar.chunks) == 1
+
+
+def test_manifests_come_in_any_order() -> None:
+    """A chunk's object counts in its rank's manifest: a reader finds it by the rank."""
+    upper, lower = manifest(0, 2, [((0, 0), (2, 6))]), manifest(1, 2, [((2, 0), (2, 6))])
+    merged = coverage([lower, upper])
+    assert merged.manifests == (upper, lower)
+    assert [(rank, chunk.offsets) for rank, chunk in merged.tensors["w"].chunks] == [(0, (0, 0)), (1, (2, 0))]
+
+
 def test_a_tensor_that_nobody_writes_is_a_gap() -> None:
     """Each rank lists what it holds, so what was assigned to nobody shows."""
     with pytest.raises(CheckpointError, match="tensor 'w' has 24 of 24 elements in no chunk"):
@@ -145,8 +167,9 @@ def test_a_tensor_that_nobody_writes_is_a_gap() -> None:
 
 
 def test_an_empty_tensor_needs_no_chunk() -> None:
-    """There is nothing to write."""
-    assert coverage([manifest(shape=(0, 3))]).tensors["w"].chunks == []
+    """There is nothing to write, whichever dimension is empty."""
+    for shape in ((0, 3), (3, 0), (0,)):
+        assert coverage([manifest(shape=shape)]).tensors["w"].chunks == []
 
 
 @pytest.mark.parametrize("field", ["run_id", "attempt", "step", "save", "level", "incarnation"])
@@ -173,6 +196,14 @@ def test_every_rank_is_needed_once(ranks: list[int], said: str) -> None:
     full: list[Box] = [((0, 0), (4, 6))]
     with pytest.raises(CheckpointError, match=said):
         coverage([manifest(rank, 3, full) for rank in ranks])
+
+
+def test_ranks_agree_on_what_a_tensor_is_stored_as() -> None:
+    """A float8 of one rank in the bytes of a uint8, of another as it is."""
+    plain = manifest(0, 2, [((0, 0), (4, 6))])
+    tensor = manifest(1, 2, []).tensors[0]._replace(stored="uint8")
+    with pytest.raises(CheckpointError, match=r"tensor 'w' is .* for rank 1, .* for another"):
+        coverage([plain, replace(manifest(1, 2), tensors=(tensor,))])
 
 
 @pytest.mark.parametrize(("field", "value"), [("dtype", "uint8"), ("shape", (6, 4))])
