@@ -7,7 +7,7 @@ Each word of the agent is one line, `preempt` or `checkpoint` and the instant (C
 from __future__ import annotations
 
 import os
-import threading
+import sys
 import time
 
 from spotguard.hooks import protocol
@@ -33,7 +33,7 @@ def main() -> None:
     client.start()
     client.wait_answered(10.0)
     print("ready", flush=True)
-    threading.Event().wait()  # until the agent's SIGTERM
+    sys.stdin.read()  # until the agent's SIGTERM, or the end of the benchmark, which holds the other end
 
 
 if __name__ == "__main__":

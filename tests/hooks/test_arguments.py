@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,7 @@ def test_a_run_that_is_not_there_is_no_fresh_start() -> None:
 
 def test_a_restart_goes_on_from_its_own_steps(caplog: pytest.LogCaptureFixture) -> None:
     """With `restore() or restore(run_id=…)`; who says only the second begins there again, and is told so."""
+    caplog.set_level(logging.WARNING, "spotguard")
     store = saved("first")
     for life in range(2):
         job = small()

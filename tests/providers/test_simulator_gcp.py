@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -333,9 +334,11 @@ while True:
 
 @pytest.fixture
 def stubborn() -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", STUBBORN]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         yield process
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):  # nobody of it is left
+            os.killpg(process.pid, signal.SIGKILL)  # its child too
 
 
 def line(process: subprocess.Popen[str]) -> str:
