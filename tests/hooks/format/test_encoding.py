@@ -160,7 +160,7 @@ def test_any_json_is_read_or_refused(raw: Any) -> None:
 
     try:
         value = decode(raw, nothing_there)
-    except CheckpointError:
+    except (CheckpointError, StateError):  # the second: of a library that is not here
         return
     encode(value, no_tensor)  # what came out is something that could have gone in
 
@@ -192,6 +192,8 @@ def test_any_json_is_read_or_refused(raw: Any) -> None:
 )
 def test_json_of_nobody_is_refused(raw: Any) -> None:
     """Each is a way that a looser reader would go wrong."""
+    if isinstance(raw, dict) and str(raw.get("$")).startswith("torch."):
+        pytest.importorskip("torch")  # without it, that is what is said
     with pytest.raises(CheckpointError, match="the saved state cannot be read"):
         decode(raw, no_tensor)  # type: ignore[arg-type]
 
