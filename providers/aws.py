@@ -13,9 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from .aws_imds import Imds
-from .aws_key import ROOT, SHORT_WINDOW, STALE, Key, parse_date, parse_json, parse_time, shown, unread
+from .aws_key import ROOT, SHORT_WINDOW, STALE, Key, parse_date, shown, unread
 from .clock import Clock, monotonic_deadline
 from .health import SEEING, Health, Sight
+from .instants import parse_iso
+from .metadata import parse_json
 from .notice import Notice, NoticeKind, Sighting
 
 _ACTION = "spot/instance-action"
@@ -99,10 +101,10 @@ def parse_instance_action(body: bytes, clock: Clock, *, new: bool = False, stric
     action = said.get("action") if isinstance(said, dict) else None
     if not isinstance(action, str) or not action.strip():
         return Sighting(unread(_ACTION, body, "action"))
-    if strict and (action.strip().lower() not in _WINDOWS or parse_time(said.get("time")) is None):
+    if strict and (action.strip().lower() not in _WINDOWS or parse_iso(said.get("time")) is None):
         return Sighting(unread(_ACTION, body, "action"))
     time = said.get("time")
-    return _notice(_ACTION, action.strip().lower(), time, parse_time(time), clock, new)
+    return _notice(_ACTION, action.strip().lower(), time, parse_iso(time), clock, new)
 
 
 def parse_termination_time(body: bytes, clock: Clock, *, new: bool = False, strict: bool = False) -> Sighting:
@@ -121,7 +123,7 @@ def parse_termination_time(body: bytes, clock: Clock, *, new: bool = False, stri
 
 def _instant(text: str) -> float | None:
     iso = _INSTANT.fullmatch(text.strip()) is not None
-    return parse_time(text) if iso else parse_date(text)
+    return parse_iso(text) if iso else parse_date(text)
 
 
 def _notice(key: str, action: str, time: Any, wall: float | None, clock: Clock, new: bool) -> Sighting:

@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from .aws_key import STALE, Key, parse_date, parse_json, parse_time, shown, unread
+from .aws_key import STALE, Key, parse_date, shown, unread
 from .clock import Clock, monotonic_deadline
 from .health import SEEING
+from .instants import parse_iso
+from .metadata import parse_json
 from .notice import Notice, NoticeKind, Severity, Sighting
 
 _REBALANCE = "events/recommendations/rebalance"
@@ -138,4 +140,4 @@ def _event(item: Any, clock: Clock, expected: Collection[str]) -> Notice | None:
 
 def _wall(time: Any) -> float | None:
     date = parse_date(time)
-    return parse_time(time) if date is None else date
+    return parse_iso(time) if date is None else date

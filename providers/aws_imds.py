@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from .clock import Clock
 from .errors import UsageError
 from .health import Health, blind, wrong_server
-from .metadata import Answer, Failure, MetadataClient, parse_endpoint
+from .metadata import Answer, Failure, MetadataClient, no_answer, parse_endpoint, server_named
 
 ENDPOINTS = {"IPv4": "http://169.254.169.254", "IPv6": "http://[fd00:ec2::254]"}
 
@@ -202,7 +202,7 @@ class Imds:
     def _judge(self, what: str, answer: Answer | Failure) -> Health:
         """What an answer that is of no use says about how well we see."""
         if isinstance(answer, Failure):
-            return _judge_failure(answer)
+            return no_answer(answer, timeout=_FIREWALL, unreachable=_UNREACHABLE, stranger=_WRONG_SERVER)
         detail = f"{what}: {answer.status}{_signed(answer)}"
         match answer.status:
             case 401:
@@ -218,17 +218,6 @@ class Imds:
         return blind("garbage", detail, _WRONG_SERVER)
 
 
-def _judge_failure(failure: Failure) -> Health:
-    match failure.kind:
-        case "timeout":
-            return blind("timeout", failure.detail, _FIREWALL)
-        case "unreachable":
-            return blind("unreachable", failure.detail, _UNREACHABLE)
-        case "redirect" | "too-large":
-            return wrong_server(failure.detail, _WRONG_SERVER)
-    return blind("garbage", failure.detail, _WRONG_SERVER)
-
-
 def _seconds(text: str) -> float:
     """The granted life of a token; what we asked for where the service does not say."""
     return float(min(int(text), TOKEN_TTL)) if re.fullmatch(r"[0-9]{1,9}", text) else float(TOKEN_TTL)
@@ -240,5 +229,4 @@ def _is_html(body: bytes) -> bool:
 
 def _signed(answer: Answer) -> str:
     """Who says it was them; AWS's own is "EC2ws"."""
-    server = answer.headers.get("Server", "")
-    return f" from {server[:40]!a}" if server and server != "EC2ws" else ""
+    return "" if answer.headers.get("Server") == "EC2ws" else server_named(answer)

@@ -6,7 +6,6 @@ and an answer that cannot be read is blindness, whatever its status says.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from abc import ABC, abstractmethod
@@ -18,7 +17,7 @@ from .aws_imds import Imds
 from .clock import Clock
 from .health import SEEING, Health, Sight, blind, wrong_server
 from .metadata import Answer
-from .notice import JITTER, Notice, NoticeKind, Sighting
+from .notice import JITTER, Notice, NoticeKind, Sighting, looked
 
 log = logging.getLogger(__name__)
 
@@ -72,11 +71,7 @@ class Key(ABC):
         return Sighting(SEEING)
 
     def poll(self) -> Sighting:
-        try:
-            return self._look()
-        except Exception as error:  # a bug of ours must make us blind, which is seen, not dead, which is not
-            log.debug("a look at %s failed", self.name, exc_info=True)
-            return Sighting(blind("garbage", f"{type(error).__name__}: {error}"))
+        return looked(self.name, self._look)
 
     def close(self) -> None:
         self._imds.close()
@@ -131,25 +126,6 @@ def unread(key: str, body: bytes, wanted: str) -> Health:
     """Blind: there is an answer, and `wanted` is not in it."""
     what = f"GET {ROOT}{key}: no {wanted} in {body[:60].decode('utf-8', 'replace')!a}"
     return blind("garbage", what, "no notice can be read from this: report it, with this line")
-
-
-def parse_json(body: bytes) -> Any:
-    """What the body holds, None where it is not JSON."""
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):  # not JSON, not text, or nested to hurt
-        return None
-
-
-def parse_time(text: Any) -> float | None:
-    """Unix seconds of AWS's `2026-11-20T10:22:00Z`, or of another ISO form (without a zone: UTC); else None."""
-    if not isinstance(text, str):
-        return None
-    try:
-        instant = datetime.fromisoformat(text.strip())
-        return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        return None
 
 
 def parse_date(text: Any) -> float | None:

@@ -17,7 +17,7 @@ from .azure_start import GoAheads
 from .clock import Clock
 from .health import SEEING, STARTING, Health, Sight, blind
 from .metadata import Answer, Failure
-from .notice import Notice, Sighting
+from .notice import Notice, Sighting, looked
 
 log = logging.getLogger(__name__)
 
@@ -71,11 +71,7 @@ class ScheduledEvents:
         self._said: set[str] = set()
 
     def poll(self) -> Sighting:
-        try:
-            self._last = self._look()
-        except Exception as error:  # a bug of ours must make us blind, which is seen, not dead, which is not
-            log.debug("a look at %s failed", SOURCE, exc_info=True)
-            self._last = Sighting(blind("garbage", f"{type(error).__name__}: {error}"))
+        self._last = looked(SOURCE, self._look)
         return self._last
 
     def acknowledge(self, notice_id: str) -> None:

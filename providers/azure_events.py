@@ -8,11 +8,12 @@ the same event once it has started (both: Azure-Samples/scheduled-events-mock-se
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any
+
+from .instants import parse_iso
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +89,13 @@ def parse_date(text: object) -> float | None:
     """Unix seconds of `Mon, 19 Sep 2016 18:29:47 GMT`, or of an ISO form (without a zone: UTC); else None."""
     if not isinstance(text, str):
         return None
-    readers: tuple[Callable[[str], datetime], ...] = (datetime.fromisoformat, parsedate_to_datetime)
-    for read in readers:
-        try:
-            instant = read(text.strip())
-            return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
-        except (ValueError, TypeError, IndexError, OverflowError):  # not of this form
-            continue
-    return None
+    if (iso := parse_iso(text)) is not None:
+        return iso
+    try:
+        instant = parsedate_to_datetime(text.strip())
+        return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError):  # not of this form either
+        return None
 
 
 def _event(entry: Any) -> Event | None:

@@ -14,7 +14,7 @@ from collections import deque
 
 from .clock import Clock
 from .health import Health, blind, wrong_server
-from .metadata import Answer, Failure, MetadataClient, parse_endpoint
+from .metadata import Answer, Failure, MetadataClient, no_answer, parse_endpoint, server_named
 
 ENDPOINT = "http://169.254.169.254"
 
@@ -151,7 +151,7 @@ class Imds:
 
     def _judge(self, method: str, path: str, answer: Answer | Failure) -> Health:
         if isinstance(answer, Failure):
-            return _judge_failure(answer)
+            return no_answer(answer, timeout=_TIMEOUT, unreachable=_UNREACHABLE, stranger=_WRONG_SERVER)
         detail = f"{method} {self.endpoint}{path}: {answer.status}{_signed(answer)}"
         match answer.status:
             case 200:
@@ -177,17 +177,6 @@ class Imds:
         return MetadataClient(self.endpoint, timeout=timeout, max_body=_MAX_BODY)
 
 
-def _judge_failure(failure: Failure) -> Health:
-    match failure.kind:
-        case "timeout":
-            return blind("timeout", failure.detail, _TIMEOUT)
-        case "unreachable":
-            return blind("unreachable", failure.detail, _UNREACHABLE)
-        case "redirect" | "too-large":
-            return wrong_server(failure.detail, _WRONG_SERVER)
-    return blind("garbage", failure.detail, _WRONG_SERVER)
-
-
 def _said(answer: Answer) -> str:
     """The service's own words about a request that it does not like."""
     try:
@@ -199,5 +188,4 @@ def _said(answer: Answer) -> str:
 
 def _signed(answer: Answer) -> str:
     """Who says it was them; Azure's own is "IMDS/" and a version."""
-    server = answer.headers.get("Server", "")
-    return f" from {server[:40]!a}" if server and not server.startswith("IMDS/") else ""
+    return "" if answer.headers.get("Server", "").startswith("IMDS/") else server_named(answer)

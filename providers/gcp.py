@@ -10,7 +10,6 @@ every ten seconds, because a connection that nothing comes from looks the same w
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import threading
@@ -21,7 +20,7 @@ from .gcp_key import Key
 from .gcp_metadata import GcpMetadata
 from .gcp_times import parse_duration
 from .health import SEEING, Health, Sight
-from .metadata import Answer
+from .metadata import Answer, parse_json
 from .notice import Notice, NoticeKind, Sighting
 
 log = logging.getLogger(__name__)
@@ -148,10 +147,7 @@ def parse_promise(body: bytes) -> float | None:
     """Seconds of a preemption notice duration in the folder `instance/scheduling`, under whatever spelling it may
     come: `gcloud` writes `preemption-notice-duration`, the API `preemptionNoticeDuration`. None where there is none.
     Total."""
-    try:
-        said = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
+    said = parse_json(body)
     for name, value in said.items() if isinstance(said, dict) else ():
         if re.sub("[^a-z]", "", name.lower()) == "preemptionnoticeduration":
             return parse_duration(value)

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from .clock import Clock
 from .gcp_metadata import GcpMetadata
-from .health import blind
-from .notice import JITTER, Notice, Severity, Sighting
+from .notice import JITTER, Notice, Severity, Sighting, looked
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +29,7 @@ class Key(ABC):
         self._clock = clock
 
     def poll(self) -> Sighting:
-        try:
-            return self._look()
-        except Exception as error:  # a bug of ours must make us blind, which is seen, not dead, which is not
-            log.debug("a look at %s failed", self.name, exc_info=True)
-            return Sighting(blind("garbage", f"{type(error).__name__}: {error}"))
+        return looked(self.name, self._look)
 
     def close(self) -> None:
         self._metadata.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .health import Health, blind, wrong_server
-from .metadata import TIMEOUT, Answer, Failure, MetadataClient, parse_endpoint
+from .metadata import TIMEOUT, Answer, Failure, MetadataClient, no_answer, parse_endpoint, server_named
 
 ENDPOINT = "http://169.254.169.254"
 ROOT = "/computeMetadata/v1/"
@@ -83,7 +83,7 @@ class GcpMetadata:
             request = self._reads[path] = self._client.prepare("GET", ROOT + path, _HEADERS)
         answer = self._client.send(request, timeout=self._timeout if timeout is None else timeout)
         if isinstance(answer, Failure):
-            return _judge_failure(answer)
+            return no_answer(answer, timeout=_FIREWALL, unreachable=_UNREACHABLE, stranger=_WRONG_SERVER)
         if not _signed(answer) and not self._vouched_for(answer):
             return self._judge_unsigned(path, answer)
         return answer
@@ -95,7 +95,7 @@ class GcpMetadata:
             case 403:
                 return blind("forbidden", detail, _FORBIDDEN)
             case 404:
-                return blind("missing-key", f"{detail}{_server(answer)}", _HIDDEN)
+                return blind("missing-key", f"{detail}{server_named(answer)}", _HIDDEN)
             case 429:
                 return blind("throttled", detail, _THROTTLED)
             case status if status >= 500:
@@ -132,26 +132,9 @@ class GcpMetadata:
             return self.judge(path, answer)
         said = answer.headers.get(_FLAVOR)
         flavor = f"{_FLAVOR} is {said[:40]!a}" if said else f"no {_FLAVOR}"
-        detail = f"{self._named(path)}: {answer.status} with {flavor}{_server(answer)}"
+        detail = f"{self._named(path)}: {answer.status} with {flavor}{server_named(answer)}"
         return wrong_server(detail, _WRONG_SERVER)
 
 
 def _signed(answer: Answer) -> bool:
     return answer.headers.get(_FLAVOR) == _GOOGLE
-
-
-def _server(answer: Answer) -> str:
-    """Who says it was them."""
-    server = answer.headers.get("Server", "")
-    return f" from {server[:40]!a}" if server else ""
-
-
-def _judge_failure(failure: Failure) -> Health:
-    match failure.kind:
-        case "timeout":
-            return blind("timeout", failure.detail, _FIREWALL)
-        case "unreachable":
-            return blind("unreachable", failure.detail, _UNREACHABLE)
-        case "redirect" | "too-large":
-            return wrong_server(failure.detail, _WRONG_SERVER)
-    return blind("garbage", failure.detail, _WRONG_SERVER)

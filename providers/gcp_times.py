@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from typing import Any
+
+from .instants import parse_iso
 
 _DURATION = re.compile(r"([0-9]{1,9})(?:\.[0-9]{1,9})?\s*s?")
 
@@ -16,11 +17,7 @@ def parse_instant(said: Any) -> float | None:
     text = said.strip()
     if re.fullmatch(r"[0-9]{10}", text):  # until the year 2286
         return float(text)
-    try:
-        instant = datetime.fromisoformat(text)
-        return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        return None
+    return parse_iso(text)
 
 
 def parse_duration(said: Any) -> float | None:

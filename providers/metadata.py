@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
+import json
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ import urllib3
 from requests.adapters import HTTPAdapter
 
 from .errors import UsageError
+from .health import Health, blind, wrong_server
 
 #: Bytes. The largest answer in use is an instance identity document of some 500; a captive portal's page fits
 #: too, so that it can be named as what it is.
@@ -51,6 +53,32 @@ class Failure:
     detail: str
     #: The connection broke after it stood, so that the same request may well succeed on a new one.
     dropped: bool = False
+
+
+def no_answer(failure: Failure, *, timeout: str, unreachable: str, stranger: str) -> Health:
+    """How well a source sees that got none: the failure, and the advice of its cloud for each kind."""
+    match failure.kind:
+        case "timeout":
+            return blind("timeout", failure.detail, timeout)
+        case "unreachable":
+            return blind("unreachable", failure.detail, unreachable)
+        case "redirect" | "too-large":
+            return wrong_server(failure.detail, stranger)
+    return blind("garbage", failure.detail, stranger)
+
+
+def server_named(answer: Answer) -> str:
+    """Who says it was them: " from 'nginx'", or "" where nobody does."""
+    server = answer.headers.get("Server", "")
+    return f" from {server[:40]!a}" if server else ""
+
+
+def parse_json(body: bytes) -> Any:
+    """What the body holds, None where it is not JSON."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):  # not JSON, not text, or nested to hurt
+        return None
 
 
 def parse_endpoint(url: str, origin: str) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
-from .health import Health
+from .health import Health, blind
+
+log = logging.getLogger(__name__)
 
 #: Seconds. Two readings of one wall-clock deadline differ by this much and mean nothing.
 JITTER = 0.5
@@ -72,6 +76,15 @@ class Sighting:
 
     health: Health
     notices: tuple[Notice, ...] = ()
+
+
+def looked(name: str, look: Callable[[], Sighting]) -> Sighting:
+    """One look of the source of this name, as `NoticeSource.poll` promises it: whatever is raised is blindness."""
+    try:
+        return look()
+    except Exception as error:  # a bug of ours must make us blind, which is seen, not dead, which is not
+        log.debug("a look at %s failed", name, exc_info=True)
+        return Sighting(blind("garbage", f"{type(error).__name__}: {error}"))
 
 
 class NoticeSource(Protocol):

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotguard.providers.aws_events import parse_rebalance, parse_scheduled
-from spotguard.providers.aws_key import STALE, parse_date, parse_time
+from spotguard.providers.aws_key import STALE, parse_date
 from spotguard.providers.health import Sight
+from spotguard.providers.instants import parse_iso
 from spotguard.providers.notice import Severity, Sighting
 from spotguard.providers.simulator.aws_maintenance import CODES, date
 from tests.fakes.clock import ManualClock
@@ -153,7 +154,7 @@ def test_a_recommendation_with_a_time_in_words_is_advice(time: Any, strict: bool
     body = json.dumps({"noticeTime": time, "more": extra}).encode()
     sighting = parse_rebalance(body, ManualClock(), strict=strict)
     check_sound(sighting)
-    known = parse_date(time) is not None or parse_time(time) is not None
+    known = parse_date(time) is not None or parse_iso(time) is not None
     wanted = known if strict else isinstance(time, str) and bool(time.strip())
     assert bool(sighting.notices) is sighting.health.seeing is wanted
     for notice in sighting.notices:

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotguard.providers.aws import parse_instance_action
-from spotguard.providers.aws_key import STALE, parse_time
+from spotguard.providers.aws_key import STALE
 from spotguard.providers.health import Sight
+from spotguard.providers.instants import parse_iso
 from spotguard.providers.notice import Notice, NoticeKind, Sighting
 from tests.fakes.clock import ManualClock
 
@@ -91,7 +92,7 @@ def test_an_action_is_a_notice_or_shows(action: Any, time: Any, new: bool, extra
     sighting = parse(json.dumps({"action": action, "time": time, "more": extra}).encode(), new=new)
     check_sound(sighting)
     if sighting.health.seeing and not sighting.notices:
-        wall = parse_time(time)
+        wall = parse_iso(time)
         assert wall is not None
         assert not new
         assert ManualClock().time() - wall > STALE
@@ -104,13 +105,13 @@ def test_an_action_is_a_notice_or_shows(action: Any, time: Any, new: bool, extra
 def test_every_date_of_the_calendar_is_read(instant: datetime) -> None:
     """With any zone, or without: then it is UTC."""
     aware = instant if instant.tzinfo else instant.replace(tzinfo=UTC)
-    assert parse_time(instant.isoformat()) == pytest.approx(aware.timestamp(), abs=1e-3)
+    assert parse_iso(instant.isoformat()) == pytest.approx(aware.timestamp(), abs=1e-3)
 
 
 @given(JSON)
 def test_no_time_raises(value: Any) -> None:
     """What is no time is None."""
-    assert parse_time(value) is None or isinstance(value, str)
+    assert parse_iso(value) is None or isinstance(value, str)
 
 
 @pytest.mark.parametrize(
