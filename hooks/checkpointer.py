@@ -10,7 +10,7 @@ import torch
 
 from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, StoreError
-from ..providers.store import BlobStore
+from ..providers.stores.store import BlobStore
 from .checkpoints.catalog import Whole
 from .checkpoints.commit import commit_if_whole, put_manifest
 from .checkpoints.effort import Abandoned, Effort

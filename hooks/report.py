@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ..providers.clock import Clock
 from ..providers.errors import StoreError
-from ..providers.store import BlobStore
+from ..providers.stores.store import BlobStore
 from . import protocol
 from .checkpointer import Saved
 from .format.keys import outcome_key

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from ..providers.errors import CheckpointError, CorruptError, NotFoundError, StateError
-from ..providers.store import BlobStore
+from ..providers.stores.store import BlobStore
 from .checkpoints.catalog import Whole, scan, whole_checkpoints
 from .checkpoints.reader import read
 from .format.coverage import Coverage

@@ -52,7 +52,7 @@ def test_the_contracts_are_kept() -> None:
         ("hooks/checkpoints/crew.py", "from .. import saver", "inside the hooks"),
         ("hooks/protocol.py", "from . import stray", "the protocol and its messages bring nothing"),
         ("agent/stray.py", "import torch", "the agent stays small"),
-        ("agent/stray.py", "from ..providers import store", "the agent stays small"),
+        ("agent/stray.py", "from ..providers import stores", "the agent stays small"),
         ("providers/errors.py", "def later():\n    import boto3.session", "the agent stays small"),
         ("hooks/stray.py", "from ..providers import simulator", "never talks to a metadata service"),
         ("hooks/stray.py", "from ..providers.detect import *", "never talks to a metadata service"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...providers.errors import CheckpointError, NotFoundError
-from ...providers.store import BlobStore
+from ...providers.stores.store import BlobStore
 from ..format.codec import NewerFormatError, decode_manifests, decode_marker
 from ..format.coverage import Coverage, MergedTensor, coverage
 from ..format.keys import (

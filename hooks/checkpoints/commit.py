@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...providers.errors import NotFoundError, StoreError
-from ...providers.store import BlobStore
+from ...providers.stores.store import BlobStore
 from ..format.codec import decode_manifest, encode_attempt, encode_manifest, encode_marker
 from ..format.coverage import Coverage, coverage
 from ..format.keys import (

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from ...providers.clock import Clock
 from ...providers.errors import StoreError, UnavailableError
-from ...providers.store import BlobStore, ObjectInfo
+from ...providers.stores.store import BlobStore, ObjectInfo
 
 log = logging.getLogger("spotguard")
 

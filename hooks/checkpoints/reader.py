@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from ...providers.errors import CheckpointError
-from ...providers.store import BlobStore
+from ...providers.stores.store import BlobStore
 from ..format.coverage import Coverage
 from ..format.dtypes import torch_dtype
 from ..format.manifest import Chunk

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ...providers.errors import CheckpointError, NotFoundError, UsageError
-from ...providers.store import BlobStore
+from ...providers.stores.store import BlobStore
 from ..format.codec import NewerFormatError, decode_manifest
 from ..format.keys import MARKER, CheckpointName, checkpoint_prefix, parse_manifest_name, parse_object_name
 from ..format.manifest import RankManifest

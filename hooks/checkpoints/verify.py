@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ...providers.errors import CorruptError, NotFoundError
-from ...providers.store import BlobStore
+from ...providers.stores.store import BlobStore
 from ..format.manifest import Chunk, ObjectEntry
 from .catalog import Whole
 

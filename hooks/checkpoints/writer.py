@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from ...providers.errors import CheckpointError, SpotguardError, StoreError
-from ...providers.store import BlobStore
+from ...providers.stores.store import BlobStore
 from ..format.chunks import OBJECT_BYTES, Item, PlannedObject, plan
 from ..format.dtypes import dtype_name
 from ..format.keys import CheckpointName, checkpoint_prefix, object_name

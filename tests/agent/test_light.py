@@ -22,7 +22,7 @@ HEAVY = (
     "asyncio",
     "concurrent",
 )
-OURS = ("providers.store", "providers.stores", "providers.localfs", "providers.simulator")
+OURS = ("providers.store", "providers.stores", "providers.stores.localfs", "providers.simulator")
 
 LOADED = """
 import json, os, sys

@@ -14,8 +14,8 @@ from spotguard.demo.uplink import Uplink
 from spotguard.hooks.checkpoints.patience import PatientStore
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CorruptError, NotFoundError, UnavailableError, UsageError
-from spotguard.providers.localfs import FileStore
-from spotguard.providers.store import BlobStore, ObjectInfo
+from spotguard.providers.stores.localfs import FileStore
+from spotguard.providers.stores.store import BlobStore, ObjectInfo
 from tests.fakes.store import FakeStore
 
 STORES: dict[str, Callable[[Path], BlobStore]] = {

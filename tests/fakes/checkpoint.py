@@ -21,7 +21,7 @@ from spotguard.hooks.format.manifest import (
     TensorEntry,
     private_name,
 )
-from spotguard.providers.store import BlobStore
+from spotguard.providers.stores.store import BlobStore
 
 #: (dtype, global shape): split by rows among the ranks where there are as many, else written by one of them.
 TENSORS: Mapping[str, tuple[str, tuple[int, ...]]] = {

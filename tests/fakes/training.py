@@ -24,7 +24,7 @@ from spotguard.hooks.gate import Shut
 from spotguard.hooks.guard import Guard, register
 from spotguard.hooks.preempted import Preempted
 from spotguard.providers.clock import Clock, SystemClock
-from spotguard.providers.store import BlobStore
+from spotguard.providers.stores.store import BlobStore
 
 #: Seconds after which a wait between threads counts as a hang.
 PATIENCE = 20.0

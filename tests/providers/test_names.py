@@ -15,7 +15,7 @@ from spotguard.hooks.format.keys import attempt_key, check_run_id
 from spotguard.hooks.naming import default_run_id
 from spotguard.providers.errors import UsageError
 from spotguard.providers.names import RUN_ID, is_run_id
-from spotguard.providers.store import check_key
+from spotguard.providers.stores.store import check_key
 
 DOORS: dict[str, Callable[[str], object]] = {
     "--run-id": lambda text: values.run_id("--run-id", text),

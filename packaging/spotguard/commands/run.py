@@ -124,7 +124,7 @@ def _warn_of_a_store_that_dies(options: config.Options) -> None:
 
 
 def _store(origin: str, text: str) -> str:
-    from spotguard.providers.stores import check_url
+    from spotguard.providers.stores.urls import check_url
 
     try:
         check_url(text)

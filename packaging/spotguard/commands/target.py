@@ -14,8 +14,8 @@ from spotguard.hooks.checkpoints.catalog import Folder, Whole, examine, list_run
 from spotguard.hooks.format.keys import CheckpointName
 from spotguard.hooks.naming import default_store
 from spotguard.providers.errors import CheckpointError, UsageError
-from spotguard.providers.store import BlobStore
-from spotguard.providers.stores import check_url, open_store
+from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.urls import check_url, open_store
 
 from .asking import checked_run_id
 

@@ -10,7 +10,7 @@ from typing import Any
 from spotguard.hooks.checkpoints.catalog import Folder, Partial, examine
 from spotguard.hooks.checkpoints.verify import verify
 from spotguard.providers.errors import CheckpointError
-from spotguard.providers.store import BlobStore
+from spotguard.providers.stores.store import BlobStore
 
 from .console import add_json, amount, print_json
 from .target import Target, add_target, target

@@ -11,10 +11,10 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 
-from spotguard.providers import stores
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import UnavailableError
-from spotguard.providers.store import BlobStore, ObjectInfo
+from spotguard.providers.stores import urls
+from spotguard.providers.stores.store import BlobStore, ObjectInfo
 
 #: Seconds that one piece of an object takes: two uploads at once share the link, and each looks at its deadline.
 _PIECE = 0.05
@@ -77,12 +77,12 @@ class Uplink:
 def main() -> None:
     """Run a script whose stores lie behind the link."""
     rate, script = float(sys.argv[1]) * 1e6 / 8, sys.argv[2]
-    direct = stores.open_store
+    direct = urls.open_store
 
     def open_store(url: str) -> BlobStore:
         return Uplink(direct(url), rate)
 
-    stores.open_store = open_store  # before `register` asks for it
+    urls.open_store = open_store  # before `register` asks for it
     sys.argv = sys.argv[2:]
     runpy.run_path(script, run_name="__main__")
 

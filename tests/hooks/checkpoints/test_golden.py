@@ -14,7 +14,7 @@ from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.format.codec import decode_attempt
 from spotguard.hooks.format.encoding import decode, same
 from spotguard.hooks.format.keys import attempt_key
-from spotguard.providers.localfs import FileStore
+from spotguard.providers.stores.localfs import FileStore
 from tests.golden.make_v1 import RUN, STATE, TENSORS, content
 
 FOLDER = Path(__file__).parents[2] / "golden" / "v1"

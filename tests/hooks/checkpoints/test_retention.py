@@ -14,7 +14,7 @@ from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.format.codec import encode_manifest
 from spotguard.hooks.format.keys import MARKER, CheckpointName, manifest_name
 from spotguard.providers.errors import UnavailableError, UsageError
-from spotguard.providers.localfs import FileStore
+from spotguard.providers.stores.localfs import FileStore
 from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore, Fault, Killed
 

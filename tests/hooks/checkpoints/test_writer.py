@@ -17,7 +17,7 @@ from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix
 from spotguard.hooks.format.leaf import Leaf
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import DeniedError, StoreError, UnavailableError
-from spotguard.providers.localfs import FileStore
+from spotguard.providers.stores.localfs import FileStore
 from tests.fakes.clock import Impatient, ManualClock
 from tests.fakes.store import FakeStore, Fault
 from tests.fakes.watched_store import PATIENCE, WatchedStore

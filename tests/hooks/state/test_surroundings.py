@@ -13,7 +13,7 @@ from torch import nn
 from spotguard.hooks.checkpoints.catalog import find_whole
 from spotguard.hooks.state.registered import State
 from spotguard.providers.errors import StateError
-from spotguard.providers.localfs import FileStore
+from spotguard.providers.stores.localfs import FileStore
 from tests.fakes.clock import ManualClock
 from tests.fakes.training import Job, different, guarded, small
 

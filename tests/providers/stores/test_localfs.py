@@ -21,8 +21,8 @@ from spotguard.providers.errors import (
     StoreError,
     UnavailableError,
 )
-from spotguard.providers.localfs import FileStore, _mapped
-from spotguard.providers.stores import open_store
+from spotguard.providers.stores.localfs import FileStore, _mapped
+from spotguard.providers.stores.urls import open_store
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs needs root")
 
@@ -98,7 +98,7 @@ def test_a_folder_of_somebody_else_denies(tmp_path: Path) -> None:
     # Everything is loaded first: the Python that runs this may be closed to other users.
     program = (
         "import os, sys\n"
-        "from spotguard.providers.localfs import FileStore\n"
+        "from spotguard.providers.stores.localfs import FileStore\n"
         "from spotguard.providers.errors import DeniedError\n"
         f"store = FileStore({str(tmp_path / 'store')!r})\n"
         "os.setgid(65534)\nos.setuid(65534)\n"
@@ -160,7 +160,7 @@ def test_an_object_that_shrank_is_corrupt(store: FileStore, tmp_path: Path) -> N
 #: Puts the same large object over and over, saying so before each; reads its own end from a pipe.
 _PUTTER = """
 import sys
-from spotguard.providers.localfs import FileStore
+from spotguard.providers.stores.localfs import FileStore
 store, data = FileStore(sys.argv[1]), memoryview(bytearray(48 << 20))
 for number in range(1000):
     print(number, flush=True)
@@ -240,7 +240,7 @@ def test_writers_and_sweepers_do_not_meet(tmp_path: Path) -> None:
 
 _CLAIMER = """
 import sys
-from spotguard.providers.localfs import FileStore
+from spotguard.providers.stores.localfs import FileStore
 store, mine = FileStore(sys.argv[1]), sys.argv[2]
 sys.stdin.readline()  # all start at once
 print(*[n for n in range(50) if store.put_if_absent(f"run/{n}", memoryview(mine.encode()))])

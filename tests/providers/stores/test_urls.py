@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.providers.errors import UsageError
-from spotguard.providers.stores import check_url, open_store
+from spotguard.providers.stores.urls import check_url, open_store
 
 
 @pytest.mark.parametrize("text", ["file://{}", "file://localhost{}"])
@@ -66,7 +66,7 @@ def test_what_is_no_store_is_refused_with_the_way_out(url: str, said: str) -> No
 def test_no_sdk_is_imported_for_a_folder() -> None:
     """Nor is anything else that costs a start its time."""
     program = (
-        "import sys\nfrom spotguard.providers.stores import open_store\nopen_store('file:///x')\n"
+        "import sys\nfrom spotguard.providers.stores.urls import open_store\nopen_store('file:///x')\n"
         "print(*{name.partition('.')[0] for name in sys.modules} & {'boto3', 'google', 'azure', 'requests', 'torch'})"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .clock import Clock, SystemClock
-from .errors import (
+from ..clock import Clock, SystemClock
+from ..errors import (
     CorruptError,
     DeniedError,
     FullError,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from .errors import UsageError
+from ..errors import UsageError
 
 #: Segments of a key: what every store and file system takes as it is. None begins with ".", so "." and ".." are none,
 #: and a store's own temporaries may.
