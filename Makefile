@@ -52,12 +52,11 @@ test-wheel: .venv-wheel/ready  ## the whole-path tests against the built wheel
 test-pythons:  ## what needs no torch, on every other Python >= 3.12 that is here
 	scripts/test-pythons $(FAST) --numprocesses=$(JOBS)
 
-# Nothing yet: the suite starts no server of others. The target is what CI and contributors call before the tests.
-servers:  ## install, as root, the real servers of the integration tests
-	@echo "make servers: the suite needs none so far"
+servers:  ## install the real servers of the integration tests (as root where Debian packages are missing)
+	@scripts/servers $(PYTHON)
 
 clean:  ## remove everything that make made
-	rm -rf .venv .venv-wheel .venv-3.* build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-wheel .venv-3.* .servers build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find agent hooks providers packaging tests -name __pycache__ -prune -exec rm -rf {} +
 
 # An environment is made again when its Python changed, else brought up to date.

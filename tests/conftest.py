@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import spotguard
+from tests.servers.program import find
 
 # Where nobody listens: port 9 (discard) on loopback refuses at once, so a test that forgets to name its own
 # server fails there instead of talking to a real cloud, or to the metadata service of the machine it runs on.
@@ -63,7 +64,7 @@ def require_server() -> Callable[[str], str]:
     """`require_server("nginx")` gives the program's path, or skips with the reason; in CI it fails instead."""
 
     def require(program: str) -> str:
-        if (path := shutil.which(program)) is not None:
+        if (path := find(program)) is not None:
             return path
         reason = f"{program} is not installed: `make servers` installs what the real servers need"
         if SERVERS_REQUIRED:
@@ -73,4 +74,4 @@ def require_server() -> Callable[[str], str]:
     return require
 
 
-pytest_plugins = ["tests.fixtures_simulator"]
+pytest_plugins = ["tests.fixtures_simulator", "tests.fixtures_servers"]

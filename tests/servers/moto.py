@@ -1,0 +1,48 @@
+"""S3 by moto: conditional creates that are atomic and checksums that it gives back; it refuses no wrong checksum or key."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+
+import requests
+
+from tests.servers.program import Server
+
+ACCESS_KEY, SECRET_KEY = "moto", "moto-secret"
+REGION = "us-east-1"
+
+
+def s3_environ(endpoint: str, access_key: str, secret_key: str) -> dict[str, str]:
+    """The variables by which every AWS SDK finds an S3 of one's own."""
+    return {
+        "AWS_ENDPOINT_URL_S3": endpoint,
+        "AWS_ACCESS_KEY_ID": access_key,
+        "AWS_SECRET_ACCESS_KEY": secret_key,
+        "AWS_REGION": REGION,
+        "AWS_DEFAULT_REGION": REGION,  # the only one of the two that botocore reads
+    }
+
+
+class Moto(Server):
+    def __init__(self, program: str) -> None:
+        super().__init__("moto")
+        self._program = program
+        self._buckets = itertools.count(1)
+
+    def commands(self) -> Sequence[Sequence[str]]:
+        port = self.port()
+        self.endpoint = f"http://127.0.0.1:{port}"
+        return [[self._program, "-H", "127.0.0.1", "-p", str(port)]]
+
+    def answers(self) -> bool:
+        return requests.get(f"{self.endpoint}/moto-api/data.json", timeout=10).ok
+
+    def environ_at(self, endpoint: str) -> dict[str, str]:
+        return s3_environ(endpoint, ACCESS_KEY, SECRET_KEY)
+
+    def fresh(self) -> str:
+        bucket = f"bucket-{os.getpid()}-{next(self._buckets)}"
+        requests.put(f"{self.endpoint}/{bucket}", timeout=10).raise_for_status()
+        return f"s3://{bucket}"
