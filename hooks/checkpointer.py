@@ -11,6 +11,7 @@ import torch
 from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, StoreError
 from ..providers.stores.store import BlobStore
+from ..providers.stores.urls import inside
 from .checkpoints.catalog import Whole
 from .checkpoints.commit import commit_if_whole, put_manifest
 from .checkpoints.effort import Abandoned, Effort
@@ -107,7 +108,7 @@ class Checkpointer:
         self.last = None
         if whole is not None and whole.run_id == self._run_id:
             age = max(0.0, self._clock.time() - whole.manifests[0].created)
-            url = f"{self._store.url.rstrip('/')}/{checkpoint_prefix(self._run_id, whole.name)}"
+            url = inside(self._store.url, checkpoint_prefix(self._run_id, whole.name))
             self.last = Saved(whole.name.step, url, whole.nbytes, 0.0, self._clock.monotonic() - age)
 
     def save(
@@ -162,7 +163,7 @@ class Checkpointer:
         )
         self._commit(manifest, effort)
         now = self._clock.monotonic()
-        url = f"{self._store.url.rstrip('/')}/{checkpoint_prefix(self._run_id, name)}"
+        url = inside(self._store.url, checkpoint_prefix(self._run_id, name))
         self.last = Saved(step, url, manifest.nbytes, now - started, now)
         if kind != "emergency":
             self._prune(effort)

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..providers.clock import Clock, SystemClock
 from ..providers.errors import StateError, UsageError
+from ..providers.stores.opening import open_store
 from ..providers.stores.store import BlobStore
-from ..providers.stores.urls import open_store
 from . import forks, protocol, signals
 from .arguments import completed_steps, number, run_name, store_url
 from .cadence import Cadence

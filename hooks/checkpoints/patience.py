@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from ...providers.clock import Clock
 from ...providers.errors import StoreError, UnavailableError
-from ...providers.stores.store import BlobStore, ObjectInfo
+from ...providers.stores.store import BlobStore, ObjectInfo, Sent
 
 log = logging.getLogger("spotguard")
 
@@ -43,8 +43,19 @@ class PatientStore:
         self._lock = threading.Lock()
         self._said = False
 
-    def put(self, key: str, data: memoryview, *, timeout: float | None = None) -> None:
-        self._ask(timeout, lambda left: self._store.put(key, data, timeout=left))
+    def warm(self, *, timeout: float | None = None) -> None:
+        self._store.warm(timeout=timeout)
+
+    def put(
+        self,
+        key: str,
+        data: memoryview,
+        *,
+        timeout: float | None = None,
+        crc32: int | None = None,
+        sent: Sent | None = None,
+    ) -> None:
+        self._ask(timeout, lambda left: self._store.put(key, data, timeout=left, crc32=crc32, sent=sent))
 
     def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
         """As the store's, but for an answer that was lost: then it is False though we put it."""

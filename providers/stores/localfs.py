@@ -30,7 +30,7 @@ from ..errors import (
     StoreError,
     UnavailableError,
 )
-from .store import ObjectInfo, check_key, check_prefix, is_segment
+from .store import ObjectInfo, Sent, check_key, check_prefix, is_segment
 
 #: What one write(2) is asked to take, the GIL released around it: between two of them a deadline is looked at.
 _PIECE = 16 * 2**20
@@ -91,9 +91,20 @@ class FileStore:
 
     # --- the six verbs ---
 
-    def put(self, key: str, data: memoryview, *, timeout: float | None = None) -> None:
+    def warm(self, *, timeout: float | None = None) -> None:
+        """A folder is as warm as it gets."""
+
+    def put(
+        self,
+        key: str,
+        data: memoryview,
+        *,
+        timeout: float | None = None,
+        crc32: int | None = None,
+        sent: Sent | None = None,
+    ) -> None:
         """Store the whole object; when this returns, the bytes are durable and visible under `key`."""
-        self._put(key, data, timeout, _rename)
+        self._put(key, data, timeout, _rename, sent)
 
     def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
         """As `put`, unless the key exists: then nothing changes and the answer is False."""
@@ -134,7 +145,12 @@ class FileStore:
     # --- writing ---
 
     def _put(
-        self, key: str, data: memoryview, timeout: float | None, publish: Callable[[str, str], bool]
+        self,
+        key: str,
+        data: memoryview,
+        timeout: float | None,
+        publish: Callable[[str, str], bool],
+        sent: Sent | None = None,
     ) -> bool:
         path, deadline = self._path(key), self._deadline(timeout)
         folder, doing = os.path.dirname(path), f"put {self._named(key)}"
@@ -142,7 +158,10 @@ class FileStore:
             view = data.cast("B")
             while view:
                 self._check(deadline, doing)
-                view = view[os.write(fd, view[:_PIECE]) :]
+                count = os.write(fd, view[:_PIECE])
+                view = view[count:]
+                if sent is not None:
+                    sent(count)
             os.fsync(fd)
             # Opened while the temporary keeps it from being swept: the object itself may be deleted at once.
             with _folder(folder) as names:

@@ -1,4 +1,4 @@
-"""The seam every blob store stands behind: six verbs over keys and bytes.
+"""The seam every blob store stands behind: six verbs over keys and bytes, and a way to be warm before they are needed.
 
 Keys are relative `/`-separated names; a store knows its own root. Objects are immutable by contract of the
 caller: a key is never put twice with different bytes, so a retried put needs no care.
@@ -7,7 +7,7 @@ caller: a key is never put twice with different bytes, so a retried put needs no
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,11 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_@=+,-][A-Za-z0-9._@=+,-]{0,199}", re.ASCII)
 
 #: S3's limit is 1,024 bytes with the prefix of the store's URL counted.
 _MAX_KEY = 700
+
+
+#: Called with the bytes of each piece of a body that left for the store, on the thread that puts. What it raises ends the
+#: put at once, and comes out of it unchanged.
+Sent = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +71,26 @@ class BlobStore(Protocol):
     #: As the user wrote it: "s3://bucket/prefix".
     url: str
 
-    def put(self, key: str, data: memoryview, *, timeout: float | None = None) -> None:
-        """Store the whole object; when this returns, the bytes are durable and visible under `key`."""
+    def warm(self, *, timeout: float | None = None) -> None:
+        """Have what the calling thread's next request needs but its bytes: the SDK, credentials that last for another
+        quarter of an hour, an open connection. Said again now and then, for a server closes what lies idle."""
+        ...
+
+    def put(
+        self,
+        key: str,
+        data: memoryview,
+        *,
+        timeout: float | None = None,
+        crc32: int | None = None,
+        sent: Sent | None = None,
+    ) -> None:
+        """Store the whole object; when this returns, the bytes are durable and visible under `key`.
+
+        Args:
+            crc32: zlib's, of all of `data`, where the caller has it: a service that checks it need not be told another.
+            sent: told how far it is. A piece that is sent again counts again.
+        """
         ...
 
     def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:

@@ -1,35 +1,77 @@
-"""From an URL to its store, by the scheme. An SDK is imported when an URL asks for it, never before."""
+"""What the URL of a store says. Nothing is opened, and no SDK imported.
+
+What a store needs beyond bucket and prefix stands in the URL's query (`s3://bucket/run?region=eu-west-1`): so it goes where the
+URL goes, into the agent's record, the environment of the training process and the next machine. Never a secret: those
+come by each SDK's own chain.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ..errors import UsageError
-from .store import BlobStore
+from .store import is_segment
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-
-#: Schemes of stores that have a place in the design and no code yet.
-_LATER = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage"}
 _EXAMPLE = "file:///mnt/checkpoints"
 
+#: What one of the three clouds takes at least; each says the rest itself.
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,221}", re.ASCII)
 
-def open_store(url: str) -> BlobStore:
-    """The store at `url`. Opening a folder touches nothing: it is made by the first put.
 
-    Raises:
-        UsageError: `check_url` says why.
-    """
-    check_url(url)
-    from .localfs import FileStore
+@dataclass(frozen=True, slots=True)
+class Cloud:
+    """What a scheme stands for."""
 
-    return FileStore(unquote(urlsplit(url).path), url)
+    name: str
+    #: The place of the first part of the path: bucket or container.
+    place: str
+    module: str
+    factory: str
+    #: What `pip install 'spotguard[…]'` calls it, and a package that comes with it.
+    extra: str
+    sdk: str
+    options: tuple[str, ...]
+
+
+CLOUDS = {
+    "s3": Cloud(
+        "S3", "bucket", ".s3", "S3Store", "s3", "boto3",
+        ("region", "endpoint", "ca", "profile", "requester-pays", "sse", "kms-key-id"),
+    ),
+    "gs": Cloud(
+        "Google Cloud Storage", "bucket", ".gcs", "GCSStore", "gcs", "google.cloud.storage",
+        ("project", "endpoint", "ca", "user-project", "kms-key-name"),
+    ),
+    "az": Cloud(
+        "Azure Blob Storage", "container", ".azblob", "AzureBlobStore", "azure", "azure.storage.blob",
+        ("account", "endpoint", "ca", "encryption-scope"),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A place in a cloud's store, as an URL says it."""
+
+    url: str
+    #: Bucket or container.
+    bucket: str
+    #: What every key is put behind: "" or "some/folder/".
+    prefix: str
+    options: Mapping[str, str]
+
+    def key(self, key: str) -> str:
+        """The whole name of an object in the bucket."""
+        return self.prefix + key
 
 
 def check_url(url: str) -> None:
-    """Refuse what is no URL of a store of this version.
+    """Refuse what is no URL of a store.
 
     Raises:
         UsageError: with the value, and the URL that is probably meant.
@@ -43,13 +85,13 @@ def check_url(url: str) -> None:
         parts = urlsplit(url)
     except ValueError as error:
         raise UsageError(f"store {url!r} is not an URL ({error}); use one such as {_EXAMPLE}") from error
-    if parts.scheme in _LATER:
-        raise UsageError(
-            f"store {url!r}: {_LATER[parts.scheme]} is not in this version; file:///path works, such as {_EXAMPLE}"
-        )
+    if parts.scheme in CLOUDS:
+        locate(url)
+        return
     if parts.scheme != "file":
         raise UsageError(
-            f"store {url!r} has scheme {parts.scheme!r}, which is unknown; use file:///path, such as {_EXAMPLE}"
+            f"store {url!r} has scheme {parts.scheme!r}, which is unknown; use s3://bucket/prefix, gs://bucket/prefix, "
+            f"az://container/prefix, or {_EXAMPLE}"
         )
     if parts.netloc not in ("", "localhost"):
         raise UsageError(
@@ -61,3 +103,40 @@ def check_url(url: str) -> None:
     path = unquote(parts.path)
     if path in ("", "/") or "\0" in path:
         raise UsageError(f"store {url!r} names no folder; use one, such as {_EXAMPLE}")
+
+
+def inside(url: str, path: str) -> str:
+    """The URL of something in the store at `url`: the path comes before the options."""
+    head, mark, options = url.partition("?")
+    return f"{head.rstrip('/')}/{path}{mark}{options}"
+
+
+def locate(url: str) -> Location:
+    """The place in a cloud that an URL names.
+
+    Raises:
+        UsageError: as `check_url`, which has seen the rest of it.
+    """
+    parts = urlsplit(url)
+    cloud = CLOUDS[parts.scheme]
+    example = f"{parts.scheme}://{cloud.place}/prefix"
+    bucket = parts.netloc
+    if _BUCKET.fullmatch(bucket) is None:
+        raise UsageError(f"store {url!r} names no {cloud.place}; write it as {example}")
+    path = unquote(parts.path).strip("/")
+    if path and not all(is_segment(segment) for segment in path.split("/")):
+        raise UsageError(
+            f"store {url!r} has the prefix {path!r}; use letters, digits and ._@=+,- between slashes, as in {example}"
+        )
+    if parts.fragment:
+        raise UsageError(f"store {url!r} has a '#'; write it as {example}")
+    options: dict[str, str] = {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in cloud.options:
+            raise UsageError(
+                f"store {url!r} has the option {name!r}; {cloud.name} knows {', '.join(cloud.options)}"
+            )
+        if not value or name in options:
+            raise UsageError(f"store {url!r}: option {name!r} needs one value, as in {example}?{name}=VALUE")
+        options[name] = value
+    return Location(url, bucket, f"{path}/" if path else "", options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,10 @@ STORES: dict[str, Callable[[Path], BlobStore]] = {
 @pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
     return STORES[request.param](tmp_path)
+
+
+class Enough(Exception):
+    """Whoever waits for a put has had enough."""
 
 
 def keys(store: BlobStore, prefix: str = "") -> list[str]:
@@ -75,6 +80,33 @@ def test_put_keeps_nothing_of_the_buffer(store: BlobStore) -> None:
     store.put("run/a", memoryview(ring))
     ring[:] = b"other"
     assert store.get("run/a") == b"first"
+
+
+def test_a_put_tells_how_far_it_is(store: BlobStore) -> None:
+    """Every byte is told once where nothing is sent again; what the caller raises ends the put, and nothing is there."""
+    data = memoryview(bytes(range(256)) * (5 * 2**20 // 256))
+    told: list[int] = []
+    store.put("run/a", data, crc32=zlib.crc32(data), sent=told.append)
+    assert sum(told) == len(data)
+    assert store.get("run/a") == data
+
+    def enough(count: int) -> None:
+        raise Enough
+
+    with pytest.raises(Enough):
+        store.put("run/b", data, sent=enough)
+    assert keys(store) == ["run/a"]
+
+
+def test_a_warm_store_is_as_it_was(store: BlobStore) -> None:
+    """Before anything is there, again and again, from any thread."""
+    store.warm(timeout=10)
+    store.warm()
+    thread = threading.Thread(target=store.warm, name="warming")
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert keys(store) == []
 
 
 def test_put_again_changes_nothing(store: BlobStore) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
 from spotguard.providers.errors import CorruptError, NotFoundError, UnavailableError
-from spotguard.providers.stores.store import ObjectInfo, check_key, check_prefix
+from spotguard.providers.stores.store import ObjectInfo, Sent, check_key, check_prefix
 
 T = TypeVar("T")
 
@@ -55,8 +56,26 @@ class FakeStore:
 
     # --- the six verbs ---
 
-    def put(self, key: str, data: memoryview, *, timeout: float | None = None) -> None:
-        self._call("put", check_key(key), timeout, lambda: self.objects.__setitem__(key, bytes(data)))
+    def warm(self, *, timeout: float | None = None) -> None:
+        """Nothing is cold here."""
+
+    def put(
+        self,
+        key: str,
+        data: memoryview,
+        *,
+        timeout: float | None = None,
+        crc32: int | None = None,
+        sent: Sent | None = None,
+    ) -> None:
+        def effect() -> None:
+            if crc32 is not None and zlib.crc32(data) != crc32:
+                raise CorruptError(f"{key}: the bytes are not those that were sent")
+            self.objects[key] = bytes(data)
+
+        if sent is not None:
+            sent(data.nbytes)
+        self._call("put", check_key(key), timeout, effect)
 
     def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
         def effect() -> bool:

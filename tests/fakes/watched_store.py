@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from spotguard.providers.stores.store import Sent
 from tests.fakes.store import FakeStore
 
 #: Seconds after which a wait counts as a hang.
@@ -34,12 +35,20 @@ class WatchedStore(FakeStore):
             self._held = None
             self._changed.notify_all()
 
-    def put(self, key: str, data: memoryview, *, timeout: float | None = None) -> None:
+    def put(
+        self,
+        key: str,
+        data: memoryview,
+        *,
+        timeout: float | None = None,
+        crc32: int | None = None,
+        sent: Sent | None = None,
+    ) -> None:
         with self._changed:
             while self._held is not None and self._held(key):
                 self.reached.set()
                 assert self._changed.wait(PATIENCE)
-        super().put(key, data, timeout=timeout)
+        super().put(key, data, timeout=timeout, crc32=crc32, sent=sent)
         with self._changed:
             self._changed.notify_all()
 

@@ -82,10 +82,10 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--outlive=yes", "true"], "argument --outlive: ignored explicit argument 'yes'"),
         (["run", "--provider", "ibm", "true"], "expected auto, aws, azure, gcp or none"),
         (
-            ["run", "--store", "s3://b/p", "true"],
-            "--store: store 's3://b/p': S3 is not in this version; file:///",
+            ["run", "--store", "s3://b/p?regoin=x", "true"],
+            "--store: store 's3://b/p?regoin=x' has the option 'regoin'; S3 knows region",
         ),
-        (["run", "--store", "ftp://b/p", "true"], "unknown; use file:///path"),
+        (["run", "--store", "ftp://b/p", "true"], "unknown; use s3://bucket/prefix"),
         (["run", "--store", "/mnt/x", "true"], "write it as file:///mnt/x"),
         (["run", "--stage", "x", "true"], "unknown flag '--stage'"),
         (["run", "--config", "/no/such.toml", "true"], "--config '/no/such.toml': expected a file"),
@@ -101,7 +101,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["simulate", "aws", "--preempt-afer", "3"], "did you mean --preempt-after?"),
         (["ls", "/mnt/x"], "write it as file:///mnt/x"),
         (["inspect", "--step", "one"], "--step 'one': expected a whole number"),
-        (["verify", "gs://b/p"], "Google Cloud Storage is not in this version"),
+        (["verify", "gs:///p"], "names no bucket; write it as gs://bucket/prefix"),
         (["prune"], "--keep is missing"),
         (["prune", "--keep", "0"], "the last good one always stays"),
     ],
@@ -120,8 +120,8 @@ def test_a_bad_variable_is_named(capsys: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setenv("SPOTGUARD_WINDOW", "2m")
     assert "SPOTGUARD_WINDOW '2m': expected seconds" in refused(capsys, "run", "true")
     monkeypatch.delenv("SPOTGUARD_WINDOW")
-    monkeypatch.setenv("SPOTGUARD_STORE", "s3://b/p")
-    assert "SPOTGUARD_STORE: store 's3://b/p'" in refused(capsys, "run", "true")
+    monkeypatch.setenv("SPOTGUARD_STORE", "s3://b/p#x")
+    assert "SPOTGUARD_STORE: store 's3://b/p#x'" in refused(capsys, "run", "true")
 
 
 @pytest.mark.parametrize(

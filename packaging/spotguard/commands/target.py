@@ -14,8 +14,9 @@ from spotguard.hooks.checkpoints.catalog import Folder, Whole, examine, list_run
 from spotguard.hooks.format.keys import CheckpointName
 from spotguard.hooks.naming import default_store
 from spotguard.providers.errors import CheckpointError, UsageError
+from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore
-from spotguard.providers.stores.urls import check_url, open_store
+from spotguard.providers.stores.urls import check_url
 
 from .asking import checked_run_id
 
@@ -109,14 +110,15 @@ def target(arguments: argparse.Namespace) -> Target:
 
 def _split(url: str) -> tuple[str, str | None, CheckpointName | None]:
     """Store, run id, checkpoint: by the one word that every layout of ours has in its middle."""
+    url, mark, options = url.partition("?")
     head, middle, tail = url.rstrip("/").rpartition("/checkpoints")
     if not middle or (tail and not tail.startswith("/")):
-        return url, None, None
+        return url + mark + options, None, None
     name = CheckpointName.parse(tail.strip("/"))
     if tail and name is None:
-        return url, None, None
+        return url + mark + options, None, None
     base, _, run_id = head.rpartition("/")
-    return base, run_id, name
+    return base + mark + options, run_id, name
 
 
 def _step(text: str | None) -> int | None:

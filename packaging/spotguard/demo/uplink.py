@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import UnavailableError
-from spotguard.providers.stores import urls
-from spotguard.providers.stores.store import BlobStore, ObjectInfo
+from spotguard.providers.stores import opening
+from spotguard.providers.stores.store import BlobStore, ObjectInfo, Sent
 
 #: Seconds that one piece of an object takes: two uploads at once share the link, and each looks at its deadline.
 _PIECE = 0.05
@@ -37,8 +37,20 @@ class Uplink:
         #: When the link has sent everything that it was given.
         self._free_at = 0.0
 
-    def put(self, key: str, data: memoryview, *, timeout: float | None = None) -> None:
-        self._store.put(key, data, timeout=self._send(key, data.nbytes, timeout))
+    def warm(self, *, timeout: float | None = None) -> None:
+        self._store.warm(timeout=timeout)
+
+    def put(
+        self,
+        key: str,
+        data: memoryview,
+        *,
+        timeout: float | None = None,
+        crc32: int | None = None,
+        sent: Sent | None = None,
+    ) -> None:
+        left = self._send(key, data.nbytes, timeout, sent)
+        self._store.put(key, data, timeout=left, crc32=crc32)
 
     def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
         return self._store.put_if_absent(key, data, timeout=self._send(key, data.nbytes, timeout))
@@ -55,7 +67,7 @@ class Uplink:
     def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
         self._store.delete(keys, timeout=timeout)
 
-    def _send(self, key: str, nbytes: int, timeout: float | None) -> float | None:
+    def _send(self, key: str, nbytes: int, timeout: float | None, sent: Sent | None = None) -> float | None:
         """Take the time that these bytes take; what is left of `timeout` after it."""
         begun = self._clock.monotonic()
         left = float(nbytes)
@@ -71,18 +83,20 @@ class Uplink:
                 raise UnavailableError(f"put {key}: out of time, {left:.0f} of {nbytes} bytes not sent")
             self._clock.wait(self._never, max(0.0, wait))
             left -= piece
+            if sent is not None:
+                sent(int(piece))
         return None if timeout is None else max(0.0, begun + timeout - self._clock.monotonic())
 
 
 def main() -> None:
     """Run a script whose stores lie behind the link."""
     rate, script = float(sys.argv[1]) * 1e6 / 8, sys.argv[2]
-    direct = urls.open_store
+    direct = opening.open_store
 
     def open_store(url: str) -> BlobStore:
         return Uplink(direct(url), rate)
 
-    urls.open_store = open_store  # before `register` asks for it
+    opening.open_store = open_store  # before `register` asks for it
     sys.argv = sys.argv[2:]
     runpy.run_path(script, run_name="__main__")
 

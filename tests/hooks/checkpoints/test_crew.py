@@ -17,6 +17,7 @@ from spotguard.hooks.format.keys import CheckpointName
 from spotguard.hooks.format.leaf import Leaf
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UnavailableError
+from spotguard.providers.stores.store import Sent
 from tests.fakes.clock import ManualClock
 from tests.fakes.store import FakeStore
 from tests.fakes.watched_store import PATIENCE, WatchedStore
@@ -43,9 +44,17 @@ class Who(FakeStore):
         super().__init__()
         self.threads: set[threading.Thread] = set()
 
-    def put(self, key: str, data: memoryview, *, timeout: float | None = None) -> None:
+    def put(
+        self,
+        key: str,
+        data: memoryview,
+        *,
+        timeout: float | None = None,
+        crc32: int | None = None,
+        sent: Sent | None = None,
+    ) -> None:
         self.threads.add(threading.current_thread())
-        super().put(key, data, timeout=timeout)
+        super().put(key, data, timeout=timeout, crc32=crc32, sent=sent)
 
 
 def test_idle_threads_are_gone_when_the_writer_is_closed() -> None:
@@ -138,11 +147,19 @@ def test_a_deadline_that_moves_earlier_is_kept_by_who_waits() -> None:
 class Failing(WatchedStore):
     """Fails once for now; the second put is the one that is held."""
 
-    def put(self, key: str, data: memoryview, *, timeout: float | None = None) -> None:
+    def put(
+        self,
+        key: str,
+        data: memoryview,
+        *,
+        timeout: float | None = None,
+        crc32: int | None = None,
+        sent: Sent | None = None,
+    ) -> None:
         if not self.calls:
             self.calls.append(("put", key))
             raise UnavailableError("slow down")
-        super().put(key, data, timeout=timeout)
+        super().put(key, data, timeout=timeout, crc32=crc32, sent=sent)
 
 
 def test_what_the_store_said_last_is_kept_when_it_hangs() -> None:

@@ -22,7 +22,7 @@ from spotguard.providers.errors import (
     UnavailableError,
 )
 from spotguard.providers.stores.localfs import FileStore, _mapped
-from spotguard.providers.stores.urls import open_store
+from spotguard.providers.stores.opening import open_store
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs needs root")
 

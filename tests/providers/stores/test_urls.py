@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from spotguard.providers.errors import UsageError
-from spotguard.providers.stores.urls import check_url, open_store
+from spotguard.providers.stores.opening import open_store
+from spotguard.providers.stores.urls import check_url, inside, locate
 
 
 @pytest.mark.parametrize("text", ["file://{}", "file://localhost{}"])
@@ -29,13 +30,39 @@ def test_a_path_with_blanks_is_quoted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://bucket/prefix", "gs://bucket/prefix", "az://container/prefix", "S3://bucket"]
+    ("url", "bucket", "prefix", "options"),
+    [
+        ("s3://bucket/some/prefix/", "bucket", "some/prefix/", {}),
+        ("S3://bucket", "bucket", "", {}),
+        ("gs://my.bucket_1/a?user-project=p&ca=%2Fetc%2Fca.pem", "my.bucket_1", "a/", {"user-project": "p", "ca": "/etc/ca.pem"}),
+        ("az://container/prefix?account=name", "container", "prefix/", {"account": "name"}),
+    ],
+)  # fmt: skip
+def test_a_place_in_a_cloud_is_read(url: str, bucket: str, prefix: str, options: dict[str, str]) -> None:
+    """Bucket, prefix, and what the query says."""
+    location = locate(url)
+    assert (location.bucket, location.prefix, location.options) == (bucket, prefix, options)
+    assert location.key("run/a") == f"{prefix}run/a"
+
+
+@pytest.mark.parametrize(
+    ("url", "inner"),
+    [
+        ("file:///mnt/a/", "file:///mnt/a/run/x"),
+        ("s3://bucket?region=eu-west-1", "s3://bucket/run/x?region=eu-west-1"),
+    ],
 )
-def test_a_cloud_of_later_is_refused_clearly(url: str) -> None:
-    """With its name, and with what works today."""
-    with pytest.raises(UsageError, match=r"is not in this version; file:///path works") as caught:
-        open_store(url)
-    assert url in str(caught.value)
+def test_what_is_inside_comes_before_the_options(url: str, inner: str) -> None:
+    """An URL that a log shows is one that a command takes."""
+    assert inside(url, "run/x") == inner
+
+
+def test_a_missing_sdk_is_said_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a traceback: what to install."""
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    monkeypatch.delitem(sys.modules, "spotguard.providers.stores.s3", raising=False)
+    with pytest.raises(UsageError, match=r"needs boto3, .* pip install 'spotguard\[s3\]'"):
+        open_store("s3://bucket/prefix")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +71,7 @@ def test_a_cloud_of_later_is_refused_clearly(url: str) -> None:
         ("/mnt/checkpoints", "write it as file:///mnt/checkpoints"),
         ("my checkpoints", "write it as file:///"),
         ("", "write it as file:///mnt/checkpoints"),
-        ("ftp://host/path", "scheme 'ftp', which is unknown; use file:///path"),
+        ("ftp://host/path", "scheme 'ftp', which is unknown; use s3://bucket/prefix"),
         ("file://mnt/checkpoints", "three slashes: file:///mnt/checkpoints"),
         ("file:///", "names no folder"),
         ("file://", "names no folder"),
@@ -52,6 +79,15 @@ def test_a_cloud_of_later_is_refused_clearly(url: str) -> None:
         ("file:///a%00b", "names no folder"),
         ("file:/mnt/x", "is not an URL; write it as file:///mnt/x"),
         ("file://[::1/x", "is not an URL"),
+        ("s3:///prefix", "names no bucket; write it as s3://bucket/prefix"),
+        ("az://", "names no container; write it as az://container/prefix"),
+        ("s3://bucket/a b", "has the prefix 'a b'"),
+        ("s3://bucket/../x", "has the prefix '../x'"),
+        ("gs://user@bucket/a", "names no bucket"),
+        ("s3://bucket/a#b", "has a '#'"),
+        ("s3://bucket?regoin=eu", "has the option 'regoin'; S3 knows region, endpoint"),
+        ("s3://bucket?region=", "option 'region' needs one value"),
+        ("s3://bucket?region=a&region=b", "option 'region' needs one value"),
     ],
 )
 def test_what_is_no_store_is_refused_with_the_way_out(url: str, said: str) -> None:
@@ -66,7 +102,7 @@ def test_what_is_no_store_is_refused_with_the_way_out(url: str, said: str) -> No
 def test_no_sdk_is_imported_for_a_folder() -> None:
     """Nor is anything else that costs a start its time."""
     program = (
-        "import sys\nfrom spotguard.providers.stores.urls import open_store\nopen_store('file:///x')\n"
+        "import sys\nfrom spotguard.providers.stores.opening import open_store\nopen_store('file:///x')\n"
         "print(*{name.partition('.')[0] for name in sys.modules} & {'boto3', 'google', 'azure', 'requests', 'torch'})"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

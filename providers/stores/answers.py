@@ -1,0 +1,60 @@
+"""What an answer of a blob store means to us: the status says it, or the failure to get one. Text is never compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+
+import requests
+import urllib3
+
+from ..errors import (
+    CorruptError,
+    DeniedError,
+    FullError,
+    NotFoundError,
+    StoreError,
+    ThrottledError,
+    UnavailableError,
+)
+
+_LEAVES: dict[int, type[StoreError]] = {
+    HTTPStatus.UNAUTHORIZED: DeniedError,
+    HTTPStatus.FORBIDDEN: DeniedError,
+    HTTPStatus.NOT_FOUND: NotFoundError,
+    HTTPStatus.REQUEST_TIMEOUT: UnavailableError,
+    # Another writer of the same key at the same moment: S3's ConditionalRequestConflict, Azure's lease and copy states.
+    HTTPStatus.CONFLICT: UnavailableError,
+    HTTPStatus.GONE: NotFoundError,
+    HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: CorruptError,
+    HTTPStatus.TOO_MANY_REQUESTS: ThrottledError,
+    # "SlowDown", "ServerBusy": to all three clouds 503 is a request to come back later.
+    HTTPStatus.SERVICE_UNAVAILABLE: ThrottledError,
+    HTTPStatus.INSUFFICIENT_STORAGE: FullError,
+}
+
+
+def leaf(status: int) -> type[StoreError]:
+    """The error that a status stands for, where the service's own code does not say more."""
+    known = _LEAVES.get(status)
+    if known is not None:
+        return known
+    return UnavailableError if status >= 500 else StoreError
+
+
+@contextmanager
+def network(doing: str) -> Iterator[None]:
+    """What goes wrong below HTTP becomes `UnavailableError`: it may work the next time.
+
+    Raises:
+        DeniedError: the server's certificate is not trusted, and will not be the next time.
+    """
+    try:
+        yield
+    except (requests.exceptions.SSLError, urllib3.exceptions.SSLError) as error:
+        raise DeniedError(
+            f"{doing}: {error}; the option ca=FILE in the store's URL names a certificate to trust"
+        ) from error
+    except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+        raise UnavailableError(f"{doing}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,33 @@
+"""From an URL to its store, by the scheme. An SDK is imported when an URL asks for it, never before."""
+
+from __future__ import annotations
+
+import importlib
+from urllib.parse import unquote, urlsplit
+
+from ..errors import UsageError
+from .store import BlobStore
+from .urls import CLOUDS, check_url, locate
+
+
+def open_store(url: str) -> BlobStore:
+    """The store at `url`. Opening one sends nothing: a folder is made by the first put, an SDK asks at `warm`.
+
+    Raises:
+        UsageError: `check_url` says why, or the store's SDK is not installed.
+    """
+    check_url(url)
+    parts = urlsplit(url)
+    if (cloud := CLOUDS.get(parts.scheme)) is None:
+        from .localfs import FileStore
+
+        return FileStore(unquote(parts.path), url)
+    try:
+        module = importlib.import_module(cloud.module, __package__)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"store {url!r} needs {cloud.sdk}, which is not installed here ({error}): "
+            f"pip install 'spotguard[{cloud.extra}]'"
+        ) from error
+    store: BlobStore = getattr(module, cloud.factory)(locate(url))
+    return store

@@ -1,0 +1,194 @@
+"""The HTTP under every SDK: one connection a thread, kept open; a stall is found; a deadline is kept.
+
+An SDK builds, signs and reads requests; this carries them. Three reasons not to leave that to each SDK:
+
+- A thread of a save has a connection of its own, opened before the notice (law 8). A shared pool hands out whichever
+  is free, and opens another when none is.
+- urllib3 sends under the *connect* timeout, and socket.sendall(2 s) of 32 MiB means 2 s for all of it: on a link of
+  100 Mbit/s every put would fail. Here a body goes in pieces, each with a timeout of its own.
+- Between two pieces whoever waits may say that it is over (`sent`), and then no byte more is sent.
+
+Redirects are refused and proxies are the environment's, as for any program (never for metadata: law 5 is elsewhere).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import requests
+from requests.adapters import BaseAdapter, HTTPAdapter
+from requests.utils import get_environ_proxies
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+from ..clock import Clock, SystemClock
+
+#: Seconds to connect; seconds in which something must move, either way.
+CONNECT, STALL = 2.0, 10.0
+#: Bytes between two looks at the time. Smaller costs a training thread in pure Python the GIL more often.
+PIECE = 2**20
+
+Sent = Callable[[int], None]
+
+
+class _Request(threading.local):
+    """What the calling thread is sending now. (A connection has no other way to know.)"""
+
+    until: float | None = None
+    sent: Sent | None = None
+    clock: Clock = SystemClock()
+
+    def left(self) -> float:
+        """Seconds that the next piece may take.
+
+        Raises:
+            TimeoutError: there are none.
+        """
+        if self.until is None:
+            return STALL
+        left = self.until - self.clock.monotonic()
+        if left <= 0:
+            raise TimeoutError("the time for this request is over")
+        return min(STALL, left)
+
+
+_now = _Request()
+
+
+class _Sending(HTTPConnection):
+    """Sends a body in pieces."""
+
+    def send(self, data: Any) -> None:
+        if self.sock is None:
+            self.connect()  # under the connect timeout
+        view = data if isinstance(data, bytes) and len(data) <= PIECE else memoryview(data).cast("B")
+        for at in range(0, len(view), PIECE):
+            self.sock.settimeout(_now.left())
+            piece = view[at : at + PIECE]
+            super().send(piece)
+            if _now.sent is not None and len(view) > PIECE // 256:
+                _now.sent(len(piece))
+
+
+class _SendingTLS(_Sending, HTTPSConnection):
+    pass
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _Sending
+
+
+class _PoolTLS(HTTPSConnectionPool):
+    ConnectionCls = _SendingTLS
+
+
+class _Adapter(HTTPAdapter):
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, **kwargs)
+        self.poolmanager.pool_classes_by_scheme = {"http": _Pool, "https": _PoolTLS}
+
+    def proxy_manager_for(self, proxy: str, **kwargs: Any) -> Any:
+        manager = super().proxy_manager_for(proxy, **kwargs)
+        manager.pool_classes_by_scheme = {"http": _Pool, "https": _PoolTLS}
+        return manager
+
+
+class Transport(BaseAdapter):
+    """A `requests` adapter to mount in a session (`google-cloud-storage`, `azure-core`), or to `carry` a request.
+
+    Args:
+        ca: a file of certificates to trust instead of the usual ones; None: REQUESTS_CA_BUNDLE, else certifi's.
+    """
+
+    def __init__(self, ca: str | None = None) -> None:
+        super().__init__()
+        self._ca = ca
+        self._local = threading.local()
+
+    def send(
+        self,
+        request: requests.PreparedRequest,
+        stream: bool = False,
+        timeout: Any = None,
+        verify: bool | str = True,
+        cert: Any = None,
+        proxies: Mapping[str, str] | None = None,
+    ) -> requests.Response:
+        """As `requests` calls it. Whatever timeout the SDK says, ours hold.
+
+        Raises:
+            requests.RequestException: it could not be carried to its end.
+            TimeoutError: the time of `within` is over, while the body was sent.
+        """
+        trusted = self._ca if self._ca is not None and verify is True else verify
+        return self._mine().send(
+            request,
+            stream=stream,
+            timeout=(min(CONNECT, _now.left()), _now.left()),
+            verify=trusted,
+            cert=cert,
+            proxies=proxies,
+        )
+
+    def carry(self, method: str, url: str, headers: Mapping[str, str], body: Any) -> requests.Response:
+        """One request as it is, signed already: nothing is quoted, added, or followed. The response is a stream."""
+        request = requests.PreparedRequest()
+        request.method, request.url, request.body = method, url, body
+        request.headers = requests.structures.CaseInsensitiveDict(headers)
+        return self.send(request, stream=True, proxies=get_environ_proxies(url))
+
+    def close(self) -> None:
+        """Close the calling thread's connections; others' close when their threads end."""
+        adapter = getattr(self._local, "adapter", None)
+        if adapter is not None:
+            adapter.close()
+
+    def _mine(self) -> _Adapter:
+        adapter: _Adapter | None = getattr(self._local, "adapter", None)
+        if adapter is None:
+            adapter = self._local.adapter = _Adapter(pool_connections=4, pool_maxsize=1)
+        return adapter
+
+
+@contextmanager
+def within(timeout: float | None, sent: Sent | None = None, clock: Clock | None = None) -> Iterator[None]:
+    """What the calling thread sends inside ends within `timeout` seconds.
+
+    Args:
+        sent: called with the bytes of each piece of a large body that was handed to the network; what it raises ends
+            the request, its connection closed.
+    """
+    clock = clock or SystemClock()
+    held = (_now.until, _now.sent, _now.clock)
+    _now.until = None if timeout is None else clock.monotonic() + timeout
+    _now.sent, _now.clock = sent, clock
+    try:
+        yield
+    finally:
+        _now.until, _now.sent, _now.clock = held
+
+
+def left() -> float | None:
+    """Seconds that are left of `within`; None where it set none."""
+    return None if _now.until is None else max(0.0, _now.until - _now.clock.monotonic())
+
+
+def fill(response: requests.Response, buffer: memoryview) -> int:
+    """Read the body of a streamed response into `buffer`, piece by piece, under `within`; returns the bytes read.
+
+    Raises:
+        TimeoutError: the time is over.
+        requests.RequestException, urllib3.exceptions.HTTPError, OSError: the connection failed.
+    """
+    at = 0
+    while at < len(buffer):
+        _now.left()
+        data = response.raw.read(min(PIECE, len(buffer) - at))
+        if not data:
+            break
+        buffer[at : at + len(data)] = data
+        at += len(data)
+    return at
