@@ -8,12 +8,22 @@ as an SDK expects it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 
+from tests.servers.azurite import Azurite
 from tests.servers.moto import Moto
+from tests.servers.program import Server
 
 RequireServer = Callable[[str], str]
+S = TypeVar("S", bound=Server)
+
+
+def _named(server: S, monkeypatch: pytest.MonkeyPatch) -> S:
+    for name, value in server.environ.items():
+        monkeypatch.setenv(name, value)
+    return server
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +36,17 @@ def moto_server(require_server: RequireServer) -> Iterator[Moto]:
 @pytest.fixture
 def moto(moto_server: Moto, monkeypatch: pytest.MonkeyPatch) -> Moto:
     """S3 with atomic conditional creates and recorded checksums; it refuses no wrong checksum."""
-    for name, value in moto_server.environ.items():
-        monkeypatch.setenv(name, value)
-    return moto_server
+    return _named(moto_server, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def azurite_server(require_server: RequireServer) -> Iterator[Azurite]:
+    """Azure Blob Storage by Azurite, for one process of the suite."""
+    with Azurite(require_server("azurite-blob")) as server:
+        yield server
+
+
+@pytest.fixture
+def azurite(azurite_server: Azurite, monkeypatch: pytest.MonkeyPatch) -> Azurite:
+    """Azure Blob Storage that checks keys, MD5s and conditions."""
+    return _named(azurite_server, monkeypatch)
