@@ -78,6 +78,7 @@ class DeadlineSource:
 
     name = NAME
     interval = 10.0
+    longest = 0.0
     #: A clock that is put back moves it away, and that is believed (`watcher`).
     withdraws = True
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..hooks.protocol import Answer
 from ..providers.clock import Clock, SystemClock
 from ..providers.notice import NoticeSource
-from . import journal, local, sources
+from . import journal, local, overdue, sources
 from . import outcome as outcomes
 from .actions import (
     Acknowledge,
@@ -79,6 +79,8 @@ class Watches(Protocol):
 
     def acknowledge(self, notice_id: str) -> None: ...
 
+    def check(self, now: float) -> None: ...
+
 
 class Agent:
     """The loop's state: the pure machine and the hands that do what it says."""
@@ -105,6 +107,7 @@ class Agent:
         self._herald = herald
         self._board = Board(facts.sources)
         self._last: dict[str, Any] | None = None
+        self._check_at = 0.0
         self._code: int | None = None
         self._until = 0.0
 
@@ -134,15 +137,17 @@ class Agent:
                 return
 
     def _next(self) -> Event | None:
-        due = [t for t in (self._machine.next_wake, self._board.next_beat) if t is not None]
+        times = (self._machine.next_wake, self._board.next_beat, self._check_at if self._watches else None)
+        due = [t for t in times if t is not None]
         timeout = min(max(0.0, min(due) - self._clock.monotonic()), _LONGEST_SLEEP) if due else None
         try:
             return self._events.get(timeout=timeout)
         except queue.Empty:
-            return None  # the machine's own time has come
+            return None  # the machine's own time has come, or ours
 
     def _handle(self, event: Event | None) -> None:
         now = self._clock.monotonic()
+        self._check(now)
         for watcher, message in self._board.beat(now):
             self._server.send(watcher, message)
         if isinstance(event, StatusAsked):
@@ -161,6 +166,13 @@ class Agent:
         actions = self._machine.handle(event, now)
         self._server.doomed = self._machine.doomed  # before anybody who registers from now on is welcomed
         self._carry_out(actions)
+
+    def _check(self, now: float) -> None:
+        """Of a look that hangs nobody says anything but us."""
+        if self._watches and now >= self._check_at:
+            self._check_at = now + overdue.EVERY
+            for watch in self._watches:
+                watch.check(now)
 
     def _answer(self, event: StatusAsked, now: float) -> None:
         pages = answers(self._machine, self._board, self._facts, event.uid, now, self._last)
@@ -299,7 +311,7 @@ def _serve(
         # Who lets us watch the cloud for them asks how many of its sources we watch: what was said to us is none.
         facts = Facts(run_id, os.getpid(), str(server.path), command is None, clock.monotonic(), len(watches))
         machine = Machine(policy)
-        return Agent(machine, server, clock, events, facts, supervisor, herald, watches=watches).run()
+        return Agent(machine, server, clock, events, facts, supervisor, herald, watches=watching).run()
 
 
 def _herald(

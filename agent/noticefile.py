@@ -26,6 +26,8 @@ class NoticeFile:
 
     # A file on a local disk costs three system calls a look, and an operator's warning is not of seconds.
     interval = 1.0
+    # No timeout of ours ends a call of a file system: a dead file server holds it for as long as it likes.
+    longest = 1.0
     withdraws = True
 
     def __init__(self, path: Path, clock: Clock) -> None:

@@ -81,6 +81,11 @@ class Relay:
                 self._caller.hang_up()
         self._thread.join(timeout)
 
+    def check(self, now: float) -> None:
+        """Of our own watchers. A service that is stuck says nothing, and is not believed for long."""
+        for watcher in self._own:
+            watcher.check(now)
+
     def acknowledge(self, notice_id: str) -> None:
         """By watchers of our own. The service watches for others too, whose work is not known to be saved."""
         for watcher in self._own:

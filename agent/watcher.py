@@ -17,6 +17,7 @@ from ..providers.notice import JITTER, Acknowledging, Notice, NoticeSource, Seve
 from .events import Event, HealthChanged, NoticeGone, NoticeSeen
 from .horizon import NEAR
 from .mention import Mention
+from .overdue import Looks
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,9 @@ class Watcher:
         self._clock = clock
         self._rng = rng
         self._stop = threading.Event()
+        #: Held for what is said, never while the source looks: who looks may not come back.
+        self._lock = threading.Lock()
+        self._looks = Looks(source.longest, clock.monotonic())
         self._thread = threading.Thread(target=self._run, name=f"spotguard-watch-{source.name}", daemon=True)
         self._health: Health | None = None
         self._mention = Mention()
@@ -60,7 +64,8 @@ class Watcher:
 
     def stop(self, timeout: float = 0.0) -> None:
         """Ask it to end, and wait so long. A look that hangs on a silent network is left to its own timeout."""
-        self._stop.set()
+        with self._lock:  # from here on nothing more is said
+            self._stop.set()
         self._thread.join(max(timeout, LAST_WORD) if self._owes else timeout)
 
     def acknowledge(self, notice_id: str) -> None:
@@ -69,8 +74,16 @@ class Watcher:
             self._owes = True
             self._source.acknowledge(notice_id)
 
+    def check(self, now: float) -> None:
+        """Say so where a look is overdue. For another thread than the one that looks."""
+        with self._lock:
+            problem = None if self._stop.is_set() else self._looks.problem(now)
+            if problem is not None:
+                self._feel(problem)
+
     def _run(self) -> None:
-        self._feel(STARTING)
+        with self._lock:
+            self._feel(STARTING)
         try:
             while not self._stop.is_set():
                 started = self._clock.monotonic()
@@ -83,8 +96,12 @@ class Watcher:
     def look(self) -> None:
         """One look, and what is new in it."""
         sighting = self._poll()
-        if self._stop.is_set():
-            return  # nobody listens any more
+        with self._lock:
+            if not self._stop.is_set():  # else nobody listens any more
+                self._tell(sighting)
+
+    def _tell(self, sighting: Sighting) -> None:
+        self._looks.ended(self._clock.monotonic(), max(self._source.interval, LONGEST_WAIT))
         self._failures = 0 if sighting.health.seeing else self._failures + 1
         self._feel(sighting.health)
         for notice in sighting.notices:

@@ -37,7 +37,7 @@ _TOKEN = re.compile(rb"[A-Za-z0-9._~+/=:-]{1,1024}")
 _PROBE_TIMEOUT = 0.5
 
 #: Seconds for everything that one `get` may send: a token that is refused, a new one, the read again.
-_GET_TIMEOUT = 4.0
+GET_TIMEOUT = 4.0
 
 _UNREACHABLE = (
     "is this an EC2 instance with its metadata service on? `--provider none` watches without a cloud"
@@ -104,7 +104,7 @@ class Imds:
 
     def get(self, path: str) -> Answer | Health:
         """The key at `path`: an answer of any status but 401, else why there is none."""
-        self._give_up_at = self._clock.monotonic() + _GET_TIMEOUT
+        self._give_up_at = self._clock.monotonic() + GET_TIMEOUT
         answer = self._fetch(path)
         renewable = isinstance(answer, Answer) and answer.status in (200, 404)
         if renewable and self._clock.monotonic() >= self._renew_at:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from .aws_imds import Imds
+from .aws_imds import GET_TIMEOUT, Imds
 from .clock import Clock
 from .health import SEEING, Health, Sight, blind, wrong_server
 from .metadata import Answer
@@ -48,6 +48,8 @@ class Key(ABC):
     key: str
     # AWS advises 5 s for what ends the machine; what only warns has minutes.
     interval: float = 10.0
+    #: What is asked for behind the read shares its time, and has a tenth of a second each where none is left.
+    longest: float = GET_TIMEOUT + 1.0
     withdraws = False
 
     def __init__(self, imds: Imds, clock: Clock) -> None:

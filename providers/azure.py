@@ -10,7 +10,7 @@ import logging
 
 from .azure_enabling import Enabling
 from .azure_events import Document, parse_document
-from .azure_imds import FIRST_TIMEOUT, Imds
+from .azure_imds import FIRST_TIMEOUT, TIMEOUT, Imds
 from .azure_name import OwnName
 from .azure_notices import SOURCE, Book
 from .azure_start import GoAheads
@@ -46,6 +46,9 @@ class ScheduledEvents:
     name = SOURCE
     # "We recommend that you poll the service once per second."
     interval = 1.0
+    # The name, the call that switches the events on, two short ones beside it, the name again where it is pressing, and a
+    # go-ahead.
+    longest = 3 * _PATIENCE + 3 * TIMEOUT
     withdraws = True
 
     def __init__(

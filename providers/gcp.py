@@ -15,7 +15,7 @@ import re
 import threading
 
 from .clock import Clock
-from .gcp_hanging import RETRY, HangingGet
+from .gcp_hanging import HELD, RETRY, HangingGet
 from .gcp_key import Key
 from .gcp_metadata import GcpMetadata
 from .gcp_times import parse_duration
@@ -77,6 +77,7 @@ class PreemptedAtOnce(Key):
     """The hanging GET: TRUE is seen when it is made so."""
 
     name = SOURCE
+    longest = HELD + Key.longest
     withdraws = False
 
     def __init__(self, metadata: GcpMetadata, clock: Clock, preemption: Preemption) -> None:

@@ -20,6 +20,8 @@ from .metadata import Answer
 HANG = 20.0
 #: Seconds that the client waits longer than that, for an answer that was asked for in time.
 _SLACK = 5.0
+#: Seconds after which a hanging GET is over, whatever the service does.
+HELD = HANG + _SLACK
 
 #: A hanging GET that is over sooner was not held.
 _HASTY = 1.0
@@ -74,7 +76,7 @@ class HangingGet:
         if not etag:
             return self._metadata.get(self._key)
         wait = f"wait_for_change=true&last_etag={quote(etag, safe='')}&timeout_sec={HANG:.0f}"
-        return self._metadata.get(f"{self._key}?{wait}", timeout=HANG + _SLACK)
+        return self._metadata.get(f"{self._key}?{wait}", timeout=HELD)
 
     def _pace(self, hasty: bool) -> tuple[str, float]:
         """After a good answer: what keeps requests from being held, and the gap to the next one."""

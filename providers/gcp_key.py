@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from .clock import Clock
 from .gcp_metadata import GcpMetadata
+from .metadata import TIMEOUT
 from .notice import JITTER, Notice, Severity, Sighting, looked
 
 log = logging.getLogger(__name__)
@@ -21,6 +22,8 @@ class Key(ABC):
     name: str
     #: A warning of minutes or days is seen in time; what ends the VM in seconds is asked for otherwise.
     interval: float = 10.0
+    #: A key, one beside it or two, and for each the proof that an answer without a signature is Google's.
+    longest: float = 6 * TIMEOUT
     #: These keys are states, not events: one that is back at its idle value was called off, or is over.
     withdraws = True
 

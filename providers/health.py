@@ -24,6 +24,7 @@ Reason = Literal[
     "server-error",  # 5xx
     "garbage",  # an answer that is not what this service says
     "wrong-server",  # somebody else answers: captive portal, proxy, another cloud
+    "overdue",  # a look does not come to its end
     "unguarded",  # the agent that polls for us does not answer
 ]
 

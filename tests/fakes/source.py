@@ -15,6 +15,7 @@ class FakeSource:
 
     def __init__(self, *, interval: float = 1.0, withdraws: bool = False) -> None:
         self.interval = interval
+        self.longest = 2.0
         self.withdraws = withdraws
         self.sighting: Sighting | Exception = Sighting(SEEING)
         self.looks = 0
