@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import requests
 from requests.adapters import BaseAdapter, HTTPAdapter
@@ -171,12 +171,17 @@ def within(timeout: float | None, sent: Sent | None = None, clock: Clock | None 
         _now.until, _now.sent, _now.clock = held
 
 
-def left() -> float | None:
-    """Seconds that are left of `within`; None where it set none."""
-    return None if _now.until is None else max(0.0, _now.until - _now.clock.monotonic())
+def remaining(timeout: float | None) -> Callable[[], float | None]:
+    """What is left of `timeout` from now on, for a verb of several requests; None stays None."""
+    until = None if timeout is None else _now.clock.monotonic() + timeout
+    return lambda: None if until is None else until - _now.clock.monotonic()
 
 
-def fill(response: requests.Response, buffer: memoryview) -> int:
+class _Body(Protocol):
+    def read(self, amt: int, /) -> bytes: ...
+
+
+def fill(body: _Body, buffer: memoryview) -> int:
     """Read the body of a streamed response into `buffer`, piece by piece, under `within`; returns the bytes read.
 
     Raises:
@@ -186,7 +191,7 @@ def fill(response: requests.Response, buffer: memoryview) -> int:
     at = 0
     while at < len(buffer):
         _now.left()
-        data = response.raw.read(min(PIECE, len(buffer) - at))
+        data = body.read(min(PIECE, len(buffer) - at))
         if not data:
             break
         buffer[at : at + len(data)] = data

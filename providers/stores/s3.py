@@ -1,0 +1,263 @@
+"""s3://bucket/prefix through boto3: it finds credentials, signs and reads answers; `transport` carries the bytes.
+
+Permissions: s3:PutObject, s3:GetObject, s3:DeleteObject on the prefix, s3:ListBucket on the bucket.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from botocore.exceptions import BotoCoreError, ClientError
+
+from ..errors import (
+    CorruptError,
+    DeniedError,
+    FullError,
+    NotFoundError,
+    StoreError,
+    ThrottledError,
+    UnavailableError,
+)
+from .answers import leaf, network
+from .s3_session import S3Session
+from .store import ObjectInfo, Sent, check_key, check_prefix
+from .transport import Transport, fill, remaining, within
+from .urls import Location
+
+T = TypeVar("T")
+
+#: S3's limits: keys of one DeleteObjects, and of one page of a listing.
+_BATCH = 1000
+
+#: Where the code says more than the status. (AWS: "Error responses", Amazon S3 API Reference.)
+_CODES: dict[str, type[StoreError]] = {
+    "BadDigest": CorruptError,
+    "InvalidDigest": CorruptError,
+    "XAmzContentChecksumMismatch": CorruptError,
+    "XAmzContentSHA256Mismatch": CorruptError,
+    "IncompleteBody": UnavailableError,
+    "RequestTimeout": UnavailableError,  # a 400: the body stood still
+    "ConditionalRequestConflict": UnavailableError,
+    "OperationAborted": UnavailableError,
+    "SlowDown": ThrottledError,
+    "Throttling": ThrottledError,
+    "ThrottlingException": ThrottledError,
+    "RequestLimitExceeded": ThrottledError,
+    "QuotaExceeded": FullError,  # not AWS's: Ceph's, and others' with quotas
+    "ServiceQuotaExceeded": FullError,
+    "ExpiredToken": DeniedError,
+    "InvalidToken": DeniedError,
+    "TokenRefreshRequired": DeniedError,
+}
+#: Credentials that others may take the place of.
+_STALE = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId", "RequestExpired"}
+
+_ADVICE = {
+    "RequestTimeTooSkewed": "; this machine's clock is wrong: set it (chrony, timedatectl set-ntp true)",
+    "AuthorizationHeaderMalformed": "; the bucket may lie in another region: say it, as in s3://bucket/prefix?region=eu-west-1",
+    "PermanentRedirect": "; the bucket lies in another region: say it, as in s3://bucket/prefix?region=eu-west-1",
+    "NoSuchBucket": "; there is no such bucket: make it, or correct the URL",
+    "AccessDenied": "; allow s3:PutObject, s3:GetObject and s3:DeleteObject on the prefix and s3:ListBucket on the bucket",
+}
+
+
+class _Body:
+    """A buffer as boto3 takes one. It is never read: `_carry` hands the buffer itself to the transport."""
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def read(self, size: int = -1) -> bytes:
+        raise AssertionError("nobody reads this: a checksum is given, and payloads are not signed")
+
+
+class S3Store:
+    """A `BlobStore` in a bucket."""
+
+    def __init__(self, location: Location) -> None:
+        self.url = location.url
+        self._at = location
+        self._link = Transport(location.options.get("ca"))
+        self._session = S3Session(location, self._carry)
+        self._put_options: dict[str, str] = {}
+        self._all_options: dict[str, str] = {}
+        if "sse" in location.options:
+            self._put_options["ServerSideEncryption"] = location.options["sse"]
+        if "kms-key-id" in location.options:
+            self._put_options.setdefault("ServerSideEncryption", "aws:kms")
+            self._put_options["SSEKMSKeyId"] = location.options["kms-key-id"]
+        if "requester-pays" in location.options:
+            self._all_options["RequestPayer"] = "requester"
+
+    def warm(self, *, timeout: float | None = None) -> None:
+        """Credentials that last, and this thread's connection open: the answer to a question about nothing opens it."""
+        with within(timeout), _mapped(f"reach {self.url}"):
+            self._session.freshen()
+            try:
+                self._ask("HEAD", "head_object", Key=self._at.key("spotguard-warm"))
+            except ClientError as error:
+                if _code(error) in _STALE or _status(error) not in (403, 404):
+                    raise
+
+    def put(
+        self,
+        key: str,
+        data: memoryview,
+        *,
+        timeout: float | None = None,
+        crc32: int | None = None,
+        sent: Sent | None = None,
+    ) -> None:
+        """Store the whole object; the service refuses bytes that are not of this CRC32."""
+        self._put(key, data, timeout, crc32, sent)
+
+    def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
+        """As `put`, unless the key exists: If-None-Match, which S3 decides at the end of the upload."""
+        try:
+            self._put(key, data, timeout, None, None, IfNoneMatch="*")
+        except _Precondition:
+            return False
+        return True
+
+    def get(self, key: str, *, timeout: float | None = None) -> bytes:
+        """The whole object."""
+        doing = f"get {self._named(check_key(key))}"
+        with within(timeout), _mapped(doing):
+            answer = self._ask(doing, "get_object", Key=self._at.key(key))
+            data = bytearray(answer["ContentLength"])
+            if fill(answer["Body"], memoryview(data)) < len(data):
+                raise CorruptError(f"{doing}: fewer bytes came than were announced")
+            return bytes(data)
+
+    def read_into(self, key: str, start: int, buffer: memoryview, *, timeout: float | None = None) -> None:
+        """Fill `buffer` from the object's `start` on, in one request."""
+        doing, view = f"read {self._named(check_key(key))}", buffer.cast("B")
+        with within(timeout), _mapped(doing):
+            if not view:
+                self._ask(doing, "head_object", Key=self._at.key(key))
+                return
+            wanted = f"bytes={start}-{start + len(view) - 1}"
+            answer = self._ask(doing, "get_object", Key=self._at.key(key), Range=wanted)
+            got = fill(answer["Body"], view)
+            if got < len(view):
+                raise CorruptError(
+                    f"{doing}: {start + got} bytes are there, {start + len(view)} were expected"
+                )
+
+    def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
+        """Every object whose key starts with `prefix`, in order of keys; a page at a time."""
+        doing, left = f"list {self._named(check_prefix(prefix))}", remaining(timeout)
+        more: dict[str, Any] = {}
+        while True:
+            with within(left()), _mapped(doing):
+                page = self._ask(doing, "list_objects_v2", Prefix=self._at.key(prefix), **more)
+            for each in page.get("Contents", ()):
+                yield ObjectInfo(each["Key"].removeprefix(self._at.prefix), each["Size"])
+            if not page.get("IsTruncated"):
+                return
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
+        """Remove objects, a thousand with one request."""
+        named, left = [self._at.key(check_key(key)) for key in keys], remaining(timeout)
+        for at in range(0, len(named), _BATCH):
+            batch, doing = named[at : at + _BATCH], f"delete {self.url}"
+            with within(left()), _mapped(doing):
+                said = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
+                answer = self._ask(doing, "delete_objects", Delete=said)
+            for failed in answer.get("Errors", ()):
+                if failed["Code"] != "NoSuchKey":
+                    raise _CODES.get(failed["Code"], _by_word(failed["Code"]))(
+                        f"delete {failed['Key']}: {failed['Code']}{_ADVICE.get(failed['Code'], '')}"
+                    )
+
+    # --- inside ---
+
+    def _put(
+        self,
+        key: str,
+        data: memoryview,
+        timeout: float | None,
+        crc32: int | None,
+        sent: Sent | None,
+        **options: str,
+    ) -> None:
+        doing, view = f"put {self._named(check_key(key))}", data.cast("B")
+        checksum = zlib.crc32(view) if crc32 is None else crc32
+        with within(timeout, sent), _mapped(doing):
+            self._ask(
+                doing,
+                "put_object",
+                Key=self._at.key(key),
+                Body=_Body(view),
+                ChecksumCRC32=base64.b64encode(checksum.to_bytes(4, "big")).decode(),
+                **self._put_options,
+                **options,
+            )
+
+    def _ask(self, doing: str, operation: str, **arguments: Any) -> Mapping[str, Any]:
+        """One request; a second one where the credentials were out of date and there are others now."""
+        client = self._session.client()
+        call: Callable[..., Mapping[str, Any]] = getattr(client, operation)
+        try:
+            return call(Bucket=self._at.bucket, **arguments, **self._all_options)
+        except ClientError as error:
+            if _code(error) not in _STALE or not self._session.renew(client):
+                raise
+        call = getattr(self._session.client(), operation)
+        return call(Bucket=self._at.bucket, **arguments, **self._all_options)
+
+    def _carry(self, request: AWSPreparedRequest, **kwargs: Any) -> AWSResponse:
+        """What botocore would send, sent by the transport (its event "before-send")."""
+        headers = dict(request.headers.items())
+        headers.pop("Expect", None)  # a round trip before each body, to spare one that would be refused
+        body = request.body.view if isinstance(request.body, _Body) else request.body
+        response = self._link.carry(request.method, request.url, headers, body)
+        answer = AWSResponse(request.url, response.status_code, response.headers, response.raw)
+        if not request.stream_output or response.status_code >= 300:
+            _ = answer.content  # read now, while the time of this request counts
+        return answer
+
+    def _named(self, key: str) -> str:
+        return f"s3://{self._at.bucket}/{self._at.key(key)}"
+
+
+class _Precondition(Exception):
+    """The key is there already."""
+
+
+@contextmanager
+def _mapped(doing: str) -> Iterator[None]:
+    """No exception of an SDK leaves this module: each becomes the leaf that its code says."""
+    try:
+        with network(doing):
+            yield
+    except ClientError as error:
+        code, status = _code(error), _status(error)
+        if status == 412:
+            raise _Precondition from error
+        kind = _CODES.get(code) or leaf(status)
+        raise kind(f"{doing}: {code} ({status}){_ADVICE.get(code, '')}") from error
+    except BotoCoreError as error:
+        raise StoreError(f"{doing}: {type(error).__name__}: {error}") from error
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _status(error: ClientError) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _by_word(code: str) -> type[StoreError]:
+    """Of one key in a batch there is no status of its own."""
+    return {"AccessDenied": DeniedError, "NoSuchBucket": NotFoundError}.get(code, UnavailableError)
