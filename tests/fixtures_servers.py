@@ -13,6 +13,7 @@ from typing import TypeVar
 import pytest
 
 from tests.servers.azurite import Azurite
+from tests.servers.gcs import Gcs
 from tests.servers.moto import Moto
 from tests.servers.program import Server
 
@@ -50,3 +51,16 @@ def azurite_server(require_server: RequireServer) -> Iterator[Azurite]:
 def azurite(azurite_server: Azurite, monkeypatch: pytest.MonkeyPatch) -> Azurite:
     """Azure Blob Storage that checks keys, MD5s and conditions."""
     return _named(azurite_server, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def gcs_server(require_server: RequireServer) -> Iterator[Gcs]:
+    """Cloud Storage by an emulator and the suite's proxy, for one process of the suite."""
+    with Gcs(require_server("gcp-storage-emulator")) as server:
+        yield server
+
+
+@pytest.fixture
+def gcs(gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> Gcs:
+    """Cloud Storage that keeps preconditions, checksums, ranges and pages."""
+    return _named(gcs_server, monkeypatch)
