@@ -11,7 +11,7 @@ from typing import Any
 from ..hooks import protocol
 from ..hooks.protocol import Message
 from ..providers.notice import Notice, Severity
-from .events import HealthChanged, NoticeGone, NoticeSeen
+from .events import HealthChanged, NoticeGone, NoticeSeen, SourceGone
 from .hearing import OUTLIVED
 
 #: Seconds between two signs of life: an agent that is stopped or stuck must not pass for one that sees nothing.
@@ -30,7 +30,7 @@ class Board:
         self._beaten_at = 0.0
 
     def note(
-        self, event: NoticeSeen | NoticeGone | HealthChanged, now: float
+        self, event: NoticeSeen | NoticeGone | HealthChanged | SourceGone, now: float
     ) -> Iterator[tuple[int, Message]]:
         """Remember it, and give what each watching agent is to be told of it."""
         message: Message | None
@@ -40,6 +40,9 @@ class Board:
         elif isinstance(event, NoticeGone):
             known = self._standing.pop(event.id, None)
             message = None if known is None else protocol.NoticeGone(event.id)
+        elif isinstance(event, SourceGone):  # only of an agent that others look for, and that nobody watches
+            self._health.pop(event.source, None)
+            message = None
         else:
             self._health[event.source] = event
             message = _health(event, now)

@@ -36,6 +36,13 @@ class HealthChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceGone:
+    """Nobody looks through this source any more: what was said of its sight holds no longer."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """A training process registered on the socket."""
 
@@ -129,6 +136,7 @@ Event = (
     NoticeSeen
     | NoticeGone
     | HealthChanged
+    | SourceGone
     | Opened
     | Heard
     | Closed

@@ -9,7 +9,7 @@ import logging
 import os
 import queue
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -46,6 +46,7 @@ from .events import (
     NoticeGone,
     NoticeSeen,
     Signalled,
+    SourceGone,
     StatusAsked,
     Watching,
 )
@@ -158,7 +159,7 @@ class Agent:
                 self._server.send(watcher, message)
             self._carry_out(self._machine.handle(event, now))
             return
-        if isinstance(event, NoticeSeen | NoticeGone | HealthChanged):
+        if isinstance(event, NoticeSeen | NoticeGone | HealthChanged | SourceGone):
             for watcher, message in self._board.note(event, now):
                 self._server.send(watcher, message)
         elif isinstance(event, Closed):
@@ -298,7 +299,9 @@ def _serve(
         herald = _herald(options, env, post, clock)
         if herald is not None:
             stack.callback(herald.close)
-        watches = _watches(options, looked, post, clock, rng, service_socket)
+        watches = _watches(
+            options, looked, post, clock, rng, service_socket, {source.name for source in said}
+        )
         watching = [*watches, *(Watcher(source, post, clock, rng) for source in said)]
         if command is None:
             names = [watch.name for watch in watching if isinstance(watch, Watcher)]
@@ -331,15 +334,16 @@ def _watches(
     clock: Clock,
     rng: random.Random,
     service_socket: Path | None,
+    ours: Collection[str],
 ) -> list[Watches]:
-    def own() -> list[Watcher]:
+    def own(post: Callable[[Event], None]) -> list[Watcher]:
         return [Watcher(source, post, clock, rng) for source in looked()]
 
     # Who names an endpoint means that one, and who says `none` means none.
     relayed = service_socket is not None and options.provider != "none" and not options.metadata_endpoint
     if relayed and service_socket is not None and _there(service_socket):
-        return [Relay(service_socket, post, clock, rng, own)]
-    return list(own())
+        return [Relay(service_socket, post, clock, rng, own, ours=ours)]
+    return list(own(post))
 
 
 def _there(service_socket: Path) -> bool:

@@ -2,7 +2,7 @@
 
 A cloud's metadata service is asked once a second for each machine, not for each run on it. When the service
 dies or goes silent, or watches nothing, that is said, this run looks for itself at once, and the service is asked
-again until it is back.
+again until it is back. What it told and nobody shows any more is withdrawn then (`handover`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -23,7 +23,8 @@ from ..providers.health import SEEING, Health, Reason, Sight, blind
 from ..providers.notice import Notice, NoticeKind, Severity
 from .board import BEAT
 from .caller import Caller
-from .events import Event, HealthChanged, NoticeGone, NoticeSeen
+from .events import Event, HealthChanged, NoticeGone, NoticeSeen, SourceGone
+from .handover import Handover
 from .mention import Mention
 from .watcher import LONGEST_WAIT, Watcher
 
@@ -46,12 +47,16 @@ class Relay:
         post: Callable[[Event], None],
         clock: Clock,
         rng: random.Random,
-        own: Callable[[], Sequence[Watcher]],
+        own: Callable[[Callable[[Event], None]], Sequence[Watcher]],
         *,
         answers_in: float = _ANSWERS_IN,
         silence: float = _SILENCE,
+        beat: float = BEAT,
+        ours: Collection[str] = (),
     ) -> None:
-        """`own` makes the watchers to be used while the service does not watch; they are started here."""
+        """`own` makes the watchers to be used while the service does not watch, which post as they are told to; they
+        are started here. `ours` are the names of the sources that this run looks through in any case: what the service
+        was told under such a name is another thing."""
         self._path = path
         self._post = post
         self._clock = clock
@@ -59,6 +64,8 @@ class Relay:
         self._make_own = own
         self._answers_in = answers_in
         self._silence = silence
+        self._beat = beat
+        self._hidden = {NAME, *ours}
         self._own: Sequence[Watcher] = ()
         self._caller: Caller | None = None
         #: Whether the connection's first answer has come.
@@ -67,6 +74,14 @@ class Relay:
         #: What the service said of each source, as long as it is believed.
         self._said: dict[str, Health] = {}
         self._mentions: dict[str, Mention] = {}
+        #: Through how many sources the service looks.
+        self._sources = 0
+        #: Sources of which something was said, by anybody, and those that withdraw what they show no longer.
+        self._named: set[str] = set()
+        self._withdrawing: set[str] = set()
+        self._handover = Handover()
+        #: Held for what our own watchers say on their threads; never while one of them is stopped, who holds his own.
+        self._saying = threading.Lock()
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="spotguard-relay", daemon=True)
@@ -105,6 +120,7 @@ class Relay:
                 self._unguarded("it says nothing")
             except (OSError, ProtocolError) as error:
                 self._unguarded(str(error))
+            self._call_off()
             self._clock.wait(self._stop, wait * (1 - 0.1 * self._rng.random()))
             wait = min(LONGEST_WAIT, wait * 2)
         self._look_ourselves(())
@@ -123,6 +139,7 @@ class Relay:
                         self._unguarded("it closed the connection")
                     return
                 self._take(message)
+                self._call_off()
         finally:
             with self._lock:
                 self._caller = None
@@ -137,10 +154,10 @@ class Relay:
         elif not self._answered:
             raise ProtocolError("it does not say what it watches")
         elif isinstance(message, protocol.NoticeSeen):
-            self._post(NoticeSeen(_notice(message, self._clock.monotonic())))
+            self._say(NoticeSeen(_notice(message, self._clock.monotonic())))
         elif isinstance(message, protocol.NoticeGone):
-            self._post(NoticeGone(message.id))
-        elif isinstance(message, protocol.HealthSeen) and message.source != NAME:
+            self._say(NoticeGone(message.id))
+        elif isinstance(message, protocol.HealthSeen) and message.source not in self._hidden:
             self._heard(message.source, _health(message), max(0.0, message.seconds))
 
     def _heard(self, source: str, health: Health, seconds: float) -> None:
@@ -151,7 +168,26 @@ class Relay:
             logger.log(level, "%s, through the service agent: %s", source, words)
         if self._said.get(source) != health:
             self._said[source] = health
-            self._post(HealthChanged(source, health, now - seconds))
+            self._say(HealthChanged(source, health, now - seconds))
+
+    def _say(self, event: Event) -> None:
+        """Pass on what the service says, or a watcher of our own, on whose thread this is then."""
+        with self._saying:
+            self._handover.take(event)
+            if isinstance(event, HealthChanged):
+                self._named.add(event.source)
+            self._post(event)
+
+    def _call_off(self) -> None:
+        """What was told by one who does not tell any more, and is shown by nobody."""
+        own = self._own
+        sources = len(own) or self._sources
+        with self._saying:
+            over = self._handover.over(
+                self._clock.monotonic(), sources=sources, withdrawing=self._withdrawing, beat=self._beat
+            )
+        for id in over:
+            self._post(NoticeGone(id))
 
     def _guarded_by(self, sources: int) -> None:
         """It is there. One that watches nothing would never tell of a notice: then we look ourselves, if we can."""
@@ -159,7 +195,7 @@ class Relay:
             return
         self._guarded = True
         health = SEEING
-        own = self._make_own() if sources <= 0 else ()
+        own = self._own_watchers() if sources <= 0 else ()
         if sources > 0:
             logger.info("the service agent at %s watches for this run", self._path)
         elif own:
@@ -169,7 +205,10 @@ class Relay:
             logger.info("the service agent at %s watches nothing, and here is nothing to watch", self._path)
             health = Health(Sight.SEEING, detail="it watches nothing, and here is nothing to watch")
         self._post(HealthChanged(NAME, health, self._clock.monotonic()))
-        self._look_ourselves(own)
+        self._sources = max(0, sources)
+        # What we saw ourselves, or it before it went, is no sight of anybody now. What it sees, it says next.
+        gone, self._named = sorted(self._named), set()
+        self._look_ourselves(own, [SourceGone(source) for source in gone])
 
     def _unguarded(self, why: str) -> None:
         if self._guarded is False or self._stop.is_set():
@@ -181,14 +220,25 @@ class Relay:
         now = self._clock.monotonic()
         health = blind("unguarded", f"{self._path}: {why}", "systemctl status spotguard")
         self._post(HealthChanged(NAME, health, now))
-        for source in self._said:  # its last word is no sight of ours
-            self._post(HealthChanged(source, health, now))
-        self._said, self._mentions = {}, {}
-        self._look_ourselves(self._make_own())
+        lost = [
+            HealthChanged(source, health, now) for source in self._said
+        ]  # its last word is no sight of ours
+        self._said, self._mentions, self._sources = {}, {}, 0
+        self._look_ourselves(self._own_watchers(), lost)
 
-    def _look_ourselves(self, watchers: Sequence[Watcher]) -> None:
+    def _own_watchers(self) -> Sequence[Watcher]:
+        own = self._make_own(self._say)
+        self._withdrawing |= {watcher.name for watcher in own if watcher.withdraws}
+        return own
+
+    def _look_ourselves(self, watchers: Sequence[Watcher], news: Sequence[Event] = ()) -> None:
+        """These look from now on, and nobody else of ours. `news` is of those who looked before."""
         for watcher in self._own:
             watcher.stop()
+        with self._saying:
+            self._handover.changes(self._clock.monotonic())
+        for event in news:
+            self._post(event)
         self._own = watchers
         for watcher in self._own:
             watcher.start()

@@ -59,6 +59,11 @@ class Watcher:
         """The source's."""
         return self._source.name
 
+    @property
+    def withdraws(self) -> bool:
+        """The source's."""
+        return self._source.withdraws
+
     def start(self) -> None:
         self._thread.start()
 

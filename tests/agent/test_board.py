@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotguard.agent.board import BEAT, Board
-from spotguard.agent.events import HealthChanged, NoticeSeen
+from spotguard.agent.events import HealthChanged, NoticeSeen, SourceGone
 from spotguard.agent.hearing import OUTLIVED
 from spotguard.hooks import protocol
 from spotguard.providers.health import SEEING
@@ -77,3 +77,13 @@ def test_an_older_agent_that_watches_is_told_of_terminal_notices_only() -> None:
     new = [message.id for _, message in board.joined(10, 1000.0) if hasattr(message, "id")]
     assert (old, new) == (["n1"], ["far", "n1"])
     assert [watcher for watcher, _ in board.beat(1000.0 + BEAT)] == [7, 7, 8, 8, 9, 9, 10, 10][::2]
+
+
+def test_a_source_that_nobody_looks_through_is_not_shown() -> None:
+    """What was said of it is nobody's sight."""
+    board = Board()
+    list(board.note(HealthChanged("aws", SEEING, 1000.0), 1000.0))
+    assert [one["name"] for one in board.status(1000.0)] == ["aws"]
+    assert list(board.note(SourceGone("aws"), 1001.0)) == []
+    assert board.status(1001.0) == []
+    assert list(board.note(SourceGone("aws"), 1002.0)) == []

@@ -7,18 +7,20 @@ import os
 import random
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from spotguard.agent.events import HealthChanged, NoticeGone, NoticeSeen, Watching
+from spotguard.agent.events import Event, HealthChanged, NoticeGone, NoticeSeen, SourceGone, Watching
 from spotguard.agent.relay import NAME, Relay
 from spotguard.agent.watcher import Watcher
 from spotguard.hooks import protocol
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.health import Sight
-from spotguard.providers.notice import NoticeKind, Severity
+from spotguard.providers.notice import Notice, NoticeKind, Severity
 from tests.fakes.serving import Events, Serving
 from tests.fakes.source import FakeSource
 
@@ -30,20 +32,23 @@ NEVER = threading.Event()
 class Relayed:
     """A relay, what it posts, and the sources that it looks through when it has to look itself."""
 
-    def __init__(self, path: Path, *, any_source: bool = True, **patience: float) -> None:
+    def __init__(self, path: Path, *, any_source: bool = True, withdraws: bool = False, **more: Any) -> None:
         self.events = Events()
         self.clock = SystemClock()
-        self.any_source = any_source
+        self.any_source, self.withdraws = any_source, withdraws
+        #: What stands where our own sources look.
+        self.stands: tuple[Notice, ...] = ()
         self.own: list[FakeSource] = []
         post = self.events.queue.put
-        self.relay = Relay(path, post, self.clock, random.Random(1), self._watchers, **patience)
+        self.relay = Relay(path, post, self.clock, random.Random(1), self._watchers, **more)
         self.relay.start()
 
-    def _watchers(self) -> list[Watcher]:
+    def _watchers(self, post: Callable[[Event], None]) -> list[Watcher]:
         if not self.any_source:
             return []
-        self.own.append(FakeSource())
-        return [Watcher(self.own[-1], self.events.queue.put, self.clock, random.Random(1))]
+        self.own.append(FakeSource(interval=0.01, withdraws=self.withdraws))
+        self.own[-1].shows(*self.stands)
+        return [Watcher(self.own[-1], post, self.clock, random.Random(1))]
 
     def health(self, source: str, sight: Sight) -> HealthChanged:
         return self.events.next(HealthChanged, lambda e: e.source == source and e.health.sight is sight)
@@ -159,6 +164,89 @@ def test_a_service_that_dies_leaves_us_looking_ourselves(
     while relayed.own[-1].closed_by is None:
         relayed.clock.wait(NEVER, 0.001)
     assert relayed.own[-1].closed_by == "spotguard-watch-fake source"
+
+
+REBOOT = protocol.NoticeSeen("n1", "reboot", "fake source", 9000.0, 120.0, "", "later")
+
+
+def test_what_is_called_off_while_the_service_is_dead_is_withdrawn(
+    serve: Serving, events: Events, folder: Path
+) -> None:
+    """It told of a reboot in hours, and nobody shows that any more: neither we nor, when it is back, itself. What is
+    still shown stands."""
+    for still in (False, True):
+        server = serve()
+        relayed = Relayed(folder / "a.sock", withdraws=True, beat=0.01)
+        server.send(watcher := events.next(Watching).session, WATCHED)
+        server.send(watcher, REBOOT)
+        told = relayed.events.next(NoticeSeen).notice
+        relayed.stands = (told,) if still else ()
+        server.close()
+        if still:
+            assert relayed.events.next(NoticeSeen).notice.id == "n1"
+            relayed.health(NAME, Sight.BLIND)
+            again = serve()
+            again.send(watcher := events.next(Watching).session, WATCHED)
+            relayed.health(NAME, Sight.SEEING)
+            assert not [e for e in relayed.events.drain() if isinstance(e, NoticeGone)]
+            seeing = protocol.HealthSeen("fake source", "seeing")
+            while not [e for e in relayed.events.drain() if isinstance(e, NoticeGone)]:
+                again.send(watcher, seeing)
+                relayed.clock.wait(NEVER, 0.001)
+            again.close()
+        assert relayed.events.next(NoticeGone).id == "n1"
+        relayed.relay.stop(timeout=30)
+
+
+def test_what_ends_the_machine_now_is_left_to_its_deadline(
+    serve: Serving, events: Events, folder: Path
+) -> None:
+    """Nobody calls that off whom it is not shown to."""
+    server = serve()
+    relayed = Relayed(folder / "a.sock", withdraws=True, beat=0.0)
+    server.send(watcher := events.next(Watching).session, WATCHED)
+    server.send(watcher, replace(REBOOT, severity="terminal"))
+    relayed.events.next(NoticeSeen)
+    server.close()
+    relayed.health("fake source", Sight.SEEING)
+    looks = relayed.own[0].looks
+    while relayed.own[0].looks < looks + 50:
+        relayed.clock.wait(NEVER, 0.001)
+    relayed.relay.stop(timeout=30)
+    assert not [e for e in relayed.events.drain() if isinstance(e, NoticeGone)]
+
+
+def test_when_the_service_is_back_what_we_saw_ourselves_is_no_sight(
+    serve: Serving, events: Events, relayed: Relayed
+) -> None:
+    """It says itself what it sees, of the sources that it has; those of nobody are not shown any more."""
+    relayed.health(NAME, Sight.BLIND)
+    relayed.health("fake source", Sight.SEEING)
+    server = serve()
+    server.send(watcher := events.next(Watching).session, WATCHED)
+    assert relayed.events.next(SourceGone) == SourceGone("fake source")
+    server.send(watcher, SEEING)
+    relayed.health("aws", Sight.SEEING)
+    server.close()
+    assert relayed.health("aws", Sight.BLIND).health.reason == "unguarded"
+    again = serve()
+    again.send(events.next(Watching).session, protocol.Watched(2))
+    assert {relayed.events.next(SourceGone).source for _ in range(2)} == {"aws", "fake source"}
+
+
+def test_what_was_said_to_us_is_not_what_was_said_to_the_service(
+    serve: Serving, events: Events, folder: Path
+) -> None:
+    """Each has a `--deadline` of its own, under one name."""
+    server = serve()
+    relayed = Relayed(folder / "a.sock", ours=["--deadline"])
+    server.send(watcher := events.next(Watching).session, WATCHED)
+    server.send(watcher, protocol.HealthSeen("--deadline", "seeing"))
+    server.send(watcher, SEEING)
+    relayed.health("aws", Sight.SEEING)
+    relayed.relay.stop(timeout=30)
+    said = [e.source for e in relayed.events.drain() if isinstance(e, HealthChanged)]
+    assert "--deadline" not in said
 
 
 def test_nobody_answers_from_the_start(relayed: Relayed) -> None:
