@@ -16,6 +16,7 @@ from tests.servers.azurite import Azurite
 from tests.servers.gcs import Gcs
 from tests.servers.moto import Moto
 from tests.servers.program import Server
+from tests.servers.swift import Swift
 
 RequireServer = Callable[[str], str]
 S = TypeVar("S", bound=Server)
@@ -64,3 +65,16 @@ def gcs_server(require_server: RequireServer) -> Iterator[Gcs]:
 def gcs(gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> Gcs:
     """Cloud Storage that keeps preconditions, checksums, ranges and pages."""
     return _named(gcs_server, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def swift_server(require_server: RequireServer) -> Iterator[Swift]:
+    """S3 by Swift, for one process of the suite."""
+    with Swift(require_server("swift-proxy-server"), require_server("memcached")) as server:
+        yield server
+
+
+@pytest.fixture
+def swift(swift_server: Swift, monkeypatch: pytest.MonkeyPatch) -> Swift:
+    """S3 that refuses wrong checksums and keys. Seconds to start, once: ask where that matters."""
+    return _named(swift_server, monkeypatch)

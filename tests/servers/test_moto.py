@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
@@ -18,8 +19,8 @@ RIVALS = 8
 
 
 @pytest.fixture
-def s3(moto: Moto) -> Any:
-    client = boto3.client("s3")
+def s3(moto: Moto) -> Iterator[Any]:
+    client = boto3.Session().client("s3")  # the default session would keep another server's keys
     yield client
     client.close()
 
