@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from .azure_enabling import Enabling
-from .azure_events import Document, parse_document
+from .azure_events import Document, parse_date, parse_document
 from .azure_imds import FIRST_TIMEOUT, TIMEOUT, Imds
 from .azure_name import OwnName
 from .azure_notices import SOURCE, Book
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds that one look waits while the events are being switched on.
 _PATIENCE = 2.0
+#: Seconds by which two clocks may differ and mean nothing: a `Date` has whole seconds, and is some time on its way.
+_APART = 5.0
 #: Seconds without an answer after which the next one may take long again: the events may have been switched off.
 _SILENCE = 60.0
 
@@ -107,7 +109,7 @@ class ScheduledEvents:
             self._enabling.forget()
         if document.events and not self._own.known:
             self._own.learn(pressing=True)
-        now, wall = self._clock.monotonic(), self._clock.time()
+        now, wall = self._clock.monotonic(), _wall(answer, self._clock)
         notices = self._book.read(document.events, self._own.known, now, wall, whole=whole)
         self._say(notices)
         self._go_aheads.send(self._book, self._own.known)
@@ -162,3 +164,13 @@ class ScheduledEvents:
                     notice.detail,
                 )
         self._said = {notice.id for notice in notices}
+
+
+def _wall(answer: Answer | Failure, clock: Clock) -> float:
+    """The time by which Azure's dates are read: what it says with them, where our own clock is clearly another. What it
+    begins in 15 minutes would be past by a clock that is as much ahead."""
+    ours = clock.time()
+    said = parse_date(answer.headers.get("Date")) if isinstance(answer, Answer) else None
+    return (
+        ours if said is None or abs(said - ours) <= _APART else said + 1.0
+    )  # that second may be nearly over

@@ -54,7 +54,8 @@ _FORBIDDEN = (
 )
 _MISSING = "every VM has this key: a metadata proxy that hides it hides the notice too; let it through"
 _THROTTLED = (
-    "another program on this machine asks too often: Azure allows five requests a second for all of them"
+    "another program on this machine asks too often: Azure allows five requests a second for all of them; of several "
+    "guarded runs, one service agent asks once (spotguard agent)"
 )
 _AGAIN = "nothing to do: asked again until it answers"
 

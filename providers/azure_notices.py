@@ -28,6 +28,10 @@ _MEANINGS: dict[str, tuple[NoticeKind, Severity, float]] = {
 #: Seconds for what may be the end, and does not say when: as short as the shortest warning of any cloud.
 _SHORT = 30.0
 
+#: Seconds after its time at which an event that has not started ends nothing by itself: it may begin at any moment, or our
+#: clock is ahead. Each run would be ended at its start. AWS's and GCP's are taken like that, too.
+_STALE = 180.0
+
 #: Seconds. An event under another id that may start so much later than the old one is the same event, by clocks that
 #: are off; later than that, the old one was cancelled and this is a new one.
 _SAME = 60.0
@@ -113,6 +117,10 @@ def _notice(event: Event, names: frozenset[str], now: float, wall: float) -> Not
     elif left is None and severity is not Severity.ADVISORY:
         left = _SHORT
         detail += f": no date, taken as {_SHORT:g} s from now"
+    past = event.not_before is not None and wall - event.not_before > _STALE
+    if severity is Severity.LATER and past and not event.started:
+        severity = Severity.ADVISORY
+        detail += ": that is past, so it may begin at any moment"
     if severity is Severity.LATER and (event.started or event.not_before is None):
         severity, window = Severity.TERMINAL, _SHORT
     if severity is Severity.TERMINAL:
@@ -132,11 +140,13 @@ def _id(event: Event) -> str:
 
 def _merged(old: Notice, new: Notice) -> Notice:
     """One warning is one value, first read when it was first read; what it asks for becomes only more, and its deadline
-    only moves earlier, but for one that was far off and is put off."""
+    only moves earlier, but for one that was far off and is put off. (The deadline of a mere warning means nothing.)"""
     worse = new if _RANKS[new.severity] >= _RANKS[old.severity] else old
     if old.severity is worse.severity is Severity.LATER and new.deadline > old.deadline + _SAME:
         return replace(new, id=old.id)
-    earlier = new.deadline < old.deadline - JITTER
+    if old.severity is Severity.ADVISORY and worse is new:
+        return replace(new, id=old.id, seen_at=old.seen_at if new.severity is old.severity else new.seen_at)
+    earlier = new.deadline < old.deadline - JITTER and new.severity is not Severity.ADVISORY
     if worse.severity is old.severity and not earlier:
         return old
     deadline = new.deadline if earlier else old.deadline

@@ -11,6 +11,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable
+from email.utils import formatdate
 from typing import Any, Literal
 from urllib.parse import parse_qsl
 
@@ -84,6 +85,7 @@ class AzureSimulator(Simulator):
         self._list = EventList(self.clock, dates, new_ids, tell)
         self._asked: deque[float] = deque()
         self._unread_since: float | None = None
+        self._skew = 0.0
 
     # --- what happens to the machine ------------------------------------------------------------------------
 
@@ -92,7 +94,7 @@ class AzureSimulator(Simulator):
 
         Args:
             window: seconds until the end.
-            skew: seconds by which Azure's clock is ahead of ours.
+            skew: seconds by which Azure's clock is ahead of ours, from here on.
             of: "us", "other" or "all": whose end it is.
         """
         self.schedule("Preempt", window, skew=skew, of=of)
@@ -103,6 +105,7 @@ class AzureSimulator(Simulator):
         with self._lock:
             left = WINDOWS.get(kind, 30.0) if window is None else window
             event = self._list.add(kind, left, self._resources(of), skew)
+            self._skew = skew
             self._unread_since = self.clock.monotonic()
             if of != "other" and kind != "Freeze":
                 self.deadline = min(self.deadline or event.begins_at, event.begins_at)
@@ -204,9 +207,10 @@ class AzureSimulator(Simulator):
             body = self._list.body()
             since = self._unread_since
             self._unread_since = None
+            date = formatdate(self.clock.time() + left + self._skew, usegmt=True)
         if since is not None:
             self._tell(f"the notice is read for the first time, {now - since:.1f} s later")
-        return Reply(200, body, _HEADERS, delay=left)
+        return Reply(200, body, {**_HEADERS, "Date": date}, delay=left)
 
     def _approve(self, body: bytes) -> Reply:
         """A list of events that may begin now. Any id that could be one is taken, as Azure does."""

@@ -281,6 +281,27 @@ def test_no_date_makes_an_end_safe(instant: datetime, type: str) -> None:
     assert NOW <= notice.deadline <= NOW + 30
 
 
+def test_what_has_not_begun_long_after_its_time_ends_nothing_by_itself() -> None:
+    """It may begin at any moment, or our clock is ahead: each run would end at its start. Seen before its time it stays
+    what it was; when it begins it is the end; and a clock that is put right makes it what it is."""
+    past = the_notice(event("Reboot", left=-181))
+    assert past.severity is Severity.ADVISORY
+    assert past.detail.endswith("that is past, so it may begin at any moment")
+    assert the_notice(event("Reboot", left=-179)).severity is Severity.LATER
+    assert the_notice(event(left=-600)).severity is Severity.TERMINAL, "an eviction is not waited for"
+    book = Book()
+    (first,) = read(book, event("Reboot", left=900))
+    assert read(book, event("Reboot", left=900), wall=WALL + 3600) == (first,)
+    book = Book()
+    assert read(book, event("Reboot", left=900), wall=WALL + 3600)[0].severity is Severity.ADVISORY
+    (right,) = read(book, event("Reboot", left=900), now=NOW + 10)
+    assert (right.severity, right.deadline) == (Severity.LATER, NOW + 900)
+    book = Book()
+    read(book, event("Reboot", left=-600))
+    (begun,) = read(book, event("Reboot", left=None, started=True), now=NOW + 10)
+    assert (begun.severity, begun.deadline) == (Severity.TERMINAL, NOW + 10)
+
+
 def test_what_is_milder_than_before_changes_nothing() -> None:
     """A type that turns into another under one id."""
     book = Book()
