@@ -1,0 +1,208 @@
+"""What can still be saved: a plan from bytes, a rate and a deadline, and from a plan a lesser one.
+
+What is worth most comes first: the full state; else the background checkpoint under way, if its rest fits; else the
+full state with rounded moments, where that is allowed; else parameters and extras, with the moments after them; else
+nothing, and the last committed checkpoint stays.
+
+The order of writing is the same in all of them, and makes a change of plan cheap: **every object of parameters and
+extras (tier A) before the first of the moments (tier B), and none that holds both.** A full save is a lower one
+that went on.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from .plans import Choice, Landed, Plan, Situation, Underway
+
+#: Seconds by which a plan may miss in its middle before it is changed: the rounding of clocks that run for years.
+_ROUNDING = 1e-6
+#: Where nothing else decided, a lower level is committed so many times a commit's seconds before the deadline: once
+#: for the commit, once for a slow one. And so many seconds at least.
+_FALL_BACK, _FALL_BACK_LEAST = 2.0, 0.5
+
+_NOTHING = Landed()
+
+
+def plan(at: Situation) -> Plan:
+    """The best that fits, at the expected rate."""
+    everything, found = at.sizes.a + at.sizes.b, at.background
+    if at.now + at.commit > at.deadline:
+        return _keep(at, f"a commit takes {at.commit:.1f} s, and {_left(at)}")
+    if found is not None and found.step == at.step and found.left < everything and _fits(at, found.left):
+        return _promote(at, found, "it holds this very step")
+    if _fits(at, everything):
+        return _whole(Choice.FULL, "everything", at, everything)
+    missed = _verdict(at, everything)
+    if found is not None and _gains(at, found) and _fits(at, found.left):
+        return _promote(at, found, f"everything does not fit: {missed}")
+    if at.sizes.b_rounded is not None and _fits(at, at.sizes.a + at.sizes.b_rounded):
+        return _rounded(at, _NOTHING, missed)
+    if _may_fit(at, at.sizes.a):
+        return _lower(at, _NOTHING, missed)
+    return _keep(at, f"parameters and extras alone do not fit: {_verdict(at, at.sizes.a)}")
+
+
+def replan(before: Plan, at: Situation, landed: Landed) -> Plan:
+    """The plan that holds from now on: the same, or a lesser one. Ask as chunks land, and when the deadline moves.
+
+    Never a better one, and never KEEP for one that writes: until the deadline the link may recover, and nothing else
+    can be done with the time.
+
+    Args:
+        before: what is being done.
+        at: as it stands now: the time, the rate, a deadline that may have moved earlier, what is left of the
+            background checkpoint. The sizes stay what they were.
+        landed: how far it is.
+    """
+    if before.choice is Choice.KEEP:
+        return before
+    if before.choice is Choice.PROMOTE:
+        if at.background is None:
+            return before
+        if _fits(at, at.background.left, _ROUNDING) or not _fits(at, at.sizes.a):
+            return _timed(before.choice, before.reason, at, at.background.left)
+        return _lower(at, _NOTHING, _verdict(at, at.background.left))
+    if before.choice is Choice.LOWER:
+        return _timed(
+            before.choice, before.reason, at, _rest(at.sizes.a, _of_a(landed)), landed, lower_first=True
+        )
+    rest = _rest(_bytes(before.choice, at), landed)
+    if rest == 0 or _fits(at, rest, _ROUNDING):
+        return _whole(before.choice, before.reason, at, rest, landed, before)
+    may_round = before.choice is Choice.FULL and at.sizes.b_rounded is not None
+    if (
+        may_round
+        and not (landed.b or landed.b_begun)
+        and _fits(at, _rest(_bytes(Choice.FULL_LOSSY, at), landed))
+    ):
+        return _rounded(at, landed, _verdict(at, rest))
+    return _lower(at, landed, _verdict(at, rest))
+
+
+# --- one plan each ---
+
+
+def _whole(
+    choice: Choice,
+    why: str,
+    at: Situation,
+    rest: int,
+    landed: Landed = _NOTHING,
+    before: Plan | None = None,
+) -> Plan:
+    """A full save, safe on a bad day too: then what is worth most is committed on the way, if that leaves the time."""
+    reason = before.reason if before is not None else f"{why}: {_verdict(at, rest)}"
+    lower_first = before is not None and before.lower_first
+    if at.rate is not None and at.sizes.b and not lower_first:
+        unsure = _slack(at, rest, at.rate.low) < 0
+        lower_first = unsure and _slack(at, rest, at.rate.expected) >= at.commit
+    return _timed(choice, reason, at, rest, landed, lower_first=lower_first)
+
+
+def _rounded(at: Situation, landed: Landed, missed: str) -> Plan:
+    why = f"everything, with its moments rounded: as it is it does not fit ({missed}); rounded"
+    return _whole(Choice.FULL_LOSSY, why, at, _rest(_bytes(Choice.FULL_LOSSY, at), landed), landed)
+
+
+def _promote(at: Situation, found: Underway, why: str) -> Plan:
+    what = f"the background checkpoint of step {found.step}, {found.age:.0f} s of training before this one, is let finish"
+    return _timed(Choice.PROMOTE, f"{what}, for {why}; its rest: {_verdict(at, found.left)}", at, found.left)
+
+
+def _lower(at: Situation, landed: Landed, missed: str) -> Plan:
+    rest = _rest(at.sizes.a, _of_a(landed))
+    tried = "" if _fits(at, rest) else ", which is tried, for nothing else would fit"
+    if at.sizes.b == 0:  # then parameters and extras are everything
+        return _timed(Choice.FULL, f"everything: {_verdict(at, rest)}{tried}", at, rest, landed)
+    reason = f"parameters and extras first, for everything does not fit: {missed}; they: {_verdict(at, rest)}{tried}"
+    return _timed(Choice.LOWER, reason, at, rest, landed, lower_first=True)
+
+
+def _keep(at: Situation, why: str) -> Plan:
+    stays = "and nothing was committed before"
+    if at.last is not None:
+        stays = f"step {at.last.step} stays, {at.last.age:.0f} s of training before this one"
+    return Plan(Choice.KEEP, f"nothing is saved, {why}; {stays}")
+
+
+def _timed(
+    choice: Choice,
+    reason: str,
+    at: Situation,
+    rest: int,
+    landed: Landed = _NOTHING,
+    *,
+    lower_first: bool = False,
+) -> Plan:
+    """With its end, and the moment at which the lower level is the way out."""
+    whole = choice in (Choice.FULL, Choice.FULL_LOSSY)
+    way_out = whole and at.sizes.b > 0 and not lower_first and not landed.committed
+    fall_back_at = at.deadline - max(_FALL_BACK * at.commit, _FALL_BACK_LEAST) if way_out else math.inf
+    if at.rate is None:
+        return Plan(choice, reason, lower_first=lower_first, fall_back_at=fall_back_at)
+    twice = whole and lower_first and not landed.committed
+    end = at.now + rest / at.rate.expected + at.commit * (2 if twice else 1)
+    return Plan(choice, reason, end, at.deadline - end, lower_first, fall_back_at)
+
+
+# --- whether it fits ---
+
+
+def _slack(at: Situation, nbytes: int, rate: float) -> float:
+    return at.deadline - at.now - at.commit - nbytes / rate
+
+
+def _fits(at: Situation, nbytes: int, rounding: float = 0.0) -> bool:
+    """At the expected rate. Of a link of which nothing is known the best is hoped: `replan` cuts it down."""
+    return at.rate is None or _slack(at, nbytes, at.rate.expected) >= -rounding
+
+
+def _may_fit(at: Situation, nbytes: int) -> bool:
+    """On a good day."""
+    return at.rate is None or _slack(at, nbytes, at.rate.high) >= 0
+
+
+def _gains(at: Situation, found: Underway) -> bool:
+    """One that is not newer than the last would be committed for nothing."""
+    return at.last is None or found.step > at.last.step
+
+
+def _bytes(choice: Choice, at: Situation) -> int:
+    rounded = at.sizes.b_rounded if choice is Choice.FULL_LOSSY else None
+    return at.sizes.a + (at.sizes.b if rounded is None else rounded)
+
+
+def _rest(nbytes: int, landed: Landed) -> int:
+    """Bytes that are still to be sent of so many."""
+    rest = max(0, nbytes - landed.a - landed.b)
+    return rest - min(landed.under_way, rest) // 2
+
+
+def _of_a(landed: Landed) -> Landed:
+    """Tier A alone is looked at: what of tier B is in the store is no part of it."""
+    return replace(landed, b=0)
+
+
+# --- in words ---
+
+
+def _verdict(at: Situation, nbytes: int) -> str:
+    """The numbers that decide."""
+    if at.rate is None:
+        return f"{_amount(nbytes)}, how fast is not known yet, and {_left(at)}"
+    seconds = nbytes / at.rate.expected + at.commit
+    return f"{_amount(nbytes)} at {_amount(at.rate.expected)}/s need {seconds:.1f} s, and {_left(at)}"
+
+
+def _left(at: Situation) -> str:
+    return "there is no deadline" if math.isinf(at.deadline) else f"{at.deadline - at.now:.1f} s are left"
+
+
+def _amount(value: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
