@@ -1,0 +1,290 @@
+"""What goes wrong between a client and a store, on demand: a proxy before any HTTP store that forwards bytes, until told not to.
+
+Host and signature pass unchanged, so that the store believes it is spoken to directly. Which of the requests meet a
+fault follows from the seed and their order alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from http.client import responses
+from io import BufferedReader
+from types import TracebackType
+from typing import Literal, Self
+from urllib.parse import urlsplit
+
+from tests.servers.wire import Cut, Head, read_head, request_body, response_body
+
+Where = Literal["request", "response"]
+
+#: SO_LINGER on, for 0 seconds: close() then resets the connection (socket(7)).
+_RESET = struct.pack("ii", 1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as it came by, and what it met: the name of a fault, or nothing."""
+
+    method: str
+    path: str
+    fault: str = ""
+
+
+@dataclass(slots=True)
+class Fault:
+    """One thing that goes wrong, for a share of the requests that it concerns.
+
+    Args:
+        kind: "answer" in the store's place; "reset" the connection; "stall" until `go_on`; "truncate" the answer, by
+            an orderly end; "corrupt" one bit.
+        where: in the request's body, or the response.
+        after: so many bytes of that body pass first. A reset or a stall of the response after 0 keeps all of it back:
+            the store has acted, and the client does not hear.
+        share: of the concerned requests; 1 is each of them.
+        times: how often at most.
+        matching: which requests it concerns.
+    """
+
+    kind: Literal["answer", "reset", "stall", "truncate", "corrupt"]
+    where: Where = "request"
+    after: int = 0
+    share: float = 1.0
+    times: float = float("inf")
+    matching: Callable[[Asked], bool] = lambda asked: True
+    status: int = 503
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class FaultProxy:
+    """Stands before `upstream` at `url`. Methods may be called at any time, from any thread.
+
+    Args:
+        upstream: the store's endpoint, of plain HTTP.
+        seed: decides which requests a fault with a share below 1 hits.
+    """
+
+    def __init__(self, upstream: str, seed: int = 0) -> None:
+        parts = urlsplit(upstream)
+        assert parts.scheme == "http", upstream
+        assert parts.hostname is not None
+        self._upstream = (parts.hostname, parts.port or 80)
+        self._dice = random.Random(seed)
+        self._change = threading.Condition()
+        self._faults: list[Fault] = []
+        self._seen: list[Asked] = []
+        self._stalled = 0
+        self._go_on = threading.Event()
+        self._open: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        # Held without listening: while the proxy is gone, the port refuses, and nobody else gets it.
+        self._holder = _bound(0)
+        self._listener: socket.socket | None = None
+        self.url = f"http://127.0.0.1:{self._holder.getsockname()[1]}"
+
+    def inject(self, fault: Fault) -> None:
+        """From now on. The first fault that a request meets is the one it gets."""
+        with self._change:
+            self._faults.append(replace(fault))  # it counts down its own `times`
+
+    def heal(self) -> None:
+        """No faults from now on, and whatever is stalled goes on."""
+        with self._change:
+            self._faults.clear()
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Let go of what is stalled now."""
+        with self._change:
+            self._go_on.set()
+            self._go_on = threading.Event()
+
+    def vanish(self) -> None:
+        """Be gone: connections end where they are, and new ones are refused, until `come_back`."""
+        with self._change:
+            listener, self._listener = self._listener, None
+            gone = list(self._open)
+        if listener is not None:
+            listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`
+            listener.close()
+        for connection in gone:
+            with suppress(OSError):  # closed already
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def come_back(self) -> None:
+        """Listen again, on the same port."""
+        listener = _bound(self._holder.getsockname()[1])
+        listener.listen(128)
+        with self._change:
+            assert self._listener is None, "it is there"
+            self._listener = listener
+            self._run(self._accept, listener)
+
+    @property
+    def seen(self) -> tuple[Asked, ...]:
+        """The requests in the order of their heads."""
+        with self._change:
+            return tuple(self._seen)
+
+    def faults_met(self, kind: str = "") -> int:
+        """How many requests met a fault, of this kind or any."""
+        return sum(asked.fault != "" and kind in ("", asked.fault) for asked in self.seen)
+
+    def wait_for_stalled(self, count: int = 1, timeout: float = 30.0) -> bool:
+        """Block until so many requests stand still; False when that took too long."""
+        with self._change:
+            return self._change.wait_for(lambda: self._stalled >= count, timeout)
+
+    def __enter__(self) -> Self:
+        self.come_back()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.vanish()
+        self.heal()
+        for thread in self._threads:
+            thread.join()
+        self._holder.close()
+
+    def _run(self, target: Callable[[socket.socket], None], connection: socket.socket) -> None:
+        thread = threading.Thread(target=target, args=(connection,), name="fault proxy")
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # gone
+                return
+            with self._change:
+                if self._listener is not listener:
+                    connection.close()
+                    return
+                self._open.add(connection)
+                self._run(self._serve, connection)
+
+    def _serve(self, client: socket.socket) -> None:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            with client, client.makefile("rb") as stream, suppress(OSError, Cut):  # either side may leave
+                while self._exchange(client, stream):
+                    pass
+        finally:
+            self._forget(client)
+
+    def _exchange(self, client: socket.socket, stream: BufferedReader) -> bool:
+        """One request and its answer; whether the connection serves another."""
+        if (head := read_head(stream)) is None:
+            return False
+        fault = self._decide(head)
+        waits = head.headers.get("expect", "").lower() == "100-continue"
+        if fault is not None and fault.kind == "answer":
+            if not waits:
+                for _ in request_body(head, stream):
+                    pass
+            client.sendall(_answer(fault, "close" if waits else "keep-alive"))
+            return not waits
+        if waits:
+            client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # A connection of its own for each: one kept would be closed by the store's own idle limit, a fault unasked for.
+        with contextlib.ExitStack() as stack:
+            store = stack.enter_context(socket.create_connection(self._upstream, 60))
+            self._keep(store, stack)
+            store.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            answers = stack.enter_context(store.makefile("rb"))
+            store.sendall(head.raw)
+            here = fault if fault is not None and fault.where == "request" else None
+            if not self._pump(request_body(head, stream), store, here, client):
+                return False
+            while (reply := read_head(answers)) is not None and reply.status < 200:
+                pass  # "continue" was said above
+            if reply is None:
+                return False
+            there = fault if fault is not None and fault.where == "response" else None
+            if there is not None and there.after == 0 and there.kind in ("reset", "stall"):
+                if not self._strike(there, client):
+                    return False
+                there = None
+            client.sendall(reply.raw)
+            if not self._pump(response_body(head.first[0], reply, answers), client, there, client):
+                return False
+        lasting = reply.first[0] == "HTTP/1.1" and reply.headers.get("connection", "").lower() != "close"
+        return lasting and head.headers.get("connection", "").lower() != "close"
+
+    def _keep(self, connection: socket.socket, stack: contextlib.ExitStack) -> None:
+        """Where `vanish` finds it."""
+        with self._change:
+            self._open.add(connection)
+        stack.callback(self._forget, connection)
+
+    def _forget(self, connection: socket.socket) -> None:
+        with self._change:
+            self._open.discard(connection)
+
+    def _pump(
+        self, pieces: Iterable[bytes], to: socket.socket, fault: Fault | None, client: socket.socket
+    ) -> bool:
+        """Pass a body on, up to what goes wrong in it; False when that was the end of the connection."""
+        passed = 0
+        for piece in pieces:
+            if fault is not None and passed + len(piece) > fault.after:
+                at = fault.after - passed
+                to.sendall(piece[:at])
+                if not self._strike(fault, client):
+                    return False
+                piece = piece[at:]
+                if fault.kind == "corrupt":
+                    piece = bytes([piece[0] ^ 1]) + piece[1:]
+                passed, fault = passed + at, None
+            to.sendall(piece)
+            passed += len(piece)
+        return fault is None or fault.kind == "corrupt" or self._strike(fault, client)
+
+    def _strike(self, fault: Fault, client: socket.socket) -> bool:
+        if fault.kind == "reset":
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        if fault.kind == "stall":
+            with self._change:
+                go_on = self._go_on
+                self._stalled += 1
+                self._change.notify_all()
+            go_on.wait()
+            with self._change:
+                self._stalled -= 1
+        return fault.kind in ("stall", "corrupt")
+
+    def _decide(self, head: Head) -> Fault | None:
+        asked = Asked(head.first[0], head.first[1])
+        with self._change:
+            for fault in self._faults:
+                if fault.times < 1 or not fault.matching(asked) or self._dice.random() >= fault.share:
+                    continue
+                fault.times -= 1
+                self._seen.append(Asked(asked.method, asked.path, fault.kind))
+                return fault
+            self._seen.append(asked)
+        return None
+
+
+def _bound(port: int) -> socket.socket:
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind(("127.0.0.1", port))
+    return bound
+
+
+def _answer(fault: Fault, connection: str) -> bytes:
+    headers = {**fault.headers, "Content-Length": str(len(fault.body)), "Connection": connection}
+    lines = [f"HTTP/1.1 {fault.status} {responses[fault.status]}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + fault.body
