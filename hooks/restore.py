@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from ..providers.errors import CheckpointError, CorruptError, NotFoundError, StateError
 from ..providers.stores.store import BlobStore
 from .checkpoints.catalog import Whole, scan, whole_checkpoints
+from .checkpoints.meter import Meter
 from .checkpoints.reader import read
+from .format.codec import NewerFormatError
 from .format.coverage import Coverage
 from .format.keys import MARKER
 from .state.environment import differences
@@ -34,6 +36,7 @@ def restore(
         must: a run without a checkpoint is an error, and no fresh start.
 
     Raises:
+        NewerFormatError: the newest may be good, and this version cannot read it.
         StateError: it does not fit what is registered. Nothing was changed, unless it was an object's own
             `load_state_dict` (or `set_extra_state`) that refused: those come after the tensors, as in torch, since
             they may look at them. `state.poisoned` then says that nobody may train on the mix.
@@ -44,6 +47,8 @@ def restore(
     for whole in whole_checkpoints(store, run_id, step=step):
         try:
             _load(store, whole, state)
+        except NewerFormatError:
+            raise
         except (CheckpointError, CorruptError, NotFoundError) as error:
             # What was already copied in is overwritten by the older one, or nobody trains on it: it is poisoned.
             last = error if isinstance(error, CheckpointError) else CheckpointError(str(error))
@@ -74,7 +79,8 @@ def _load(store: BlobStore, whole: Whole, state: State) -> None:
     manifest = whole.manifests[0]
     restoring = state.targets(manifest.state, whole.tensors)
     state.poisoned = f"restoring {whole.name} ended in its middle: what is in memory is a mix of two states"
-    nbytes = read(store, Coverage(whole.manifests, whole.tensors), restoring.into)
+    with Meter(f"restoring step {whole.name.step}") as meter:
+        nbytes = read(store, Coverage(whole.manifests, whole.tensors), restoring.into, progress=meter.show)
     try:
         warnings = state.put_back(restoring)
     except StateError as error:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...providers.errors import CorruptError, NotFoundError
+from ...providers.clock import Clock
+from ...providers.errors import StoreError
 from ...providers.stores.store import BlobStore
-from ..format.manifest import Chunk, ObjectEntry
+from ..format.manifest import Chunk
 from .catalog import Whole
-
-#: Objects read side by side, and what each may hold of memory: reading and CRC both let go of the GIL.
-_READERS = 4
-_PIECE = 8 * 2**20
+from .ranges import Load, Wanted, plan
+from .reading import Progress, Reading, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +31,51 @@ class Damage:
         return f"{self.key}: {what}: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Object:
-    key: str
-    entry: ObjectEntry
-    chunks: list[tuple[str, Chunk]]
+class _Plain:
+    """A frame without torch: who verifies may have none."""
+
+    def __init__(self, size: int) -> None:
+        self._view = memoryview(bytearray(size))
+
+    def view(self, start: int, end: int) -> memoryview:
+        return self._view[start:end]
+
+
+class _Report:
+    """Who the bytes are for here: only those that are damaged are of interest."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[tuple[str, int], Damage] = {}
+        self._lost: dict[str, Damage] = {}
+
+    def take(self, wanted: Wanted, spans: Sequence[Span[_Plain]]) -> None:
+        """They agree."""
+
+    def damaged(self, wanted: Wanted) -> None:
+        offsets = wanted.chunk.offsets if wanted.name else ()
+        damage = Damage(wanted.key, wanted.name, offsets, "CRC32 differs")
+        with self._lock:
+            self._found[wanted.key, wanted.chunk.start] = damage
+
+    def lost(self, load: Load, error: StoreError) -> None:
+        key = load.ranges[0].key
+        with self._lock:
+            self._lost.setdefault(key, Damage(key, "", (), str(error)))
+
+    def damages(self, keys: Sequence[str]) -> list[Damage]:
+        """In the order of the objects and of their bytes; an object that is gone, or too short, once."""
+        order = {key: number for number, key in enumerate(keys)}
+        placed = {**self._found, **{(key, -1): damage for key, damage in self._lost.items()}}
+        return [placed[place] for place in sorted(placed, key=lambda place: (order[place[0]], place[1]))]
 
 
 def verify(
     store: BlobStore,
     whole: Whole,
     *,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
+    clock: Clock | None = None,
     timeout: float | None = None,
 ) -> list[Damage]:
     """All damage in a checkpoint, objects that it refers to included; empty where each CRC agrees.
@@ -52,54 +83,30 @@ def verify(
     Args:
         store: where it is.
         whole: from the catalog.
-        progress: called with (bytes read, bytes in all) after each object.
+        progress: called with (bytes read, bytes in all) as it goes on.
+        clock: by which a request lags behind the others.
         timeout: of each request.
+
+    Raises:
+        NewerFormatError: this version cannot read it.
+        StoreError: the store failed; what is there is not known.
     """
-    objects = _objects(whole)
-    total = sum(each.entry.size for each in objects)
-    done = 0
-    damages: list[Damage] = []
-    with ThreadPoolExecutor(_READERS, thread_name_prefix="spotguard-verify") as pool:
-        reports = pool.map(lambda each: list(_check(store, each, timeout)), objects)
-        for each, found in zip(objects, reports, strict=True):
-            damages += found
-            done += each.entry.size
-            if progress is not None:
-                progress(done, total)
-    return damages
+    wanted = _everything(whole)
+    report = _Report()
+    Reading(store, plan(wanted), _Plain, report, progress=progress, clock=clock, timeout=timeout).run()
+    return report.damages(list(dict.fromkeys(each.key for each in wanted)))
 
 
-def _objects(whole: Whole) -> list[_Object]:
-    objects: dict[str, _Object] = {}
+def _everything(whole: Whole) -> list[Wanted]:
+    """Every object's header and chunks, of which each byte of it is one."""
+    wanted: dict[str, list[Wanted]] = {}
     for manifest in whole.manifests:
-        here = []
-        for index, entry in enumerate(manifest.objects):
-            key = manifest.object_key(index)
-            here.append(objects.setdefault(key, _Object(key, entry, [])))
+        keys = [manifest.object_key(index) for index in range(len(manifest.objects))]
+        for key, entry in zip(keys, manifest.objects, strict=True):
+            header = Chunk((0,), (entry.header,), 0, 0, entry.header, entry.header_crc32)
+            wanted.setdefault(key, [Wanted(key, header, 1, "")])
         for tensor in manifest.tensors:
             for chunk in tensor.chunks:
-                here[chunk.object].chunks.append((tensor.name, chunk))
-    return list(objects.values())
-
-
-def _check(store: BlobStore, each: _Object, timeout: float | None) -> Iterator[Damage]:
-    buffer = memoryview(bytearray(min(_PIECE, each.entry.size)))
-    try:
-        if _crc32(store, each.key, 0, each.entry.header, buffer, timeout) != each.entry.header_crc32:
-            yield Damage(each.key, "", (), "CRC32 differs")
-        for tensor, chunk in each.chunks:
-            if _crc32(store, each.key, chunk.start, chunk.end, buffer, timeout) != chunk.crc32:
-                yield Damage(each.key, tensor, chunk.offsets, "CRC32 differs")
-    except (NotFoundError, CorruptError) as error:
-        yield Damage(each.key, "", (), str(error))
-
-
-def _crc32(
-    store: BlobStore, key: str, start: int, end: int, buffer: memoryview, timeout: float | None
-) -> int:
-    crc = 0
-    for at in range(start, end, _PIECE):
-        view = buffer[: min(_PIECE, end - at)]
-        store.read_into(key, at, view, timeout=timeout)
-        crc = zlib.crc32(view, crc)
-    return crc
+                key = keys[chunk.object]
+                wanted[key].append(Wanted(key, chunk, tensor.itemsize, tensor.name))
+    return [each for held in wanted.values() for each in held]

@@ -98,11 +98,11 @@ def test_a_store_that_refuses_is_not_waited_for(at: int) -> None:
 
 
 def test_damage_behind_an_outage_is_damage() -> None:
-    """Bytes that are wrong when they come at last send to the next older checkpoint, as ever."""
+    """Bytes that are wrong when they come at last, and once more, send to the next older checkpoint, as ever."""
     store, job = filled(), small()
     with guarded(store, job.values, clock=Impatient()) as guard:
         failing(store, 2, 4)
-        store.faults.append(Fault(6, verbs=READS, error=lambda: CorruptError("too few bytes")))
+        store.faults += [Fault(at, verbs=READS, error=lambda: CorruptError("too few bytes")) for at in (6, 7)]
         assert guard.restore() == TOTAL - 1
     assert different(job.bits(), trajectory(small, TOTAL - 1)[TOTAL - 1]) == []
 

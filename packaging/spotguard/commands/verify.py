@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from spotguard.hooks.checkpoints.catalog import Folder, Partial, examine
+from spotguard.hooks.checkpoints.meter import Meter
+from spotguard.hooks.checkpoints.patience import PatientStore
 from spotguard.hooks.checkpoints.verify import verify
+from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.store import BlobStore
 
@@ -47,9 +49,11 @@ def _verdicts(
 ) -> list[dict[str, Any]]:
     """From the newest on, up to the first whole one: what is damaged before it is part of the answer."""
     chosen, folders = meant.chosen()
+    # From here on: a store that never answered is said at once, one that fails in the middle of a long reading is not.
+    store = PatientStore(meant.store, SystemClock(), "What it holds is not known")
     verdicts: list[dict[str, Any]] = []
     for folder in chosen:
-        verdicts.append(_verdict(meant.store, folder, folders))
+        verdicts.append(_verdict(store, folder, folders))
         if say is not None:
             say(verdicts[-1])
         if verdicts[-1]["status"] == "whole" and not everything:
@@ -65,21 +69,9 @@ def _verdict(store: BlobStore, folder: Folder, folders: list[Folder]) -> dict[st
         return {**said, "status": "partial", "bytes": 0, "damage": [str(error)]}
     except CheckpointError as error:
         return {**said, "status": "damaged", "bytes": 0, "damage": [str(error)]}
-    damage = [str(each) for each in verify(store, whole, progress=_progress())]
+    with Meter(f"verifying step {folder.name.step}") as meter:
+        damage = [str(each) for each in verify(store, whole, progress=meter.show)]
     return {**said, "status": "damaged" if damage else "whole", "bytes": whole.nbytes, "damage": damage}
-
-
-def _progress() -> Callable[[int, int], None] | None:
-    """A line that rewrites itself, for who sits at a terminal; it goes to stderr and leaves nothing."""
-    if not sys.stderr.isatty():
-        return None
-
-    def show(done: int, total: int) -> None:
-        end = "\r\x1b[K" if done >= total else ""
-        sys.stderr.write(f"\r{amount(done)} of {amount(total)}{end}")
-        sys.stderr.flush()
-
-    return show
 
 
 def _say(verdict: dict[str, Any]) -> None:
