@@ -18,6 +18,9 @@ log = logging.getLogger("spotguard")
 
 Task = Callable[[Frame], None]
 
+#: Seconds after which a thread with nothing to do looks after its connection: some stores close what was idle for 20.
+IDLE = 10.0
+
 #: Seconds for a thread with nothing to do to end.
 _LEAVING = 1.0
 
@@ -25,8 +28,9 @@ _LEAVING = 1.0
 class Hand:
     """One thread and its frame. A forked child has the object and not the thread: it is not `free` there."""
 
-    def __init__(self, number: int, frame: Frame) -> None:
+    def __init__(self, number: int, frame: Frame, warm: Callable[[], None]) -> None:
         self.frame = frame
+        self._warm = warm
         self._tasks: queue.SimpleQueue[tuple[Task, Callable[[], None]] | None] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
@@ -59,18 +63,32 @@ class Hand:
             self._thread.join(_LEAVING)
 
     def _run(self) -> None:
-        while (given := self._tasks.get()) is not None:
+        self._warm()
+        while (given := self._wait()) is not None:
             task, ended = given
             task(self.frame)
             self._idle.set()
             ended()
             del given, task, ended  # they hold the tensors of a save
 
+    def _wait(self) -> tuple[Task, Callable[[], None]] | None:
+        while True:
+            try:
+                return self._tasks.get(timeout=IDLE)
+            except queue.Empty:
+                self._warm()
+
 
 class Crew:
-    """The hands of one writer. Used by one thread."""
+    """The hands of one writer. Used by one thread.
 
-    def __init__(self) -> None:
+    Args:
+        warm: called on each hand's thread at its beginning, and now and then while it has nothing to do. It must not raise,
+            and not take long: a task waits for it.
+    """
+
+    def __init__(self, warm: Callable[[], None] = lambda: None) -> None:
+        self._warm = warm
         self.hands: list[Hand] = []
 
     def ready(self, count: int, size: int) -> list[Hand]:
@@ -91,7 +109,7 @@ class Crew:
                 hand.frame = Frame(size)
         while len(self.hands) < count:
             try:
-                self.hands.append(Hand(len(self.hands), Frame(size)))
+                self.hands.append(Hand(len(self.hands), Frame(size), self._warm))
             except (
                 RuntimeError
             ) as error:  # the interpreter is shutting down, or the machine is out of threads

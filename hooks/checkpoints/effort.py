@@ -59,6 +59,10 @@ class Effort:
     def abandoned(self) -> bool:
         return bool(self._reason)
 
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self._clock.monotonic()
+
     def left(self) -> float | None:
         """Seconds until the deadline, never below 0; None without one."""
         return None if self._deadline is None else max(0.0, self._deadline - self._clock.monotonic())

@@ -36,6 +36,7 @@ class PatientStore:
 
     def __init__(self, store: BlobStore, clock: Clock, then: str) -> None:
         self.url = store.url
+        self.parallel = store.parallel
         self._store = store
         self._clock = clock
         self._then = then

@@ -1,13 +1,16 @@
-"""State into objects: planned once, put together in reused frames, one plain put each, from a few threads.
+"""State into objects: planned once, put together in reused frames, one plain put each, from some threads.
 
 At the notice only bytes move. The plan, headers included, stays for as long as names, dtypes and shapes do: `rehearse`
 makes it, or else the first save. Threads and frames are there since `warm`. Nothing is collective, and no wait outlives
 the save's own deadline: a thread that hangs in the store is left behind with its frame.
+
+Near a deadline a put that lags behind its peers is sent a second time, by a thread that has nothing else to do, from a
+copy of its own: whichever arrives first counts, and both are the same bytes under the same key.
 """
 
 from __future__ import annotations
 
-import os
+import logging
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +18,10 @@ from functools import partial
 
 import torch
 
-from ...providers.errors import CheckpointError, SpotguardError, StoreError
+from ...providers.errors import CheckpointError, CorruptError, SpotguardError, StoreError
 from ...providers.stores.store import BlobStore
-from ..format.chunks import OBJECT_BYTES, Item, PlannedObject, plan
+from ..format.chunks import Item, PlannedObject, plan
+from ..format.crc import combine
 from ..format.dtypes import dtype_name
 from ..format.keys import CheckpointName, checkpoint_prefix, object_name
 from ..format.leaf import Leaf
@@ -25,10 +29,17 @@ from ..format.manifest import Chunk, ObjectEntry, TensorEntry
 from .crew import Crew, Hand, Task
 from .effort import Abandoned, Effort
 from .frames import Frame, box
-from .work import Progress, Work
+from .width import Width
+from .work import Flight, Progress, Superseded, Work
 
-#: Each thread owns a frame: while one waits for the store, another copies and checks.
-THREADS = 4
+log = logging.getLogger("spotguard")
+
+#: Seconds that opening a connection beforehand may take.
+_WARMING = 5.0
+#: Pieces up to which an object's CRC is put together from theirs; above it is taken of the bytes, which costs less.
+_COMBINED = 64
+#: Tries of an object whose bytes the store says are not the ones that were sent.
+_CORRUPT_TRIES = 3
 #: Seconds before a put that failed for a while is tried again: doubled each time up to the second number.
 _RETRY_FIRST, _RETRY_MOST = 0.1, 2.0
 
@@ -66,7 +77,9 @@ class Writer:
         self._run_id = run_id
         self._rank = rank
         self._world = world
-        self._crew = Crew()
+        self._crew = Crew(self._keep_warm)
+        self._width = Width(store.parallel)
+        self._cold = ""
         self._plan: _Plan | None = None
 
     def warm(self, nbytes: int) -> None:
@@ -75,7 +88,7 @@ class Writer:
         Raises:
             CheckpointError: there is no memory, or no thread to be had.
         """
-        self._hands(nbytes, _object_size(nbytes))
+        self._hands(nbytes, self._object_size(nbytes))
 
     def rehearse(self, leaves: Sequence[Leaf]) -> None:
         """Plan for these leaves and make what a save of them needs, so that the save itself only moves bytes."""
@@ -108,8 +121,11 @@ class Writer:
         planned = self._planned(leaves)
         hands = self._hands(planned.nbytes, planned.size)[: len(planned.objects)]
         work = Work(planned.objects, len(hands), effort, progress, moved)
+        began = effort.now()
         _give(hands, partial(self._run, work, leaves, name), work)
         effort.check()
+        if len(hands) == self._width.count:
+            self._width.learn(planned.nbytes, effort.now() - began)
         return Written(planned.entries, _tensors(planned, work.crcs))
 
     def ask(self, what: Callable[[float | None], object], effort: Effort, *, again: bool = True) -> None:
@@ -156,13 +172,13 @@ class Writer:
         if self._plan is None or self._plan.shapes != shapes:
             items = tuple([Item(name, dtype_name(dtype), tuple(shape)) for name, dtype, shape in shapes])
             nbytes = sum([leaf.tensor.nbytes for leaf in leaves])
-            size = _object_size(nbytes)
+            size = self._object_size(nbytes)
             objects = plan(items, size)
             self._plan = _Plan(shapes, items, objects, self._entries(objects), nbytes, size)
         return self._plan
 
     def _hands(self, nbytes: int, size: int) -> list[Hand]:
-        wanted = max(1, min(THREADS, os.cpu_count() or 1, -(-nbytes // size)))
+        wanted = max(1, min(self._width.count, -(-nbytes // size)))
         try:
             return self._crew.ready(wanted, size)
         except (RuntimeError, MemoryError) as error:
@@ -179,7 +195,21 @@ class Writer:
             for index, planned in enumerate(objects)
         )
 
+    def _object_size(self, nbytes: int) -> int:
+        """Whole MiB, so that a state that grows by a few bytes still fits the frames it has."""
+        return min(self._width.object_bytes, (nbytes // 2**20 + 2) * 2**20)
+
     # --- one of its threads ---
+
+    def _keep_warm(self) -> None:
+        try:
+            self._store.warm(timeout=_WARMING)
+            self._cold = ""
+        except SpotguardError as error:
+            # Said once: every thread meets the same, every few seconds. The save itself will say it again, and louder.
+            said, self._cold = self._cold, str(error)
+            if not said:
+                log.warning("the store cannot be reached, a save would fail now: %s", error)
 
     def _run(self, work: Work, leaves: Sequence[Leaf], name: CheckpointName, frame: Frame) -> None:
         try:
@@ -195,15 +225,35 @@ class Writer:
                     crcs.append(frame.copy_in(source, piece.start))
                 if why := work.moved():
                     raise Spoiled(why)
-                work.starts()
-                self._put(name, index, frame.view(0, planned.size), work)
-                work.done(index, crcs)
+                data = frame.view(0, planned.size)
+                self._put(name, work.starts(index, data, _whole_crc(planned, crcs, data), crcs), data, work)
+            while (flight := work.laggard()) is not None:
+                copied = frame.view(0, len(flight.data))
+                copied[:] = flight.data
+                # The other may have been faster, and its frame be in use again: then this is of no more use.
+                if zlib.crc32(copied) == flight.crc32:
+                    log.debug("object %d lags behind, it is sent again", flight.index)
+                    double = Flight(flight.index, copied, flight.crc32, flight.crcs, work.effort.now())
+                    self._put(name, double, copied, work)
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits; the others stop
             work.fail(error)
 
-    def _put(self, name: CheckpointName, index: int, data: memoryview, work: Work) -> None:
-        key = checkpoint_prefix(self._run_id, name) + object_name(self._rank, self._world, index)
-        retry(work.effort, lambda left: self._store.put(key, data, timeout=left), work.hear)
+    def _put(self, name: CheckpointName, flight: Flight, data: memoryview, work: Work) -> None:
+        key = checkpoint_prefix(self._run_id, name) + object_name(self._rank, self._world, flight.index)
+        sent = partial(work.sent, flight)
+
+        def put(left: float | None) -> None:
+            work.again(flight)
+            try:
+                self._store.put(key, data, timeout=left, crc32=flight.crc32, sent=sent)
+            finally:
+                work.back()
+
+        try:
+            retry(work.effort, put, work.hear)
+        except Superseded:
+            return
+        work.done(flight)
 
 
 def _give(hands: Sequence[Hand], task: Task, work: Work) -> None:
@@ -218,9 +268,11 @@ def _give(hands: Sequence[Hand], task: Task, work: Work) -> None:
         raise work.error
 
 
-def _object_size(nbytes: int) -> int:
-    """Whole MiB, so that a state that grows by a few bytes still fits the frames it has."""
-    return min(OBJECT_BYTES, (nbytes // 2**20 + 2) * 2**20)
+def _whole_crc(planned: PlannedObject, crcs: Sequence[int], data: memoryview) -> int:
+    if len(crcs) > _COMBINED:
+        return zlib.crc32(data)
+    sizes = [piece.end - piece.start for piece in planned.pieces]
+    return combine([(zlib.crc32(planned.header), len(planned.header)), *zip(crcs, sizes, strict=True)])
 
 
 def retry(
@@ -234,14 +286,15 @@ def retry(
         ask: called with the seconds that are left.
         hear: called with each failure for now.
     """
-    pause = _RETRY_FIRST
+    pause, tries = _RETRY_FIRST, _CORRUPT_TRIES
     effort.check()
     while True:
         try:
             ask(effort.left())
             return
         except StoreError as error:
-            if not error.transient:
+            tries -= isinstance(error, CorruptError)  # on its way, as far as anybody can tell
+            if not (error.transient or (isinstance(error, CorruptError) and tries)):
                 raise
             last = error
         hear(last)

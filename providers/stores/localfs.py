@@ -84,6 +84,8 @@ class FileStore:
     def __init__(self, root: Path | str, url: str | None = None, clock: Clock | None = None) -> None:
         self._root = os.path.abspath(root)
         self.url = url if url is not None else Path(self._root).as_uri()
+        #: A thread copies and checks while another waits for the disk: more than cores only take turns.
+        self.parallel = min(4, os.cpu_count() or 1)
         self._clock = clock or SystemClock()
         #: Folders whose names are known to be durable, so that only the first object in one pays for its parents.
         self._durable: set[str] = set()

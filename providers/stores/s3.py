@@ -26,7 +26,7 @@ from ..errors import (
 from .answers import leaf, network
 from .s3_session import S3Session
 from .store import ObjectInfo, Sent, check_key, check_prefix
-from .transport import Transport, fill, remaining, within
+from .transport import CONNECTIONS, Transport, fill, remaining, within
 from .urls import Location
 
 T = TypeVar("T")
@@ -84,6 +84,7 @@ class S3Store:
 
     def __init__(self, location: Location) -> None:
         self.url = location.url
+        self.parallel = CONNECTIONS
         self._at = location
         self._link = Transport(location.options.get("ca"))
         self._session = S3Session(location, self._carry)

@@ -70,6 +70,8 @@ class BlobStore(Protocol):
 
     #: As the user wrote it: "s3://bucket/prefix".
     url: str
+    #: How many requests at once make sense at most.
+    parallel: int
 
     def warm(self, *, timeout: float | None = None) -> None:
         """Have what the calling thread's next request needs but its bytes: the SDK, credentials that last for another

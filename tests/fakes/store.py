@@ -42,6 +42,7 @@ class FakeStore:
 
     def __init__(self, url: str = "fake:///store") -> None:
         self.url = url
+        self.parallel = 4
         self.objects: dict[str, bytes] = {}
         self.faults: list[Fault] = []
         #: (verb, key), in order.

@@ -51,7 +51,7 @@ def test_a_notice_is_told_saved_and_committed() -> None:
         assert (committed.id, committed.step) == ("n1", 2)
         assert committed.url.endswith("run/checkpoints/000000002-0001-0000/")
         phases = [message.phase for message in heard.of(protocol.Progress)]
-        assert phases == ["begun", "gate", "first-byte", "written"]
+        assert phases == ["begun", "gate", "first-byte", "writing", "written"]
         assert isinstance(heard.messages[0], protocol.Told)
         guard._on_message(protocol.Leave("n1", 75))
         with pytest.raises(Preempted):

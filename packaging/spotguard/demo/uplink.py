@@ -29,6 +29,7 @@ class Uplink:
 
     def __init__(self, store: BlobStore, rate: float, clock: Clock | None = None) -> None:
         self.url = store.url
+        self.parallel = store.parallel
         self._store = store
         self._rate = rate
         self._clock = clock or SystemClock()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +10,14 @@ import pytest
 import torch
 
 from spotguard.hooks.checkpoints.effort import Abandoned, Effort
-from spotguard.hooks.checkpoints.writer import THREADS, Spoiled, Writer, Written, retry
+from spotguard.hooks.checkpoints.writer import Spoiled, Writer, Written, retry
 from spotguard.hooks.format.chunks import OBJECT_BYTES
 from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix
 from spotguard.hooks.format.leaf import Leaf
 from spotguard.providers.clock import SystemClock
-from spotguard.providers.errors import DeniedError, StoreError, UnavailableError
+from spotguard.providers.errors import CorruptError, DeniedError, StoreError, UnavailableError
 from spotguard.providers.stores.localfs import FileStore
+from spotguard.providers.stores.store import Sent
 from tests.fakes.clock import Impatient, ManualClock
 from tests.fakes.store import FakeStore, Fault
 from tests.fakes.watched_store import PATIENCE, WatchedStore
@@ -82,8 +82,8 @@ def test_memory_stays_at_its_frames() -> None:
     what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(6)})
     writer.write(what, NAME, Effort(SystemClock()))
     frames = [hand.frame for hand in writer._crew.hands]
-    assert len(frames) <= min(THREADS, os.cpu_count() or 1)
-    assert sum(frame.size for frame in frames) <= THREADS * OBJECT_BYTES < 512 * 2**20
+    assert len(frames) <= store.parallel
+    assert sum(frame.size for frame in frames) <= FakeStore().parallel * OBJECT_BYTES < 512 * 2**20
     writer.write(what, CheckpointName(1, 6, 1), Effort(SystemClock()))
     assert [hand.frame for hand in writer._crew.hands] == frames
     writer.close()
@@ -125,7 +125,7 @@ def test_called_off_in_the_middle_it_stops(folder: Path) -> None:
     store.let_go()
     thread.join(PATIENCE)
     assert ended == ["a notice came"]
-    assert len(store.objects) <= THREADS
+    assert len(store.objects) <= FakeStore().parallel
 
 
 def test_what_moved_while_it_was_read_is_not_put() -> None:
@@ -144,7 +144,7 @@ def test_several_threads_fail_as_one() -> None:
     what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(4)})
     with pytest.raises(DeniedError, match="no"):
         writer.write(what, NAME, Effort(SystemClock()))
-    assert len(store.calls) <= THREADS
+    assert len(store.calls) <= FakeStore().parallel
     assert all(hand.free for hand in writer._crew.hands)
     writer.close()
 
@@ -208,3 +208,98 @@ def test_nothing_is_a_state_too() -> None:
     assert written.tensors[0].shape == (0, 3)
     assert write(store, []).tensors == ()
     assert store.objects == {}
+
+
+class Slow(WatchedStore):
+    """The first put of one object hangs; every put tells what it is given."""
+
+    def __init__(self, lame: str) -> None:
+        super().__init__()
+        self.lame = lame
+        self.puts: list[str] = []
+        self.let_down = threading.Event()
+
+    def put(
+        self,
+        key: str,
+        data: memoryview,
+        *,
+        timeout: float | None = None,
+        crc32: int | None = None,
+        sent: Sent | None = None,
+    ) -> None:
+        name = key.rpartition("/")[2]
+        self.puts.append(name)
+        if name == self.lame and self.puts.count(name) == 1:
+            assert self.let_down.wait(PATIENCE)
+        super().put(key, data, timeout=timeout, crc32=crc32, sent=sent)
+
+
+def test_a_put_that_lags_is_sent_again() -> None:
+    """Near a deadline, by a thread that has nothing else to do: the save is whole though the first one still hangs."""
+    store = Slow("0001.safetensors")
+    clock = ManualClock()
+    writer = Writer(store, "run")
+    what = leaves(**{f"t{n}": torch.full((OBJECT_BYTES // 4,), float(n)) for n in range(5)})
+    ended: list[Written] = []
+    thread = threading.Thread(
+        target=lambda: ended.append(writer.write(what, NAME, Effort(clock, 2000.0))), name="saving"
+    )
+    thread.start()
+    store.wait_for(lambda keys: len(keys) >= 5 and not any(store.lame in key for key in keys))
+    clock.advance(5.0)
+    thread.join(PATIENCE)
+    written = ended[0]
+    assert store.puts.count("0001.safetensors") == 2
+    assert not store.let_down.is_set()
+    for entry in written.objects:
+        data = store.objects[checkpoint_prefix("run", NAME) + entry.name]
+        assert len(data) == entry.size
+    store.let_down.set()
+    writer.close()
+
+
+def test_nobody_sends_twice_without_a_deadline() -> None:
+    """A background save has time, and the link is training's too."""
+    store = Slow("0001.safetensors")
+    threading.Timer(0.3, store.let_down.set).start()
+    writer = Writer(store, "run")
+    writer.write(
+        leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(3)}), NAME, Effort(SystemClock())
+    )
+    writer.close()
+    assert store.puts.count("0001.safetensors") == 1
+
+
+def test_the_store_is_handed_the_crc_of_each_object() -> None:
+    """Of one tensor or of many: the fake refuses bytes that do not have it."""
+    store = FakeStore()
+    many = {f"small{n}": torch.full((n % 7 + 1,), float(n)) for n in range(200)}
+    write(store, leaves(big=torch.rand(OBJECT_BYTES // 4 + 10), **many))
+    assert len(store.objects) >= 2
+
+
+@pytest.mark.parametrize(("failures", "ends"), [(2, True), (3, False)])
+def test_bytes_that_arrive_damaged_are_sent_again(failures: int, ends: bool) -> None:
+    """A few times: a store that refuses them for ever is not asked for ever, and no object of it stays."""
+    store = FakeStore()
+    store.faults = [Fault(at, ("put",), error=lambda: CorruptError("BadDigest")) for at in range(failures)]
+    if ends:
+        write(store, leaves(a=torch.ones(3)))
+        assert len(store.objects) == 1
+    else:
+        with pytest.raises(CorruptError):
+            write(store, leaves(a=torch.ones(3)))
+        assert not store.objects
+
+
+def test_how_far_it_is_counts_what_left(folder: Path) -> None:
+    """By pieces, not by objects: it never goes back, and ends with all of it."""
+    told: list[tuple[str, int, int]] = []
+    writer = Writer(FileStore(folder), "run")
+    what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(3)})
+    writer.write(what, NAME, Effort(SystemClock()), lambda *words: told.append(words))
+    writer.close()
+    assert [told[0][0], told[-1][0]] == ["first-byte", "written"]
+    assert len(told) > 6
+    assert told[-1][1] == told[-1][2] == max(done for _, done, _ in told)
