@@ -1,0 +1,179 @@
+"""Who we are to Cloud Storage, and over which connections: Google's own chain of credentials, one token for all threads.
+
+google-auth by itself renews a token within the request that is in need of it, 225 s before the end, and fails where the
+metadata service does not answer although the old one still holds: in the middle of the last save. Here `freshen` renews
+it a quarter of an hour ahead, and a request does so only when nothing is left of the old one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import google.auth
+import requests
+from google.auth.credentials import AnonymousCredentials, Credentials
+from google.auth.exceptions import GoogleAuthError
+from google.auth.transport.requests import AuthorizedSession, Request
+from google.cloud import storage
+
+from ..clock import Clock, SystemClock
+from .transport import Transport
+from .urls import Location
+
+log = logging.getLogger("spotguard")
+
+_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+
+#: Seconds before a token's end at which `freshen` fetches another; and within which a request does not trust it.
+_AHEAD, _LAST = 15 * 60.0, 10.0
+#: Seconds until `freshen` tries again what failed. google-auth asks the metadata service five times by itself.
+_AGAIN = 60.0
+
+
+class _Direct(Transport):
+    """For plain HTTP, over which tokens come from the metadata service only: never by a proxy (law 5)."""
+
+    def send(
+        self,
+        request: requests.PreparedRequest,
+        stream: bool = False,
+        timeout: Any = None,
+        verify: bool | str = True,
+        cert: Any = None,
+        proxies: Mapping[str, str] | None = None,
+    ) -> requests.Response:
+        return super().send(request, stream, timeout, verify, cert, {})
+
+
+class Token(Credentials):  # type: ignore[no-untyped-call, misc, unused-ignore]
+    """Credentials of any kind, renewed by one thread for all, and only when they must be."""
+
+    def __init__(self, source: Any, clock: Clock) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self._source = source
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._used = threading.local()
+        self._not_before = -math.inf
+
+    def left(self) -> float:
+        """Seconds that the token still holds."""
+        if self._source.token is None:
+            return 0.0
+        expiry: datetime | None = self._source.expiry
+        if expiry is None:
+            return math.inf
+        # google-auth writes UTC without saying so.
+        return expiry.replace(tzinfo=expiry.tzinfo or UTC).timestamp() - self._clock.time()
+
+    def before_request(self, request: Any, method: str, url: str, headers: dict[str, str]) -> None:
+        """Name the token in the headers. (google-auth's own would first renew what lasts for another 225 s.)"""
+        self._renew(request, _LAST)
+        self._used.token = self._source.token
+        self._source.apply(headers)
+
+    def refresh(self, request: Any) -> None:
+        """After 401: fetch another, unless a thread did so since this one's request left."""
+        with self._lock:
+            if self._source.token == getattr(self._used, "token", None):
+                self._source.refresh(request)
+
+    def freshen(self, request: Any) -> None:
+        """Fetch another where the end is near. Where that fails, the one that holds is kept.
+
+        Raises:
+            GoogleAuthError, OSError: none can be had, and none holds.
+        """
+        if self.left() >= _LAST and self._clock.monotonic() < self._not_before:
+            return
+        try:
+            self._renew(request, _AHEAD)
+        except (GoogleAuthError, OSError) as error:
+            left = self.left()
+            if left < _LAST:
+                raise
+            self._not_before = self._clock.monotonic() + _AGAIN
+            log.warning("Google's token ends in %.0f s, and a new one cannot be had now: %s", left, error)
+
+    def _renew(self, request: Any, least: float) -> None:
+        if self.left() >= least:
+            return
+        with self._lock:
+            if self.left() < least:
+                self._source.refresh(request)
+
+
+class GCSSession:
+    """The SDK's client, made when it is first asked for: opening a store sends nothing."""
+
+    def __init__(self, location: Location, clock: Clock | None = None) -> None:
+        self._at = location
+        self._clock = clock or SystemClock()
+        self._link = Transport(location.options.get("ca"))
+        self._lock = threading.Lock()
+        self._client: Any = None
+        self._token: Token | None = None
+        tokens = requests.Session()
+        tokens.mount("https://", Transport())
+        tokens.mount("http://", _Direct())
+        self._request = Request(tokens)
+
+    def client(self) -> Any:
+        """The SDK's client.
+
+        Raises:
+            GoogleAuthError: there are no credentials.
+        """
+        client = self._client
+        if client is None:
+            with self._lock:
+                client = self._client = self._client or self._make()
+        return client
+
+    def http(self) -> requests.Session:
+        """The session under the client: for bodies that the SDK would copy."""
+        session: requests.Session = self.client()._http
+        return session
+
+    def freshen(self) -> None:
+        """Have a token that lasts.
+
+        Raises:
+            GoogleAuthError, OSError: none can be had, and none holds.
+        """
+        self.client()
+        if self._token is not None:
+            self._token.freshen(self._request)
+
+    def _make(self) -> Any:
+        options = self._at.options
+        emulator = os.environ.get("STORAGE_EMULATOR_HOST")
+        endpoint = options.get("endpoint") or emulator
+        if endpoint and "://" not in endpoint:
+            endpoint = f"http://{endpoint}"  # as other languages' SDKs read the variable
+        credentials: Any
+        # A token is for Google: not for whoever listens on plain HTTP.
+        if emulator or (endpoint and endpoint.startswith("http://")):
+            credentials = AnonymousCredentials()  # type: ignore[no-untyped-call, unused-ignore]
+        else:
+            found, _ = google.auth.default(scopes=[_SCOPE], request=self._request)
+            credentials = self._token = Token(found, self._clock)
+        # One refresh after a 401, and the request again: what a caller's loop would not do.
+        session: requests.Session = AuthorizedSession(  # type: ignore[no-untyped-call, unused-ignore]
+            credentials, max_refresh_attempts=1, auth_request=self._request
+        )
+        session.mount("https://", self._link)
+        session.mount("http://", self._link)
+        session.max_redirects = 0
+        return storage.Client(
+            project=options.get("project") or os.environ.get("GOOGLE_CLOUD_PROJECT"),
+            credentials=credentials,
+            _http=session,
+            client_options={"api_endpoint": endpoint.rstrip("/")} if endpoint else None,
+        )
