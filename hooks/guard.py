@@ -21,6 +21,7 @@ from .checkpointer import Checkpointer, Saved
 from .checkpoints.commit import claim_attempt
 from .checkpoints.effort import Abandoned
 from .checkpoints.patience import PatientStore
+from .checkpoints.probe import probe
 from .client import Client
 from .format.keys import check_run_id
 from .gate import Gate, Shut
@@ -116,8 +117,10 @@ class Guard:
 
     def _build(self, keep: int) -> None:
         run_id, clock = self._run_id, self._clock
-        # The agent first: who is refused must leave no attempt behind, it would fence the one that is not.
+        # The agent first, and the store's rights: who is refused must leave no attempt behind, it would fence the
+        # one that is not.
         self._connect(os.environ.get("SPOTGUARD_SOCKET", ""))
+        probe(self._patient(), run_id)
         attempt = self._claim()
         self._checkpointer = Checkpointer(self._store, run_id, attempt, clock=clock, keep=keep)
         self._checkpointer.nbytes = self._nbytes
@@ -135,8 +138,10 @@ class Guard:
 
     def _claim(self) -> int:
         info = {"pid": os.getpid(), "command": sys.orig_argv}
-        store = PatientStore(self._store, self._clock, "Training was not started")
-        return claim_attempt(store, self._run_id, info, created=self._clock.time())
+        return claim_attempt(self._patient(), self._run_id, info, created=self._clock.time())
+
+    def _patient(self) -> PatientStore:
+        return PatientStore(self._store, self._clock, "Training was not started")
 
     # --- the training thread ---
 

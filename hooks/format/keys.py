@@ -78,6 +78,11 @@ def outcome_key(run_id: str, attempt: int, number: int) -> str:
     return f"{run_id}/outcomes/{attempt:04d}-{number:02d}.json"
 
 
+def probe_key(run_id: str, token: str) -> str:
+    """What a start writes and removes to see that it may: of no meaning once it is over."""
+    return f"{run_id}/probes/{token}"
+
+
 def checkpoints_prefix(run_id: str) -> str:
     return f"{run_id}/checkpoints/"
 

@@ -27,6 +27,7 @@ NEEDS_TORCH = [
             "rehearsal",
             "report",
             "restore",
+            "rights",
             "saver",
         )
     ),

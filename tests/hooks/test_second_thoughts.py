@@ -193,6 +193,7 @@ def test_a_save_that_finds_no_room_gives_back_what_it_took() -> None:
         guard.restore()
         job.step(0)
         guard.step()
+        store.calls.clear()
         store.faults = [Fault(at=0, verbs=("put",), after=True, error=lambda: FullError("no room"))]
         with pytest.raises(FullError):
             guard.save()
