@@ -8,6 +8,7 @@ as an SDK expects it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import TypeVar
 
 import pytest
@@ -15,10 +16,12 @@ import pytest
 from tests.servers.azurite import Azurite
 from tests.servers.gcs import Gcs
 from tests.servers.moto import Moto
+from tests.servers.nginx import Nginx
 from tests.servers.program import Server
 from tests.servers.swift import Swift
 
 RequireServer = Callable[[str], str]
+TlsBefore = Callable[[Server], Nginx]
 S = TypeVar("S", bound=Server)
 
 
@@ -78,3 +81,25 @@ def swift_server(require_server: RequireServer) -> Iterator[Swift]:
 def swift(swift_server: Swift, monkeypatch: pytest.MonkeyPatch) -> Swift:
     """S3 that refuses wrong checksums and keys. Seconds to start, once: ask where that matters."""
     return _named(swift_server, monkeypatch)
+
+
+@pytest.fixture
+def nginx(require_server: RequireServer) -> Iterator[Nginx]:
+    """A place for files by PUT, GET and DELETE, with and without TLS: nothing is faster."""
+    with Nginx(require_server("nginx"), require_server("openssl")) as server:
+        yield server
+
+
+@pytest.fixture
+def tls_before(require_server: RequireServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[TlsBefore]:
+    """`tls_before(moto)` puts TLS before a store: the environment names the front now, and the authority to believe."""
+    with ExitStack() as running:
+
+        def before(store: Server) -> Nginx:
+            front = Nginx(require_server("nginx"), require_server("openssl"), store.endpoint)
+            running.enter_context(front)
+            for name, value in (store.environ_at(front.endpoint) | front.certificates.environ).items():
+                monkeypatch.setenv(name, value)
+            return front
+
+        yield before
