@@ -20,7 +20,8 @@ from ..format.coverage import Coverage
 from ..format.dtypes import ITEMSIZE, torch_dtype
 from .frames import Frame, box
 from .ranges import Load, Wanted, plan
-from .reading import Progress, Reading, Span
+from .reading import Progress, Reading
+from .taker import Span
 
 
 def read(

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import os
 import threading
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from ...providers.clock import Clock, SystemClock
 from ...providers.errors import CorruptError, NotFoundError, StoreError
 from ...providers.stores.store import BlobStore
 from .flights import SPARE, Flights, Piece
 from .ranges import Load, Wanted
+from .taker import F, Span, Taker, crc32, placed
 
 #: Called with the bytes that are read and the bytes of all, on the thread that waits.
 Progress = Callable[[int, int], None]
@@ -33,46 +32,6 @@ READERS = 12
 _LOOK = 0.25
 #: Seconds for threads to end after an error, so that what is read next has the store for itself.
 _LEAVING = 1.0
-
-
-class Frame(Protocol):
-    """Reused memory."""
-
-    def view(self, start: int, end: int) -> memoryview: ...
-
-
-F = TypeVar("F", bound=Frame)
-
-
-@dataclass(frozen=True, slots=True)
-class Span(Generic[F]):
-    """Bytes of a chunk in a frame, and which box of the chunk they are."""
-
-    frame: F
-    start: int
-    end: int
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-    @property
-    def view(self) -> memoryview:
-        return self.frame.view(self.start, self.end)
-
-
-class Taker(Protocol[F]):
-    """Who the bytes are for. Called by the reading threads, several at once; what it raises ends the reading."""
-
-    def take(self, wanted: Wanted, spans: Sequence[Span[F]]) -> None:
-        """The chunk's bytes, which are the ones that were saved. The frames are reused afterwards."""
-        ...
-
-    def damaged(self, wanted: Wanted) -> None:
-        """Its bytes are not the ones that were saved, twice."""
-        ...
-
-    def lost(self, load: Load, error: StoreError) -> None:
-        """An object is gone, or too short, twice."""
-        ...
 
 
 class Reading(Generic[F]):
@@ -266,7 +225,7 @@ class Reading(Generic[F]):
         frames = [piece.frame for piece in self._flights.pieces[index] if piece.frame is not None]
         sound = []
         for wanted in load.chunks if index not in self._lost else ():
-            spans = list(_spans(load, wanted, frames))
+            spans = list(placed(load, wanted, frames))
             try:
                 if self._sound(wanted, spans):
                     sound.append((wanted, spans))
@@ -289,13 +248,13 @@ class Reading(Generic[F]):
 
     def _sound(self, wanted: Wanted, spans: Sequence[Span[F]]) -> bool:
         """Whether these are the bytes that were saved; where not, they are read once more."""
-        if _crc32(spans) == wanted.chunk.crc32:
+        if crc32(spans) == wanted.chunk.crc32:
             return True
         at = wanted.chunk.start
         for span in spans:
             self._fetch(wanted.key, at, span.view)
             at += span.end - span.start
-        return _crc32(spans) == wanted.chunk.crc32
+        return crc32(spans) == wanted.chunk.crc32
 
     def _fetch(self, key: str, start: int, view: memoryview) -> None:
         me = threading.current_thread()
@@ -338,20 +297,3 @@ class Reading(Generic[F]):
 def _readers(url: str) -> int:
     """How many requests a store is asked at once: a folder of this machine gives what its cores can copy and check."""
     return min(READERS, max(2, os.cpu_count() or 1)) if url.startswith("file:") else READERS
-
-
-def _spans(load: Load, wanted: Wanted, frames: Sequence[F]) -> Iterator[Span[F]]:
-    chunk = wanted.chunk
-    if len(load.ranges) == 1:
-        at = chunk.start - load.ranges[0].start
-        yield Span(frames[0], at, at + chunk.end - chunk.start, (0,) * len(chunk.sizes), chunk.sizes)
-        return
-    for frame, each in zip(frames, load.ranges, strict=True):
-        yield Span(frame, 0, each.end - each.start, each.offsets, each.sizes)
-
-
-def _crc32(spans: Sequence[Span[F]]) -> int:
-    crc = 0
-    for span in spans:
-        crc = zlib.crc32(span.view, crc)
-    return crc

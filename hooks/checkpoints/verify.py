@@ -12,7 +12,8 @@ from ...providers.stores.store import BlobStore
 from ..format.manifest import Chunk
 from .catalog import Whole
 from .ranges import Load, Wanted, plan
-from .reading import Progress, Reading, Span
+from .reading import Progress, Reading
+from .taker import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ NEEDS_TORCH = [
         f"test_{name}.py"
         for name in (
             "arguments",
+            "damage",
             "guard",
             "last_moment",
             "malformed",

@@ -8,16 +8,20 @@ import pytest
 import torch
 
 from spotguard.hooks.checkpoints.effort import Effort
-from spotguard.hooks.checkpoints.ranges import GAP_BYTES
+from spotguard.hooks.checkpoints.patience import PatientStore
+from spotguard.hooks.checkpoints.ranges import GAP_BYTES, REQUEST_BYTES
 from spotguard.hooks.checkpoints.reader import read
 from spotguard.hooks.checkpoints.writer import Writer
 from spotguard.hooks.format.chunks import OBJECT_BYTES
+from spotguard.hooks.format.codec import NewerFormatError
 from spotguard.hooks.format.coverage import Coverage, coverage
 from spotguard.hooks.format.keys import CheckpointName
 from spotguard.hooks.format.leaf import Leaf
-from spotguard.hooks.format.manifest import RankManifest
+from spotguard.hooks.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError, CorruptError, NotFoundError, UnavailableError
+from tests.fakes.clock import Impatient
+from tests.fakes.reads import Reads
 from tests.fakes.store import FakeStore, Fault
 
 pytestmark = pytest.mark.torch
@@ -141,6 +145,32 @@ def test_what_the_store_says_comes_out(loss: object, error: type[Exception]) -> 
     loss(store, key)
     with pytest.raises(error):
         read(store, whole, {"a": torch.zeros(10)})
+
+
+@pytest.mark.parametrize("every", [2, 5])
+def test_failures_for_now_cost_what_was_asked_and_no_more(every: int) -> None:
+    """Objects of full size, some of their chunks in parts: what was read stays read."""
+    store = Reads()
+    tensors = {f"t{n}": torch.rand(OBJECT_BYTES // 4 // (1, 2, 3, 100)[n]) for n in range(4)}
+    whole = written(store, **tensors)
+    store.faults = [Fault(at, verbs=("read_into",)) for at in range(1, 100, every)]
+    into = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    nbytes = read(PatientStore(store, Impatient(), "so"), whole, into)
+    assert all(torch.equal(into[name], tensors[name]) for name in tensors)
+    failed = sum(at < len(store.calls) for at in range(1, 100, every))
+    assert failed > 1
+    assert nbytes <= store.nbytes <= nbytes + failed * REQUEST_BYTES
+
+
+def test_what_this_version_cannot_hold_is_refused_before_anything_is_asked() -> None:
+    """A chunk of another version's: no damage, so nothing older is taken for it."""
+    store = FakeStore()
+    entry = TensorEntry("a", "uint8", (2**28,), (Chunk((0,), (2**28,), 0, 8, 8 + 2**28, 0),))
+    object_ = ObjectEntry("00000-of-00001/0000.safetensors", 8 + 2**28, 8, 0)
+    whole = coverage([RankManifest("run", 0, 1, 0, 0, 1, objects=(object_,), tensors=(entry,))])
+    with pytest.raises(NewerFormatError, match="a has a chunk of 256 MiB"):
+        read(store, whole, {"a": torch.empty(2**28, dtype=torch.uint8, device="meta")})
+    assert store.calls == []
 
 
 def test_a_rounded_moment_comes_back_in_its_own_dtype() -> None:

@@ -15,7 +15,8 @@ import pytest
 from spotguard.hooks.checkpoints.flights import FRAMES, LEAST, SPARE
 from spotguard.hooks.checkpoints.patience import PatientStore
 from spotguard.hooks.checkpoints.ranges import Load, Wanted, plan
-from spotguard.hooks.checkpoints.reading import READERS, Reading, Span
+from spotguard.hooks.checkpoints.reading import READERS, Reading
+from spotguard.hooks.checkpoints.taker import Span
 from spotguard.hooks.format.manifest import Chunk
 from spotguard.providers.errors import (
     CheckpointError,
