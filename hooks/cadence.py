@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+import statistics
 import threading
+from collections import deque
 
 from ..providers.errors import UsageError
+from .interval import PRIOR, SHORTEST, best_interval
 
-#: "auto": not more often than this, in seconds, and never so often that uploads take more than a tenth of the time.
-AUTO_EVERY = 60.0
-_AUTO_UPLOAD_SHARE = 0.1
+#: "auto": seconds until the first, whose cost nobody knows; after it `best_interval` says.
+AUTO_EVERY = SHORTEST
+#: Checkpoints whose cost is remembered. The middle one counts: the first also pays for the memory of its copy.
+_COSTS = 5
 
 
 class Cadence:
     """A pure clockwork: told when a save ended and what it cost, says when the next is due.
 
-    The training thread calls `restored`, `begun` and reads `due`, the saving thread calls `saved`, the listener `ask`.
+    The training thread calls `preempted_every`, `restored`, `begun` and reads `due`, the saving thread calls `saved`,
+    the listener `ask`.
 
     Args:
         every: "auto", "off", or seconds.
@@ -30,6 +35,8 @@ class Cadence:
         #: Monotonic seconds, read at every boundary; infinity when switched off.
         self.due = now + self.interval
         self._asked = False
+        self._mean = PRIOR
+        self._costs: deque[float] = deque(maxlen=_COSTS)
         self._lock = (
             threading.Lock()
         )  # guards both: a save that ends just then must not take back what is asked for
@@ -49,10 +56,22 @@ class Cadence:
             if not self._asked:
                 self.due = now + self.interval
 
-    def saved(self, now: float, seconds: float) -> None:
-        """A checkpoint (of any kind) was committed at `now` and took `seconds`."""
+    def preempted_every(self, seconds: float) -> None:
+        """What is known of the time between preemptions (`interval.mean_between`). Counts from the next save on."""
+        self._mean = seconds
+
+    def saved(self, now: float, seconds: float, cost: float | None = None) -> None:
+        """A checkpoint (of any kind) was committed at `now` and took `seconds`.
+
+        Args:
+            cost: seconds of training that it took (`interval.lost_training`). None: not measured, or not a background
+                one, which costs otherwise.
+        """
+        if cost is not None:
+            self._costs.append(cost)
         if self._auto:
-            self.interval = max(AUTO_EVERY, seconds / _AUTO_UPLOAD_SHARE)
+            known = statistics.median(self._costs) if self._costs else None
+            self.interval = best_interval(seconds, known, self._mean)
         with self._lock:
             if not self._asked:
                 self.due = now + self.interval

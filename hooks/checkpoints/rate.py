@@ -10,7 +10,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-#: Saves that are remembered, and what each is worth beside the one after it: the fifth counts a quarter.
+#: Saves that are remembered, and what each is worth beside the one after it.
 _SAVES = 16
 _FADES = 0.75
 #: Seconds of the link after which an earlier save counts no more for being larger.

@@ -30,6 +30,39 @@ def test_auto_gives_uploads_a_tenth_of_the_time() -> None:
     assert cadence.due == 400.0 + AUTO_EVERY
 
 
+def test_auto_weighs_what_one_costs_against_what_a_preemption_does() -> None:
+    """Dearer ones lie further apart, and so do those of a machine that is seldom taken."""
+    cadence = Cadence("auto", 0.0)
+    cadence.saved(100.0, 5.0, cost=1.0)
+    assert cadence.interval == pytest.approx(147, abs=1)  # sqrt(2 x 1 s x 3 h)
+    assert cadence.due == 100.0 + cadence.interval
+    cadence.preempted_every(12 * 3600.0)
+    cadence.saved(300.0, 5.0, cost=1.0)
+    assert cadence.interval == pytest.approx(294, abs=1)
+
+
+def test_what_the_first_one_cost_does_not_count_for_ever() -> None:
+    """It paid for the memory, too. And one of which nobody knows the cost changes nothing about it."""
+    cadence = Cadence("auto", 0.0)
+    cadence.saved(0.0, 1.0, cost=30.0)
+    assert cadence.interval == 3000.0
+    for _ in range(2):
+        cadence.saved(0.0, 1.0, cost=1.0)
+    assert cadence.interval == pytest.approx(147, abs=1)
+    cadence.saved(0.0, 1.0)
+    assert cadence.interval == pytest.approx(147, abs=1)
+
+
+@pytest.mark.parametrize("every", ["300", "off"])
+def test_who_says_an_interval_has_it(every: str) -> None:
+    """Whatever it costs."""
+    cadence = Cadence(every, 0.0)
+    before = cadence.interval
+    cadence.preempted_every(60.0)
+    cadence.saved(0.0, 400.0, cost=100.0)
+    assert cadence.interval == before
+
+
 def test_off_is_never() -> None:
     """No clock ever gets there."""
     cadence = Cadence("off", 0.0)
