@@ -20,7 +20,7 @@ NOWHERE = Path("unread")
 
 
 def plan(cloud: str = "aws", window: float = 120.0, link: float = 4.0) -> Plan:
-    return Plan(CLOUDS[cloud], NOWHERE, 100, window, link, NOWHERE, NOWHERE)
+    return Plan(CLOUDS[cloud], NOWHERE, 100, window, link, NOWHERE, NOWHERE, "file:///nowhere", "demo")
 
 
 def part(first: int, last: int) -> Losses:

@@ -15,6 +15,7 @@ import pytest
 
 import spotguard.demo
 from spotguard.demo.clouds import CLOUDS
+from spotguard.providers.stores.opening import open_store
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
@@ -51,6 +52,19 @@ def plant(folder: Path, line: str, instead: str, above: str = "") -> Path:
     assert source.count(line) == source.count(main) == 1
     planted.write_text(source.replace(line, instead).replace(main, f"{above}\n\n{main}"))
     return planted
+
+
+@pytest.mark.parametrize("server", ["moto"])
+def test_a_cloud_store_holds_what_resumes(
+    server: str, tmp_path: Path, scratch: Path, request: pytest.FixtureRequest
+) -> None:
+    """Through the cloud's own SDK to a real server: equal to the last bit, and nothing of the demo stays there."""
+    url = f"{request.getfixturevalue(server).fresh()}/some/prefix"
+    done = demo(tmp_path / "report", scratch, "--store", url)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "EQUAL: " in done.stdout
+    assert "KEPT: everything" in done.stdout
+    assert list(open_store(url).list("")) == []
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)

@@ -49,6 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MBIT",
         help=f"the simulated link to the store, in Mbit/s; 0: as fast as the disk (default: {LINK:g})",
     )
+    parser.add_argument(
+        "--store",
+        metavar="URL",
+        help="where checkpoints go, such as s3://bucket/prefix (default: a folder that goes with the demo)",
+    )
     parser.add_argument("--no-color", action="store_true", help="plain lines, no bars and no colours")
     # For the test that plants a difference: another script in place of demo/train.py.
     parser.add_argument(

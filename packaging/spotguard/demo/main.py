@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
+import secrets
 import shutil
 import signal
 import tempfile
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
+from spotguard.providers.stores.opening import open_store
+from spotguard.providers.stores.urls import check_url
 
 from .clouds import CLOUDS
 from .compare import Verdict, compare
@@ -34,10 +37,13 @@ def run(arguments: argparse.Namespace) -> int:
         left = arguments.folder.absolute()
         cloud = CLOUDS[arguments.cloud]
         window = cloud.window if arguments.window is None else arguments.window
-        plan = Plan(cloud, arguments.script.absolute(), arguments.steps, window, arguments.link, folder, left)
+        script, steps, link = arguments.script.absolute(), arguments.steps, arguments.link
+        plan = Plan(cloud, script, steps, window, link, folder, left, *_place(arguments.store, folder))
         with open_screen(plan.steps, clock, plain=arguments.no_color) as screen:
             story = Director(plan, screen, clock).play()
             verdict = _verdict(story, screen)
+        if arguments.store:
+            _clear(plan)
         report = _leave_report(plan, story, verdict)
     _print_timeline(story)
     print(f"\nthe picture: {report}")
@@ -54,6 +60,8 @@ def _check(arguments: argparse.Namespace) -> None:
         )
     if arguments.steps < SHORTEST:
         raise UsageError(f"--steps {arguments.steps}: expected {SHORTEST} or more")
+    if arguments.store is not None:
+        check_url(arguments.store)
     if arguments.window is not None and not 0 < arguments.window < math.inf:
         raise UsageError(f"--window {arguments.window:g}: expected seconds above 0")
     if not 0 <= arguments.link < math.inf:
@@ -64,6 +72,19 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UsageError(
             f"--folder {str(arguments.folder)!r}: expected a folder that can be made: {error.strerror}"
         ) from error
+
+
+def _place(store: str | None, folder: Path) -> tuple[str, str]:
+    """Store and run id. In a store that is somebody's, a name that nobody has."""
+    if store is None:
+        return (folder / "store").as_uri(), "demo"
+    return store, f"demo-{secrets.token_hex(4)}"
+
+
+def _clear(plan: Plan) -> None:
+    """Nothing of the demo stays in somebody's store."""
+    store = open_store(plan.store)
+    store.delete([info.key for info in store.list(f"{plan.run_id}/")])
 
 
 @contextmanager

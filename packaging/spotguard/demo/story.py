@@ -13,9 +13,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from spotguard.hooks.checkpoints.catalog import scan
+from spotguard.hooks.format.keys import MARKER
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import SpotguardError
 from spotguard.providers.simulator.service import Simulator
+from spotguard.providers.stores.opening import open_store
 
 from .clouds import Cloud
 from .losses import Losses
@@ -24,8 +27,6 @@ from .screen import Screen
 from .timeline import Timeline, read_outcome, timeline
 
 _EX_TEMPFAIL = 75
-#: The run id on the simulated machines.
-RUN = "demo"
 #: Seconds between two looks at the files that the scripts write.
 _LOOK = 0.1
 #: Of the steps so many are done at the most when the notice comes, whatever it waits for.
@@ -45,10 +46,13 @@ class Plan:
     window: float
     #: Of the link to the store, in Mbit/s; 0 for none, so that it is as fast as the disk.
     link: float
-    #: Where everything happens; the store is in it too. It goes when the demo is over.
+    #: Where everything happens. It goes when the demo is over.
     folder: Path
     #: What stays: the report, and what was printed on the machines.
     left: Path
+    #: Where checkpoints go, and the run's name there.
+    store: str
+    run_id: str
 
     @property
     def short(self) -> bool:
@@ -94,6 +98,7 @@ class Director:
 
     def __init__(self, plan: Plan, screen: Screen, clock: Clock) -> None:
         self._plan = plan
+        self._store = open_store(plan.store)
         self._screen = screen
         self._clock = clock
         self._lanes: dict[Machine, tuple[Losses, str]] = {}
@@ -223,24 +228,21 @@ class Director:
             *(sys.executable, "-m", "spotguard", "run"),
             *("--provider", plan.cloud.name, "--metadata-endpoint", simulator.endpoint),
             *plan.cloud.options(plan.window),
-            *("--store", self._store.as_uri(), "--run-id", RUN),
+            *("--store", plan.store, "--run-id", plan.run_id),
             *(("--every", str(_EVERY)) if plan.short else ()),
             *("--socket", str(machine.socket)),
             "--",
             *(sys.executable, *behind, *self._training()),
         ]
 
-    @property
-    def _store(self) -> Path:
-        return self._plan.folder / "store"
-
     def _has_checkpoint(self) -> bool:
-        return any((self._store / RUN / "checkpoints").glob("*/COMMIT.json"))
+        return self._checkpoint_bytes() > 0
 
     def _checkpoint_bytes(self) -> int:
-        """Of the newest in the store."""
-        whole = sorted((self._store / RUN / "checkpoints").glob("*/COMMIT.json"))
-        return sum(file.stat().st_size for file in whole[-1].parent.rglob("*.safetensors")) if whole else 0
+        """Of the newest in the store that is marked; 0 where there is none."""
+        marked = (folder for folder in scan(self._store, self._plan.run_id) if MARKER in folder.files)
+        newest = next(marked, None)
+        return sum(newest.files.values()) if newest is not None else 0
 
     def _doing(self, machine: Machine, doing: str) -> None:
         self._lanes[machine] = self._lanes[machine][0], doing
