@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import select
 import socket
 import struct
 import threading
@@ -194,8 +195,6 @@ class FaultProxy:
                     pass
             client.sendall(_answer(fault, "close" if waits else "keep-alive"))
             return not waits
-        if waits:
-            client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         # A connection of its own for each: one kept would be closed by the store's own idle limit, a fault unasked for.
         with contextlib.ExitStack() as stack:
             store = stack.enter_context(socket.create_connection(self._upstream, 60))
@@ -203,11 +202,26 @@ class FaultProxy:
             store.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             answers = stack.enter_context(store.makefile("rb"))
             store.sendall(head.raw)
+            # The client sends its body when the store says so, or when it is tired of waiting.
+            if waits and store in select.select([store, client], [], [], 60)[0]:
+                reply = read_head(answers)
+                if reply is None:
+                    return False
+                client.sendall(reply.raw)
+                if reply.status != 100:  # a refusal, without a look at the body
+                    self._pump(response_body(head.first[0], reply, answers), client.sendall, None, client)
+                    return False
             here = fault if fault is not None and fault.where == "request" else None
-            if not self._pump(request_body(head, stream), store, here, client):
+
+            def tell(piece: bytes, store: socket.socket = store) -> None:
+                # One that refused and left before it heard all has answered all the same.
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    store.sendall(piece)
+
+            if not self._pump(request_body(head, stream), tell, here, client):
                 return False
             while (reply := read_head(answers)) is not None and reply.status < 200:
-                pass  # "continue" was said above
+                pass
             if reply is None:
                 return False
             there = fault if fault is not None and fault.where == "response" else None
@@ -216,7 +230,7 @@ class FaultProxy:
                     return False
                 there = None
             client.sendall(reply.raw)
-            if not self._pump(response_body(head.first[0], reply, answers), client, there, client):
+            if not self._pump(response_body(head.first[0], reply, answers), client.sendall, there, client):
                 return False
         lasting = reply.first[0] == "HTTP/1.1" and reply.headers.get("connection", "").lower() != "close"
         return lasting and head.headers.get("connection", "").lower() != "close"
@@ -232,21 +246,25 @@ class FaultProxy:
             self._open.discard(connection)
 
     def _pump(
-        self, pieces: Iterable[bytes], to: socket.socket, fault: Fault | None, client: socket.socket
+        self,
+        pieces: Iterable[bytes],
+        say: Callable[[bytes], None],
+        fault: Fault | None,
+        client: socket.socket,
     ) -> bool:
         """Pass a body on, up to what goes wrong in it; False when that was the end of the connection."""
         passed = 0
         for piece in pieces:
             if fault is not None and passed + len(piece) > fault.after:
                 at = fault.after - passed
-                to.sendall(piece[:at])
+                say(piece[:at])
                 if not self._strike(fault, client):
                     return False
                 piece = piece[at:]
                 if fault.kind == "corrupt":
                     piece = bytes([piece[0] ^ 1]) + piece[1:]
                 passed, fault = passed + at, None
-            to.sendall(piece)
+            say(piece)
             passed += len(piece)
         return fault is None or fault.kind == "corrupt" or self._strike(fault, client)
 

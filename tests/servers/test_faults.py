@@ -14,6 +14,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from tests.fakes.raw_server import RawServer
 from tests.servers.faults import Fault, FaultProxy
 from tests.servers.listening import Listening
 from tests.servers.swift import Swift
@@ -206,6 +207,33 @@ def test_it_ends_with_what_is_stalled(store: Store) -> None:
             assert proxy.wait_for_stalled()
     listening.stop()
     assert "fault proxy" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_refusal_before_the_body_is_heard(swift: Swift, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK asks whether it may go on with a large body, and Swift says no."""
+    with FaultProxy(swift.endpoint) as proxy:
+        for name, value in swift.environ_at(proxy.url).items():
+            monkeypatch.setenv(name, value)
+        s3 = boto3.Session().client("s3")
+        bucket = swift.fresh().removeprefix("s3://")
+        s3.put_object(Bucket=bucket, Key="k", Body=BODY * 10, IfNoneMatch="*")
+        with pytest.raises(s3.exceptions.ClientError, match="PreconditionFailed"):
+            s3.put_object(Bucket=bucket, Key="k", Body=BODY * 10, IfNoneMatch="*")
+        assert len(proxy.seen) == 2
+        s3.close()
+
+
+def test_a_store_that_refuses_and_leaves_is_heard() -> None:
+    """Without reading a body that is more than all buffers hold."""
+
+    def refuse(connection: socket.socket, number: int) -> None:
+        connection.recv(1000)
+        connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno")
+
+    with RawServer(refuse) as store, FaultProxy(store.url) as proxy:
+        connection = http.client.HTTPConnection(urlsplit(proxy.url).netloc, timeout=30)
+        assert put(connection, body=BODY * 100) == 403
+        connection.close()
 
 
 def test_a_signed_request_passes_and_the_sdk_tries_again(
