@@ -129,7 +129,7 @@ SETTINGS: tuple[Setting, ...] = (
         values.store,  # the front door, which may open the stores, reads it more closely
         None,
         "URL",
-        "where checkpoints go: file:///path (default: the folder spotguard-checkpoints, here)",
+        "where checkpoints go: s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///path (default: the folder spotguard-checkpoints, here)",
         RUN,
     ),
     Setting(

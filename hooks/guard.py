@@ -51,8 +51,9 @@ def register(store: str | None = None, /, *, run_id: str | None = None, **state:
     """Guard this training process.
 
     Args:
-        store: where checkpoints go: "file:///path". Default: SPOTGUARD_STORE, which `spotguard run` exports,
-            else the folder `spotguard-checkpoints` here.
+        store: where checkpoints go: "s3://bucket/prefix", "gs://bucket/prefix", "az://container/prefix", or
+            "file:///path". Default: SPOTGUARD_STORE, which `spotguard run` exports, else the folder
+            `spotguard-checkpoints` here.
         run_id: the run's name, the same at every restart. Default: SPOTGUARD_RUN_ID, else the script's name and
             a hash of its command and folder.
         state: what makes up the training state, by name: modules, optimizers, schedulers, anything else with
