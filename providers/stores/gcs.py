@@ -1,9 +1,13 @@
-"""gs://bucket/prefix through google-cloud-storage: its client finds who we are, lists and deletes; bytes go through the session below it.
+"""gs://bucket/prefix through google-cloud-storage: its client knows who we are and whom to ask; requests go through the session below it.
+
+The SDK's own listing starts a thread that asks for the bucket's metadata, outside of any deadline and with a permission more
+(3.17), its batch hides all failures behind the first, and its uploads copy (below). So the five requests of the JSON API
+that a store needs are written here.
 
 Permissions: storage.objects.create, get, list and delete on the bucket. (roles/storage.objectUser has them, and more.)
 
-Google's service checks an object's CRC32C before the object exists, where the sender names it. So it is named in front of
-the bytes, in one multipart upload: a resumable one would cost a round trip more for each object.
+The service checks an object's CRC32C before the object exists, where the sender names it. So it is named in front of the
+bytes, in one multipart upload: a resumable one would cost a round trip more for each object.
 """
 
 from __future__ import annotations
@@ -13,9 +17,8 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
-from urllib.parse import quote
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from urllib.parse import quote, urlencode
 
 import google_crc32c
 import requests
@@ -23,13 +26,11 @@ from google.api_core.exceptions import GoogleAPICallError, from_http_response
 
 from ..errors import CorruptError, UnavailableError, UsageError
 from .gcs_answers import CREATE, DELETE, GET, LIST, answered
+from .gcs_batch import CONTENT_TYPE, MOST, answers, batch
 from .gcs_session import GCSSession
 from .store import ObjectInfo, Sent, check_key, check_prefix
 from .transport import CONNECTIONS, fill, remaining, within
 from .urls import Location
-
-#: Calls of one batch (https://cloud.google.com/storage/docs/batch), objects of one page of a listing.
-_BATCH, _PAGE = 100, 1000
 
 #: Bytes that are copied at a time for google_crc32c, which takes nothing but `bytes`: they stay in the cache.
 _CRC_PIECE = 256 * 2**10
@@ -68,12 +69,19 @@ class _Body:
 
 
 class GCSStore:
-    """A `BlobStore` in a bucket."""
+    """A `BlobStore` in a bucket.
 
-    def __init__(self, location: Location) -> None:
+    Args:
+        location: as the URL says it.
+        page: how many objects a listing asks for at a time; 1000 is the service's own limit.
+        calls: how many deletes go in one request.
+    """
+
+    def __init__(self, location: Location, page: int = 1000, calls: int = MOST) -> None:
         self.url = location.url
         self.parallel = CONNECTIONS
         self._at = location
+        self._page, self._calls = page, calls
         self._session = GCSSession(location)
         options = location.options
         self._all_options: dict[str, str] = {}
@@ -146,37 +154,27 @@ class GCSStore:
     def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
         """Every object whose key starts with `prefix`, in order of keys; a page at a time."""
         doing, left = f"list {self._named(check_prefix(prefix))}", remaining(timeout)
-        with within(left()), answered(doing, LIST):
-            found = self._session.client().list_blobs(
-                self._bucket(),
-                prefix=self._at.key(prefix),
-                page_size=_PAGE,
-                fields="items(name,size),nextPageToken",
-                retry=None,
-            )
-            pages = found.pages
+        asked = {
+            "prefix": self._at.key(prefix),
+            "maxResults": str(self._page),
+            "fields": "items(name,size),nextPageToken",
+        }
         while True:
             with within(left()), answered(doing, LIST):
-                page = next(pages, None)
-            if page is None:
+                found, more = _page(doing, self._ask("GET", f"/storage/v1/b/{self._at.bucket}/o", asked))
+            for name, size in found:
+                yield ObjectInfo(name.removeprefix(self._at.prefix), size)
+            if not more:
                 return
-            for blob in page:
-                yield ObjectInfo(blob.name.removeprefix(self._at.prefix), blob.size)
+            asked["pageToken"] = more
 
     def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
         """Remove objects, a hundred with one request."""
-        named, left = [self._at.key(check_key(key)) for key in keys], remaining(timeout)
-        for at in range(0, len(named), _BATCH):
-            some, doing = named[at : at + _BATCH], f"delete {self.url}"
+        doing, left = f"delete {self.url}", remaining(timeout)
+        paths = [self._object(check_key(key)) for key in keys]
+        for at in range(0, len(paths), self._calls):
             with within(left()), answered(doing, DELETE):
-                bucket = self._bucket()
-                # Of its answers the SDK would raise the first failure only, which may be that a key was not there.
-                with self._session.client().batch(raise_exception=False) as batch:
-                    for name in some:
-                        bucket.delete_blob(name, retry=None)
-                for answer in batch._responses:
-                    if answer.status_code >= 300 and answer.status_code != 404:
-                        raise _failure(answer)
+                self._delete(doing, paths[at : at + self._calls])
 
     # --- inside ---
 
@@ -189,12 +187,24 @@ class GCSStore:
             body = _Body({"name": self._at.key(key), _IN_METADATA[name]: value}, view)
             asked = {"uploadType": "multipart", "fields": "generation", **self._put_options, **options}
             try:
-                self._ask("POST", f"/upload/storage/v1/b/{self._at.bucket}/o", asked, body)
+                said = {"Content-Type": body.content_type}
+                self._ask("POST", f"/upload/storage/v1/b/{self._at.bucket}/o", asked, body, said)
             except GoogleAPICallError as error:
                 if error.code == 412:
                     return False
                 raise
         return True
+
+    def _delete(self, doing: str, paths: Sequence[str]) -> None:
+        query = f"?{urlencode(self._all_options)}" if self._all_options else ""
+        targets = [path + query for path in paths]
+        response = self._ask("POST", "/batch/storage/v1", {}, batch(targets), {"Content-Type": CONTENT_TYPE})
+        try:
+            for answer in answers(response, targets):
+                if answer.status_code >= 300 and answer.status_code != 404:
+                    raise _failure(answer)
+        except ValueError as error:
+            raise UnavailableError(f"{doing}: this is no answer to a batch ({error}): {_PROXY}") from error
 
     def _media(self, key: str, wanted: str | None = None) -> requests.Response:
         """The bytes of an object, or a range of them, as a stream."""
@@ -209,7 +219,7 @@ class GCSStore:
         method: str,
         path: str,
         asked: Mapping[str, str],
-        body: _Body | None = None,
+        body: _Body | bytes | None = None,
         headers: Mapping[str, str] | None = None,
         stream: bool = False,
     ) -> requests.Response:
@@ -218,26 +228,18 @@ class GCSStore:
         Raises:
             GoogleAPICallError: it was answered with an error.
         """
-        said = dict(headers or {})
-        if body is not None:
-            said["Content-Type"] = body.content_type
         response = self._session.http().request(
             method,
             f"{self._session.client().api_endpoint}{path}",
             params={**asked, **self._all_options},
             data=body,  # type: ignore[arg-type]  # a memoryview is as good as bytes to it
-            headers=said,
+            headers=headers,
             stream=stream,
         )
         if response.status_code >= 300:
             with response:
                 raise _failure(response)
         return response
-
-    def _bucket(self) -> Any:
-        return self._session.client().bucket(
-            self._at.bucket, user_project=self._at.options.get("user-project")
-        )
 
     def _object(self, key: str) -> str:
         return f"/storage/v1/b/{self._at.bucket}/o/{quote(self._at.key(key), safe='')}"
@@ -268,6 +270,17 @@ def _sums(response: requests.Response) -> dict[str, str]:
     """X-Goog-Hash: crc32c=n03x6A==,md5=Ojk9c3dhfxgoKVVHYwFbHQ=="""
     words = response.headers.get("X-Goog-Hash", "").split(",")
     return {name.strip(): value.strip() for name, _, value in (word.partition("=") for word in words)}
+
+
+def _page(doing: str, response: requests.Response) -> tuple[list[tuple[str, int]], str]:
+    """Names and sizes, and what the next page is asked for by."""
+    try:
+        said = response.json()
+        return [(str(each["name"]), int(each["size"])) for each in said.get("items", ())], said.get(
+            "nextPageToken", ""
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UnavailableError(f"{doing}: this is no answer to a listing: {_PROXY}") from error
 
 
 def _length(doing: str, response: requests.Response) -> int:

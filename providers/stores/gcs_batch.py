@@ -1,0 +1,55 @@
+"""Many deletes in one request, as Google's JSON API takes them, and what became of each.
+
+(https://cloud.google.com/storage/docs/batch: the answers stand in the order of the calls.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from email.message import Message
+from email.parser import BytesParser
+
+import requests
+
+BOUNDARY = "==call=="
+CONTENT_TYPE = f'multipart/mixed; boundary="{BOUNDARY}"'
+
+#: Calls of one batch, says the page above.
+MOST = 100
+
+
+def batch(targets: Sequence[str]) -> bytes:
+    """A body that deletes what each target, a path with its query, names."""
+    calls = (
+        f"--{BOUNDARY}\r\nContent-Type: application/http\r\nContent-ID: <{number}>\r\n\r\nDELETE {target} HTTP/1.1\r\n\r\n\r\n"
+        for number, target in enumerate(targets)
+    )
+    return "".join([*calls, f"--{BOUNDARY}--\r\n"]).encode()
+
+
+def answers(response: requests.Response, asked: Sequence[str]) -> Iterator[requests.Response]:
+    """The answer to each call, as if it had come alone.
+
+    Raises:
+        ValueError: this is no answer to a batch, or not to all of it.
+    """
+    head = f"Content-Type: {response.headers.get('Content-Type', '')}\r\n\r\n".encode("latin-1")
+    parts = BytesParser().parsebytes(head + response.content).get_payload()
+    if not isinstance(parts, list):
+        raise ValueError("it has no parts")
+    for target, part in zip(asked, parts, strict=True):
+        yield _alone(target, part)
+
+
+def _alone(target: str, part: Message | str) -> requests.Response:
+    words = part.get_payload(decode=True) if isinstance(part, Message) else None
+    if not isinstance(words, bytes):
+        raise ValueError("a part of it is no message")
+    first, _, rest = words.lstrip().partition(b"\n")
+    message = BytesParser().parsebytes(rest)
+    one = requests.Response()
+    one.status_code = int(first.split()[1])
+    body = message.get_payload(decode=True)
+    one._content = body if isinstance(body, bytes) else b""
+    one.request = requests.Request("DELETE", f"https://batch{target}").prepare()
+    return one

@@ -1,0 +1,175 @@
+"""Google as a client of Cloud Storage meets it: a token service that counts, and an API that says what the test put there."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import os
+import socket
+import ssl
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import parse_qsl, urlsplit
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from tests.fakes.raw_server import RawServer
+
+PROJECT = "spotguard-tests"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """An answer. Without a status the connection is closed in its place."""
+
+    status: int = 200
+    body: bytes = b"{}"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    #: Where the answer is to break off.
+    length: int | None = None
+
+    @classmethod
+    def error(cls, status: int, reason: str) -> Say:
+        """As the JSON API writes it."""
+        error = {"code": status, "message": f"words of {status}", "errors": [{"reason": reason}]}
+        return cls(status, json.dumps({"error": error}).encode(), {"Content-Type": "application/json"})
+
+
+class FakeGoogle:
+    """Answers on `url`; each token is another one.
+
+    Args:
+        folder: for a key file and, with `tls`, a certificate.
+    """
+
+    def __init__(self, folder: Path, *, tls: bool = False) -> None:
+        self._folder = folder
+        self._server = RawServer(self._serve)
+        self._tls = _tls(folder) if tls else None
+        self.url = self._server.url.replace("http:", "https:") if tls else self._server.url
+        #: Trusts this server.
+        self.ca = folder / "ca.pem"
+        #: What the API says next; when there is nothing more, 200 with an object's metadata.
+        self.says: deque[Say] = deque()
+        #: What the token service says next; else a new token for an hour.
+        self.token_says: deque[Say] = deque()
+        self.asked: list[Asked] = []
+        self.tokens = 0
+
+    def key_file(self) -> Path:
+        """Of a service account whose tokens come from here."""
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        account = {
+            "type": "service_account",
+            "project_id": PROJECT,
+            "private_key_id": "1",
+            "private_key": _pem(key),
+            "client_email": f"job@{PROJECT}.iam.gserviceaccount.com",
+            "token_uri": f"{self._server.url}/token",
+        }
+        path = self._folder / "key.json"
+        path.write_text(json.dumps(account))
+        return path
+
+    @property
+    def connections(self) -> int:
+        return self._server.connections
+
+    def __enter__(self) -> Self:
+        self._server.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.__exit__(kind, error, trace)
+
+    def _serve(self, connection: socket.socket, number: int) -> None:
+        first = connection.recv(1, socket.MSG_PEEK)
+        if first == b"\x16" and self._tls is not None:  # a TLS handshake: tokens are asked for in the open
+            # A copy, so that the server can still end the connection by its own.
+            copy = socket.socket(fileno=os.dup(connection.fileno()))
+            with copy, self._tls.wrap_socket(copy, server_side=True) as wrapped:
+                self._talk(wrapped)
+        else:
+            self._talk(connection)
+
+    def _talk(self, connection: socket.socket) -> None:
+        with connection.makefile("rb") as stream:
+            while line := stream.readline():
+                method, target, _ = line.decode().split()
+                headers = {}
+                while (line := stream.readline().strip()) != b"":
+                    name, _, value = line.decode().partition(":")
+                    headers[name.lower()] = value.strip()
+                parts = urlsplit(target)
+                body = stream.read(int(headers.get("content-length", 0)))
+                asked = Asked(method, parts.path, dict(parse_qsl(parts.query)), headers, body)
+                say = self._token() if parts.path == "/token" else self._answer(asked)
+                if say.status == 0:
+                    return
+                length = len(say.body) if say.length is None else say.length
+                lines = [f"HTTP/1.1 {say.status} Said", f"Content-Length: {length}"]
+                lines += [f"{name}: {value}" for name, value in say.headers.items()]
+                connection.sendall("\r\n".join([*lines, "", ""]).encode() + say.body)
+                if length != len(say.body):
+                    return
+
+    def _token(self) -> Say:
+        if self.token_says:
+            return self.token_says.popleft()
+        self.tokens += 1
+        token = {"access_token": f"token-{self.tokens}", "expires_in": 3600, "token_type": "Bearer"}
+        return Say(body=json.dumps(token).encode(), headers={"Content-Type": "application/json"})
+
+    def _answer(self, asked: Asked) -> Say:
+        self.asked.append(asked)
+        return self.says.popleft() if self.says else Say()
+
+
+def _pem(key: rsa.RSAPrivateKey) -> str:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+
+
+def _tls(folder: Path) -> ssl.SSLContext:
+    """A certificate for loopback that nobody trusts who does not know it."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fake google")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "ca.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_text(_pem(key))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "ca.pem", folder / "key.pem")
+    return context
