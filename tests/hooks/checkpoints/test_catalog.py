@@ -14,7 +14,7 @@ from spotguard.hooks.checkpoints.catalog import (
     scan,
     whole_checkpoints,
 )
-from spotguard.hooks.checkpoints.commit import put_manifest
+from spotguard.hooks.checkpoints.commit import claim_attempt, put_manifest
 from spotguard.hooks.format.codec import NewerFormatError, encode_manifest
 from spotguard.hooks.format.keys import MARKER, CheckpointName, manifest_name
 from spotguard.providers.errors import CheckpointError, UnavailableError
@@ -59,6 +59,36 @@ def test_a_chosen_step_is_found() -> None:
     assert found is not None
     assert found.name == CheckpointName(2, 10, 0)
     assert find_whole(store, "run", step=15) is None
+
+
+def test_step_0_may_be_chosen() -> None:
+    """It is a step like any other, and no word for the newest."""
+    store = FakeStore()
+    Save(step=0).write(store)
+    Save(step=10, save=1).write(store)
+    found = find_whole(store, "run", step=0)
+    assert found is not None
+    assert found.name.step == 0
+    assert [whole.name.step for whole in whole_checkpoints(store, "run", step=0)] == [0]
+    store = FakeStore()
+    Save(step=10).write(store)
+    assert find_whole(store, "run", step=0) is None
+
+
+def test_damage_is_warned_about_and_a_save_under_way_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    """Where nobody asked to be told: a restore beside a save is an everyday thing."""
+    store, save = FakeStore(), Save(step=20)
+    Save(step=10).write(store)
+    save.write_rank(store, 0)
+    assert newest(store) == "000000010-0001-0000"
+    assert caplog.records == []
+    save.write(store)
+    store.corrupt(save.prefix + manifest_name(1, 2), 300)
+    assert newest(store) == "000000010-0001-0000"
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.message.startswith("checkpoint 000000020-0001-0000 of run run is passed over: ")
+    assert "damaged" in record.message
 
 
 def test_the_marker_is_only_a_shortcut() -> None:
@@ -217,6 +247,59 @@ def test_ls_reads_one_marker_where_all_is_well() -> None:
     )  # fmt: skip
     assert [verb for verb, _ in store.calls] == ["list", "get"]
     assert line.nbytes == sum(len(data) for key, data in store.objects.items() if key.endswith("safetensors"))
+
+
+def test_its_bytes_are_those_of_all_ranks() -> None:
+    """Two ranks' objects, each counted once."""
+    store = FakeStore()
+    manifests = Save(world=2).write(store)
+    whole = find_whole(store, "run")
+    assert whole is not None
+    assert all(manifest.nbytes for manifest in manifests)
+    assert whole.nbytes == sum(manifest.nbytes for manifest in manifests)
+    assert whole.nbytes == sum(
+        len(data) for key, data in store.objects.items() if key.endswith("safetensors")
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_marker_without_a_manifest_marks_nothing(rank: int, deep: bool) -> None:
+    """Any rank's, the first's too; sizes and objects of the marker agree all the same."""
+    store, save = FakeStore(), Save()
+    save.write(store)
+    store.delete([save.prefix + manifest_name(rank, 2)])
+    (line,) = list_checkpoints(store, "run", deep=deep)
+    assert (line.status, line.marked) == ("partial", True)
+    assert line.reason == f"1 of 2 manifests are missing (0000{rank}-of-00002.json is the first)"
+    assert find_whole(store, "run") is None
+
+
+def test_a_marker_that_vanishes_while_it_is_read_ends_no_listing() -> None:
+    """A prune was faster: the line says what is known, and the others are listed."""
+    store, save = FakeStore(), Save(step=20)
+    Save(step=10).write(store)
+    save.write(store)
+
+    class Vanishing(FakeStore):
+        def get(self, key: str, *, timeout: float | None = None) -> bytes:
+            self.objects.pop(save.prefix + MARKER, None)
+            return super().get(key, timeout=timeout)
+
+    vanishing = Vanishing()
+    vanishing.objects = dict(store.objects)
+    lines = list_checkpoints(vanishing, "run")
+    assert [(line.name.step, line.status) for line in lines] == [(20, "partial"), (10, "whole")]
+    assert MARKER in lines[0].reason
+
+
+def test_a_run_that_has_only_begun_is_a_run() -> None:
+    """It has claimed an attempt and saved nothing yet."""
+    store = FakeStore()
+    claim_attempt(store, "begun", {})
+    Save(run_id="saved").write(store)
+    assert list_runs(store) == ["begun", "saved"]
+    assert list_checkpoints(store, "begun") == []
 
 
 def test_ls_tells_partial_from_damaged() -> None:

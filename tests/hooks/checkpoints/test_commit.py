@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 
-from spotguard.hooks.checkpoints.commit import claim_attempt, commit_if_whole, newest_attempt, put_manifest
+from spotguard.hooks.checkpoints.commit import (
+    claim_attempt,
+    commit_if_whole,
+    newest_attempt,
+    newest_claim,
+    put_manifest,
+    put_marker,
+)
 from spotguard.hooks.format.codec import decode_attempt
 from spotguard.hooks.format.keys import MARKER, attempt_key, manifest_name
 from spotguard.providers.errors import CheckpointError, UnavailableError
+from spotguard.providers.stores.store import ObjectInfo
 from tests.fakes.checkpoint import Save
-from tests.fakes.store import FakeStore, Fault
+from tests.fakes.store import FakeStore, Fault, T
 
 
 def test_whoever_comes_last_marks_it() -> None:
@@ -82,6 +91,79 @@ def test_an_attempt_is_above_what_was_saved() -> None:
     store = FakeStore()
     Save(attempt=7).write(store)
     assert claim_attempt(store, "run", {}) == 8
+
+
+def test_a_later_attempt_may_come_first_in_a_listing() -> None:
+    """Keys are in the order of letters: 10000 stands before 9999, and a low step of a late attempt before a high one."""
+    store = FakeStore()
+    for number in (9999, 10000, 9998):
+        store.put(attempt_key("run", number), memoryview(b"{}"))
+    assert newest_claim(store, "run") == newest_attempt(store, "run") == 10000
+    assert claim_attempt(store, "run", {}) == 10001
+    store = FakeStore()
+    Save(attempt=9, step=5).write(store)
+    Save(attempt=2, step=10).write(store)
+    assert newest_claim(store, "run") == 0
+    assert newest_attempt(store, "run") == 9
+    store.put(attempt_key("run", 4), memoryview(b"{}"))
+    assert newest_attempt(store, "run") == 9
+
+
+def test_a_listing_that_is_out_of_date_costs_a_try_for_each_number() -> None:
+    """What decides is the conditional create: a number that is taken is passed over, and its record stands."""
+
+    class Stale(FakeStore):
+        def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
+            return iter([info for info in super().list(prefix, timeout=timeout) if "0001" in info.key])
+
+    store = Stale()
+    for number in (1, 2, 3):
+        store.put(attempt_key("run", number), memoryview(b"another's"))
+    store.calls.clear()
+    assert claim_attempt(store, "run", {}) == 4
+    assert [key for verb, key in store.calls if verb == "put_if_absent"] == [
+        attempt_key("run", number) for number in (2, 3, 4)
+    ]
+    assert store.objects[attempt_key("run", 2)] == b"another's"
+
+
+def test_ones_own_manifest_is_not_fetched_again() -> None:
+    """Whichever rank looks; and what it holds itself is what counts."""
+    store, save = FakeStore(), Save(world=3)
+    for mine in save.write(store, marker=False):
+        store.calls.clear()
+        assert commit_if_whole(store, mine, created=1.0) is not None
+        others = [save.prefix + manifest_name(rank, 3) for rank in range(3) if rank != mine.rank]
+        assert [key for verb, key in store.calls if verb == "get"] == others
+
+
+def test_a_timeout_is_that_of_each_request() -> None:
+    """At the notice nothing may wait longer than the save has."""
+
+    class Timed(FakeStore):
+        def __init__(self) -> None:
+            super().__init__()
+            self.timeouts: list[tuple[str, float | None]] = []
+
+        def _call(self, verb: str, key: str, timeout: float | None, effect: Callable[[], T]) -> T:
+            self.timeouts.append((verb, timeout))
+            return super()._call(verb, key, timeout, effect)
+
+    store, save = Timed(), Save()
+    mine, other = (save.write_objects(store, rank) for rank in range(2))
+    asks: list[tuple[Callable[[], object], list[str]]] = [
+        (lambda: put_manifest(store, mine, timeout=2.5), ["put"]),
+        (lambda: put_manifest(store, other, timeout=2.5), ["put"]),
+        (lambda: put_marker(store, [mine, other], created=1.0, timeout=2.5), ["put"]),
+        (lambda: commit_if_whole(store, mine, created=1.0, timeout=2.5), ["get", "put"]),
+        (lambda: newest_claim(store, "run", timeout=2.5), ["list"]),
+        (lambda: newest_attempt(store, "run", timeout=2.5), ["list", "list"]),
+        (lambda: claim_attempt(store, "run", {}, timeout=2.5), ["list", "list", "put_if_absent"]),
+    ]
+    for ask, verbs in asks:
+        store.timeouts.clear()
+        ask()
+        assert store.timeouts == [(verb, 2.5) for verb in verbs]
 
 
 def test_rivals_get_different_numbers() -> None:

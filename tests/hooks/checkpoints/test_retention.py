@@ -165,6 +165,26 @@ def test_what_a_save_under_way_refers_to_stays() -> None:
     assert manifests[1].object_key(0) not in store.objects
 
 
+def test_what_is_spared_keeps_what_it_refers_to() -> None:
+    """A checkpoint that is about to be referred to refers to others itself: their objects stay, their manifests go."""
+    store, base = FakeStore(), Save(step=10)
+    manifests = base.write(store)
+    spared = Save(step=20, save=1, base=manifests)
+    spared.write(store)
+    Save(step=30, save=2).write(store)
+    gone = prune(store, "run", keep=1, attempt=1, protect=[spared.name])
+    assert [name.step for name in gone] == [10]
+    assert [line.status for line in list_checkpoints(store, "run", deep=True)] == [
+        "whole",
+        "whole",
+        "partial",
+    ]
+    whole = find_whole(store, "run", step=20)
+    assert whole is not None
+    assert verify(store, whole) == []
+    assert not [key for key in store.objects if key.startswith(base.prefix) and key.endswith(".json")]
+
+
 def test_a_lower_level_is_no_last_good() -> None:
     """It does not count as one of those kept; older than a full one it goes, newer it stays."""
     store = many(10)

@@ -181,6 +181,14 @@ def test_manifests_of_two_saves_do_not_mix(field: str) -> None:
         coverage([manifest(0, 2, full), manifest(1, 2, full, **{field: other})])
 
 
+@pytest.mark.parametrize("worlds", [(2, 3), (3, 2)])
+def test_manifests_of_two_worlds_do_not_mix(worlds: tuple[int, int]) -> None:
+    """Two ranks of which one counts another beside them: neither's set is taken for whole."""
+    full: list[Box] = [((0, 0), (4, 6))]
+    with pytest.raises(CheckpointError, match=f"rank 1 says world {worlds[1]}, rank 0 {worlds[0]}"):
+        coverage([manifest(rank, world, full) for rank, world in enumerate(worlds)])
+
+
 @pytest.mark.parametrize(
     ("ranks", "said"),
     [
