@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import pytest
 
 from tests.servers.azurite import Azurite
+from tests.servers.faults import FaultProxy
 from tests.servers.gcs import Gcs
 from tests.servers.moto import Moto
 from tests.servers.nginx import Nginx
@@ -101,5 +102,25 @@ def tls_before(require_server: RequireServer, monkeypatch: pytest.MonkeyPatch) -
             for name, value in (store.environ_at(front.endpoint) | front.certificates.environ).items():
                 monkeypatch.setenv(name, value)
             return front
+
+        yield before
+
+
+class FaultsBefore(Protocol):
+    """Puts a `FaultProxy` before a store, with that seed; it is gone when the test ends."""
+
+    def __call__(self, store: Server, seed: int = 0) -> FaultProxy: ...
+
+
+@pytest.fixture
+def faults_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultsBefore]:
+    """`faults_before(moto)` stands between the store and whoever finds it by the environment."""
+    with ExitStack() as running:
+
+        def before(store: Server, seed: int = 0) -> FaultProxy:
+            proxy = running.enter_context(FaultProxy(store.endpoint, seed))
+            for name, value in store.environ_at(proxy.url).items():
+                monkeypatch.setenv(name, value)
+            return proxy
 
         yield before

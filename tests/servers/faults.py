@@ -1,67 +1,27 @@
 """What goes wrong between a client and a store, on demand: a proxy before any HTTP store that forwards bytes, until told not to.
 
-Host and signature pass unchanged, so that the store believes it is spoken to directly. Which of the requests meet a
-fault follows from the seed and their order alone.
+Host and signature pass unchanged, so that the store believes it is spoken to directly.
 """
 
 from __future__ import annotations
 
 import contextlib
-import random
 import select
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from http.client import responses
 from io import BufferedReader
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 from urllib.parse import urlsplit
 
-from tests.servers.wire import Cut, Head, read_head, request_body, response_body
-
-Where = Literal["request", "response"]
+from tests.servers.faultplan import Asked, Fault, Plan
+from tests.servers.wire import Cut, read_head, request_body, response_body
 
 #: SO_LINGER on, for 0 seconds: close() then resets the connection (socket(7)).
 _RESET = struct.pack("ii", 1, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request as it came by, and what it met: the name of a fault, or nothing."""
-
-    method: str
-    path: str
-    fault: str = ""
-
-
-@dataclass(slots=True)
-class Fault:
-    """One thing that goes wrong, for a share of the requests that it concerns.
-
-    Args:
-        kind: "answer" in the store's place; "reset" the connection; "stall" until `go_on`; "truncate" the answer, by
-            an orderly end; "corrupt" one bit.
-        where: in the request's body, or the response.
-        after: so many bytes of that body pass first. A reset or a stall of the response after 0 keeps all of it back:
-            the store has acted, and the client does not hear.
-        share: of the concerned requests; 1 is each of them.
-        times: how often at most.
-        matching: which requests it concerns.
-    """
-
-    kind: Literal["answer", "reset", "stall", "truncate", "corrupt"]
-    where: Where = "request"
-    after: int = 0
-    share: float = 1.0
-    times: float = float("inf")
-    matching: Callable[[Asked], bool] = lambda asked: True
-    status: int = 503
-    body: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class FaultProxy:
@@ -77,10 +37,8 @@ class FaultProxy:
         assert parts.scheme == "http", upstream
         assert parts.hostname is not None
         self._upstream = (parts.hostname, parts.port or 80)
-        self._dice = random.Random(seed)
+        self._plan = Plan(seed)
         self._change = threading.Condition()
-        self._faults: list[Fault] = []
-        self._seen: list[Asked] = []
         self._stalled = 0
         self._go_on = threading.Event()
         self._open: set[socket.socket] = set()
@@ -92,13 +50,11 @@ class FaultProxy:
 
     def inject(self, fault: Fault) -> None:
         """From now on. The first fault that a request meets is the one it gets."""
-        with self._change:
-            self._faults.append(replace(fault))  # it counts down its own `times`
+        self._plan.add(fault)
 
     def heal(self) -> None:
         """No faults from now on, and whatever is stalled goes on."""
-        with self._change:
-            self._faults.clear()
+        self._plan.clear()
         self.go_on()
 
     def go_on(self) -> None:
@@ -131,8 +87,7 @@ class FaultProxy:
     @property
     def seen(self) -> tuple[Asked, ...]:
         """The requests in the order of their heads."""
-        with self._change:
-            return tuple(self._seen)
+        return self._plan.seen
 
     def faults_met(self, kind: str = "") -> int:
         """How many requests met a fault, of this kind or any."""
@@ -187,13 +142,13 @@ class FaultProxy:
         """One request and its answer; whether the connection serves another."""
         if (head := read_head(stream)) is None:
             return False
-        fault = self._decide(head)
+        fault = self._plan.decide(Asked(head.first[0], head.first[1]))
         waits = head.headers.get("expect", "").lower() == "100-continue"
         if fault is not None and fault.kind == "answer":
             if not waits:
                 for _ in request_body(head, stream):
                     pass
-            client.sendall(_answer(fault, "close" if waits else "keep-alive"))
+            client.sendall(fault.answer("close" if waits else "keep-alive"))
             return not waits
         # A connection of its own for each: one kept would be closed by the store's own idle limit, a fault unasked for.
         with contextlib.ExitStack() as stack:
@@ -281,28 +236,9 @@ class FaultProxy:
                 self._stalled -= 1
         return fault.kind in ("stall", "corrupt")
 
-    def _decide(self, head: Head) -> Fault | None:
-        asked = Asked(head.first[0], head.first[1])
-        with self._change:
-            for fault in self._faults:
-                if fault.times < 1 or not fault.matching(asked) or self._dice.random() >= fault.share:
-                    continue
-                fault.times -= 1
-                self._seen.append(Asked(asked.method, asked.path, fault.kind))
-                return fault
-            self._seen.append(asked)
-        return None
-
 
 def _bound(port: int) -> socket.socket:
     bound = socket.socket()
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind(("127.0.0.1", port))
     return bound
-
-
-def _answer(fault: Fault, connection: str) -> bytes:
-    headers = {**fault.headers, "Content-Length": str(len(fault.body)), "Connection": connection}
-    lines = [f"HTTP/1.1 {fault.status} {responses[fault.status]}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode() + fault.body

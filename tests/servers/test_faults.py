@@ -15,7 +15,9 @@ import pytest
 from botocore.config import Config
 
 from tests.fakes.raw_server import RawServer
-from tests.servers.faults import Fault, FaultProxy
+from tests.fixtures_servers import FaultsBefore
+from tests.servers.faultplan import Fault
+from tests.servers.faults import FaultProxy
 from tests.servers.listening import Listening
 from tests.servers.swift import Swift
 
@@ -209,18 +211,16 @@ def test_it_ends_with_what_is_stalled(store: Store) -> None:
     assert "fault proxy" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_refusal_before_the_body_is_heard(swift: Swift, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_before_the_body_is_heard(swift: Swift, faults_before: FaultsBefore) -> None:
     """The SDK asks whether it may go on with a large body, and Swift says no."""
-    with FaultProxy(swift.endpoint) as proxy:
-        for name, value in swift.environ_at(proxy.url).items():
-            monkeypatch.setenv(name, value)
-        s3 = boto3.Session().client("s3")
-        bucket = swift.fresh().removeprefix("s3://")
+    proxy = faults_before(swift)
+    s3 = boto3.Session().client("s3")
+    bucket = swift.fresh().removeprefix("s3://")
+    s3.put_object(Bucket=bucket, Key="k", Body=BODY * 10, IfNoneMatch="*")
+    with pytest.raises(s3.exceptions.ClientError, match="PreconditionFailed"):
         s3.put_object(Bucket=bucket, Key="k", Body=BODY * 10, IfNoneMatch="*")
-        with pytest.raises(s3.exceptions.ClientError, match="PreconditionFailed"):
-            s3.put_object(Bucket=bucket, Key="k", Body=BODY * 10, IfNoneMatch="*")
-        assert len(proxy.seen) == 2
-        s3.close()
+    assert len(proxy.seen) == 2
+    s3.close()
 
 
 def test_a_store_that_refuses_and_leaves_is_heard() -> None:
@@ -236,25 +236,21 @@ def test_a_store_that_refuses_and_leaves_is_heard() -> None:
         connection.close()
 
 
-def test_a_signed_request_passes_and_the_sdk_tries_again(
-    swift: Swift, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signed_request_passes_and_the_sdk_tries_again(swift: Swift, faults_before: FaultsBefore) -> None:
     """Swift checks the signature, which is over Host, and the checksum of what came."""
     slow_down = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-    with FaultProxy(swift.endpoint) as proxy:
-        for name, value in swift.environ_at(proxy.url).items():
-            monkeypatch.setenv(name, value)
-        s3 = boto3.Session().client("s3", config=Config(retries={"mode": "standard", "max_attempts": 8}))
-        bucket = swift.fresh().removeprefix("s3://")
-        proxy.inject(Fault("answer", body=slow_down, times=1))
-        proxy.inject(Fault("reset", after=100, times=1))
-        proxy.inject(Fault("corrupt", after=5000, times=1))
-        with pytest.raises(s3.exceptions.ClientError, match="XAmzContentSHA256Mismatch"):
-            s3.put_object(Bucket=bucket, Key="k", Body=BODY, ChecksumAlgorithm="CRC32")
-        assert [asked.fault for asked in proxy.seen] == ["answer", "reset", "corrupt"]
+    proxy = faults_before(swift)
+    s3 = boto3.Session().client("s3", config=Config(retries={"mode": "standard", "max_attempts": 8}))
+    bucket = swift.fresh().removeprefix("s3://")
+    proxy.inject(Fault("answer", body=slow_down, times=1))
+    proxy.inject(Fault("reset", after=100, times=1))
+    proxy.inject(Fault("corrupt", after=5000, times=1))
+    with pytest.raises(s3.exceptions.ClientError, match="XAmzContentSHA256Mismatch"):
         s3.put_object(Bucket=bucket, Key="k", Body=BODY, ChecksumAlgorithm="CRC32")
-        proxy.inject(Fault("truncate", "response", after=10, times=1))
-        with pytest.raises(Exception, match=r"IncompleteRead|Connection broken"):
-            s3.get_object(Bucket=bucket, Key="k")["Body"].read()
-        assert s3.get_object(Bucket=bucket, Key="k")["Body"].read() == BODY
-        s3.close()
+    assert [asked.fault for asked in proxy.seen] == ["answer", "reset", "corrupt"]
+    s3.put_object(Bucket=bucket, Key="k", Body=BODY, ChecksumAlgorithm="CRC32")
+    proxy.inject(Fault("truncate", "response", after=10, times=1))
+    with pytest.raises(Exception, match=r"IncompleteRead|Connection broken"):
+        s3.get_object(Bucket=bucket, Key="k")["Body"].read()
+    assert s3.get_object(Bucket=bucket, Key="k")["Body"].read() == BODY
+    s3.close()
