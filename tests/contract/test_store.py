@@ -29,7 +29,7 @@ STORES: dict[str, Callable[[Path], BlobStore]] = {
 
 
 #: Through the cloud's own SDK, to a real server: the fixture that starts it.
-SERVERS = {"s3": "moto", "gs": "gcs"}
+SERVERS = {"s3": "moto", "gs": "gcs", "az": "azurite"}
 
 Opener = Callable[[], BlobStore]
 

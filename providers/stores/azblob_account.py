@@ -1,0 +1,151 @@
+"""Which storage account, as whom, and over which wire: what an URL and Azure's conventional variables say together."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
+from azure.core.pipeline.transport import RequestsTransport
+from azure.storage.blob import ContainerClient
+
+from ..clock import Clock
+from ..errors import UsageError
+from .azblob_token import HeldToken
+from .transport import Transport
+from .urls import Location
+
+_CONNECTION, _ACCOUNT = "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT"
+_KEY, _SAS = "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"
+
+#: "Naming and referencing containers, blobs, and metadata", REST API reference.
+_CONTAINER = re.compile(r"(?=.{3,63}\Z)[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
+_NAME = re.compile(r"[a-z0-9]{3,24}", re.ASCII)
+
+
+class _Link(Transport):
+    """A SAS stands in every URL, and urllib3's error quotes the URL that it could not reach: its reason is enough."""
+
+    def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
+        try:
+            return super().send(request, *args, **kwargs)
+        except requests.ConnectionError as error:
+            reason = getattr(error.args[0], "reason", None) if error.args else None
+            if reason is None:
+                raise
+            plain = type(error)(reason)
+        raise plain  # here, where it has no context that quotes
+
+
+def open_container(at: Location, clock: Clock) -> tuple[ContainerClient, HeldToken | None]:
+    """A client of the container, and the token that it uses, if it uses one. Nothing is sent.
+
+    Raises:
+        UsageError: no account is said, or what is said cannot be used.
+    """
+    if _CONTAINER.fullmatch(at.bucket) is None:
+        raise UsageError(
+            f"store {at.url!r}: {at.bucket!r} is no container's name; it has 3 to 63 lower-case letters, digits and "
+            "single hyphens between them"
+        )
+    ca = at.options.get("ca")
+    if ca is not None and not Path(ca).is_file():
+        raise UsageError(f"store {at.url!r}: ca={ca} is no file here; name one of certificates in PEM")
+    token: HeldToken | None = None
+    try:
+        if _CONNECTION in os.environ:
+            words = _connection(at, os.environ[_CONNECTION])
+            return ContainerClient.from_connection_string(words, at.bucket, **_wire(ca)), None
+        account, endpoint = _account(at)
+        credential: AzureNamedKeyCredential | AzureSasCredential | str | HeldToken
+        if _KEY in os.environ:
+            # By itself the SDK takes the account's name from the endpoint.
+            key = os.environ[_KEY]
+            credential = AzureNamedKeyCredential(account, key) if account else key
+        elif _SAS in os.environ:
+            credential = AzureSasCredential(os.environ[_SAS].removeprefix("?"))
+        else:
+            credential = token = HeldToken(_identity(at), clock)
+        return ContainerClient(endpoint, at.bucket, credential=credential, **_wire(ca)), token
+    except ValueError as error:
+        # The SDK's own words; those of its that quote a value quote an URL without its query.
+        raise UsageError(f"store {at.url!r}: {error}; correct the variables AZURE_STORAGE_…") from error
+
+
+def _connection(at: Location, said: str) -> str:
+    """The connection string, with what the URL says in the place of its own."""
+    words = dict(word.split("=", 1) for word in said.strip().rstrip(";").split(";") if "=" in word)
+    named = {name.lower(): name for name in words}
+    account, theirs = at.options.get("account"), words.get(named.get("accountname", ""))
+    if account is not None and theirs is not None and account != theirs:
+        raise UsageError(
+            f"store {at.url!r} is in the account {account!r}, and {_CONNECTION} is for {theirs!r}: give the former's, or unset it"
+        )
+    if "endpoint" in at.options:
+        words[named.get("blobendpoint", "BlobEndpoint")] = _endpoint(at)
+    return ";".join(f"{name}={word}" for name, word in words.items())
+
+
+def _account(at: Location) -> tuple[str | None, str]:
+    """The account's name, where it is said, and its endpoint."""
+    account = at.options.get("account") or os.environ.get(_ACCOUNT)
+    if "endpoint" in at.options:
+        return account, _endpoint(at)
+    if account is None:
+        raise UsageError(
+            f"store {at.url!r} says no storage account; write az://container/prefix?account=NAME, or set {_ACCOUNT} or "
+            f"{_CONNECTION}"
+        )
+    if _NAME.fullmatch(account) is None:
+        raise UsageError(
+            f"store {at.url!r}: {account!r} is no storage account's name; it has 3 to 24 lower-case letters and digits"
+        )
+    return account, f"https://{account}.blob.core.windows.net"
+
+
+def _endpoint(at: Location) -> str:
+    endpoint = at.options["endpoint"]
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+        raise UsageError(
+            f"store {at.url!r}: endpoint={endpoint} is no endpoint; write it as https://NAME.blob.core.windows.net"
+        )
+    return endpoint.rstrip("/")
+
+
+def _identity(at: Location) -> Any:
+    """A maker of the machine's own identity: a workload's, a managed one, az login."""
+    try:
+        from azure.identity import DefaultAzureCredential  # half a second that keys and SAS need not pay
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"store {at.url!r} needs azure-identity, as no key or SAS is set: pip install 'spotguard[azure]'"
+        ) from error
+    return DefaultAzureCredential
+
+
+def _wire(ca: str | None) -> Mapping[str, Any]:
+    """What makes the SDK send through our transport, once, and where we said."""
+    session, link = requests.Session(), _Link(ca)
+    session.mount("http://", link)
+    session.mount("https://", link)
+    session.headers["Accept-Encoding"] = "identity"
+    session.auth = _as_signed
+    return {
+        # verify given, REQUESTS_CA_BUNDLE does not take the place of ca=.
+        "transport": RequestsTransport(session=session, session_owner=False, connection_verify=ca or True),
+        "retry_total": 0,  # the caller's loop retries, by its deadline
+        "permit_redirects": False,
+        # One request whatever the size: we say which range, and read it ourselves.
+        "max_single_get_size": 2**40,
+    }
+
+
+def _as_signed(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """requests would put a password of ~/.netrc in the place of the signature."""
+    return request
