@@ -32,7 +32,7 @@ _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 
 #: Seconds before a token's end at which `freshen` fetches another; and within which a request does not trust it.
 _AHEAD, _LAST = 15 * 60.0, 10.0
-#: Seconds until `freshen` tries again what failed. google-auth asks the metadata service five times by itself.
+#: Seconds until `freshen` asks again: the metadata service gives the same token until five minutes before its end.
 _AGAIN = 60.0
 
 
@@ -74,7 +74,7 @@ class Token(Credentials):  # type: ignore[no-untyped-call, misc, unused-ignore]
 
     def before_request(self, request: Any, method: str, url: str, headers: dict[str, str]) -> None:
         """Name the token in the headers. (google-auth's own would first renew what lasts for another 225 s.)"""
-        self._renew(request, _LAST)
+        self._renew(request)
         self._used.token = self._source.token
         self._source.apply(headers)
 
@@ -90,23 +90,28 @@ class Token(Credentials):  # type: ignore[no-untyped-call, misc, unused-ignore]
         Raises:
             GoogleAuthError, OSError: none can be had, and none holds.
         """
-        if self.left() >= _LAST and self._clock.monotonic() < self._not_before:
-            return
-        try:
-            self._renew(request, _AHEAD)
-        except (GoogleAuthError, OSError) as error:
-            left = self.left()
-            if left < _LAST:
-                raise
-            self._not_before = self._clock.monotonic() + _AGAIN
-            log.warning("Google's token ends in %.0f s, and a new one cannot be had now: %s", left, error)
-
-    def _renew(self, request: Any, least: float) -> None:
-        if self.left() >= least:
-            return
-        with self._lock:
-            if self.left() < least:
+        left = self.left()
+        if left < _LAST:
+            self._renew(request)
+        elif (
+            left < _AHEAD
+            and self._clock.monotonic() >= self._not_before
+            and self._lock.acquire(blocking=False)
+        ):
+            try:
+                self._not_before = self._clock.monotonic() + _AGAIN
                 self._source.refresh(request)
+            except (GoogleAuthError, OSError) as error:
+                log.warning("Google's token ends in %.0f s, and a new one cannot be had now: %s", left, error)
+            finally:
+                self._lock.release()
+
+    def _renew(self, request: Any) -> None:
+        """Where none holds: one thread fetches one, and the others wait for it."""
+        if self.left() < _LAST:
+            with self._lock:
+                if self.left() < _LAST:
+                    self._source.refresh(request)
 
 
 class GCSSession:
