@@ -13,6 +13,8 @@ Redirects are refused and proxies are the environment's, as for any program (nev
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,6 +44,8 @@ class _Request(threading.local):
     until: float | None = None
     sent: Sent | None = None
     clock: Clock = SystemClock()
+    #: What it goes and comes by.
+    sock: socket.socket | None = None
 
     def left(self) -> float:
         """Seconds that the next piece may take.
@@ -66,6 +70,7 @@ class _Sending(HTTPConnection):
     def send(self, data: Any) -> None:
         if self.sock is None:
             self.connect()  # under the connect timeout
+        _now.sock = self.sock
         view = data if isinstance(data, bytes) and len(data) <= PIECE else memoryview(data).cast("B")
         for at in range(0, len(view), PIECE):
             self.sock.settimeout(_now.left())
@@ -73,6 +78,12 @@ class _Sending(HTTPConnection):
             super().send(piece)
             if _now.sent is not None and len(view) > PIECE // 256:
                 _now.sent(len(piece))
+
+    def getresponse(self) -> Any:
+        # Not the time that there was before the body went.
+        self.timeout = _now.left()
+        _now.sock = self.sock
+        return super().getresponse()
 
 
 class _SendingTLS(_Sending, HTTPSConnection):
@@ -102,12 +113,13 @@ class Transport(BaseAdapter):
     """A `requests` adapter to mount in a session (`google-cloud-storage`, `azure-core`), or to `carry` a request.
 
     Args:
-        ca: a file of certificates to trust instead of the usual ones; None: REQUESTS_CA_BUNDLE, else certifi's.
+        ca: a file of certificates to trust instead of the usual ones; None: REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE, else
+            certifi's.
     """
 
     def __init__(self, ca: str | None = None) -> None:
         super().__init__()
-        self._ca = ca
+        self._ca = ca or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
         self._local = threading.local()
 
     def send(
@@ -125,7 +137,7 @@ class Transport(BaseAdapter):
             requests.RequestException: it could not be carried to its end.
             TimeoutError: the time of `within` is over, while the body was sent.
         """
-        trusted = self._ca if self._ca is not None and verify is True else verify
+        trusted = self._ca if self._ca and verify is not False else verify
         return self._mine().send(
             request,
             stream=stream,
@@ -191,8 +203,12 @@ def fill(body: _Body, buffer: memoryview) -> int:
         requests.RequestException, urllib3.exceptions.HTTPError, OSError: the connection failed.
     """
     at = 0
+    if not buffer:
+        body.read(1)  # an answer that is read to its end gives its connection back
     while at < len(buffer):
-        _now.left()
+        left = _now.left()
+        if _now.sock is not None and _now.sock.fileno() >= 0:
+            _now.sock.settimeout(left)
         data = body.read(min(PIECE, len(buffer) - at))
         if not data:
             break

@@ -1,0 +1,282 @@
+"""The HTTP under the SDKs: connections that stay, bodies that may take their time, answers that may not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import requests
+import urllib3
+
+from spotguard.providers.stores import transport
+from spotguard.providers.stores.transport import CONNECT, PIECE, STALL, Transport, fill, remaining, within
+from tests.fakes.answering import Answer, AnsweringServer, Asked
+from tests.fakes.clock import ManualClock
+from tests.fakes.raw_server import RawServer
+from tests.providers.stores.conftest import Certificate
+
+#: What a request that is not answered may take here: seconds that a test waits, and nothing is measured by them.
+SOON = 0.2
+#: More than any socket's buffers hold (net.ipv4.tcp_wmem and tcp_rmem: 4 and 6 MiB).
+LARGE = 64 * PIECE
+
+GONE = (requests.RequestException, urllib3.exceptions.HTTPError, OSError)
+
+
+def get(link: Transport, url: str) -> bytes:
+    response = link.carry("GET", url, {}, None)
+    return bytes(response.raw.read())
+
+
+def put(link: Transport, url: str, body: bytes | memoryview) -> int:
+    response = link.carry("PUT", url, {"Content-Length": str(len(body))}, body)
+    _ = response.content
+    return response.status_code
+
+
+@contextmanager
+def silent(head: bytes = b"") -> Iterator[RawServer]:
+    """Takes every connection, answers `head`, and then stands still until the test is over."""
+    over = threading.Event()
+
+    def serve(connection: socket.socket, number: int) -> None:
+        if head:
+            connection.recv(65536)
+            connection.sendall(head)
+        over.wait(60)
+
+    with RawServer(serve) as server:
+        try:
+            yield server
+        finally:
+            over.set()
+
+
+def echo(asked: Asked) -> Answer:
+    return Answer(body=asked.body)
+
+
+def test_a_thread_has_one_connection_and_keeps_it() -> None:
+    """Three threads, thirty requests, three connections."""
+    with AnsweringServer(echo) as server:
+        link, met = Transport(), threading.Barrier(3)
+
+        def work(mine: int) -> None:
+            for number in range(5):
+                assert put(link, f"{server.url}/{mine}/{number}", b"x" * number) == 200
+                assert get(link, server.url) == b""
+                met.wait(20)
+
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(work, range(3)))
+        assert len(server.asked) == 30
+        assert len(server.connections) == 3
+
+
+def test_a_body_comes_whole_and_is_told_in_pieces() -> None:
+    """The last piece is what is left."""
+    body, told = bytes(range(256)) * (5 * PIECE // 512), list[int]()
+    with AnsweringServer(lambda asked: Answer()) as server, within(None, told.append):
+        assert put(Transport(), server.url, memoryview(body)) == 200
+        assert server.asked[0].body == body
+    assert told == [PIECE, PIECE, PIECE // 2]
+
+
+def test_a_body_does_not_fall_under_the_connect_timeout() -> None:
+    """A slow link takes seconds for a piece. What counts is that something moves."""
+    waits: list[float | None] = []
+
+    def look(count: int) -> None:
+        assert transport._now.sock is not None
+        waits.append(transport._now.sock.gettimeout())
+
+    with AnsweringServer(lambda asked: Answer()) as server, within(None, look):
+        put(Transport(), server.url, bytes(4 * PIECE))
+    assert waits == [STALL] * 4
+    assert STALL > CONNECT
+
+
+def test_a_body_that_nobody_takes_is_given_up() -> None:
+    """The server's buffers are full, and stay so."""
+    with silent() as server, within(SOON), pytest.raises(GONE):
+        put(Transport(), server.url, bytes(LARGE))
+
+
+def test_an_answer_that_does_not_come_is_given_up() -> None:
+    """The time that the body took is not given to the answer once more."""
+    with silent() as server, within(SOON), pytest.raises(GONE):
+        put(Transport(), server.url, b"small")
+
+
+def test_an_answer_waits_no_longer_than_what_the_body_left() -> None:
+    """By a clock that only the test moves: the body took nine of ten seconds."""
+    clock, waits = ManualClock(), list[float | None]()
+
+    def slow(count: int) -> None:
+        clock.advance(3.0)
+
+    with AnsweringServer(lambda asked: Answer()) as server, within(10.0, slow, clock):
+        put(Transport(), server.url, bytes(3 * PIECE))
+        assert transport._now.sock is not None
+        waits.append(transport._now.sock.gettimeout())
+    assert waits == [1.0]
+
+
+def test_a_body_that_stops_in_its_middle_is_given_up() -> None:
+    """Its head was right."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nsome"
+    with silent(head) as server, within(SOON):
+        response = Transport().carry("GET", server.url, {}, None)
+        with pytest.raises(GONE):
+            fill(response.raw, memoryview(bytearray(1000)))
+
+
+def test_no_time_is_no_request() -> None:
+    """Nobody is even connected to."""
+    with AnsweringServer(echo) as server:
+        with within(0.0), pytest.raises(TimeoutError):
+            put(Transport(), server.url, b"x")
+        assert server.connections == []
+
+
+def test_who_waits_may_end_it() -> None:
+    """No byte more is sent, the connection is closed, and the next request has another one."""
+    ended = threading.Event()
+    received: list[int] = []
+
+    def serve(connection: socket.socket, number: int) -> None:
+        count = 0
+        while data := connection.recv(65536):
+            count += len(data)
+        received.append(count)
+        ended.set()
+
+    class Enough(Exception):
+        pass
+
+    def enough(count: int) -> None:
+        raise Enough
+
+    link = Transport()
+    with RawServer(serve) as server:
+        with within(None, enough), pytest.raises(Enough):
+            put(link, server.url, bytes(LARGE))
+        assert ended.wait(20)
+    assert PIECE <= received[0] < 2 * PIECE
+    with AnsweringServer(echo) as server:
+        assert put(link, server.url, b"x") == 200
+
+
+def test_a_connection_that_was_closed_while_idle_is_replaced() -> None:
+    """Servers close what lies idle: no error, a new connection."""
+    with AnsweringServer(echo) as server:
+        link = Transport()
+        assert get(link, server.url) == b""
+        server.connections[0].shutdown(socket.SHUT_RDWR)
+        assert get(link, server.url) == b""
+        assert len(server.connections) == 2
+
+
+def test_an_empty_answer_gives_its_connection_back() -> None:
+    """Filling nothing is reading to the end."""
+    with AnsweringServer(lambda asked: Answer()) as server:
+        link = Transport()
+        for _ in range(3):
+            assert fill(link.carry("GET", server.url, {}, None).raw, memoryview(b"")) == 0
+        assert len(server.connections) == 1
+
+
+def test_a_redirect_is_not_followed() -> None:
+    """It is signed for one host; whoever points elsewhere is not obeyed."""
+    with (
+        AnsweringServer(echo) as other,
+        AnsweringServer(lambda asked: Answer(307, {"Location": other.url})) as server,
+    ):
+        assert put(Transport(), server.url, b"x") == 307
+        assert other.asked == []
+
+
+def test_proxies_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HTTP_PROXY sees the whole URL; NO_PROXY has it not asked."""
+    with AnsweringServer(echo) as proxy, AnsweringServer(echo) as server:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        get(Transport(), f"{server.url}/through")
+        assert [asked.path for asked in proxy.asked] == ["/through"]
+        assert proxy.asked[0].headers["host"] == server.url.removeprefix("http://")
+        assert server.asked == []
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        get(Transport(), f"{server.url}/straight")
+        assert [asked.path for asked in server.asked] == ["/straight"]
+        assert len(proxy.asked) == 1
+
+
+def pipe(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):  # either side may leave
+        while data := source.recv(65536):
+            sink.sendall(data)
+
+
+def test_tls_goes_through_a_proxy(certificate: Certificate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By CONNECT: the proxy sees a name and a port, and bytes that it cannot read."""
+    asked: list[bytes] = []
+
+    def serve(connection: socket.socket, number: int) -> None:
+        asked.append(connection.recv(65536))
+        host, _, port = asked[-1].split()[1].decode().partition(":")
+        with socket.create_connection((host, int(port)), 20) as onward:
+            connection.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            back = threading.Thread(target=pipe, args=(onward, connection), name="back")
+            back.start()
+            pipe(connection, onward)
+            onward.shutdown(socket.SHUT_RDWR)
+            back.join(20)
+
+    with AnsweringServer(echo, certificate.server) as server, RawServer(serve) as proxy:
+        monkeypatch.setenv("https_proxy", proxy.url)
+        link, told = Transport(str(certificate.ca)), list[int]()
+        with within(20.0, told.append):
+            assert put(link, f"{server.url}/secret", bytes(2 * PIECE)) == 200
+        assert server.asked[0].path == "/secret"
+        assert told == [PIECE, PIECE]
+        assert asked[0].startswith(b"CONNECT 127.0.0.1:")
+        link.close()
+
+
+@pytest.mark.parametrize("variable", ["", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
+def test_a_certificate_is_trusted_where_it_is_named(
+    variable: str, certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the store's own option, which beats the environment, or by the environment; else never."""
+    for each in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # the machine's own
+        monkeypatch.delenv(each, raising=False)
+    with AnsweringServer(echo, certificate.server) as server:
+        with pytest.raises(requests.exceptions.SSLError):
+            get(Transport(), server.url)
+        if variable:
+            monkeypatch.setenv(variable, str(certificate.ca))
+            assert get(Transport(), server.url) == b""
+        else:
+            monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "none.pem"))
+            assert get(Transport(str(certificate.ca)), server.url) == b""
+        assert len(server.asked) == 1
+
+
+def test_within_ends_where_it_ends() -> None:
+    """What was sent inside is no business of what comes after."""
+    clock = ManualClock()
+    with within(5.0, None, clock):
+        left = remaining(3.0)
+        clock.advance(1.0)
+        assert left() == 2.0
+        with within(1.0, None, clock):
+            clock.advance(2.0)
+            with pytest.raises(TimeoutError):
+                transport._now.left()
+        assert transport._now.left() == 1.0
+    assert transport._now.left() == STALL
+    assert remaining(None)() is None
