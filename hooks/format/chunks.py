@@ -3,7 +3,8 @@
 Objects of at most `target` bytes, header included, so that each fits a reused buffer and is one plain PUT. A tensor that
 is larger is split along its first dimension (a single row that is larger: along the next, and so on), so that each
 piece is a box of it and a run of its row-major elements at once. What is small is packed, largest first, into what
-room is left. The same items give the same plan on every rank and every run.
+room is left. No object holds two tiers, so that what is worth most can be put first, and what is unchanged left out. The
+same items give the same plan on every rank and every run.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from math import prod
 from ...providers.errors import UsageError
 from .dtypes import ITEMSIZE
 from .layout import HEADER_ROOM, header, header_room, label
+from .leaf import Tier
 
 #: Large enough for one connection's best rate; four in flight stay far below the 512 MiB of law 9.
 OBJECT_BYTES = 32 * 2**20
@@ -34,6 +36,7 @@ class Item:
     #: Where that lies in the global tensor, and the global shape; None for a tensor that is whole here.
     offsets: tuple[int, ...] | None = None
     shape: tuple[int, ...] | None = None
+    tier: Tier = Tier.WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ class PlannedObject:
     header: bytes
     pieces: tuple[Piece, ...]
     size: int
+    tier: Tier = Tier.WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +80,24 @@ class _Cut:
 
 
 def plan(items: Sequence[Item], target: int = OBJECT_BYTES) -> tuple[PlannedObject, ...]:
-    """The objects for these items: a small one, then the largest first. Items without elements need none.
+    """The objects for these items, tier by tier: a small one, then the largest first. Items without elements need none.
 
     Raises:
         UsageError: `target` holds not even one element and its header.
     """
-    cuts = [cut for index, item in enumerate(items) for cut in _cut(index, item, target)]
+    cuts: dict[Tier, list[_Cut]] = {}
+    for index, item in enumerate(items):
+        cuts.setdefault(item.tier, []).extend(_cut(index, item, target))
+    return tuple([each for tier in sorted(cuts) for each in _objects(items, cuts[tier], tier, target)])
+
+
+def _objects(items: Sequence[Item], cuts: list[_Cut], tier: Tier, target: int) -> Iterator[PlannedObject]:
     # Largest first: the last object to finish is a small one. Then by name and place, whatever order they came in.
     cuts.sort(key=lambda cut: (-cut.nbytes, items[cut.item].name, cut.local))
     first = _first(cuts, target)
     bins = _pack(cuts[: len(cuts) - len(first)], target)
-    return tuple([_place(items, bin_) for bin_ in ([first, *bins] if first else bins)])
+    for bin_ in [first, *bins] if first else bins:
+        yield _place(items, bin_, tier)
 
 
 def _first(cuts: list[_Cut], target: int) -> list[_Cut]:
@@ -158,7 +169,7 @@ def _pack(cuts: Iterable[_Cut], target: int) -> list[list[_Cut]]:
     return bins
 
 
-def _place(items: Sequence[Item], cuts: list[_Cut]) -> PlannedObject:
+def _place(items: Sequence[Item], cuts: list[_Cut], tier: Tier) -> PlannedObject:
     # Falling item size keeps every piece aligned without holes, which safetensors forbids.
     cuts = sorted(cuts, key=lambda cut: -ITEMSIZE[items[cut.item].dtype])
     offsets = [_global(items[cut.item], cut) for cut in cuts]
@@ -174,7 +185,7 @@ def _place(items: Sequence[Item], cuts: list[_Cut]) -> PlannedObject:
             Piece(cut.item, cut.local, cut.sizes, cut.first, prod(cut.sizes), corner, position, end)
         )
         position = end
-    return PlannedObject(head, tuple(pieces), position)
+    return PlannedObject(head, tuple(pieces), position, tier)
 
 
 def _global(item: Item, cut: _Cut) -> tuple[int, ...]:

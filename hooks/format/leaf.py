@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+
+
+class Tier(enum.IntEnum):
+    """What a tensor is worth when time is short. Objects are put in this order, and none holds two tiers."""
+
+    #: Parameters, buffers, extras: with these a job goes on, if it must.
+    WEIGHTS = 0
+    #: Parameters that nobody trains: worth as much, and most likely in the store since the first checkpoint.
+    FROZEN = 1
+    #: What optimizers keep.
+    MOMENTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +32,4 @@ class Leaf:
     #: Stands still while the gate is shut: a copy of ours, or changed only by a hooked optimizer's `step()`.
     #: What may be changed by anybody (an EMA, a frozen weight) is checked a second time after it was read.
     still: bool = False
+    tier: Tier = Tier.WEIGHTS

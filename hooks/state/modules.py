@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ...providers.errors import CheckpointError, StateError
-from ..format.leaf import Leaf
+from ..format.leaf import Leaf, Tier
 from .copies import Copies
 from .parts import (
     COPY_AT_BOUNDARY,
@@ -154,7 +154,9 @@ class ModulePart:
                 else:
                     read_from = tensor if id(tensor) in self._gone else tensor.detach()
                 still = copied_to is not None or id(tensor) in self.stepped
-                named[id(tensor)] = Leaf(f"{self.name}/{key}", read_from, still)
+                frozen = not still and isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad
+                tier = Tier.FROZEN if frozen else Tier.WEIGHTS
+                named[id(tensor)] = Leaf(f"{self.name}/{key}", read_from, still, tier)
             self._leaf[key] = named[id(tensor)]
         self._sources = [(t, read.get(id(t), self._leaf[k].tensor)) for k, t in self._live.items()]
         self._in_place = [t for t in self._live.values() if id(t) not in copies]

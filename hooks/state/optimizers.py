@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ...providers.errors import CheckpointError, StateError
-from ..format.leaf import Leaf
+from ..format.leaf import Leaf, Tier
 from .parts import Part, StatefulPart, copy_into, freeze, tensors_in
 
 log = logging.getLogger("spotguard")
@@ -120,7 +120,7 @@ class OptimizerPart:
             for word, value in values.items() if isinstance(values, dict) else [("value", values)]:
                 for i, tensor in enumerate(tensors_in(value)):
                     name = f"{prefix}/{word}" if isinstance(value, torch.Tensor) else f"{prefix}/{word}.{i}"
-                    found.setdefault(id(tensor), Leaf(name, tensor, still=True))
+                    found.setdefault(id(tensor), Leaf(name, tensor, still=True, tier=Tier.MOMENTS))
         return list(found.values())
 
     def tree(self) -> Any:

@@ -17,7 +17,7 @@ from ...providers.errors import CheckpointError, StateError
 from ..format.coverage import MergedTensor
 from ..format.dtypes import torch_dtype
 from ..format.encoding import decode, encode
-from ..format.leaf import Leaf
+from ..format.leaf import Leaf, Tier
 from ..format.manifest import private_name
 from .device import Fence
 from .environment import describe
@@ -289,7 +289,8 @@ class State:
                 name = names.get(id(tensor))
                 if name is None:
                     name = private_name(rank, f"{part.name}#{len(leaves)}")
-                    leaves[name] = Leaf(name, tensor, still=True)
+                    tier = Tier.MOMENTS if isinstance(part, OptimizerPart) else Tier.WEIGHTS
+                    leaves[name] = Leaf(name, tensor, still=True, tier=tier)
                 return name
 
             trees[part.name] = encode(part.tree(), take, part.name)
