@@ -185,14 +185,18 @@ class GCSStore:
         with within(timeout, sent), answered(doing, CREATE):
             name, value = _sum(view)
             body = _Body({"name": self._at.key(key), _IN_METADATA[name]: value}, view)
-            asked = {"uploadType": "multipart", "fields": "generation", **self._put_options, **options}
+            asked = {"uploadType": "multipart", "fields": _IN_METADATA[name], **self._put_options, **options}
             try:
                 said = {"Content-Type": body.content_type}
-                self._ask("POST", f"/upload/storage/v1/b/{self._at.bucket}/o", asked, body, said)
+                made = self._ask(
+                    "POST", f"/upload/storage/v1/b/{self._at.bucket}/o", asked, body, said
+                ).json()
             except GoogleAPICallError as error:
                 if error.code == 412:
                     return False
                 raise
+            if not isinstance(made, dict) or made.get(_IN_METADATA[name]) != value:
+                raise UnavailableError(f"{doing}: the answer does not say that the object is there: {_PROXY}")
         return True
 
     def _delete(self, doing: str, paths: Sequence[str]) -> None:

@@ -65,7 +65,7 @@ class FakeGoogle:
         self.url = self._server.url.replace("http:", "https:") if tls else self._server.url
         #: Trusts this server.
         self.ca = folder / "ca.pem"
-        #: What the API says next; when there is nothing more, 200 with an object's metadata.
+        #: What the API says next; when there is nothing more, 200, and of an upload its metadata.
         self.says: deque[Say] = deque()
         #: What the token service says next; else a new token for an hour.
         self.token_says: deque[Say] = deque()
@@ -140,7 +140,11 @@ class FakeGoogle:
 
     def _answer(self, asked: Asked) -> Say:
         self.asked.append(asked)
-        return self.says.popleft() if self.says else Say()
+        if self.says:
+            return self.says.popleft()
+        if asked.path.startswith("/upload/"):  # the metadata as they were sent, in the first of two parts
+            return Say(body=asked.body.split(b"\r\n\r\n", 1)[1].split(b"\r\n--", 1)[0])
+        return Say()
 
 
 def _pem(key: rsa.RSAPrivateKey) -> str:

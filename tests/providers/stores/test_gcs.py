@@ -60,6 +60,8 @@ def store(google: FakeGoogle) -> BlobStore:
         (BAD(404, "notFound"), NotFoundError),
         (BAD(400, "invalid"), CorruptError),
         (BAD(400, "required"), StoreError),
+        (Say(200, b"<html>a captive portal</html>"), UnavailableError),
+        (Say(200, b"{}"), UnavailableError),
         (Say(418, b"<html>a proxy's own words</html>"), StoreError),
     ],
     ids=lambda value: f"{value.status}" if isinstance(value, Say) else value.__name__,
@@ -153,10 +155,11 @@ def test_a_key_of_kms_has_its_whole_name() -> None:
 
 def test_a_thread_keeps_its_connection(google: FakeGoogle, store: BlobStore) -> None:
     """What warm() opened is what the save uses, also after answers that were refusals."""
-    google.says.extend([BAD(404, "notFound"), BAD(403, "forbidden"), Say(), BAD(503, "backendError")])
+    google.says.extend([BAD(404, "notFound"), BAD(403, "forbidden")])
     store.warm()
     store.warm()
     store.put("a", memoryview(b"x" * 2**20))
+    google.says.append(BAD(503, "backendError"))
     with pytest.raises(ThrottledError):
         store.put("b", memoryview(b"x"))
     store.put("b", memoryview(b"x"))
