@@ -45,10 +45,11 @@ def plan(at: Situation) -> Plan:
 
 
 def replan(before: Plan, at: Situation, landed: Landed) -> Plan:
-    """The plan that holds from now on: the same, or a lesser one. Ask as chunks land, and when the deadline moves.
+    """The plan that holds from now on: the same, or a lesser one. Ask as bytes leave, and when the deadline moves.
 
-    Never a better one, and never KEEP for one that writes: until the deadline the link may recover, and nothing else
-    can be done with the time.
+    Never KEEP for one that writes: until the deadline the link may recover, and nothing else can be done with the
+    time. Never a better one either, but for moments that were to be rounded, while none of them is begun: they are
+    taken as they are where that fits on a bad day too.
 
     Args:
         before: what is being done.
@@ -68,15 +69,16 @@ def replan(before: Plan, at: Situation, landed: Landed) -> Plan:
         return _timed(
             before.choice, before.reason, at, _rest(at.sizes.a, _of_a(landed)), landed, lower_first=True
         )
+    untouched = not (landed.b or landed.b_begun)
+    if before.choice is Choice.FULL_LOSSY and untouched and at.rate is not None:
+        rest = _rest(_bytes(Choice.FULL, at), landed)
+        if _slack(at, rest, at.rate.low) >= 0:
+            return _whole(Choice.FULL, "everything", at, rest, landed)
     rest = _rest(_bytes(before.choice, at), landed)
     if rest == 0 or _fits(at, rest, _ROUNDING):
         return _whole(before.choice, before.reason, at, rest, landed, before)
-    may_round = before.choice is Choice.FULL and at.sizes.b_rounded is not None
-    if (
-        may_round
-        and not (landed.b or landed.b_begun)
-        and _fits(at, _rest(_bytes(Choice.FULL_LOSSY, at), landed))
-    ):
+    may_round = before.choice is Choice.FULL and at.sizes.b_rounded is not None and untouched
+    if may_round and _fits(at, _rest(_bytes(Choice.FULL_LOSSY, at), landed)):
         return _rounded(at, landed, _verdict(at, rest))
     return _lower(at, landed, _verdict(at, rest))
 
@@ -176,12 +178,11 @@ def _bytes(choice: Choice, at: Situation) -> int:
 
 def _rest(nbytes: int, landed: Landed) -> int:
     """Bytes that are still to be sent of so many."""
-    rest = max(0, nbytes - landed.a - landed.b)
-    return rest - min(landed.under_way, rest) // 2
+    return max(0, nbytes - landed.a - landed.b)
 
 
 def _of_a(landed: Landed) -> Landed:
-    """Tier A alone is looked at: what of tier B is in the store is no part of it."""
+    """Tier A alone is looked at: what of tier B is gone is no part of it."""
     return replace(landed, b=0)
 
 

@@ -102,11 +102,9 @@ class Situation:
 class Landed:
     """How far the save is that a plan began."""
 
-    #: Bytes in the store, of each tier as it is written.
+    #: Bytes that have left for the store, of each tier as it is written.
     a: int = 0
     b: int = 0
-    #: Bytes of the puts that are under way. Half of them are taken for sent.
-    under_way: int = 0
     #: Whether anything of tier B was begun: from there on it is not rounded any more.
     b_begun: bool = False
     #: Whether the lower level is committed already.

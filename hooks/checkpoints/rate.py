@@ -1,7 +1,7 @@
-"""What the link to the store does, learned from the puts that have finished. Nothing known is None, and no guess.
+"""What the link to the store does, learned from the bytes of each save. Nothing known is None, and no guess.
 
-All sums are in seconds of the link: a put that shared it with three others for 4 s had it to itself for 1 s. So puts
-side by side and one after another add up to the same rate, and a rate is the bytes by those seconds.
+A save is looked at in stretches of half a second: so long, so many bytes. What is to come takes the seconds that bytes
+have taken, so a rate is always bytes by seconds over many of them, and never a mean of rates.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
+#: Seconds of a stretch: long beside a piece of an object and a socket's buffer, short beside a notice.
+_STRETCH = 0.5
 #: Saves that are remembered, and what each is worth beside the one after it.
 _SAVES = 16
 _FADES = 0.75
-#: Seconds of the link after which an earlier save counts no more for being larger.
-_ENOUGH = 5.0
-#: All earlier saves together count as this many seconds of the link when a save begins.
-_MEMORY = 1.0
-#: Seconds of the link in which what is known during a save fades to a third: credits for bursts run out in its middle.
+#: All earlier saves together count as this many seconds when a save begins: its own first stretch weighs as much.
+_MEMORY = 0.5
+#: Seconds in which what is known during a save fades to a third: credits for bursts run out in its middle. So no save
+#: is remembered by more than its last few seconds, however long it was.
 _WITHIN = 5.0
 #: No link is said to be steadier than this, as a share of the rate.
 _STEADIEST = 0.05
@@ -44,41 +45,44 @@ class Rate:
 
 
 class Link:
-    """Told of each save and of its puts, says how fast the next bytes will go.
+    """Told of the bytes of each save, says how fast the next will go. All times are monotonic seconds.
 
-    Call `begin` when a save begins (of any kind), `put` after each put that succeeded, `committed` after each commit.
-    Not safe from several threads at once: who has them holds a lock.
+    Call `begin` when the first put of a save begins (of any kind), `sent` as its bytes leave, `end` when the last is in
+    the store or the save is given up, `committed` after each commit. Not safe from several threads at once: who has them
+    holds a lock.
     """
 
     def __init__(self) -> None:
+        #: The stretch that is open: since when, and the bytes of the save at its begin and by now.
+        self._since: float | None = None
+        self._before = self._gone = 0
+        #: The save that is under way, or ended last.
         self._now = _Seen()
-        #: What is left of all memory in the save that is under way.
+        #: What is left of all memory in it.
         self._memory = 1.0
         #: Each earlier save, the newest last.
         self._past: deque[_Seen] = deque(maxlen=_SAVES)
         self._commits: deque[float] = deque(maxlen=_COMMITS)
 
-    def begin(self) -> None:
-        """A save begins: what was seen up to here is memory, and weighs less from now on."""
+    def begin(self, now: float) -> None:
+        """The bytes of a save begin. What was seen up to here is memory, and weighs less from now on."""
         if self._now.seconds > 0:
             self._past.append(self._now)
             self._now = _Seen()
         self._memory = 1.0
+        self._since, self._before, self._gone = now, 0, 0
 
-    def put(self, nbytes: int, begun: float, ended: float, in_flight: float = 1.0) -> None:
-        """A put of so many bytes succeeded.
+    def sent(self, nbytes: int, now: float) -> None:
+        """So many bytes of the save have left by now, all together. Fewer than before (an object is sent again) is
+        time without bytes."""
+        self._gone = max(self._gone, nbytes)
+        if self._since is not None and now - self._since >= _STRETCH:
+            self._close(now)
 
-        Args:
-            begun: monotonic seconds, of the attempt that succeeded.
-            ended: monotonic seconds.
-            in_flight: puts that were under way at once, this one counted: the mean of its begin and its end.
-        """
-        seconds = (ended - begun) / max(1.0, in_flight)
-        if nbytes <= 0 or not seconds > 0:
-            return  # an empty object, or a clock too coarse for it, tells nothing of the link
-        faded = math.exp(-seconds / _WITHIN)
-        self._memory *= faded
-        self._now = self._now.times(faded) + _Seen(seconds, nbytes, seconds**2 / nbytes)
+    def end(self, now: float) -> None:
+        """No more bytes of this save: what comes now is not the link's time. Its last stretch counts, however short."""
+        self._close(now)
+        self._since = None
 
     def committed(self, seconds: float) -> None:
         """A manifest and its marker were put, and took so long."""
@@ -89,26 +93,41 @@ class Link:
         """Seconds to count on for a commit: the longest of the last few."""
         return max(self._commits, default=None)
 
-    @property
-    def rate(self) -> Rate | None:
-        """What to count on for the next bytes. None: no put has finished yet."""
+    def rate(self, now: float) -> Rate | None:
+        """What to count on for the next bytes. None: nothing has been seen yet.
+
+        On a link that stands still it falls as time goes by, though nothing is sent.
+        """
         known = self._now + self._remembered().times(self._memory)
         if not known.seconds > 0:
             return None
         spread = max(_STEADIEST, known.spread)
+        expected = known.rate
+        if self._since is not None and (waited := now - self._since) >= _STRETCH:
+            expected = (known.nbytes + self._gone - self._before) / (known.seconds + waited)
         better = 1 + spread if self._now.seconds > 0 else max(_UNTRIED, 1 + spread)
-        return Rate(known.rate, known.rate / (1 + spread), known.rate * better)
+        return Rate(expected, expected / (1 + spread), expected * better)
+
+    def _close(self, now: float) -> None:
+        """The open stretch ends, if it brought anything: one without bytes goes on."""
+        nbytes = self._gone - self._before
+        if self._since is None or nbytes == 0 or not (seconds := now - self._since) > 0:
+            return
+        faded = math.exp(-seconds / _WITHIN)
+        self._memory *= faded
+        self._now = self._now.times(faded) + _Seen(seconds, nbytes, seconds**2 / nbytes)
+        self._since, self._before = now, self._gone
 
     def _remembered(self) -> _Seen:
         known = _Seen()
         for age, save in enumerate(reversed(self._past)):
-            known += save.at_most(_ENOUGH).times(_FADES**age)
+            known += save.times(_FADES**age)
         return known.at_most(_MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Sums over stretches of the link, each weighted by what it is still worth."""
+    """Sums over stretches, each weighted by what it is still worth."""
 
     seconds: float = 0.0
     nbytes: float = 0.0

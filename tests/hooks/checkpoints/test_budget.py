@@ -176,11 +176,11 @@ def test_what_misses_on_a_bad_day_is_made_safe_on_the_way() -> None:
 
 
 def test_a_deadline_that_moves_earlier_cuts_a_plan_down() -> None:
-    """What is in the store counts, and half of what is on its way."""
+    """What has left for the store counts."""
     at = situation(20)
     chosen = plan(at)
     later = replace(at, now=1006.0, deadline=1014.0)
-    landed = Landed(a=400 * MIB, b=100 * MIB, under_way=128 * MIB, b_begun=True)
+    landed = Landed(a=400 * MIB, b=164 * MIB, b_begun=True)
     assert replan(chosen, later, landed).choice is Choice.FULL
     assert replan(chosen, later, landed).end == pytest.approx(1006 + 7 - 0.64 + 0.5)
     cut = replan(chosen, replace(later, deadline=1012.0), landed)
@@ -198,6 +198,19 @@ def test_moments_are_rounded_in_the_middle_only_before_the_first_is_begun() -> N
     landed = Landed(a=100 * MIB)
     assert replan(chosen, known, landed).choice is Choice.FULL_LOSSY
     assert replan(chosen, known, replace(landed, b_begun=True)).choice is Choice.LOWER
+
+
+def test_moments_are_taken_as_they_are_after_all_where_the_link_is_better_than_was_thought() -> None:
+    """Where that fits on a bad day too, or it would go to and fro; and while none of them is begun."""
+    at = situation(10, sizes=Sizes(400 * MIB, 800 * MIB, rounded=400 * MIB))
+    chosen = plan(at)
+    assert chosen.choice is Choice.FULL_LOSSY
+    better = replace(at, now=1001.0, rate=Rate(200 * MIB, 150 * MIB, 250 * MIB))
+    landed = Landed(a=200 * MIB)
+    assert replan(chosen, better, landed).choice is Choice.FULL
+    assert replan(chosen, better, replace(landed, b_begun=True)).choice is Choice.FULL_LOSSY
+    uncertain = replace(better, rate=Rate(130 * MIB, 110 * MIB, 150 * MIB))
+    assert replan(chosen, uncertain, landed).choice is Choice.FULL_LOSSY
 
 
 def test_a_background_checkpoint_that_does_not_get_there_gives_way() -> None:
@@ -279,14 +292,18 @@ def test_nothing_new_changes_nothing(at: Situation) -> None:
 @given(
     situations(known=False), situations(known=False), st.integers(0, 100), st.integers(0, 100), st.booleans()
 )
-def test_a_plan_only_ever_becomes_a_lesser_one(
-    at: Situation, later: Situation, a: int, b: int, b_begun: bool
-) -> None:
-    """Whatever happens, one that writes goes on writing, and one that does not never begins."""
+def test_a_plan_becomes_a_lesser_one(at: Situation, later: Situation, a: int, b: int, b_begun: bool) -> None:
+    """But for moments that are not begun. One that writes goes on writing, and one that does not never begins."""
     before = plan(at)
     now = replace(later, sizes=at.sizes, step=at.step)
     landed = Landed(at.sizes.a * a // 100, at.sizes.b * b // 100, b_begun=b_begun)
     after = replan(before, now, landed)
+    if (before.choice, after.choice) == (Choice.FULL_LOSSY, Choice.FULL):  # the one way up
+        assert not landed.b
+        assert not b_begun
+        assert now.rate is not None
+        assert (after.slack or 0.0) >= 0
+        return
     assert WORTH.index(after.choice) <= WORTH.index(before.choice) or at.sizes.b == 0
     assert (after.choice is Choice.KEEP) == (before.choice is Choice.KEEP)
     assert after.lower_first or not before.lower_first
@@ -380,7 +397,7 @@ def played(at: Situation, turns: list[int], chunk: int) -> tuple[list[Choice], s
             rate = rate or Rate.exactly(sum(turns[: number + 1]) / (number + 1))
         landed = sent if sent == whole else sent // chunk * chunk
         a, b = min(landed, at.sizes.a), max(0, landed - at.sizes.a)
-        tiers = Landed(a, b, sent - landed, committed=bool(committed))
+        tiers = Landed(a, b, committed=bool(committed))
         current = replan(current, replace(at, now=now + 1, rate=rate), tiers)
         held.append(current.choice)
     return held, committed
