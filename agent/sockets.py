@@ -68,13 +68,17 @@ class Listener:
     _inode: int
 
     def close(self) -> None:
-        """Stop listening; the file goes too, unless somebody has put another one there."""
+        """Stop listening; the files go too, unless somebody has put others there."""
         self.socket.close()
-        try:
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # the folder was cleaned up under us: what should go is gone
             if os.lstat(self.path).st_ino == self._inode:
                 os.unlink(self.path)
-        except FileNotFoundError:
-            pass  # the folder was cleaned up under us: what should go is gone
+        if _lies_at(
+            _lock_of(self.path), self._lock
+        ):  # while it is ours: who comes now finds none, and makes one
+            _lock_of(self.path).unlink(missing_ok=True)
         os.close(self._lock)
 
 
@@ -127,18 +131,37 @@ def _fenced(folder: Path, service: bool) -> os.stat_result:
 
 
 def _lock(path: Path) -> int:
-    """One agent for each socket: the kernel gives the lock back when its holder dies, whatever it leaves."""
-    name = path.with_name(f".{path.name}.lock")
-    try:
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise UsageError(f"{name}: {error.strerror}; choose another place with --socket") from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    """One agent for each socket: the kernel gives the lock back when its holder dies, whatever it leaves.
+
+    The file goes with the agent that ends. So whoever opened it before that has locked one that is nobody's any more,
+    and asks again.
+    """
+    name = _lock_of(path)
+    while True:
+        try:
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise UsageError(f"{name}: {error.strerror}; choose another place with --socket") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            raise _taken(path) from error
+        if _lies_at(name, fd):
+            return fd
         os.close(fd)
-        raise _taken(path) from error
-    return fd
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
+
+
+def _lies_at(name: Path, fd: int) -> bool:
+    """Whether this open file is the one of that name, and not one that lay there before."""
+    try:
+        return os.path.samestat(os.lstat(name), os.fstat(fd))
+    except OSError:
+        return False
 
 
 def _taken(path: Path) -> UsageError:

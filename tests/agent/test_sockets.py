@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,13 +36,52 @@ def test_a_run_id_that_is_no_name_is_refused(run_id: str) -> None:
 
 
 def test_the_folder_is_made_for_us_alone(folder: Path) -> None:
-    """0700, the socket 0600; nothing stays but the lock."""
+    """0700, the socket 0600; nothing stays of either file."""
     path = folder / "new" / "a.sock"
     listener = listen(path)
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [one.name for one in path.parent.iterdir()] != []
     listener.close()
-    assert not path.exists()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_lock_that_goes_while_somebody_asks_for_it_is_nobodys(folder: Path) -> None:
+    """Who opened the file before it went has locked what nobody else will find: two would listen in one place."""
+    path, name = folder / "a.sock", folder / ".a.sock.lock"
+    first = listen(path)
+    early = os.open(name, os.O_RDWR)
+    first.close()
+    fcntl.flock(early, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gone, and so it keeps nobody out
+    second = listen(path)
+    with pytest.raises(UsageError, match="another spotguard answers"):
+        listen(path)
+    name.unlink()  # as a cleaner of old files may
+    name.touch()
+    second.close()
+    assert name.exists(), "what lies there now is another's"
+    os.close(early)
+
+
+def test_agents_that_come_and_go_are_one_at_a_time(folder: Path) -> None:
+    """Threads that open, lock and remove the same file: whoever has it is alone."""
+    path, inside, most = folder / "a.sock", list[int](), list[int]()
+
+    def come_and_go(number: int) -> None:
+        for _ in range(200):
+            try:
+                listener = listen(path)
+            except UsageError:
+                continue
+            inside.append(number)
+            most.append(len(inside))
+            inside.remove(number)
+            listener.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(come_and_go, range(4)))
+    assert set(most) == {1}
+    assert list(folder.iterdir()) == []
 
 
 def test_a_service_lets_its_group_in(folder: Path) -> None:
@@ -82,7 +123,7 @@ if os.geteuid() == 0:
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 options = config.resolve("run", {}, {})
 service = Path(sys.argv[1])
-print(loop._watches(options, list, print, SystemClock(), random.Random(), service))
+print(loop._watches(options, list, print, SystemClock(), random.Random(), service, ()))
 print(control.find_sockets({"XDG_RUNTIME_DIR": "/nowhere"}, os.getpid(), service))
 """
 
