@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ from ..providers.notice import NoticeSource
 
 if TYPE_CHECKING:
     from .config import Options
+
+logger = logging.getLogger(__name__)
 
 
 def make(options: Options, clock: Clock, root: Path = Path("/")) -> Callable[[], list[NoticeSource]]:
@@ -27,6 +30,12 @@ def make(options: Options, clock: Clock, root: Path = Path("/")) -> Callable[[],
     if name == "auto":
         name, instance = _detected(options, root)
     if name == "none":
+        if options.metadata_endpoint and options.provider == "none":
+            logger.warning(
+                "--metadata-endpoint %s is not asked: --provider none watches no cloud. To watch there, say which: "
+                "--provider aws, azure or gcp",
+                options.metadata_endpoint,
+            )
         return list
     if name == "azure":
         return _azure(options, clock)

@@ -71,7 +71,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The clouds, and each one's flags."""
-    clouds = parser.add_subparsers(dest="cloud", required=True, metavar="CLOUD")
+    clouds = parser.add_subparsers(dest="cloud", metavar="CLOUD")
     for name, module in CLOUDS.items():
         shown = argparse.RawDescriptionHelpFormatter
         one = clouds.add_parser(
@@ -92,6 +92,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, *, clock: Clock | None = None) -> int:
     """Serve until Ctrl-C, SIGTERM or the end of `--for`."""
+    if arguments.cloud is None:
+        *others, last = CLOUDS
+        raise UsageError(f"which cloud? Say {', '.join(others)} or {last}, as in spotguard simulate {others[0]}")
     clock = clock or SystemClock()
     say = _Teller(clock)
     module = CLOUDS[arguments.cloud]
@@ -108,7 +111,8 @@ def run(arguments: argparse.Namespace, *, clock: Clock | None = None) -> int:
             _play(simulator, steps, arguments.lifetime, say, ending)
         finally:
             simulator.stop()
-    say(f"ended; {len(simulator.requests)} requests were answered")
+    answered = len(simulator.requests)
+    say("ended; 1 request was answered" if answered == 1 else f"ended; {answered} requests were answered")
     return 0
 
 

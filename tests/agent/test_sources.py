@@ -59,6 +59,14 @@ def test_a_laptop_has_no_source(tmp_path: Path) -> None:
     assert sources.make(options(provider="none"), SystemClock(), cloud)() == []
 
 
+def test_an_endpoint_that_nobody_asks_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`none` means none, whatever stands beside it, as in a file for all machines. A word to whoever meant the endpoint."""
+    said = options(provider="none", metadata_endpoint="http://127.0.0.1:1338")
+    assert sources.make(said, SystemClock(), tmp_path)() == []
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("--metadata-endpoint http://127.0.0.1:1338 is not asked: --provider none")
+
+
 def test_gcp_is_watched_where_it_is_named_and_where_the_firmware_names_it(tmp_path: Path) -> None:
     """The terminal key twice, each key by itself; each call makes its own."""
     root = machine(tmp_path, product_name="Google Compute Engine")

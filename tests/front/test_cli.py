@@ -97,7 +97,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["drill", "--run-id", "a b"], "--run-id 'a b': expected"),
         (["drill", "--socket", ""], "--socket '': expected a path, as in /run/"),
         (["status", "--wach"], "did you mean --watch?"),
-        (["simulate"], "see spotguard simulate --help"),
+        (["simulate"], "which cloud? Say aws, gcp or azure, as in spotguard simulate aws"),
         (["simulate", "aws", "--preempt-afer", "3"], "did you mean --preempt-after?"),
         (["ls", "/mnt/x"], "write it as file:///mnt/x"),
         (["inspect", "--step", "one"], "--step 'one': expected a whole number"),

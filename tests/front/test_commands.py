@@ -113,7 +113,9 @@ def test_inspect_shows_the_newest_whole_one(capsys: pytest.CaptureFixture[str], 
     assert (body["step"], body["world"], body["level"]) == (6, 1, "full")
     shapes = {tensor["name"]: tensor["shape"] for tensor in body["tensors"]}
     assert shapes["model/weight"] == [20, 30]
-    assert "model/weight" in said(capsys, "inspect", store.as_uri())
+    shown = said(capsys, "inspect", store.as_uri())
+    assert "model/weight" in shown
+    assert f"  1 rank, {len(body['objects'])} object" in shown
     next(checkpoints(store)[0].glob("00000-of-*.json")).unlink()
     assert told(capsys, "inspect", store.as_uri())["step"] == 4
 

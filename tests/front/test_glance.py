@@ -238,3 +238,10 @@ def test_only_what_is_new_has_another_shape() -> None:
         {"socket": "/x", "error": "gone"},
     ):
         assert glance.shape(news) != was
+
+
+def test_one_is_one() -> None:
+    """And two are two."""
+    for restarts, words in ((0, "for 16 s, watching"), (1, "restarted 1 time,"), (2, "restarted 2 times,")):
+        command = {"pid": 26954, "returncode": None, "restarts": restarts}
+        assert words in glance.title(a_body(command=command))

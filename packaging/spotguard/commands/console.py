@@ -38,6 +38,11 @@ def amount(value: float) -> str:
     return f"{value:.1f} GiB"
 
 
+def count(number: int, what: str) -> str:
+    """Things as a person counts them: "1 rank", "1,200 elements"."""
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
 def ago(seconds: float) -> str:
     """A span as a person says it: "12 s", "4 min", "3.2 h"."""
     if seconds < 120:

@@ -13,7 +13,7 @@ from typing import Any
 
 from spotguard.agent.horizon import span
 
-from .console import ago, amount
+from .console import ago, amount, count
 
 #: Where the words begin, behind what they are about.
 _INDENT = 16
@@ -55,7 +55,7 @@ def title(body: dict[str, Any]) -> str:
     command = body["command"]
     resting = "no command" if body["phase"] in ("outliving", "waiting") else "starting"
     doing = resting if command is None else f"command pid {command['pid']}"
-    again = f", restarted {command['restarts']} times" if command and command["restarts"] else ""
+    again = f", restarted {count(command['restarts'], 'time')}" if command and command["restarts"] else ""
     return f"run {body['run_id']} (pid {body['pid']}), {doing}, {since}{again}, {body['phase']}"
 
 

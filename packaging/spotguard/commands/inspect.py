@@ -11,7 +11,7 @@ from rich.text import Text
 
 from spotguard.hooks.checkpoints.catalog import Whole
 
-from .console import add_json, amount, console, moment, print_json
+from .console import add_json, amount, console, count, moment, print_json
 from .target import add_target, target
 
 DESCRIPTION = """\
@@ -84,8 +84,9 @@ def _show(body: dict[str, Any]) -> None:
         Text(f"run {body['run_id']}, step {body['step']}, checkpoint {body['checkpoint']}", style="bold")
     )
     out.print(f"  {body['kind']} save of {moment(body['created'])}, level {body['level']}")
-    out.print(f"  {body['world']} ranks, {len(body['objects'])} objects, {amount(body['bytes'])}")
-    out.print(f"  {len(body['tensors'])} tensors, {elements:,} elements")
+    ranks, objects = count(body["world"], "rank"), count(len(body["objects"]), "object")
+    out.print(f"  {ranks}, {objects}, {amount(body['bytes'])}")
+    out.print(f"  {count(len(body['tensors']), 'tensor')}, {count(elements, 'element')}")
     for name, value in body["environment"].items():
         out.print(f"  {name}: {value}")
     out.print(f"  state: {', '.join(body['state']) or '-'}")
@@ -95,6 +96,6 @@ def _show(body: dict[str, Any]) -> None:
     for tensor in body["tensors"]:
         stored = "" if tensor["stored"] == tensor["dtype"] else f" as {tensor['stored']}"
         shape = "x".join(map(str, tensor["shape"])) or "scalar"
-        size, count = amount(tensor["bytes"]), str(tensor["chunks"])
-        table.add_row(tensor["name"], tensor["dtype"] + stored, shape, size, count)
+        size, chunks = amount(tensor["bytes"]), str(tensor["chunks"])
+        table.add_row(tensor["name"], tensor["dtype"] + stored, shape, size, chunks)
     out.print(table)

@@ -9,7 +9,7 @@ from spotguard.agent import values
 from spotguard.hooks.checkpoints.retention import Pruning, plan_pruning
 from spotguard.providers.errors import UsageError
 
-from .console import add_json, amount, print_json
+from .console import add_json, amount, count, print_json
 from .target import Target, add_target, target
 
 DESCRIPTION = """\
@@ -74,6 +74,6 @@ def _line(done: dict[str, Any], *, dry: bool) -> str:
     if not done["kept"]:
         return f"run {done['run_id']}: no whole checkpoint, so nothing is deleted"
     verb = "would delete" if dry else "deleted"
-    gone = f"{verb} {len(done['deleted'])} checkpoints, {amount(done['bytes'])}"
+    gone = f"{verb} {count(len(done['deleted']), 'checkpoint')}, {amount(done['bytes'])}"
     names = "".join(f"\n  {name}" for name in done["deleted"])
-    return f"run {done['run_id']}: {gone}; {len(done['kept'])} stay, the newest {done['kept'][0]}{names}"
+    return f"run {done['run_id']}: {gone}; {len(done['kept'])} {'stays' if len(done['kept']) == 1 else 'stay'}, the newest {done['kept'][0]}{names}"
