@@ -20,6 +20,7 @@ from spotguard.agent.config import Options, resolve
 from spotguard.agent.emergency import Machine, Policy
 from spotguard.agent.executable import CommandError
 from spotguard.agent.status import Facts
+from spotguard.hooks.protocol import Position
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
 from tests.fakes.serving import Events, Serving
@@ -228,13 +229,18 @@ def second(socket: str) -> None:
 def test_an_error_of_the_agent_costs_one_event(
     options: Options, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A mistake in handling one message must not cost the command its guard."""
+    """A mistake in handling one message must not cost the command its guard: what follows is heard, and counts."""
     from spotguard.agent.roster import Session
 
-    def fail(*_: object) -> None:
-        raise RuntimeError("a bug")
+    real, failed = Session.stands, list[object]()
 
-    monkeypatch.setattr(Session, "stands", fail)
+    def fail_once(session: Session, position: Position, now: float) -> None:
+        if not failed:
+            failed.append(position)
+            raise RuntimeError("a bug")
+        real(session, position, now)
+
+    monkeypatch.setattr(Session, "stands", fail_once)
     body = """
 hook.say(Position(1))
 os.kill(agent, signal.SIGTERM)
@@ -244,6 +250,8 @@ sys.exit(hook.hear(Leave).code)
     with caplog.at_level(logging.ERROR, "spotguard"):
         assert loop.run(options, training(body)) == 75
     assert "an error of the agent in Heard" in caplog.text
+    assert failed == [Position(1)]
+    assert record(options)["committed"] is not None
 
 
 def test_an_action_that_fails_does_not_take_the_next_ones_along(
