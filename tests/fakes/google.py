@@ -1,4 +1,5 @@
-"""Google as a client of Cloud Storage meets it: a token service that counts, and an API that says what the test put there."""
+"""Google as a client of Cloud Storage meets it: two token services that count (one is a machine's metadata), and an API
+that says what the test put there."""
 
 from __future__ import annotations
 
@@ -63,6 +64,8 @@ class FakeGoogle:
         self._server = RawServer(self._serve)
         self._tls = _tls(folder) if tls else None
         self.url = self._server.url.replace("http:", "https:") if tls else self._server.url
+        #: Of the metadata service, for GCE_METADATA_HOST.
+        self.host = self._server.url.removeprefix("http://")
         #: Trusts this server.
         self.ca = folder / "ca.pem"
         #: What the API says next; when there is nothing more, 200, and of an upload its metadata.
@@ -121,7 +124,12 @@ class FakeGoogle:
                 parts = urlsplit(target)
                 body = stream.read(int(headers.get("content-length", 0)))
                 asked = Asked(method, parts.path, dict(parse_qsl(parts.query)), headers, body)
-                say = self._token() if parts.path == "/token" else self._answer(asked)
+                if parts.path.endswith("/token"):
+                    say = self._token()
+                elif headers.get("metadata-flavor") == "Google":
+                    say = _metadata(parts.path)
+                else:
+                    say = self._answer(asked)
                 if say.status == 0:
                     return
                 length = len(say.body) if say.length is None else say.length
@@ -145,6 +153,15 @@ class FakeGoogle:
         if asked.path.startswith("/upload/"):  # the metadata as they were sent, in the first of two parts
             return Say(body=asked.body.split(b"\r\n\r\n", 1)[1].split(b"\r\n--", 1)[0])
         return Say()
+
+
+def _metadata(path: str) -> Say:
+    """As a machine of Compute Engine sees it, with one service account."""
+    headers = {"Metadata-Flavor": "Google", "Content-Type": "application/json"}
+    if path.endswith("/service-accounts/default/"):
+        account = {"email": f"job@{PROJECT}.iam.gserviceaccount.com", "scopes": [], "aliases": ["default"]}
+        return Say(body=json.dumps(account).encode(), headers=headers)
+    return Say(body=json.dumps(PROJECT).encode(), headers=headers)
 
 
 def _pem(key: rsa.RSAPrivateKey) -> str:

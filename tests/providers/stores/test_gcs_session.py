@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -106,6 +108,25 @@ def test_nothing_to_be_found_is_said_with_the_way_out(
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "none"))
     with pytest.raises(DeniedError, match="GOOGLE_APPLICATION_CREDENTIALS, or run gcloud"):
         open_store(f"gs://bucket/run?endpoint={google.url}").warm()
+
+
+def test_a_machine_of_googles_has_an_account(
+    google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its metadata service gives the token, and no proxy is between. (google-auth reads where it is when it is imported.)"""
+    for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP"):
+        monkeypatch.setenv(name, google.host)
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "NO_GCE_CHECK"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "none"))
+    program = (
+        "import sys; from spotguard.providers.stores.opening import open_store; store = open_store(sys.argv[1])\n"
+        "store.warm(timeout=60); store.put('a', memoryview(b'x'), timeout=60)"
+    )
+    url = f"gs://bucket/run?endpoint={google.url}&ca={google.ca}"
+    done = subprocess.run([sys.executable, "-c", program, url], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [asked.headers["authorization"] for asked in google.asked] == ["Bearer token-1"] * 2
 
 
 def test_no_secret_is_logged_or_said(
