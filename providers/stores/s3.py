@@ -6,13 +6,21 @@ Permissions: s3:PutObject, s3:GetObject, s3:DeleteObject on the prefix, s3:ListB
 from __future__ import annotations
 
 import base64
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    HTTPClientError,
+    IncompleteReadError,
+    PartialCredentialsError,
+)
 
 from ..errors import (
     CorruptError,
@@ -49,10 +57,13 @@ _CODES: dict[str, type[StoreError]] = {
     "ThrottlingException": ThrottledError,
     "RequestLimitExceeded": ThrottledError,
     "QuotaExceeded": FullError,  # not AWS's: Ceph's, and others' with quotas
+    "XMinioAdminBucketQuotaExceeded": FullError,
+    "XMinioStorageFull": FullError,
     "ServiceQuotaExceeded": FullError,
     "ExpiredToken": DeniedError,
     "InvalidToken": DeniedError,
     "TokenRefreshRequired": DeniedError,
+    "RequestExpired": DeniedError,
 }
 #: Credentials that others may take the place of.
 _STALE = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId", "RequestExpired"}
@@ -75,6 +86,13 @@ class _Body:
     def __len__(self) -> int:
         return len(self.view)
 
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Once more from the start: botocore repeats a request when it learns the bucket's region."""
+        return 0
+
+    def tell(self) -> int:
+        return 0
+
     def read(self, size: int = -1) -> bytes:
         raise AssertionError("nobody reads this: a checksum is given, and payloads are not signed")
 
@@ -86,7 +104,7 @@ class S3Store:
         self.url = location.url
         self.parallel = CONNECTIONS
         self._at = location
-        self._link = Transport(location.options.get("ca"))
+        self._link = Transport(location.options.get("ca") or os.environ.get("AWS_CA_BUNDLE"))
         self._session = S3Session(location, self._carry)
         self._put_options: dict[str, str] = {}
         self._all_options: dict[str, str] = {}
@@ -103,9 +121,11 @@ class S3Store:
         with within(timeout), _mapped(f"reach {self.url}"):
             self._session.freshen()
             try:
-                self._ask("HEAD", "head_object", Key=self._at.key("spotguard-warm"))
+                # No HEAD: its answer has no body, and so does not say what was wrong with the credentials.
+                self._ask("get_object", Key=self._at.key("spotguard-warm"))["Body"].close()
             except ClientError as error:
-                if _code(error) in _STALE or _status(error) not in (403, 404):
+                # Who may not list is told "denied" of what is not there.
+                if _code(error) not in ("NoSuchKey", "AccessDenied"):
                     raise
 
     def put(
@@ -132,7 +152,7 @@ class S3Store:
         """The whole object."""
         doing = f"get {self._named(check_key(key))}"
         with within(timeout), _mapped(doing):
-            answer = self._ask(doing, "get_object", Key=self._at.key(key))
+            answer = self._ask("get_object", Key=self._at.key(key))
             data = bytearray(answer["ContentLength"])
             if fill(answer["Body"], memoryview(data)) < len(data):
                 raise CorruptError(f"{doing}: fewer bytes came than were announced")
@@ -143,10 +163,10 @@ class S3Store:
         doing, view = f"read {self._named(check_key(key))}", buffer.cast("B")
         with within(timeout), _mapped(doing):
             if not view:
-                self._ask(doing, "head_object", Key=self._at.key(key))
+                self._ask("head_object", Key=self._at.key(key))
                 return
             wanted = f"bytes={start}-{start + len(view) - 1}"
-            answer = self._ask(doing, "get_object", Key=self._at.key(key), Range=wanted)
+            answer = self._ask("get_object", Key=self._at.key(key), Range=wanted)
             got = fill(answer["Body"], view)
             if got < len(view):
                 raise CorruptError(
@@ -159,7 +179,7 @@ class S3Store:
         more: dict[str, Any] = {}
         while True:
             with within(left()), _mapped(doing):
-                page = self._ask(doing, "list_objects_v2", Prefix=self._at.key(prefix), **more)
+                page = self._ask("list_objects_v2", Prefix=self._at.key(prefix), **more)
             for each in page.get("Contents", ()):
                 yield ObjectInfo(each["Key"].removeprefix(self._at.prefix), each["Size"])
             if not page.get("IsTruncated"):
@@ -173,7 +193,7 @@ class S3Store:
             batch, doing = named[at : at + _BATCH], f"delete {self.url}"
             with within(left()), _mapped(doing):
                 said = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
-                answer = self._ask(doing, "delete_objects", Delete=said)
+                answer = self._ask("delete_objects", Delete=said)
             for failed in answer.get("Errors", ()):
                 if failed["Code"] != "NoSuchKey":
                     raise _CODES.get(failed["Code"], _by_word(failed["Code"]))(
@@ -195,7 +215,6 @@ class S3Store:
         checksum = zlib.crc32(view) if crc32 is None else crc32
         with within(timeout, sent), _mapped(doing):
             self._ask(
-                doing,
                 "put_object",
                 Key=self._at.key(key),
                 Body=_Body(view),
@@ -204,7 +223,7 @@ class S3Store:
                 **options,
             )
 
-    def _ask(self, doing: str, operation: str, **arguments: Any) -> Mapping[str, Any]:
+    def _ask(self, operation: str, **arguments: Any) -> Mapping[str, Any]:
         """One request; a second one where the credentials were out of date and there are others now."""
         client = self._session.client()
         call: Callable[..., Mapping[str, Any]] = getattr(client, operation)
@@ -231,7 +250,7 @@ class S3Store:
         return f"s3://{self._at.bucket}/{self._at.key(key)}"
 
 
-class _Precondition(Exception):
+class _Precondition(StoreError):
     """The key is there already."""
 
 
@@ -244,9 +263,13 @@ def _mapped(doing: str) -> Iterator[None]:
     except ClientError as error:
         code, status = _code(error), _status(error)
         if status == 412:
-            raise _Precondition from error
+            raise _Precondition(f"{doing}: {code} (412)") from error
         kind = _CODES.get(code) or leaf(status)
         raise kind(f"{doing}: {code} ({status}){_ADVICE.get(code, '')}") from error
+    except (HTTPClientError, IncompleteReadError) as error:
+        raise UnavailableError(f"{doing}: {type(error).__name__}: {error}") from error
+    except (CredentialRetrievalError, PartialCredentialsError) as error:
+        raise DeniedError(f"{doing}: {type(error).__name__}: {error}") from error
     except BotoCoreError as error:
         raise StoreError(f"{doing}: {type(error).__name__}: {error}") from error
 

@@ -8,6 +8,7 @@ them a quarter of an hour ahead, and what still holds is used when nothing newer
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from botocore.config import Config
 from botocore.credentials import RefreshableCredentials
 from botocore.exceptions import BotoCoreError
 
+from ..clock import Clock, SystemClock
 from ..errors import DeniedError
 from .urls import Location
 
@@ -25,6 +27,8 @@ log = logging.getLogger("spotguard")
 
 #: Seconds before their end at which credentials are renewed, if that can be had.
 _AHEAD = 15 * 60
+#: Seconds until `freshen` asks again: a role's new credentials come five minutes before the old ones end.
+_AGAIN = 60.0
 
 _CONFIG = Config(
     retries={"total_max_attempts": 1, "mode": "standard"},  # the caller's loop retries, by its deadline
@@ -39,9 +43,12 @@ _CONFIG = Config(
 class S3Session:
     """Makes clients whose requests go through `carry`."""
 
-    def __init__(self, location: Location, carry: Callable[..., object]) -> None:
+    def __init__(self, location: Location, carry: Callable[..., object], clock: Clock | None = None) -> None:
         self._at = location
         self._carry = carry
+        self._clock = clock or SystemClock()
+        self._not_before = -math.inf
+        self._boto: Any = None
         self._lock = threading.Lock()
         self._client: Any = None
         self._found: Any = None
@@ -68,38 +75,60 @@ class S3Session:
             DeniedError: no credentials are to be found.
         """
         self.client()
-        found = self._found
-        if not isinstance(found, RefreshableCredentials) or not found.refresh_needed(_AHEAD):
+        if not isinstance(self._found, RefreshableCredentials) or not self._found.refresh_needed(_AHEAD):
             return
-        with self._lock:
-            try:
-                self._make()
-            except (BotoCoreError, DeniedError, OSError) as error:
-                log.warning("AWS credentials end soon, and new ones cannot be had now: %s", error)
+        if self._clock.monotonic() < self._not_before or not self._lock.acquire(blocking=False):
+            return  # tried a moment ago, or by another thread now
+        try:
+            self._not_before = self._clock.monotonic() + _AGAIN
+            self._take(self._found)
+        except (BotoCoreError, DeniedError, OSError) as error:
+            log.warning("AWS credentials end soon, and new ones cannot be had now: %s", error)
+        finally:
+            self._lock.release()
 
     def renew(self, refused: object) -> bool:
         """After `refused` was refused: whether there is a client with other credentials."""
         with self._lock:
-            if self._client is refused:
-                before = self._frozen
+            if self._client is not refused:
+                return True
+            before = self._frozen
+            try:
                 self._make()
-                return bool(self._frozen != before)
-            return True
+            except (BotoCoreError, DeniedError, OSError) as error:
+                log.warning("AWS credentials are refused, and new ones cannot be had now: %s", error)
+                return False
+            return bool(self._frozen != before)
 
     def _make(self) -> None:
-        options = self._at.options
-        session = boto3.session.Session(profile_name=options.get("profile"))
+        """Ask the whole chain anew, files and variables too."""
+        session = boto3.session.Session(profile_name=self._at.options.get("profile"))
         found = session.get_credentials()
         if found is None:
             raise DeniedError(
                 f"{self._at.url}: no AWS credentials are to be found; give the machine an instance role, or set "
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
-        frozen = found.get_frozen_credentials()
-        client = session.client(
+        self._boto = session
+        self._take(found)
+
+    def _take(self, found: Any) -> None:
+        """Freeze what `found` holds (botocore asks for newer, where it ends within a quarter of an hour)."""
+        try:
+            frozen = found.get_frozen_credentials()
+        except RuntimeError as error:  # what botocore says where the newer ones are out of date as well
+            raise DeniedError(
+                f"{self._at.url}: the AWS credentials to be found have expired ({error}); renew them, or correct this "
+                "machine's clock"
+            ) from error
+        self._found = found
+        if self._client is not None and frozen == self._frozen:
+            return
+        options = self._at.options
+        client = self._boto.client(
             "s3",
             region_name=options.get("region")
-            or session.region_name
+            or self._boto.region_name
             or os.environ.get("AWS_REGION")
             or "us-east-1",
             endpoint_url=options.get("endpoint"),
@@ -109,4 +138,4 @@ class S3Session:
             config=_CONFIG,
         )
         client.meta.events.register("before-send.s3", self._carry)
-        self._found, self._frozen, self._client = found, frozen, client
+        self._frozen, self._client = frozen, client

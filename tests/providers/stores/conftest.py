@@ -1,4 +1,4 @@
-"""What the tests of stores share: a certificate for loopback."""
+"""What the tests of stores share: a certificate for loopback, and a name by which AWS knows us."""
 
 from __future__ import annotations
 
@@ -56,3 +56,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(ca, private)
     return Certificate(ca, server)
+
+
+@pytest.fixture
+def somebody_to_aws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials in the environment, none of the machine's own settings."""
+    for name in ("AWS_CA_BUNDLE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "SOMEBODY")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")

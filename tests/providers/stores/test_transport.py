@@ -168,8 +168,8 @@ def test_who_waits_may_end_it() -> None:
             put(link, server.url, bytes(LARGE))
         assert ended.wait(20)
     assert PIECE <= received[0] < 2 * PIECE
-    with AnsweringServer(echo) as server:
-        assert put(link, server.url, b"x") == 200
+    with AnsweringServer(echo) as other:
+        assert put(link, other.url, b"x") == 200
 
 
 def test_a_connection_that_was_closed_while_idle_is_replaced() -> None:
