@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from tests.fakes.store import FakeStore
 
@@ -42,3 +44,17 @@ class Reads(FakeStore):
     def nbytes(self) -> int:
         """What was asked for, all in all."""
         return sum(size for _, _, size in self.reads)
+
+
+@contextmanager
+def ctrl_c_as_usual() -> Iterator[Callable[[], None]]:
+    """SIGINT is Python's own inside, also where a shell that started us in the background had it ignored. Yields what
+    sends it to the main thread."""
+    main = threading.main_thread().ident
+    assert main is not None
+    assert threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield lambda: signal.pthread_kill(main, signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)

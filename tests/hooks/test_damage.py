@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,11 @@ from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.format.codec import encode_manifest
 from spotguard.hooks.format.keys import manifest_name
 from spotguard.hooks.preempted import Preempted
-from spotguard.providers.errors import CheckpointError
+from spotguard.providers.errors import CheckpointError, StateError
 from spotguard.providers.stores.localfs import FileStore
 from spotguard.providers.stores.store import BlobStore
 from tests.fakes.clock import Impatient
-from tests.fakes.reads import Reads
+from tests.fakes.reads import PATIENCE, Reads, ctrl_c_as_usual
 from tests.fakes.store import FakeStore, Fault
 from tests.fakes.training import different, guarded, restored, small, train
 
@@ -249,6 +250,37 @@ def test_a_store_that_fails_again_and_again_for_now(made: Made, every: int) -> N
         assert guard.restore() == TOTAL
     assert different(job.bits(), states[TOTAL]) == []
     assert store.nbytes <= 2 * whole.nbytes
+
+
+def test_ctrl_c_in_the_middle_leaves_no_state_to_train(made: Made) -> None:
+    """A real signal, while the store is silent: it comes out at once, no step is taken, and a restore puts it right."""
+    objects, states, _ = made
+    store, job = Reads(), small()
+    store.objects = dict(objects)
+    store.hold = lambda number, key, start: number == 0
+
+    def when_it_hangs() -> None:
+        assert store.held.wait(PATIENCE)
+        interrupt()
+
+    thread = threading.Thread(target=when_it_hangs, name="who interrupts")
+    with ctrl_c_as_usual() as interrupt, guarded(store, job.values) as guard:
+        thread.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                guard.restore()
+            with pytest.raises(StateError, match="mix of two states"):
+                guard.step()
+            before = job.bits()
+        finally:
+            store.go.set()
+            thread.join(PATIENCE)
+        for each in threading.enumerate():
+            if each.name.startswith("spotguard-reader"):
+                each.join(PATIENCE)
+        assert different(job.bits(), before) == [], "what came too late went nowhere"
+        assert guard.restore() == TOTAL
+    assert different(job.bits(), states[TOTAL]) == []
 
 
 # --- twice -----------------------------------------------------------------------------------------------------

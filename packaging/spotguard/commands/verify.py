@@ -10,7 +10,7 @@ from spotguard.hooks.checkpoints.catalog import Folder, Partial, examine
 from spotguard.hooks.checkpoints.meter import Meter
 from spotguard.hooks.checkpoints.patience import PatientStore
 from spotguard.hooks.checkpoints.verify import verify
-from spotguard.providers.clock import SystemClock
+from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.store import BlobStore
 
@@ -37,20 +37,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    verdicts = _verdicts(target(arguments), everything=arguments.all, say=None if arguments.json else _say)
+    say = None if arguments.json else _say
+    verdicts = verdicts_of(target(arguments), everything=arguments.all, say=say, clock=SystemClock())
     if arguments.json:
         print_json({"checkpoints": verdicts})
     good = any(verdict["status"] == "whole" for verdict in verdicts)
     return 0 if good and all(verdict["status"] != "damaged" for verdict in verdicts) else 1
 
 
-def _verdicts(
-    meant: Target, *, everything: bool, say: Callable[[dict[str, Any]], None] | None
+def verdicts_of(
+    meant: Target, *, everything: bool, say: Callable[[dict[str, Any]], None] | None, clock: Clock
 ) -> list[dict[str, Any]]:
     """From the newest on, up to the first whole one: what is damaged before it is part of the answer."""
     chosen, folders = meant.chosen()
     # From here on: a store that never answered is said at once, one that fails in the middle of a long reading is not.
-    store = PatientStore(meant.store, SystemClock(), "What it holds is not known")
+    store = PatientStore(meant.store, clock, "What it holds is not known")
     verdicts: list[dict[str, Any]] = []
     for folder in chosen:
         verdicts.append(_verdict(store, folder, folders))

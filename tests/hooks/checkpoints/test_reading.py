@@ -30,7 +30,7 @@ from spotguard.providers.errors import (
 from spotguard.providers.stores.localfs import FileStore
 from spotguard.providers.stores.store import BlobStore
 from tests.fakes.clock import Impatient, ManualClock
-from tests.fakes.reads import PATIENCE, Reads
+from tests.fakes.reads import PATIENCE, Reads, ctrl_c_as_usual
 from tests.fakes.store import Fault, Killed
 
 #: Bytes of one request here: the largest chunk takes seven.
@@ -474,3 +474,31 @@ def test_after_ctrl_c_nobody_writes() -> None:
     for each in readers():
         each.join(PATIENCE)
     assert taker.bytes == before
+
+
+def test_a_second_ctrl_c_waits_as_well() -> None:
+    """Real signals on the main thread: impatience writes into no tensor."""
+    store = Reads()
+    wanted, _ = stored(store)
+    taker = Strict()
+    handing, ended = threading.Event(), threading.Event()
+    seen: list[bool] = []
+
+    def during() -> None:
+        if handing.is_set():
+            return
+        handing.set()
+        for _ in range(3):
+            interrupt()
+            end = time.monotonic() + PATIENCE
+            while not run._over and time.monotonic() < end:
+                threading.Event().wait(0.001)
+        seen.append(run._over)
+        ended.set()
+
+    taker.during = during
+    run = reading(store, wanted, taker)
+    with ctrl_c_as_usual() as interrupt, pytest.raises(KeyboardInterrupt):
+        run.run()
+    assert seen == [True]
+    assert ended.is_set()
