@@ -48,7 +48,7 @@ class _Body:
 
     Client CPU of 64 MiB objects, plain HTTP to a sink on the same machine, with CRC32C: 0.28 s/GB so. The SDK's
     upload_from_string, which is resumable from 8 MiB on and so two requests: 0.72 without a checksum. Its multipart,
-    which joins the parts and hands one buffer of `bytes` to the socket: 3.6.
+    which reads and joins the parts into fresh memory: 3.6.
     """
 
     def __init__(self, metadata: Mapping[str, str], data: memoryview) -> None:

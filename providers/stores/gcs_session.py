@@ -127,6 +127,7 @@ class GCSSession:
         tokens = requests.Session()
         tokens.mount("https://", Transport())
         tokens.mount("http://", _Direct())
+        tokens.max_redirects = 0
         self._request = Request(tokens)
 
     def client(self) -> Any:
