@@ -12,11 +12,22 @@ import tempfile
 import time
 from pathlib import Path
 
-from .rows import Row, table
+from .rows import Row, Unable, table
 from .scale import Scale
 
 #: Each is a module here with `measure(scale)`. In the order in which a reader wants to know.
-NAMES = ("step", "notice", "scenarios", "first_byte", "agent", "rate", "background", "manifests")
+NAMES = (
+    "step",
+    "notice",
+    "scenarios",
+    "first_byte",
+    "agent",
+    "rate",
+    "links",
+    "background",
+    "trace",
+    "manifests",
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -30,11 +41,16 @@ def main(arguments: list[str]) -> int:
     if unknown := [name for name in options.names if name not in NAMES]:
         parser.error(f"{unknown[0]} is no benchmark: choose from {', '.join(NAMES)}")
     rows: list[Row] = []
+    unable = False
     for name in options.names or NAMES:
-        rows += run(name, tiny=options.tiny, seconds=options.seconds)
+        try:
+            rows += run(name, tiny=options.tiny, seconds=options.seconds)
+        except Unable as why:
+            print(f"  not measured: {why}", flush=True)
+            unable = name in options.names or unable  # who asked for all wants what there is
     print(f"\n{machine()}\n\n{table(rows)}")
     print(f"\nraw numbers: {keep(rows)}")
-    return 0
+    return int(unable)
 
 
 def run(name: str, *, tiny: bool = False, seconds: float = 600.0) -> list[Row]:

@@ -17,20 +17,26 @@ _ROOT = Path(__file__).parent.parent
 
 @contextmanager
 def child(
-    command: Sequence[str], *, cwd: Path, answers: bool = False, **variables: str
+    command: Sequence[str],
+    *,
+    cwd: Path,
+    answers: bool = False,
+    python: str = sys.executable,
+    **variables: str,
 ) -> Iterator[subprocess.Popen[str]]:
     """A Python child in a group of its own; whatever is left of the group is killed at the end.
 
     Args:
         command: what follows `python`: ["-m", "spotguard", "run", ...].
         answers: whether its stdout is read. Its stderr is shown if it fails.
+        python: another environment's.
         variables: of its environment, beside ours without SPOTGUARD_*.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SPOTGUARD_")}
     path = os.pathsep.join([str(_ROOT / "packaging"), str(_ROOT)])
     with tempfile.TemporaryFile("w+") as words:
         process = subprocess.Popen(
-            [sys.executable, *command],
+            [python, *command],
             cwd=cwd,
             env=kept | {"PYTHONPATH": path} | variables,
             stdin=subprocess.PIPE,

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 
+class Unable(Exception):
+    """A benchmark cannot be taken on this machine; the message says why, and what would help."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One thing that was measured, several times."""
