@@ -36,6 +36,7 @@ from .actions import (
     Tell,
 )
 from .board import Board
+from .chorus import Chorus
 from .emergency import Machine, Policy
 from .events import (
     Closed,
@@ -337,7 +338,9 @@ def _watches(
     ours: Collection[str],
 ) -> list[Watches]:
     def own(post: Callable[[Event], None]) -> list[Watcher]:
-        return [Watcher(source, post, clock, rng) for source in looked()]
+        found = looked()
+        chorus = Chorus(found[0].name) if len(found) > 1 else None
+        return [Watcher(source, post, clock, rng, chorus) for source in found]
 
     # Who names an endpoint means that one, and who says `none` means none.
     relayed = service_socket is not None and options.provider != "none" and not options.metadata_endpoint

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from ..providers.clock import Clock
 from ..providers.health import STARTING, Health, blind
 from ..providers.notice import JITTER, Acknowledging, Notice, NoticeSource, Severity, Sighting
+from .chorus import Chorus
 from .events import Event, HealthChanged, NoticeGone, NoticeSeen
 from .horizon import NEAR
 from .mention import Mention
@@ -38,7 +39,9 @@ class Watcher:
         post: Callable[[Event], None],
         clock: Clock,
         rng: random.Random,
+        chorus: Chorus | None = None,
     ) -> None:
+        """`chorus` is of the sources that look at the same service."""
         self._source = source
         self._post = post
         self._clock = clock
@@ -50,6 +53,7 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name=f"spotguard-watch-{source.name}", daemon=True)
         self._health: Health | None = None
         self._mention = Mention()
+        self._chorus = chorus
         self._failures = 0
         self._standing: dict[str, Notice] = {}
         self._owes = False
@@ -80,11 +84,15 @@ class Watcher:
             self._source.acknowledge(notice_id)
 
     def check(self, now: float) -> None:
-        """Say so where a look is overdue. For another thread than the one that looks."""
+        """Say so where a look is overdue, and what was kept to be said together. For another thread than the one that
+        looks."""
         with self._lock:
             problem = None if self._stop.is_set() else self._looks.problem(now)
             if problem is not None:
                 self._feel(problem)
+        if self._chorus is not None:
+            for names, (level, words) in self._chorus.due(now):
+                logger.log(level, "%s: %s", names, words)
 
     def _run(self) -> None:
         with self._lock:
@@ -154,7 +162,10 @@ class Watcher:
     def _feel(self, health: Health) -> None:
         now, before = self._clock.monotonic(), self._health
         self._health = health
-        if (line := self._mention.of(health, now)) is not None:
+        line = self._mention.of(health, now)
+        if self._chorus is not None:
+            line = self._chorus.says(self._source.name, health, line, now)
+        if line is not None:
             level, words = line
             logger.log(level, "%s: %s", self._source.name, words)
         if health != before:  # other details of the same reason too: `status` shows the newest
