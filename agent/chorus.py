@@ -72,8 +72,10 @@ class Chorus:
         return said
 
     def _together(self, problem: Health, line: Line) -> Line:
-        """In full, unless the first has just said it."""
-        if self._problems.get(self._first) != problem:
-            return line
-        still = "still " if line[1].startswith("still ") else ""
-        return line[0], f"{still}{words(replace(problem, advice=''))}, as {self._first} is"
+        """In full, unless the first has said it."""
+        level, text = line
+        short = words(replace(problem, advice=""))
+        begin = next((begin for begin in (short, f"still {short}") if text.startswith(begin)), "")
+        if not begin or self._problems.get(self._first) != problem:
+            return line  # it may be unsteady: that is another thing
+        return level, f"{begin}, as {self._first} is"

@@ -23,9 +23,10 @@ from ..providers.health import SEEING, Health, Reason, Sight, blind
 from ..providers.notice import Notice, NoticeKind, Severity
 from .board import BEAT
 from .caller import Caller
+from .chorus import Chorus
 from .events import Event, HealthChanged, NoticeGone, NoticeSeen, SourceGone
 from .handover import Handover
-from .mention import Mention
+from .mention import Line, Mention
 from .watcher import LONGEST_WAIT, Watcher
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class Relay:
         #: What the service said of each source, as long as it is believed.
         self._said: dict[str, Health] = {}
         self._mentions: dict[str, Mention] = {}
+        self._chorus: Chorus | None = None
         #: Through how many sources the service looks.
         self._sources = 0
         #: Sources of which something was said, by anybody, and those that withdraw what they show no longer.
@@ -100,6 +102,8 @@ class Relay:
         """Of our own watchers. A service that is stuck says nothing, and is not believed for long."""
         for watcher in self._own:
             watcher.check(now)
+        for names, line in () if (chorus := self._chorus) is None else chorus.due(now):
+            _log(names, line)
 
     def acknowledge(self, notice_id: str) -> None:
         """By watchers of our own. The service watches for others too, whose work is not known to be saved."""
@@ -163,9 +167,11 @@ class Relay:
     def _heard(self, source: str, health: Health, seconds: float) -> None:
         """Said again every few seconds. Who runs here may never see the service's log, so ours says it too."""
         now = self._clock.monotonic()
-        if (line := self._mentions.setdefault(source, Mention()).of(health, now)) is not None:
-            level, words = line
-            logger.log(level, "%s, through the service agent: %s", source, words)
+        line = self._mentions.setdefault(source, Mention()).of(health, now)
+        if self._chorus is None:
+            self._chorus = Chorus(source)  # the first of a cloud's sources is also the first that it names
+        if (line := self._chorus.says(source, health, line, now)) is not None:
+            _log(source, line)
         if self._said.get(source) != health:
             self._said[source] = health
             self._say(HealthChanged(source, health, now - seconds))
@@ -223,7 +229,7 @@ class Relay:
         lost = [
             HealthChanged(source, health, now) for source in self._said
         ]  # its last word is no sight of ours
-        self._said, self._mentions, self._sources = {}, {}, 0
+        self._said, self._mentions, self._chorus, self._sources = {}, {}, None, 0
         self._look_ourselves(self._own_watchers(), lost)
 
     def _own_watchers(self) -> Sequence[Watcher]:
@@ -242,6 +248,11 @@ class Relay:
         self._own = watchers
         for watcher in self._own:
             watcher.start()
+
+
+def _log(names: str, line: Line) -> None:
+    level, words = line
+    logger.log(level, "%s, through the service agent: %s", names, words)
 
 
 def _notice(said: protocol.NoticeSeen, now: float) -> Notice:

@@ -84,6 +84,26 @@ def test_what_the_service_sees_is_said_here_too(
     ]
 
 
+def test_what_keeps_all_sources_out_is_said_together(
+    serve: Serving, events: Events, relayed: Relayed, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first at once, the others in one line, when the main loop comes by."""
+    server = serve()
+    watcher = events.next(Watching).session
+    with caplog.at_level(logging.INFO, "spotguard"):
+        server.send(watcher, WATCHED)
+        for source in ("aws", "aws a", "aws b"):
+            server.send(watcher, protocol.HealthSeen(source, "blind", "timeout", "no answer", "look"))
+            relayed.health(source, Sight.BLIND)
+        relayed.relay.check(relayed.clock.monotonic())
+        relayed.relay.check(relayed.clock.monotonic() + 10.0)
+    said = [record.getMessage() for record in caplog.records if "through" in record.getMessage()]
+    assert said == [
+        "aws, through the service agent: blind (timeout): no answer; look",
+        "aws a, aws b, through the service agent: blind (timeout), as aws is",
+    ]
+
+
 def test_notices_and_health_come_through(serve: Serving, events: Events, relayed: Relayed) -> None:
     """As if they were seen here; nothing is polled here."""
     server = serve()
