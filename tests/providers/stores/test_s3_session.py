@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.providers.errors import DeniedError, NotFoundError
+from spotguard.providers.stores.store import BlobStore
 from tests.fakes.answering import Answer, AnsweringServer, Asked
 from tests.providers.stores.s3_asked import DATA, VERBS, at, key_of, refusal
 
@@ -103,12 +104,16 @@ def test_many_threads_ask_once(shared: Callable[[str], None]) -> None:
         assert sorted(key_of(asked) for asked in server.asked[1:]) == ["NEW"] * 8 + ["OLD"] * 8
 
 
+def warmed(store: BlobStore) -> None:
+    store.warm()
+
+
 def test_without_credentials_the_message_says_where_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is sent."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     with AnsweringServer(lambda asked: Answer()) as server:
-        for verb in ({**VERBS, "warm": lambda store: store.warm()}).values():
+        for verb in (*VERBS.values(), warmed):
             with pytest.raises(DeniedError, match=r"no AWS credentials are to be found; give the machine"):
                 verb(at(server))
         assert server.connections == []
