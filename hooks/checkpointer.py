@@ -14,10 +14,11 @@ from ..providers.stores.store import BlobStore
 from ..providers.stores.urls import inside
 from .checkpoints.catalog import Whole
 from .checkpoints.commit import commit_if_whole, put_manifest
+from .checkpoints.draft import Written
 from .checkpoints.effort import Abandoned, Effort
 from .checkpoints.retention import plan_pruning
 from .checkpoints.work import Progress
-from .checkpoints.writer import Spoiled, Writer, Written
+from .checkpoints.writer import Spoiled, Writer
 from .format.keys import CheckpointName, checkpoint_prefix
 from .format.leaf import Leaf
 from .format.manifest import Kind, RankManifest

@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...providers.errors import StoreError
-from ..format.chunks import PlannedObject
+from ..format.keys import CheckpointName
+from .draft import Draft, Landed
 from .effort import Abandoned, Effort
+from .rate import Link
 
 #: Called with a phase, the bytes that left for the store, and the bytes of all. It must not wait.
 Progress = Callable[[str, int, int], None]
@@ -27,8 +29,7 @@ class Flight:
     index: int
     data: memoryview
     crc32: int
-    #: Of its pieces, for the manifest.
-    crcs: list[int]
+    landed: Landed
     began: float
     #: When some of its bytes left last.
     moved: float = 0.0
@@ -36,70 +37,112 @@ class Flight:
     #: Somebody else sends it too.
     doubled: bool = False
 
+    def double(self, data: memoryview, now: float) -> Flight:
+        """The same object, sent once more from a copy."""
+        return Flight(self.index, data, self.crc32, self.landed, now)
+
 
 class Superseded(Exception):
     """The object is in the store already, or the save is over: nothing more of it is to be sent."""
 
 
-class Work:
-    """Shared by so many `hands`, and by the thread that waits for them until it calls them off."""
+class Errand:
+    """What so many `hands` do for a thread that waits for them, until it calls them off."""
 
-    def __init__(
-        self,
-        objects: Sequence[PlannedObject],
-        hands: int,
-        effort: Effort,
-        progress: Progress | None,
-        moved: Callable[[], str],
-    ) -> None:
-        self.objects = objects
+    def __init__(self, hands: int, effort: Effort) -> None:
         self.effort = effort
-        self.moved = moved
-        self.crcs: dict[int, list[int]] = {}
         self.error: BaseException | None = None
         #: Set when it is `over`.
         self.changed = threading.Event()
-        self._progress = progress
         self._lock = threading.Condition()
         self._hands = hands
-        #: How many of them are in the store.
-        self._sending = 0
-        self._next = 0
-        self._begun = False
-        self._bytes = 0
-        self._total = sum(planned.size for planned in objects)
         self._said = ""
-        self._flights: list[Flight] = []
-        self._took: list[float] = []
-
-    # --- who waits ---
 
     def over(self) -> bool:
-        """Whether every hand is free again, but for those that still send what is there already: they are left behind."""
-        return self._hands == 0 or (self._whole() and bool(self.objects) and self._hands == self._sending)
+        """Whether every hand is free again."""
+        return self._hands == 0
 
     def call_off(self, why: Abandoned) -> None:
         """No hand begins anything more, and what they still do counts for nothing."""
         self.fail(Abandoned(f"{why}; the store said last: {self._said}") if self._said else why)
 
+    def fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self.error is None:
+                self.error = error
+            self._lock.notify_all()
+
+    def hear(self, error: StoreError) -> None:
+        """The store failed for now."""
+        self._said = str(error)
+
+    def ended(self) -> None:
+        with self._lock:
+            self._hands -= 1
+        self.changed.set()
+
+
+class Work(Errand):
+    """Objects to be put."""
+
+    def __init__(
+        self,
+        draft: Draft,
+        missing: Sequence[int],
+        name: CheckpointName,
+        hands: int,
+        effort: Effort,
+        progress: Progress | None,
+        moved: Callable[[], str],
+        link: Link,
+    ) -> None:
+        super().__init__(hands, effort)
+        self.draft = draft
+        self.name = name
+        self.moved = moved
+        self._progress = progress
+        #: How many of them are in the store.
+        self._sending = 0
+        self._missing = missing
+        self._next = 0
+        self._begun = False
+        objects = draft.outline.objects
+        self._bytes = sum(objects[index].size for index in draft.landed)
+        self._before = self._bytes
+        self._total = sum(objects[index].size for index in missing) + self._bytes
+        #: Of objects that are referred to: in the store, and never sent.
+        self._spared = 0
+        self._link = link
+        self._flights: list[Flight] = []
+        self._took: list[float] = []
+
+    def over(self) -> bool:
+        """Whether every hand is free again, but for those that still send what is there already: they are left behind."""
+        return self._hands == 0 or (self._whole() and self._hands == self._sending)
+
+    def at_rest(self, now: float) -> None:
+        """Nobody waits any more: what is still sent is not the link's doing."""
+        with self._lock:
+            self._link.end(now)
+
     # --- the hands ---
 
     def next(self) -> int | None:
         with self._lock:
-            if self.error is not None or self._next == len(self.objects):
+            if self.error is not None or self._next == len(self._missing):
                 return None
             self._next += 1
-            return self._next - 1
+            return self._missing[self._next - 1]
 
-    def starts(self, index: int, data: memoryview, crc32: int, crcs: list[int]) -> Flight:
+    def starts(self, index: int, data: memoryview, crc32: int, landed: Landed) -> Flight:
         """A put begins: the first of them is the save's first byte on its way."""
         now = self.effort.now()
-        flight = Flight(index, data, crc32, crcs, now, now)
+        flight = Flight(index, data, crc32, landed, now)
         with self._lock:
             first, self._begun = not self._begun, True
             self._flights.append(flight)
         if first and self.error is None and self._progress is not None:
-            self._progress("first-byte", 0, self._total)
+            self._progress("first-byte", self._bytes, self._total)
         return flight
 
     def again(self, flight: Flight) -> None:
@@ -108,7 +151,7 @@ class Work:
         Raises:
             Superseded: it need not.
         """
-        if self.error is not None or flight.index in self.crcs:
+        if self.error is not None or flight.index in self.draft.landed:
             raise Superseded
         with self._lock:
             flight.sent, flight.moved = 0, self.effort.now()
@@ -126,11 +169,13 @@ class Work:
             Superseded: the rest need not.
             Abandoned: the save is over.
         """
-        if self.error is not None or flight.index in self.crcs:
+        if self.error is not None or flight.index in self.draft.landed:
             raise Superseded
         self.effort.check()
-        flight.moved = self.effort.now()
+        now = flight.moved = self.effort.now()
         flight.sent += count
+        with self._lock:
+            self._link.sent(self._left() - self._before - self._spared, now)
         if self._progress is not None:
             self._progress("writing", self._left(), self._total)
 
@@ -152,37 +197,32 @@ class Work:
         with self._lock:
             if flight in self._flights:
                 self._flights.remove(flight)
-            if flight.index in self.crcs:
+            if flight.index in self.draft.landed:
                 return
-            self.crcs[flight.index] = flight.crcs
-            self._bytes += self.objects[flight.index].size
             self._took.append(self.effort.now() - flight.began)
+        self._lands(flight.index, flight.landed)
+
+    def spare(self, index: int, known: Landed) -> None:
+        """It is in the store since an earlier save: it is referred to."""
+        with self._lock:
+            self._spared += self.draft.outline.objects[index].size
+        self._lands(index, known)
+
+    def _lands(self, index: int, landed: Landed) -> None:
+        with self._lock:
+            self.draft.landed[index] = landed
+            self._bytes += self.draft.outline.objects[index].size
             whole = self._whole()
             self._lock.notify_all()
         if self._progress is not None and self.error is None:
             self._progress("written" if whole else "writing", self._left(), self._total)
 
-    def fail(self, error: BaseException) -> None:
-        with self._lock:
-            if self.error is None:
-                self.error = error
-            self._lock.notify_all()
-
-    def hear(self, error: StoreError) -> None:
-        """The store failed for now."""
-        self._said = str(error)
-
-    def ended(self) -> None:
-        with self._lock:
-            self._hands -= 1
-        self.changed.set()
-
     # --- inside ---
 
     def _whole(self) -> bool:
-        return len(self.crcs) == len(self.objects)
+        return bool(self._missing) and all(index in self.draft.landed for index in self._missing)
 
     def _left(self) -> int:
         """Bytes that left for the store: of what is there, and of what is on its way."""
-        flights = [flight for flight in list(self._flights) if flight.index not in self.crcs]
+        flights = [flight for flight in list(self._flights) if flight.index not in self.draft.landed]
         return self._bytes + sum(min(flight.sent, len(flight.data)) for flight in flights)

@@ -10,27 +10,27 @@ copy of its own: whichever arrives first counts, and both are the same bytes und
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from ...providers.errors import CheckpointError, CorruptError, SpotguardError, StoreError
 from ...providers.stores.store import BlobStore
-from ..format.chunks import Item, PlannedObject, plan
+from ..format.chunks import PlannedObject
 from ..format.crc import combine
-from ..format.dtypes import dtype_name
 from ..format.keys import CheckpointName, checkpoint_prefix, object_name
-from ..format.leaf import Leaf
-from ..format.manifest import Chunk, ObjectEntry, TensorEntry
+from ..format.leaf import Leaf, Tier
 from .crew import Crew, Hand, Task
+from .draft import ALL, Draft, Landed, Outline, Written, is_moment, shapes_of
 from .effort import Abandoned, Effort
 from .frames import Frame, box
+from .rate import Link
 from .width import Width
-from .work import Flight, Progress, Superseded, Work
+from .work import Errand, Flight, Progress, Superseded, Work
 
 log = logging.getLogger("spotguard")
 
@@ -48,27 +48,6 @@ class Spoiled(SpotguardError):
     """The state moved while it was read; the message says what."""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What a manifest says about the bytes."""
-
-    objects: tuple[ObjectEntry, ...]
-    tensors: tuple[TensorEntry, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What a state of these names, dtypes and shapes is written as."""
-
-    shapes: list[tuple[str, torch.dtype, torch.Size]]
-    items: tuple[Item, ...]
-    objects: tuple[PlannedObject, ...]
-    entries: tuple[ObjectEntry, ...]
-    nbytes: int
-    #: Of the frames that its objects fit into.
-    size: int
-
-
 class Writer:
     """Writes one rank's share of checkpoints into one store. Used by one thread; it keeps threads of its own."""
 
@@ -80,7 +59,12 @@ class Writer:
         self._crew = Crew(self._keep_warm)
         self._width = Width(store.parallel)
         self._cold = ""
-        self._plan: _Plan | None = None
+        #: By whether moments are rounded.
+        self._outlines: dict[bool, Outline] = {}
+        #: Frozen objects that are in the store, by index in the present outline.
+        self._known: dict[int, Landed] = {}
+        #: What the link does.
+        self.link = Link()
 
     def warm(self, nbytes: int) -> None:
         """Have the threads and frames that a state of `nbytes` needs, every page touched.
@@ -88,12 +72,13 @@ class Writer:
         Raises:
             CheckpointError: there is no memory, or no thread to be had.
         """
-        self._hands(nbytes, self._object_size(nbytes))
+        size = self._object_size(nbytes)
+        self._hands(-(-nbytes // size) + 1, size)  # headers, and what does not fit side by side
 
     def rehearse(self, leaves: Sequence[Leaf]) -> None:
         """Plan for these leaves and make what a save of them needs, so that the save itself only moves bytes."""
-        planned = self._planned(leaves)
-        self._hands(planned.nbytes, planned.size)
+        outline = self.outline(leaves, renew=True)
+        self._hands(len(outline.objects), outline.size)
 
     def close(self) -> None:
         """Let the threads end."""
@@ -106,11 +91,15 @@ class Writer:
         effort: Effort,
         progress: Progress | None = None,
         moved: Callable[[], str] = str,
+        *,
+        draft: Draft | None = None,
+        tiers: Sequence[Tier] = ALL,
     ) -> Written:
-        """Put every tensor into the store under `name`. Returns when all objects are durable there.
+        """Put what is missing of these tiers into the store under `name`. Returns when all of it is durable there.
 
         Args:
             moved: asked after each object's bytes were read: nothing, or what has moved since the boundary.
+            draft: what was put before, by a part of this save; what lands is noted in it, also when this raises.
 
         Raises:
             Spoiled: `moved` said so; what was read is not to be kept.
@@ -118,15 +107,36 @@ class Writer:
             StoreError: the store refuses, or failed for longer than the save may go on.
             CheckpointError: there is no memory, or no thread to be had.
         """
-        planned = self._planned(leaves)
-        hands = self._hands(planned.nbytes, planned.size)[: len(planned.objects)]
-        work = Work(planned.objects, len(hands), effort, progress, moved)
+        draft = draft if draft is not None else Draft(self.outline(leaves))
+        missing = draft.missing(tiers)
+        nbytes = sum(draft.outline.objects[index].size for index in missing)
+        hands = self._hands(len(missing), draft.outline.size)[: len(missing)]
+        work = Work(draft, missing, name, len(hands), effort, progress, moved, self.link)
         began = effort.now()
-        _give(hands, partial(self._run, work, leaves, name), work)
+        self.link.begin(began)
+        try:
+            _give(hands, partial(self._run, work, leaves), work)
+        finally:
+            work.at_rest(effort.now())
         effort.check()
         if len(hands) == self._width.count:
-            self._width.learn(planned.nbytes, effort.now() - began)
-        return Written(planned.entries, _tensors(planned, work.crcs))
+            self._width.learn(nbytes, effort.now() - began)
+        return draft.written(name, tiers)
+
+    def committed(self, draft: Draft) -> None:
+        """It is whole in the store: later saves of this attempt may refer to what nobody trains."""
+        objects = draft.outline.objects
+        if draft.outline is self._outlines.get(draft.outline.rounded):
+            self._known = {i: held for i, held in draft.landed.items() if objects[i].tier is Tier.FROZEN}
+
+    def forget(self) -> None:
+        """Another attempt begins, whose first checkpoint is full."""
+        self._known = {}
+
+    def unchanged_bytes(self, outline: Outline) -> int:
+        """Bytes that are most likely referred to, and not put."""
+        known = self._known if outline is self._outlines.get(outline.rounded) else {}
+        return sum(outline.objects[index].size for index in known)
 
     def ask(self, what: Callable[[float | None], object], effort: Effort, *, again: bool = True) -> None:
         """Ask the store for something else than an object, on one of the threads: one that hangs is left behind.
@@ -139,18 +149,18 @@ class Writer:
             Abandoned: as `write`; whether it is done after all, nobody knows.
             StoreError: as `write`.
         """
-        work = Work((), 1, effort, None, str)
+        errand = Errand(1, effort)
 
         def task(frame: Frame) -> None:
             try:
                 if again:
-                    retry(effort, what, work.hear)
+                    retry(effort, what, errand.hear)
                 else:
                     what(effort.left())
             except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
-                work.fail(error)
+                errand.fail(error)
 
-        _give(self._hands(0, 1)[:1], task, work)
+        _give(self._hands(1, 1)[:1], task, errand)
 
     def unchanged(self, leaves: Sequence[Leaf], written: Written, effort: Effort) -> str:
         """Read what anybody may have changed a second time; "" or the name of a tensor that differs by now."""
@@ -161,39 +171,34 @@ class Writer:
             for chunk in entry.chunks:
                 effort.check()
                 if frame is None:
-                    frame = self._hands(0, chunk.end - chunk.start)[0].frame
+                    frame = self._hands(1, chunk.end - chunk.start)[0].frame
                 again = frame.copy_in(box(leaf.tensor, chunk.offsets, chunk.sizes), 0)
                 if again != chunk.crc32:
                     return leaf.name
         return ""
 
-    def _planned(self, leaves: Sequence[Leaf]) -> _Plan:
-        shapes = [(leaf.name, leaf.tensor.dtype, leaf.tensor.shape) for leaf in leaves]
-        if self._plan is None or self._plan.shapes != shapes:
-            items = tuple([Item(name, dtype_name(dtype), tuple(shape)) for name, dtype, shape in shapes])
-            nbytes = sum([leaf.tensor.nbytes for leaf in leaves])
-            size = self._object_size(nbytes)
-            objects = plan(items, size)
-            self._plan = _Plan(shapes, items, objects, self._entries(objects), nbytes, size)
-        return self._plan
+    def outline(self, leaves: Sequence[Leaf], *, rounded: bool = False, renew: bool = False) -> Outline:
+        """The plan for these leaves, the one that is there if it still holds.
 
-    def _hands(self, nbytes: int, size: int) -> list[Hand]:
-        wanted = max(1, min(self._width.count, -(-nbytes // size)))
+        Args:
+            rounded: with moments rounded to bfloat16.
+            renew: make it anew where objects of another size are better by now: not when a notice waits.
+        """
+        held, shapes = self._outlines.get(rounded), shapes_of(leaves)
+        size = self._object_size(sum([leaf.tensor.nbytes for leaf in leaves]))
+        if held is None or held.shapes != shapes or (renew and held.size != size):
+            if held is not None and held.shapes != shapes:
+                self._outlines.clear()
+            held = self._outlines[rounded] = Outline.of(leaves, size, self._rank, self._world, rounded)
+            self._known = {}
+        return held
+
+    def _hands(self, objects: int, size: int) -> list[Hand]:
+        """As many as so many objects of at most `size` keep busy."""
         try:
-            return self._crew.ready(wanted, size)
+            return self._crew.ready(max(1, min(self._width.count, objects)), size)
         except (RuntimeError, MemoryError) as error:
             raise CheckpointError(f"a save needs buffers of {size >> 20} MiB and threads: {error}") from error
-
-    def _entries(self, objects: Sequence[PlannedObject]) -> tuple[ObjectEntry, ...]:
-        return tuple(
-            ObjectEntry(
-                name=object_name(self._rank, self._world, index),
-                size=planned.size,
-                header=len(planned.header),
-                header_crc32=zlib.crc32(planned.header),
-            )
-            for index, planned in enumerate(objects)
-        )
 
     def _object_size(self, nbytes: int) -> int:
         """Whole MiB, so that a state that grows by a few bytes still fits the frames it has."""
@@ -211,35 +216,54 @@ class Writer:
             if not said:
                 log.warning("the store cannot be reached, a save would fail now: %s", error)
 
-    def _run(self, work: Work, leaves: Sequence[Leaf], name: CheckpointName, frame: Frame) -> None:
+    def _run(self, work: Work, leaves: Sequence[Leaf], frame: Frame) -> None:
         try:
             while (index := work.next()) is not None:
-                planned = work.objects[index]
-                frame.write(0, planned.header)
-                crcs = []
-                for piece in planned.pieces:
-                    work.effort.check()
-                    source = leaves[piece.item].tensor
-                    if piece.sizes != source.shape:
-                        source = box(source, piece.local, piece.sizes)
-                    crcs.append(frame.copy_in(source, piece.start))
+                planned = work.draft.outline.objects[index]
+                crcs = self._fill(frame, planned, work, leaves)
                 if why := work.moved():
                     raise Spoiled(why)
                 data = frame.view(0, planned.size)
-                self._put(name, work.starts(index, data, _whole_crc(planned, crcs, data), crcs), data, work)
+                landed = Landed(crcs, work.name)
+                if planned.tier is Tier.FROZEN:
+                    landed.digest = hashlib.sha256(data).digest()
+                    known = self._known.get(index)
+                    if (
+                        known is not None
+                        and known.digest == landed.digest
+                        and known.at.attempt == work.name.attempt
+                    ):
+                        work.spare(index, known)
+                        continue
+                self._put(work, work.starts(index, data, _whole_crc(planned, crcs, data), landed), data)
             while (flight := work.laggard()) is not None:
                 copied = frame.view(0, len(flight.data))
                 copied[:] = flight.data
                 # The other may have been faster, and its frame be in use again: then this is of no more use.
                 if zlib.crc32(copied) == flight.crc32:
                     log.debug("object %d lags behind, it is sent again", flight.index)
-                    double = Flight(flight.index, copied, flight.crc32, flight.crcs, work.effort.now())
-                    self._put(name, double, copied, work)
+                    self._put(work, flight.double(copied, work.effort.now()), copied)
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits; the others stop
             work.fail(error)
 
-    def _put(self, name: CheckpointName, flight: Flight, data: memoryview, work: Work) -> None:
-        key = checkpoint_prefix(self._run_id, name) + object_name(self._rank, self._world, flight.index)
+    def _fill(self, frame: Frame, planned: PlannedObject, work: Work, leaves: Sequence[Leaf]) -> list[int]:
+        """Put an object together; the CRCs of its pieces."""
+        rounded = work.draft.outline.rounded
+        frame.write(0, planned.header)
+        crcs = []
+        for piece in planned.pieces:
+            work.effort.check()
+            leaf = leaves[piece.item]
+            source = leaf.tensor
+            if piece.sizes != source.shape:
+                source = box(source, piece.local, piece.sizes)
+            if rounded and is_moment(leaf):
+                source = source.to(torch.bfloat16)
+            crcs.append(frame.copy_in(source, piece.start))
+        return crcs
+
+    def _put(self, work: Work, flight: Flight, data: memoryview) -> None:
+        key = checkpoint_prefix(self._run_id, work.name) + object_name(self._rank, self._world, flight.index)
         sent = partial(work.sent, flight)
 
         def put(left: float | None) -> None:
@@ -256,7 +280,7 @@ class Writer:
         work.done(flight)
 
 
-def _give(hands: Sequence[Hand], task: Task, work: Work) -> None:
+def _give(hands: Sequence[Hand], task: Task, work: Errand) -> None:
     """Have these hands do it, and wait for them no longer than the save may go on."""
     for hand in hands:
         hand.give(task, work.ended)
@@ -303,14 +327,3 @@ def retry(
         except Abandoned as why:
             raise Abandoned(f"{why}; the store said last: {last}") from last
         pause = min(2 * pause, _RETRY_MOST)
-
-
-def _tensors(planned: _Plan, crcs: dict[int, list[int]]) -> tuple[TensorEntry, ...]:
-    chunks: list[list[Chunk]] = [[] for _ in planned.items]
-    for index, each in enumerate(planned.objects):
-        for piece, crc in zip(each.pieces, crcs[index], strict=True):
-            chunks[piece.item].append(Chunk(piece.offsets, piece.sizes, index, piece.start, piece.end, crc))
-    return tuple(
-        TensorEntry(item.name, item.dtype, item.sizes, tuple(sorted(held)))
-        for item, held in zip(planned.items, chunks, strict=True)
-    )

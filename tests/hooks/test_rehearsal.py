@@ -26,7 +26,7 @@ def test_a_notice_finds_the_save_planned(monkeypatch: pytest.MonkeyPatch) -> Non
         ready.set()
         return chunks.plan(items, size)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("spotguard.hooks.checkpoints.writer.plan", plan)
+    monkeypatch.setattr("spotguard.hooks.checkpoints.draft.plan", plan)
     store = WatchedStore()
     with trained(store, steps=5) as (guard, job, heard):
         assert ready.wait(PATIENCE)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from spotguard.hooks.checkpoints.draft import Written
 from spotguard.hooks.checkpoints.effort import Abandoned, Effort
-from spotguard.hooks.checkpoints.writer import Spoiled, Writer, Written, retry
+from spotguard.hooks.checkpoints.writer import Spoiled, Writer, retry
 from spotguard.hooks.format.chunks import OBJECT_BYTES
 from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix
 from spotguard.hooks.format.leaf import Leaf
