@@ -10,10 +10,10 @@ import logging
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
-from ...providers.errors import CorruptError, DeniedError, StoreError
+from ...providers.errors import CorruptError, DeniedError, NotFoundError, StoreError
 from ...providers.stores.store import BlobStore
 from ..format.keys import probe_key
 
@@ -24,7 +24,7 @@ _RIGHTS = {
     "s3": {
         "write": "s3:PutObject",
         "read": "s3:GetObject",
-        "list": "s3:ListBucket (on the bucket)",
+        "list": "s3:ListBucket (on the bucket, without a condition)",
         "delete": "s3:DeleteObject",
     },
     "gs": {
@@ -80,6 +80,9 @@ def probe(store: BlobStore, run_id: str) -> None:
                 f"{store.url} does not list what was put a moment ago ({key}): a restore would miss the newest "
                 "checkpoint; use a store whose listings are consistent"
             )
+        # S3 says "denied" of what is not there to who may not list, and a save needs to hear "not found".
+        with _needs(store, "list"), suppress(NotFoundError):
+            store.get(f"{key}-none")
     finally:
         _remove(store, key)
 

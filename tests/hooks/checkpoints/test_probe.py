@@ -42,12 +42,12 @@ def denied(verb: str) -> Fault:
 
 
 def test_a_store_that_can_is_left_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
-    """All five, on one key that is gone at the end."""
+    """All of them, on one key that is gone at the end, and one that never was."""
     store = FakeStore("s3://bucket")
     probe(store, "run")
-    assert [verb for verb, _ in store.calls] == ["put", "put_if_absent", "get", "list", "delete"]
+    assert [verb for verb, _ in store.calls] == ["put", "put_if_absent", "get", "list", "get", "delete"]
     assert {key.rpartition("/")[0] for _, key in store.calls} == {"run/probes"}
-    assert len({key for _, key in store.calls}) == 1
+    assert len({key for _, key in store.calls}) == 2
     assert store.objects == {}
     assert caplog.records == []
 
@@ -57,7 +57,7 @@ def test_two_probes_never_meet() -> None:
     store = FakeStore()
     for _ in range(2):
         probe(store, "run")
-    assert len({key for _, key in store.calls}) == 2
+    assert len({key for verb, key in store.calls if verb == "put"}) == 2
 
 
 @pytest.mark.parametrize(("verb", "missing"), STEPS)
@@ -141,6 +141,15 @@ def test_what_the_store_says_itself_is_clear_enough(error: type[StoreError]) -> 
     store = FakeStore()
     store.faults = [Fault(0, ("put",), error=lambda: error("its own words"))]
     with pytest.raises(error, match=r"^its own words$"):
+        probe(store, "run")
+    assert store.objects == {}
+
+
+def test_what_is_not_there_must_be_said_so() -> None:
+    """S3 says "denied" to who may list a part of the bucket only: a save would take that for the end."""
+    store = FakeStore("s3://bucket")
+    store.faults = [Fault(1, ("get",), error=lambda: DeniedError("get: AccessDenied (403)"))]
+    with pytest.raises(DeniedError, match=r"s3:ListBucket \(on the bucket, without a condition\)"):
         probe(store, "run")
     assert store.objects == {}
 
