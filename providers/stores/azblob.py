@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from azure.core.exceptions import HttpResponseError
@@ -56,8 +57,7 @@ class AzureBlobStore:
 
     def warm(self, *, timeout: float | None = None) -> None:
         """A token that lasts, and this thread's connection open: the answer to a question about nothing opens it."""
-        doing = f"reach {self.url}"
-        with within(timeout), answers(doing, self._clock):
+        with self._doing(f"reach {self.url}", timeout):
             if self._token is not None:
                 self._token.keep()
             try:
@@ -90,7 +90,7 @@ class AzureBlobStore:
             data.extend(bytes(size))
             return memoryview(data)
 
-        with within(timeout), answers(doing, self._clock), readable(doing):
+        with self._doing(doing, timeout), readable(doing):
             try:
                 self._read(key, doing, room, offset=0)
             except HttpResponseError as error:
@@ -106,7 +106,7 @@ class AzureBlobStore:
         def room(size: int) -> memoryview:
             return view
 
-        with within(timeout), answers(doing, self._clock), readable(doing):
+        with self._doing(doing, timeout), readable(doing):
             if view:
                 self._read(key, doing, room, offset=start, length=len(view))
             else:
@@ -127,7 +127,7 @@ class AzureBlobStore:
                 if (each.metadata or {}).get("hdi_isfolder") != "true"
             ]
 
-        with within(timeout), answers(doing, self._clock), readable(doing):
+        with self._doing(doing, timeout), readable(doing):
             return iter(sorted(self._ask(pages), key=lambda info: info.key))
 
     def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
@@ -135,15 +135,21 @@ class AzureBlobStore:
         named, left = [self._at.key(check_key(key)) for key in keys], remaining(timeout)
         for at in range(0, len(named), _BATCH):
             batch = named[at : at + _BATCH]
-            with within(left()), answers(f"delete {self.url}", self._clock):
+            with self._doing(f"delete {self.url}", left()):
                 if self._batches and self._delete_batch(batch):
                     continue
             self._batches = False
             for name in batch:
-                with within(left()), answers(f"delete {self._whole(name)}", self._clock):
+                with self._doing(f"delete {self._whole(name)}", left()):
                     self._delete_one(name)
 
     # --- inside ---
+
+    @contextmanager
+    def _doing(self, doing: str, timeout: float | None, sent: Sent | None = None) -> Iterator[None]:
+        token = nullcontext() if self._token is None else self._token.within(timeout)
+        with within(timeout, sent), token, answers(doing, self._clock):
+            yield
 
     def _put(
         self, key: str, data: memoryview, timeout: float | None, sent: Sent | None, overwrite: bool
@@ -166,7 +172,7 @@ class AzureBlobStore:
                 b"", length=0, overwrite=overwrite, raw_request_hook=load, **self._scope
             )
 
-        with within(timeout, sent), answers(doing, self._clock):
+        with self._doing(doing, timeout, sent):
             try:
                 self._ask(upload)
             except HttpResponseError as error:
@@ -204,8 +210,12 @@ class AzureBlobStore:
             if error.status_code not in _NO_BATCH or code(error) in STRANGER | {"ContainerNotFound"}:
                 raise
             return False
-        for name, part in zip(names, parts, strict=False):
+        if len(parts) != len(names):
+            return False  # what became of the others is not known
+        for name, part in zip(names, parts, strict=True):
             said = part.headers.get("x-ms-error-code", "")
+            if part.status_code == 400:
+                return False  # before 12.24 the SDK names blobs wrongly where the account stands in the path: emulators
             if part.status_code >= 300 and (part.status_code != 404 or said == "ContainerNotFound"):
                 raise refusal(
                     f"delete {self._whole(name)}", part.status_code, said, part.headers, self._clock

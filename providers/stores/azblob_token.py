@@ -1,14 +1,16 @@
 """A token of Azure's that is held: the identity is asked ahead of time, and never while bytes are sent (law 8).
 
-The SDK would ask by itself in the last five minutes of a token, during a request, and a metadata service that is gone costs it
-many seconds. So it is told that each token ends now, asks us before every request, and has the one we hold.
+The SDK would ask by itself in the last five minutes of a token, during a request. So it is told that each token ends now, asks us
+before every request, and has the one we hold. Where a metadata service is gone, azure-identity tries for minutes: whoever asks it
+is a thread of its own, which nobody waits for longer than his own time.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 from azure.core.credentials import AccessToken
@@ -25,13 +27,29 @@ SCOPE = "https://storage.azure.com/.default"
 _AHEAD = 15 * 60.0
 #: Seconds in which a token is new: one that is refused then is not the reason.
 _NEW = 30.0
+#: Seconds that a request without a time of its own waits for a token; and that `keep` waits for a better one.
+_PATIENCE, _WHILE = 60.0, 5.0
+
+
+class _Asking:
+    """One question to the identity, for all who want its answer."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.error: Exception | None = None
+
+
+class _Time(threading.local):
+    """Until when the calling thread waits."""
+
+    until: float | None = None
 
 
 class HeldToken:
-    """A `TokenCredential` over another one.
+    """A `TokenCredential` over others.
 
     Args:
-        make: a new credential, which remembers no token: the old one would give again what was refused.
+        make: a new credential, which remembers no token: an old one would give again what was refused.
         clock: for a token's age.
     """
 
@@ -39,57 +57,93 @@ class HeldToken:
         self._make = make
         self._clock = clock
         self._lock = threading.Lock()
-        self._credential: Any = None
+        self._asking: _Asking | None = None
         self._token = ""
         self._got = self._ends = 0.0
+        self._time = _Time()
+
+    @contextmanager
+    def within(self, timeout: float | None) -> Iterator[None]:
+        """The calling thread waits no longer than this inside, whoever asks for it."""
+        self._time.until = None if timeout is None else self._clock.monotonic() + timeout
+        try:
+            yield
+        finally:
+            self._time.until = None
 
     def get_token(self, *scopes: str, **options: Any) -> AccessToken:
         """The token that is held. With options the store asked for another: then one that is not new is renewed."""
+        named = {name: options[name] for name in ("tenant_id", "claims") if options.get(name)}
+        if self._left() <= 0 or (named and not self._new()):
+            self._ask(named, _PATIENCE)
         with self._lock:
-            now = self._clock.monotonic()
-            if not self._token or now >= self._ends:
-                self._ask(options)
-            elif {"tenant_id", "claims"} & options.keys() and now - self._got >= _NEW:
-                self._ask(options, anew=True)
             return AccessToken(self._token, int(self._clock.time()))
 
     def keep(self) -> None:
         """Have a token for another quarter of an hour. Where none is to be had, one that lives is kept.
 
         Raises:
-            AzureError: there is none that lives.
+            AzureError, TimeoutError: there is none that lives.
         """
-        with self._lock:
-            left = self._ends - self._clock.monotonic()
-            if self._token and left >= _AHEAD:
-                return
-            try:
-                # A credential's own memory may hold what ends soon, until five minutes before its end.
-                self._ask({}, anew=True)
-            except AzureError as error:
-                if not self._token or left <= 0:
-                    raise
-                log.warning(
-                    "the token for Azure ends in %.0f s, and a new one cannot be had now (%s): look at the machine's identity",
-                    left,
-                    type(error).__name__,
-                )
+        remains = self._left()
+        if remains >= _AHEAD:
+            return
+        try:
+            self._ask({}, _WHILE if remains > 0 else _PATIENCE)
+        except (AzureError, TimeoutError) as error:
+            if remains <= 0:
+                raise
+            log.warning(
+                "the token for Azure ends in %.0f s, and a new one cannot be had now (%s): look at the machine's identity",
+                remains,
+                type(error).__name__,
+            )
 
     def renew(self) -> bool:
         """After a refusal: whether there is another token now."""
-        with self._lock:
-            if self._clock.monotonic() - self._got < _NEW:
-                return False
-            before = self._token
-            self._ask({}, anew=True)
-            return self._token != before
+        if self._new():
+            return False
+        before = self._token
+        self._ask({}, _PATIENCE)
+        return self._token != before
 
-    def _ask(self, options: dict[str, Any], anew: bool = False) -> None:
-        if self._credential is None or anew:
-            self._credential = self._make()
-        options = {name: value for name, value in options.items() if name != "enable_cae"}
-        token = self._credential.get_token(SCOPE, **options)
-        self._got = self._clock.monotonic()
-        # Wall seconds become monotonic once, on receipt.
-        self._ends = self._got + token.expires_on - self._clock.time()
-        self._token = token.token
+    def _left(self) -> float:
+        """Seconds that the token still lives; where there is none, none."""
+        with self._lock:
+            return self._ends - self._clock.monotonic() if self._token else 0.0
+
+    def _new(self) -> bool:
+        with self._lock:
+            return bool(self._token) and self._clock.monotonic() - self._got < _NEW
+
+    def _ask(self, options: dict[str, Any], patience: float) -> None:
+        with self._lock:
+            asking = self._asking
+            if asking is None:
+                asking = self._asking = _Asking()
+                threading.Thread(
+                    target=self._run, args=(asking, options), name="spotguard azure token", daemon=True
+                ).start()
+        until = self._time.until
+        if until is not None:
+            patience = min(patience, until - self._clock.monotonic())
+        if not self._clock.wait(asking.done, patience):
+            raise TimeoutError("the machine's identity does not answer")
+        if asking.error is not None:
+            raise asking.error
+
+    def _run(self, asking: _Asking, options: dict[str, Any]) -> None:
+        try:
+            with closing(self._make()) as credential:
+                token = credential.get_token(SCOPE, **options)
+            with self._lock:
+                self._got = self._clock.monotonic()
+                # Wall seconds become monotonic once, on receipt.
+                self._ends = self._got + token.expires_on - self._clock.time()
+                self._token = token.token
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait raise it
+            asking.error = error
+        finally:
+            with self._lock:
+                self._asking = None
+            asking.done.set()

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from spotguard.providers.stores.opening import open_store
+from spotguard.providers.stores.store import BlobStore
+from tests.providers.stores.azure_account import ACCOUNT, KEY, Opened
+
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
@@ -65,3 +69,15 @@ def somebody_to_aws(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "SOMEBODY")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    """A store whose account is at a server of the test."""
+
+    def at(endpoint: str, options: str = "", words: str = f"AccountKey={KEY}") -> BlobStore:
+        connection = f"AccountName={ACCOUNT};{words};BlobEndpoint={endpoint}/{ACCOUNT}"
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
+        return open_store(f"az://container/prefix{options}")
+
+    return at

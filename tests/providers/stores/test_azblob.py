@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import socket
 import threading
 import time
 import traceback
 import zlib
-from collections.abc import Callable
 
 import pytest
 
@@ -22,50 +20,10 @@ from spotguard.providers.errors import (
     StoreError,
     ThrottledError,
     UnavailableError,
-    UsageError,
 )
-from spotguard.providers.stores.opening import open_store
-from spotguard.providers.stores.store import BlobStore, ObjectInfo
+from spotguard.providers.stores.store import ObjectInfo
 from tests.fakes.answering import Answer, AnsweringServer, Asked
-from tests.fakes.raw_server import RawServer
-from tests.providers.stores.conftest import Certificate
-
-ACCOUNT = "account"
-KEY = base64.b64encode(b"a key of this test").decode()
-SIGNATURE = "c2lnbmF0dXJl"
-
-CREATED = Answer(201, {"ETag": '"0x1"', "Last-Modified": "Sat, 21 Nov 2026 20:00:00 GMT"})
-
-
-def refused(status: int, code: str = "") -> Answer:
-    return Answer(status, {"x-ms-error-code": code} if code else {})
-
-
-def part(data: bytes, start: int, total: int) -> Answer:
-    """A range of a blob."""
-    headers = {
-        "Content-Range": f"bytes {start}-{start + len(data) - 1}/{total}",
-        "x-ms-blob-type": "BlockBlob",
-        "ETag": '"0x1"',
-        "Last-Modified": "Sat, 21 Nov 2026 20:00:00 GMT",
-    }
-    return Answer(206, headers, data)
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., BlobStore]:
-    """A store whose account is at a server of the test."""
-
-    def at(endpoint: str, options: str = "", words: str = f"AccountKey={KEY}") -> BlobStore:
-        connection = f"AccountName={ACCOUNT};{words};BlobEndpoint={endpoint}/{ACCOUNT}"
-        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
-        return open_store(f"az://container/prefix{options}")
-
-    return at
-
-
-Opened = Callable[..., BlobStore]
-
+from tests.providers.stores.azure_account import ACCOUNT, CREATED, KEY, Opened, part, refused
 
 # --- what is sent ---
 
@@ -164,6 +122,50 @@ def test_a_listing_that_breaks_off_is_none(opened: Opened) -> None:
         pytest.raises(ThrottledError),
     ):
         opened(server.url).list("")
+
+
+def multipart(*parts: tuple[int, str]) -> Answer:
+    """What became of each blob of a batch."""
+    lines = []
+    for number, (status, said) in enumerate(parts):
+        lines += ["--batch", "Content-Type: application/http", f"Content-ID: {number}", ""]
+        lines += [f"HTTP/1.1 {status} Said", *([f"x-ms-error-code: {said}"] if said else []), "", ""]
+    body = "\r\n".join([*lines, "--batch--", ""])
+    return Answer(202, {"Content-Type": "multipart/mixed; boundary=batch"}, body.encode())
+
+
+def test_what_became_of_each_in_a_batch_is_looked_at(opened: Opened) -> None:
+    """Gone already is gone; a refusal names its key."""
+    answer = multipart((202, ""), (404, "BlobNotFound"), (403, "AuthorizationPermissionMismatch"))
+    with AnsweringServer(lambda asked: answer) as server:
+        with pytest.raises(DeniedError, match="az://container/prefix/c: AuthorizationPermissionMismatch"):
+            opened(server.url).delete(["a", "b", "c"])
+        (asked,) = server.asked
+        assert (asked.method, asked.query["comp"]) == ("POST", "batch")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        refused(403, "AuthorizationPermissionMismatch"),
+        refused(501),
+        multipart((202, "")),
+        multipart((400, ""), (202, "")),
+    ],
+    ids=["not allowed", "not known", "cut off", "not understood"],
+)
+def test_without_batches_each_is_deleted_by_itself(opened: Opened, answer: Answer) -> None:
+    """And nothing is tried twice: the next delete goes the way that works."""
+    with AnsweringServer(lambda asked: answer if asked.method == "POST" else Answer(202)) as server:
+        store = opened(server.url)
+        store.delete(["a", "b"])
+        store.delete(["c"])
+        assert [(asked.method, asked.path[-1]) for asked in server.asked] == [
+            ("POST", "r"),
+            ("DELETE", "a"),
+            ("DELETE", "b"),
+            ("DELETE", "c"),
+        ]
 
 
 # --- what is answered ---
@@ -288,101 +290,3 @@ def test_warm_wants_a_connection_and_no_permission(opened: Opened, answer: Answe
 def test_warm_fails_where_everything_would(opened: Opened, answer: Answer) -> None:
     with AnsweringServer(lambda asked: answer) as server, pytest.raises(StoreError):
         opened(server.url).warm(timeout=10)
-
-
-# --- the network ---
-
-
-def hang_up(connection: socket.socket, number: int) -> None:
-    connection.recv(65536)
-
-
-def cut_off(connection: socket.socket, number: int) -> None:
-    """An answer that ends in its middle."""
-    connection.recv(65536)
-    connection.sendall(
-        b"HTTP/1.1 206 Partial Content\r\nContent-Length: 10\r\nContent-Range: bytes 0-9/10\r\n\r\n12345"
-    )
-
-
-@pytest.mark.parametrize("serve", [hang_up, cut_off])
-def test_a_connection_that_breaks_is_for_now(
-    opened: Opened, serve: Callable[[socket.socket, int], None]
-) -> None:
-    with RawServer(serve) as server:
-        store = opened(server.url)
-        with pytest.raises(UnavailableError):
-            store.read_into("a", 0, memoryview(bytearray(10)))
-        with pytest.raises(UnavailableError):
-            store.get("a")
-        assert server.connections == 2
-
-
-def test_a_stall_ends_with_the_time(opened: Opened) -> None:
-    """A server that takes a request and says nothing."""
-    over = threading.Event()
-
-    def wait(connection: socket.socket, number: int) -> None:
-        over.wait(30)
-
-    with RawServer(wait) as server:
-        store = opened(server.url)
-        for attempt in (
-            lambda: store.put("a", memoryview(bytes(2**20)), timeout=0.2),
-            lambda: store.get("a", timeout=0.2),
-            lambda: store.list("a", timeout=0.2),
-            lambda: store.delete(["a"], timeout=0.2),
-        ):
-            with pytest.raises(UnavailableError):
-                attempt()
-        over.set()
-
-
-def test_a_signature_is_in_no_message(opened: Opened) -> None:
-    """Nor in what a debugger's traceback shows: the URL that could not be reached has it."""
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        port = nobody.getsockname()[1]
-    store = opened(f"http://127.0.0.1:{port}", "", f"SharedAccessSignature=sv=2026&sig={SIGNATURE}")
-    with pytest.raises(UnavailableError) as raised:
-        store.put("a", memoryview(b"x"))
-    assert SIGNATURE not in "".join(traceback.format_exception(raised.value))
-    assert "az://container/prefix/a" in str(raised.value)
-
-
-def test_a_certificate_of_its_own_is_trusted_by_ca(opened: Opened, certificate: Certificate) -> None:
-    """And without it refused for good, with the way out."""
-    with AnsweringServer(lambda asked: CREATED, certificate.server) as server:
-        with pytest.raises(DeniedError, match="ca=FILE"):
-            opened(server.url).put("a", memoryview(b"x"))
-        assert server.asked == []
-        opened(server.url, f"?ca={certificate.ca}").put("a", memoryview(b"x"))
-        assert len(server.asked) == 1
-
-
-def test_the_variable_for_certificates_is_not_before_ca(
-    opened: Opened, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import certifi
-
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", certifi.where())
-    with AnsweringServer(lambda asked: CREATED, certificate.server) as server:
-        opened(server.url, f"?ca={certificate.ca}").put("a", memoryview(b"x"))
-        assert len(server.asked) == 1
-
-
-def test_a_password_for_the_host_is_not_used(
-    opened: Opened, tmp_path: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """requests would take ~/.netrc's for the signature."""
-    netrc = f"{tmp_path}/netrc"
-    with open(netrc, "w") as file:
-        file.write("machine 127.0.0.1 login somebody password secret\n")
-    monkeypatch.setenv("NETRC", netrc)
-    with AnsweringServer(lambda asked: CREATED) as server:
-        opened(server.url).put("a", memoryview(b"x"))
-        assert server.asked[0].headers["authorization"].startswith("SharedKey ")
-
-
-def test_a_file_of_certificates_must_be_there(opened: Opened) -> None:
-    with pytest.raises(UsageError, match="no file here"):
-        opened("http://127.0.0.1:1", "?ca=/none.pem")

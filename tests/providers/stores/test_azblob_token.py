@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -33,9 +34,19 @@ class Identity:
     clock: ManualClock
     asked: list[dict[str, object]] = field(default_factory=list)
     away: bool = False
+    #: An answer waits for it.
+    free: threading.Event = field(default_factory=threading.Event)
+    closed: int = 0
+
+    def __post_init__(self) -> None:
+        self.free.set()
+
+    def close(self) -> None:
+        self.closed += 1
 
     def get_token(self, *scopes: str, **options: object) -> AccessToken:
         assert scopes == (SCOPE,)
+        assert self.free.wait(30)
         if self.away:
             raise ClientAuthenticationError("nobody answers")
         self.asked.append(options)
@@ -100,6 +111,45 @@ def test_a_new_token_that_is_refused_is_not_the_reason(
     assert held.renew() is True
     assert [held.renew() for _ in range(8)] == [False] * 8
     assert len(identity.asked) == 2
+
+
+def test_an_identity_that_hangs_holds_nobody_up(
+    held: HeldToken, identity: Identity, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """azure-identity tries a metadata service that is gone for minutes; requests go on with the token that lives."""
+    held.keep()
+    identity.free.clear()
+    clock.advance(HOUR - 600)
+    keeping = threading.Thread(target=held.keep, name="keeping")
+    keeping.start()
+    clock.wait_for_waiters(1)
+    assert held.get_token(SCOPE).token == "token 1"
+    clock.advance(6)
+    keeping.join(30)
+    assert not keeping.is_alive()
+    assert "cannot be had now (TimeoutError)" in caplog.text
+    clock.advance(600)
+    with held.within(0), pytest.raises(TimeoutError):
+        held.get_token(SCOPE)
+    identity.free.set()
+    assert held.get_token(SCOPE).token == "token 2"
+    assert len(identity.asked) == identity.closed == 2
+
+
+def test_all_wait_for_one_question(held: HeldToken, identity: Identity, clock: ManualClock) -> None:
+    identity.free.clear()
+    got: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: got.append(held.get_token(SCOPE).token), name=f"wanting-{number}")
+        for number in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    clock.wait_for_waiters(8)
+    identity.free.set()
+    for thread in threads:
+        thread.join(30)
+    assert got == ["token 1"] * 8
 
 
 def test_the_sdk_asks_for_every_request(held: HeldToken, clock: ManualClock) -> None:
