@@ -14,17 +14,19 @@ from ..providers.stores.store import BlobStore
 from ..providers.stores.urls import inside
 from .checkpoints.catalog import Whole
 from .checkpoints.commit import commit_if_whole, put_manifest
-from .checkpoints.draft import Written
+from .checkpoints.draft import ALL, WEIGHTS, Draft, Written
 from .checkpoints.effort import Abandoned, Effort
+from .checkpoints.plans import Earlier
 from .checkpoints.retention import plan_pruning
 from .checkpoints.work import Progress
 from .checkpoints.writer import Spoiled, Writer
+from .emergency import EmergencySave
 from .format.keys import CheckpointName, checkpoint_prefix
 from .format.leaf import Leaf
-from .format.manifest import Kind, RankManifest
+from .format.manifest import Kind, Level, RankManifest
 from .state.device import SideStreams, host_tensor
 from .state.memory import available_memory
-from .state.registered import State
+from .state.registered import Collected, State
 from .state.storage import copyable
 
 log = logging.getLogger("spotguard")
@@ -47,6 +49,28 @@ class Saved:
     seconds: float
     #: Monotonic seconds of the commit.
     at: float
+    #: "weights": the optimizer's moments did not fit into the window.
+    level: Level = "full"
+    #: What decided what was saved; "" where there was no choice.
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Save:
+    """What one save is made of."""
+
+    state: State
+    collected: Collected
+    step: int
+    kind: Kind
+    effort: Effort
+    progress: Progress | None
+    #: Read from where training has it, and no copy.
+    in_place: bool
+
+    def moved(self) -> str:
+        """Asked after each object: a swap there and back would be seen by none of the looks at the end."""
+        return self.state.broken() if self.in_place else ""
 
 
 class Checkpointer:
@@ -62,8 +86,10 @@ class Checkpointer:
         keep: int,
         rank: int = 0,
         world: int = 1,
+        lossy: bool = False,
     ) -> None:
         self._store = store
+        self._lossy = lossy
         self._run_id = run_id
         self._attempt = attempt
         self._clock = clock
@@ -103,6 +129,7 @@ class Checkpointer:
         """What is saved from here on is newer than all that was: training went back, and goes another way."""
         self._attempt = attempt
         self._saves = 0
+        self._writer.forget()
 
     def restored(self, whole: Whole | None) -> None:
         """Training goes on from this checkpoint: a notice at this very step has nothing newer to save."""
@@ -110,7 +137,9 @@ class Checkpointer:
         if whole is not None and whole.run_id == self._run_id:
             age = max(0.0, self._clock.time() - whole.manifests[0].created)
             url = inside(self._store.url, checkpoint_prefix(self._run_id, whole.name))
-            self.last = Saved(whole.name.step, url, whole.nbytes, 0.0, self._clock.monotonic() - age)
+            self.last = Saved(
+                whole.name.step, url, whole.nbytes, 0.0, self._clock.monotonic() - age, whole.level
+            )
 
     def save(
         self,
@@ -143,66 +172,74 @@ class Checkpointer:
             opened()
         if self.spoiled:
             return None
-        name = CheckpointName(self._attempt, step, self._saves)
-        self._saves += 1
-        written = self._write(state, leaves, name, kind, effort, progress, opened is None)
-        if written is None:
-            return None
-        manifest = RankManifest(
-            run_id=self._run_id,
-            step=step,
-            attempt=self._attempt,
-            save=name.save,
-            rank=self._rank,
-            world=self._world,
-            objects=written.objects,
-            tensors=written.tensors,
-            state=collected.trees,
-            environment=state.environment,
-            kind=kind,
-            created=self._clock.time(),
-        )
-        self._commit(manifest, effort)
-        now = self._clock.monotonic()
-        url = inside(self._store.url, checkpoint_prefix(self._run_id, name))
-        self.last = Saved(step, url, manifest.nbytes, now - started, now)
-        if kind != "emergency":
-            self._prune(effort)
-        return self.last
-
-    def _write(
-        self,
-        state: State,
-        leaves: tuple[Leaf, ...],
-        name: CheckpointName,
-        kind: Kind,
-        effort: Effort,
-        progress: Progress | None,
-        in_place: bool,
-    ) -> Written | None:
-        """The objects into the store. None: the state moved meanwhile."""
+        collected = Collected(leaves, collected.trees, collected.light_trees)
+        save = _Save(state, collected, step, kind, effort, progress, in_place=opened is None)
         try:
-            # Read from where it lies it is looked at after each object: a swap there and back would be seen by none
-            # of the looks at the end.
-            look = state.broken if in_place else str
-            written = self._writer.write(leaves, name, effort, progress, look)
-            if in_place:
-                changed = self._writer.unchanged(leaves, written, effort)
-                self.spoiled = state.broken() or (changed and f"{changed} was changed while it was read")
+            return self._emergency(save, started) if kind == "emergency" else self._whole(save, started)
         except Spoiled as error:
             self.spoiled = str(error)
-        except (Abandoned, StoreError):
-            self._discard(name, kind, effort)
-            raise
-        if self.spoiled:
-            self._discard(name, kind, effort)
             return None
-        return written
 
-    def _discard(self, name: CheckpointName, kind: Kind, effort: Effort) -> None:
+    def _whole(self, save: _Save, started: float) -> Saved:
+        """All of it, at leisure."""
+        name = self._name(save.step)
+        try:
+            draft = Draft(self._writer.outline(save.collected.leaves, renew=True))
+            self._writer.write(
+                save.collected.leaves, name, save.effort, save.progress, save.moved, draft=draft
+            )
+            self._commit(save, name, "full", draft.written(name))
+        except (StoreError, Spoiled):
+            self._discard(name, save.effort)
+            raise
+        self._writer.committed(draft)
+        saved = self._saved(save.step, name, draft, started)
+        self._prune(save.effort)
+        return saved
+
+    def _emergency(self, save: _Save, started: float) -> Saved:
+        """What fits."""
+        last = self.last
+        known = None if last is None else Earlier(last.step, self._clock.monotonic() - last.at)
+        emergency = EmergencySave(
+            self._writer,
+            save.effort,
+            step=save.step,
+            begin=lambda: self._name(save.step),
+            commit=lambda name, level, written: self._commit(save, name, level, written),
+            look=save.moved,
+            lossy=self._lossy,
+            last=known,
+            progress=save.progress,
+        )
+        draft = emergency.run(save.collected.leaves)
+        assert emergency.committed is not None
+        name, level = emergency.committed
+        return self._saved(save.step, name, draft, started, level, emergency.plan.reason)
+
+    def _name(self, step: int) -> CheckpointName:
+        self._saves += 1
+        return CheckpointName(self._attempt, step, self._saves - 1)
+
+    def _saved(
+        self,
+        step: int,
+        name: CheckpointName,
+        draft: Draft,
+        started: float,
+        level: Level = "full",
+        why: str = "",
+    ) -> Saved:
+        now = self._clock.monotonic()
+        url = inside(self._store.url, checkpoint_prefix(self._run_id, name))
+        nbytes = draft.bytes_of(ALL if level == "full" else WEIGHTS)
+        self.last = Saved(step, url, nbytes, now - started, now, level, why)
+        return self.last
+
+    def _discard(self, name: CheckpointName, effort: Effort) -> None:
         """Remove the objects of a save that will never have a manifest: they may be what fills the disk. Not when
         time is short; the next prune finds them too."""
-        if kind == "emergency" or effort.abandoned:
+        if effort.abandoned:
             return
         try:
             found = self._store.list(checkpoint_prefix(self._run_id, name))
@@ -210,18 +247,26 @@ class Checkpointer:
         except StoreError as error:
             log.debug("the objects of %s stay for now: %s", name, error)
 
-    def _commit(self, manifest: RankManifest, effort: Effort) -> None:
-        """Manifest, then marker. Between the two the checkpoint is whole already: the marker is a shortcut."""
+    def _commit(self, save: _Save, name: CheckpointName, level: Level, written: Written) -> None:
+        """See that the state stood still, then manifest, then marker. Between the two the checkpoint is whole already:
+        the marker is a shortcut.
+
+        Raises:
+            Spoiled: it did not.
+        """
+        effort, began = save.effort, self._clock.monotonic()
+        if save.in_place:
+            changed = self._writer.unchanged(save.collected.leaves, written, effort)
+            if why := save.state.broken() or (changed and f"{changed} was changed while it was read"):
+                raise Spoiled(why)
         effort.check()
+        manifest = self._manifest(save, name, level, written)
         try:
             self._writer.ask(lambda left: put_manifest(self._store, manifest, timeout=left), effort)
-        except Abandoned as why:
+        except Abandoned as error:
             raise Abandoned(
-                f"{why}; its manifest was on the way: if it arrives, a restore takes step {manifest.step}"
-            ) from why
-        except StoreError:
-            self._discard(manifest.checkpoint, manifest.kind, effort)
-            raise
+                f"{error}; its manifest was on the way: if it arrives, a restore takes step {manifest.step}"
+            ) from error
         created = self._clock.time()
         try:
             # For one process it is asked for once: what it is worth is one request less for each listing.
@@ -234,6 +279,24 @@ class Checkpointer:
             if manifest.world > 1:
                 raise  # whether the other manifests are there, nobody has seen
             log.warning("step %d is committed, and its marker is not there: %s", manifest.step, error)
+        self._writer.link.committed(self._clock.monotonic() - began)
+
+    def _manifest(self, save: _Save, name: CheckpointName, level: Level, written: Written) -> RankManifest:
+        return RankManifest(
+            run_id=self._run_id,
+            step=name.step,
+            attempt=name.attempt,
+            save=name.save,
+            rank=self._rank,
+            world=self._world,
+            objects=written.objects,
+            tensors=written.tensors,
+            state=save.collected.trees if level == "full" else save.collected.light_trees,
+            environment=save.state.environment,
+            level=level,
+            kind=save.kind,
+            created=self._clock.time(),
+        )
 
     def _copy(self, leaves: tuple[Leaf, ...], effort: Effort) -> tuple[Leaf, ...]:
         """The leaves in host memory, in tensors that are kept and reused."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from .frames import Frame
@@ -23,6 +24,8 @@ IDLE = 10.0
 
 #: Seconds for a thread with nothing to do to end.
 _LEAVING = 1.0
+#: Seconds, for all of them together, that are waited for those whose task was called off a moment ago.
+_RETURNING = 0.5
 
 
 class Hand:
@@ -41,6 +44,10 @@ class Hand:
     def free(self) -> bool:
         """Whether it can be given a task, and its frame be used."""
         return self._idle.is_set() and self._thread.is_alive()
+
+    def returns(self, seconds: float) -> bool:
+        """Wait so long for it to be free."""
+        return self._thread.is_alive() and self._idle.wait(max(0.0, seconds))
 
     def give(self, task: Task, ended: Callable[[], None]) -> None:
         """Have the thread do this with its frame; when it is free again it calls `ended`. Neither raises."""
@@ -98,8 +105,9 @@ class Crew:
             RuntimeError: not one is there, and none can be made.
         """
         free = []
+        until = time.monotonic() + _RETURNING
         for hand in self.hands:
-            if hand.free:
+            if hand.free or hand.returns(until - time.monotonic()):
                 free.append(hand)
             else:
                 hand.dismiss()

@@ -6,6 +6,7 @@ deadline, or because somebody with a better claim (a notice, a withdrawal) aband
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 
@@ -37,6 +38,7 @@ class Effort:
         self._called_off = threading.Event()
         #: Events of those who are in `wait`.
         self._waiting: list[threading.Event] = []
+        self._parts: list[Effort] = []
 
     def tighten(self, deadline: float) -> None:
         """Move the deadline earlier; a later one changes nothing."""
@@ -44,6 +46,19 @@ class Effort:
             if self._deadline is None or deadline < self._deadline:
                 self._deadline = deadline
                 self._wake()  # who waits has less time now
+            parts = [*self._parts]
+        for part in parts:
+            part.tighten(deadline)
+
+    def part(self, deadline: float) -> Effort:
+        """A part of this one, which ends by itself at `deadline`, or when it is called off alone."""
+        part = Effort(self._clock, self._earliest(deadline))
+        with self._lock:
+            self._parts.append(part)
+            reason = self._reason
+        if reason:
+            part.abandon(reason)
+        return part
 
     def abandon(self, reason: str) -> None:
         with self._lock:
@@ -51,6 +66,9 @@ class Effort:
                 return
             self._reason = reason
             self._wake()
+            parts = [*self._parts]
+        for part in parts:
+            part.abandon(reason)
         self._called_off.set()
         if self._on_abandon is not None:
             self._on_abandon()
@@ -87,6 +105,15 @@ class Effort:
         finally:
             with self._lock:
                 self._waiting.remove(changed)
+
+    @property
+    def deadline(self) -> float:
+        """Monotonic seconds; infinity without one."""
+        return math.inf if self._deadline is None else self._deadline
+
+    def _earliest(self, deadline: float) -> float | None:
+        earliest = min(deadline, self.deadline)
+        return None if earliest == math.inf else earliest
 
     def _wake(self) -> None:
         for changed in self._waiting:

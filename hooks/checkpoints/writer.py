@@ -57,6 +57,8 @@ class Writer:
         self._rank = rank
         self._world = world
         self._crew = Crew(self._keep_warm)
+        #: For what is no object: a manifest does not wait for the puts that it comes after or between.
+        self._clerk = Crew(self._keep_warm)
         self._width = Width(store.parallel)
         self._cold = ""
         #: By whether moments are rounded.
@@ -74,6 +76,7 @@ class Writer:
         """
         size = self._object_size(nbytes)
         self._hands(-(-nbytes // size) + 1, size)  # headers, and what does not fit side by side
+        self._clerk.ready(1, 1)
 
     def rehearse(self, leaves: Sequence[Leaf]) -> None:
         """Plan for these leaves and make what a save of them needs, so that the save itself only moves bytes."""
@@ -83,6 +86,7 @@ class Writer:
     def close(self) -> None:
         """Let the threads end."""
         self._crew.dismiss()
+        self._clerk.dismiss()
 
     def write(
         self,
@@ -160,12 +164,13 @@ class Writer:
             except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
                 errand.fail(error)
 
-        _give(self._hands(1, 1)[:1], task, errand)
+        _give(self._clerk.ready(1, 1), task, errand)
 
     def unchanged(self, leaves: Sequence[Leaf], written: Written, effort: Effort) -> str:
         """Read what anybody may have changed a second time; "" or the name of a tensor that differs by now."""
-        frame = None
-        for leaf, entry in zip(leaves, written.tensors, strict=True):
+        frame, live = None, {leaf.name: leaf for leaf in leaves}
+        for entry in written.tensors:
+            leaf = live[entry.name]
             if leaf.still:
                 continue
             for chunk in entry.chunks:

@@ -145,6 +145,11 @@ class OptimizerPart:
         }
         return {**tree, "other": other} if other else tree
 
+    @staticmethod
+    def without_state(tree: dict[str, Any]) -> dict[str, Any]:
+        """The tree of an optimizer that is about to begin, with the learning rates of this one."""
+        return {**{key: tree[key] for key in ("class", "param_groups")}, "state": {}, "on_host": []}
+
     def targets(self, tree: Any) -> None:
         if not isinstance(tree, dict) or "class" not in tree or "param_groups" not in tree:
             raise StateError(f"{self.name}: the checkpoint holds no optimizer under this name")

@@ -17,7 +17,7 @@ from ...providers.errors import CheckpointError, StateError
 from ..format.coverage import MergedTensor
 from ..format.dtypes import torch_dtype
 from ..format.encoding import decode, encode
-from ..format.leaf import Leaf, Tier
+from ..format.leaf import Leaf
 from ..format.manifest import private_name
 from .device import Fence
 from .environment import describe
@@ -50,6 +50,8 @@ class Collected:
     leaves: tuple[Leaf, ...]
     #: Encoded trees by registered name, for the manifest.
     trees: Mapping[str, Any]
+    #: The same for the lower level: optimizers with their numbers and without their moments.
+    light_trees: Mapping[str, Any]
 
     @property
     def nbytes(self) -> int:
@@ -283,18 +285,22 @@ class State:
                 leaves.setdefault(leaf.name, leaf)
         names = {id(leaf.tensor): leaf.name for leaf in reversed(leaves.values())}
         trees: dict[str, Any] = {}
+        light: dict[str, Any] = {}
         for part in self.parts:
 
             def take(tensor: torch.Tensor, part: Part = part) -> str:
                 name = names.get(id(tensor))
                 if name is None:
                     name = private_name(rank, f"{part.name}#{len(leaves)}")
-                    tier = Tier.MOMENTS if isinstance(part, OptimizerPart) else Tier.WEIGHTS
-                    leaves[name] = Leaf(name, tensor, still=True, tier=tier)
+                    leaves[name] = Leaf(name, tensor, still=True)
+                    names[id(tensor)] = name
                 return name
 
-            trees[part.name] = encode(part.tree(), take, part.name)
-        return Collected(tuple(leaves.values()), trees)
+            tree = part.tree()
+            trees[part.name] = encode(tree, take, part.name)
+            if isinstance(part, OptimizerPart):
+                light[part.name] = encode(part.without_state(tree), take, part.name)
+        return Collected(tuple(leaves.values()), trees, {**trees, **light})
 
     # --- restore, on the main thread ---
 

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from spotguard import testing
 from spotguard.hooks.checkpoints.catalog import Whole, find_whole
+from spotguard.hooks.checkpoints.commit import put_manifest
 from spotguard.hooks.checkpoints.verify import verify
-from spotguard.hooks.format.codec import encode_manifest
+from spotguard.hooks.format.codec import NewerFormatError, encode_manifest
 from spotguard.hooks.format.keys import manifest_name
+from spotguard.hooks.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
 from spotguard.hooks.preempted import Preempted
+from spotguard.hooks.restore import restore
+from spotguard.hooks.state.registered import Restoring
 from spotguard.providers.errors import CheckpointError, StateError
 from spotguard.providers.stores.localfs import FileStore
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.store import BlobStore, ObjectInfo
+from tests.fakes.checkpoint import Save
 from tests.fakes.clock import Impatient
 from tests.fakes.reads import PATIENCE, Reads, ctrl_c_as_usual
 from tests.fakes.store import FakeStore, Fault
@@ -220,6 +227,34 @@ def test_with_nothing_sound_nothing_is_trained(made: Made, stores: Stores) -> No
             guard.restore()
         with pytest.raises(Exception, match="mix of two states"):
             guard.step()
+
+
+def test_a_chunk_that_only_a_newer_version_can_hold_is_not_gone_back_behind() -> None:
+    """It may be good: the restore stops and says what reads it, and the older checkpoint is not touched."""
+
+    class Huge(FakeStore):
+        """Says that it holds what no test should."""
+
+        def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
+            for info in super().list(prefix, timeout=timeout):
+                yield replace(info, size=8 + 2**28) if "/000000020-" in info.key else info
+
+    class Outline:
+        poisoned = ""
+
+        def targets(self, trees: Any, entries: Any) -> Restoring:
+            return Restoring(trees, {"a": torch.empty(2**28, dtype=torch.uint8, device="meta")}, ())
+
+    store = Huge()
+    Save(step=10).write(store)
+    entry = TensorEntry("a", "uint8", (2**28,), (Chunk((0,), (2**28,), 0, 8, 8 + 2**28, 0),))
+    held = ObjectEntry("00000-of-00001/0000.safetensors", 8 + 2**28, 8, 0)
+    put_manifest(store, RankManifest("run", 20, 1, 1, 0, 1, objects=(held,), tensors=(entry,)))
+    store.put("run/checkpoints/000000020-0001-0001/00000-of-00001/0000.safetensors", memoryview(b"x"))
+    state: Any = Outline()
+    with pytest.raises(NewerFormatError, match="a has a chunk of 256 MiB"):
+        restore(store, "run", state)
+    assert "read_into" not in [verb for verb, _ in store.calls]
 
 
 # --- on the way ------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def test_a_deadline_behind_the_manifest_finds_it_committed(
         committed = heard.wait(protocol.Committed)
         assert (committed.id, committed.step) == ("n1", 2)
         assert heard.of(protocol.Failed) == []
-        assert store.kinds() == {"objects": 1, "manifests": 1, "markers": 0}
+        assert store.kinds() == {"objects": 2, "manifests": 1, "markers": 0}
         assert "step 2 is committed, and its marker is not there: out of time" in caplog.text
         assert guard._position().checkpoint_step == 2
         if also == "marker":
@@ -77,7 +77,7 @@ def test_a_marker_that_is_refused_fails_no_save() -> None:
     """By hand, at a notice, or in the background: it is a shortcut."""
     store = WatchedStore()
     with trained(store) as (guard, job, heard):
-        store.faults = [Fault(n, verbs=("put",), error=lambda: DeniedError("no")) for n in (2, 5, 8)]
+        store.faults = [Fault(n, verbs=("put",), error=lambda: DeniedError("no")) for n in (3, 7, 11)]
         store.calls.clear()
         assert guard.save().step == 2
         job.step(2)
@@ -88,7 +88,7 @@ def test_a_marker_that_is_refused_fails_no_save() -> None:
         guard.step()
         guard._on_message(notice())
         assert heard.wait(protocol.Committed, 3).step == 4
-    assert store.kinds() == {"objects": 3, "manifests": 3, "markers": 0}
+    assert store.kinds() == {"objects": 6, "manifests": 3, "markers": 0}
     restores(store, 4)
 
 
@@ -142,7 +142,7 @@ def test_a_manifest_that_hangs_is_no_commit_and_may_become_one() -> None:
         assert failed.reason == (
             "out of time; its manifest was on the way: if it arrives, a restore takes step 3"
         )
-        assert store.kinds() == {"objects": 2, "manifests": 1, "markers": 1}
+        assert store.kinds() == {"objects": 4, "manifests": 1, "markers": 1}
         restores(store, 2)
         store.let_go()
         store.wait_for(lambda keys: sum(map(is_manifest, keys)) == 2)
@@ -196,7 +196,7 @@ def test_a_notice_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert {verb for verb, _ in store.calls} == {"put"}
         assert store.kinds()["markers"] == 2
         assert guard.save().step == 4
-        assert store.kinds() == {"objects": 1, "manifests": 1, "markers": 1}
+        assert store.kinds() == {"objects": 2, "manifests": 1, "markers": 1}
 
 
 def test_a_notice_whose_save_fails_deletes_nothing() -> None:

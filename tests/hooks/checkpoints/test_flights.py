@@ -78,8 +78,8 @@ def test_without_peers_nobody_lags() -> None:
 
 def test_a_link_that_slows_down_makes_no_laggards_for_long() -> None:
     """What is usual is what came last."""
-    flights = Flights[int](loads(*[1] * 100))
-    usual(flights)
+    flights = Flights[int](loads(*[1] * 101))
+    usual(flights, count=60)
     usual(flights, took=20.0, count=40)
     begun(flights, 0.0)
     assert flights.laggard(LAG * 20.0 - 0.1) is None

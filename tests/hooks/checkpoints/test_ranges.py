@@ -51,12 +51,12 @@ def test_no_request_is_larger_than_it_may_be() -> None:
 
 def test_a_large_chunk_takes_several_requests_that_are_boxes_of_it() -> None:
     """About equal ones, in its bytes' order; and nothing else rides in them."""
-    loads = plan([wanted(8, 10, 3, itemsize=4), wanted(128, 2)], limit=55)
-    assert [[each.name for each in load.chunks] for load in loads] == [["t8"], ["t128"]]
+    loads = plan([wanted(8, 9, 3, itemsize=4), wanted(116, 2)], limit=55)
+    assert [[each.name for each in load.chunks] for load in loads] == [["t8"], ["t116"]]
     assert [each[1:] for each in loads[0].ranges] == [
-        (8, 56, (0, 0), (4, 3)),
-        (56, 104, (4, 0), (4, 3)),
-        (104, 128, (8, 0), (2, 3)),
+        (8, 44, (0, 0), (3, 3)),
+        (44, 80, (3, 0), (3, 3)),
+        (80, 116, (6, 0), (3, 3)),
     ]
 
 
@@ -65,6 +65,13 @@ def test_a_row_that_is_too_large_is_cut_along_the_next_dimension() -> None:
     assert [(each.offsets, each.sizes) for each in load.ranges] == [
         ((0, 0), (1, 4)), ((0, 4), (1, 3)), ((1, 0), (1, 4)), ((1, 4), (1, 3)),
     ]  # fmt: skip
+
+
+def test_a_chunk_inside_another_rides_with_it() -> None:
+    """Two tensors may be of the same bytes."""
+    (load,) = plan([wanted(0, 20), wanted(5, 5)])
+    assert asked([load]) == [(0, 20)]
+    assert len(load.chunks) == 2
 
 
 def test_a_chunk_without_bytes_is_not_asked_for() -> None:

@@ -184,3 +184,16 @@ def test_a_rounded_moment_comes_back_in_its_own_dtype() -> None:
     into = torch.zeros(8)
     read(store, whole, {"moment": into})
     assert torch.equal(into, exact.float())
+
+
+def test_a_large_rounded_moment_comes_back_in_parts() -> None:
+    """They end between its elements as they are stored."""
+    store = FakeStore()
+    exact = torch.rand(5 * 2**20 + 1).to(torch.bfloat16)
+    whole = written(store, moment=exact)
+    entry = whole.manifests[0].tensors[0]._replace(dtype="float32", stored="bfloat16")
+    whole = coverage([replace(whole.manifests[0], tensors=(entry,))])
+    into = torch.zeros(exact.numel())
+    read(store, whole, {"moment": into})
+    assert torch.equal(into, exact.float())
+    assert len(store.calls) == 2

@@ -305,6 +305,11 @@ def test_an_object_that_is_gone_or_short_is_lost(loss: str) -> None:
     taker = Kept()
     reading(store, wanted, taker).run()
     assert set(taker.gone) == {key}
+    if loss == "gone":
+        asked = sum(each.key == key for load in loads_of(wanted) for each in load.ranges)
+        assert sum(read[0] == key for read in store.reads) == asked, (
+            "it does not come back by being asked again"
+        )
     assert taker.bytes == {name: held for name, held in content.items() if not name.startswith(key)}
     with pytest.raises(NotFoundError if loss == "gone" else CorruptError):
         reading(store, wanted, Strict()).run()
@@ -418,6 +423,24 @@ def test_a_store_that_hangs_as_a_whole_is_not_asked_everything_twice() -> None:
     assert run.frames <= FRAMES
 
 
+def test_when_every_thread_hangs_others_go_on() -> None:
+    """What lags is sent again by new threads, which then do the rest: all but what nobody may send a third time."""
+    store, clock = Reads(), ManualClock()
+    wanted, content = stored(store, objects=20)
+    store.hold = lambda number, key, start: 6 <= number < 6 + READERS
+    taker = Strict()
+    run = reading(store, wanted, taker, clock=clock)
+    with hanging(store):
+        thread, errors = in_background(run)
+        assert store.held.wait(PATIENCE)
+        pass_time(clock, lambda: len(store.reads) > 6 + READERS + 2 * SPARE)
+        store.go.set()
+        pass_time(clock, lambda: not thread.is_alive())
+    assert errors == []
+    assert taker.bytes == content
+    assert run.frames <= FRAMES
+
+
 def test_of_two_sent_one_may_fail() -> None:
     """The second is refused; the first brings it at last."""
     store, clock = Reads(), ManualClock()
@@ -476,12 +499,36 @@ def test_after_ctrl_c_nobody_writes() -> None:
     assert taker.bytes == before
 
 
+def test_what_is_verified_after_ctrl_c_is_handed_on_to_nobody() -> None:
+    """It was read once more when it was all over."""
+    store, clock = Reads(), ManualClock()
+    wanted, _ = stored(store, objects=1)
+    wanted = [min(wanted, key=lambda each: each.chunk.end - each.chunk.start)]
+    store.spoil = lambda number, key, start: number == 0
+    store.hold = lambda number, key, start: number == 1
+    taker = Strict()
+
+    def ctrl_c(done: int, total: int) -> None:
+        if store.held.is_set():
+            raise KeyboardInterrupt
+
+    run = reading(store, wanted, taker, progress=ctrl_c, clock=clock)
+    with hanging(store):
+        thread, errors = in_background(run)
+        pass_time(clock, lambda: not thread.is_alive())
+        assert [type(error) for error in errors] == [KeyboardInterrupt]
+    for each in readers():
+        each.join(PATIENCE)
+    assert len(store.reads) == 2
+    assert taker.bytes == {}
+
+
 def test_a_second_ctrl_c_waits_as_well() -> None:
     """Real signals on the main thread: impatience writes into no tensor."""
     store = Reads()
     wanted, _ = stored(store)
     taker = Strict()
-    handing, ended = threading.Event(), threading.Event()
+    handing, ended, returned = threading.Event(), threading.Event(), threading.Event()
     seen: list[bool] = []
 
     def during() -> None:
@@ -493,12 +540,15 @@ def test_a_second_ctrl_c_waits_as_well() -> None:
             end = time.monotonic() + PATIENCE
             while not run._over and time.monotonic() < end:
                 threading.Event().wait(0.001)
-        seen.append(run._over)
+        seen.append(run._over and not returned.wait(0.1))
         ended.set()
 
     taker.during = during
     run = reading(store, wanted, taker)
     with ctrl_c_as_usual() as interrupt, pytest.raises(KeyboardInterrupt):
-        run.run()
+        try:
+            run.run()
+        finally:
+            returned.set()
     assert seen == [True]
     assert ended.is_set()

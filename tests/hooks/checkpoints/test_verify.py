@@ -35,6 +35,7 @@ def test_a_flipped_bit_in_any_byte_is_found() -> None:
             (damage,) = verify(store, whole)
             assert damage.key == key
             assert "CRC32 differs" in str(damage)
+            assert damage.tensor or damage.offsets == ()
             store.corrupt(key, at, 1 << at % 8)
     assert verify(store, whole) == []
 

@@ -1,0 +1,189 @@
+"""An emergency save under its budget: all of it if it fits, else what is worth most first, and never nothing for all.
+
+Objects are put in the order of their tiers, so a full save is a lower one that went on. When time gets short, the
+weights that are in the store by then are committed as a checkpoint of the lower level, and the moments follow under
+the next name: if all of them arrive, a full manifest refers to the weights where they lie.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+
+from ..providers.errors import StoreError
+from .checkpoints.budget import plan, replan
+from .checkpoints.draft import ALL, WEIGHTS, Draft, Outline, Written
+from .checkpoints.effort import Abandoned, Effort
+from .checkpoints.plans import Choice, Earlier, Landed, Plan, Situation, Sizes
+from .checkpoints.work import Progress
+from .checkpoints.writer import Writer
+from .format.keys import CheckpointName
+from .format.leaf import Leaf, Tier
+from .format.manifest import Level
+
+log = logging.getLogger("spotguard")
+
+#: Seconds between two looks at whether the plan still holds.
+_LOOK = 0.25
+#: As long as so many objects of the weights are missing, no thread has begun with the moments.
+_AHEAD = 12
+
+
+class EmergencySave:
+    """One of them, on the saving thread.
+
+    Args:
+        commit: puts the manifest and the marker of a level; raises what a save raises.
+        begin: the name of the next checkpoint to be written.
+        lossy: moments may be stored rounded, where that makes them fit.
+        last: the newest committed checkpoint.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        effort: Effort,
+        *,
+        step: int,
+        begin: Callable[[], CheckpointName],
+        commit: Callable[[CheckpointName, Level, Written], None],
+        look: Callable[[], str],
+        lossy: bool = False,
+        last: Earlier | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._writer = writer
+        self._effort = effort
+        self._step = step
+        self._begin = begin
+        self._commit = commit
+        self._moved = look
+        self._lossy = lossy
+        self._last = last
+        self._progress = progress
+        self._looked_at = -math.inf
+        self._part = effort
+        #: What is done, and why.
+        self.plan = Plan(Choice.KEEP, "")
+        #: The level that is committed, and under which name.
+        self.committed: tuple[CheckpointName, Level] | None = None
+
+    def run(self, leaves: Sequence[Leaf]) -> Draft:
+        """Save what fits. Returns what was written; `committed` says how much of it counts.
+
+        Raises:
+            Abandoned: out of time before anything was committed, nothing fits, or the save was called off.
+            StoreError: the store failed, and nothing was committed.
+            Spoiled: the state moved.
+        """
+        whole = self._writer.outline(leaves)
+        self._rounded = self._writer.outline(leaves, rounded=True) if self._lossy else None
+        self._sizes = self._sizes_of(whole, self._rounded)
+        self.plan = plan(self._situation())
+        log.info("the plan: %s", self.plan.reason)
+        if self.plan.choice is Choice.KEEP:
+            raise Abandoned(self.plan.reason)
+        self._draft = Draft(whole)
+        self._choose_layout()
+        name = self._begin()
+        while not self._draft.has(ALL):
+            try:
+                self._write(leaves, name)
+            except (Abandoned, StoreError) as why:
+                if self._effort.abandoned or not self._may_go_on(why):
+                    raise
+                if self.committed is not None:
+                    log.warning("step %d is committed without its moments: %s", self._step, why)
+                    return self._draft
+            if self.committed is None and self._draft.has(WEIGHTS) and not self._draft.has(ALL):
+                self._commit(name, "weights", self._draft.written(name, WEIGHTS))
+                self.committed = name, "weights"
+                log.warning("the weights of step %d are committed, its moments follow", self._step)
+                name = self._begin()
+        try:
+            self._commit(name, "full", self._draft.written(name))
+            self.committed = name, "full"
+        except (Abandoned, StoreError) as why:
+            if self.committed is None or self._effort.abandoned:
+                raise
+            log.warning("step %d is committed without its moments: %s", self._step, why)
+        return self._draft
+
+    # --- inside ---
+
+    def _write(self, leaves: Sequence[Leaf], name: CheckpointName) -> None:
+        """As much as the plan says, until its next turn."""
+        first = self.plan.lower_first and self.committed is None and not self._draft.has(WEIGHTS)
+        until = math.inf if first or self.committed is not None else self.plan.fall_back_at
+        self._part = self._effort.part(until)
+        tiers = WEIGHTS if first else ALL
+        self._writer.write(leaves, name, self._part, self._hear, self._moved, draft=self._draft, tiers=tiers)
+
+    def _may_go_on(self, why: Exception) -> bool:
+        """Whether something is committed, or a part of the save ended only to let what is worth most go first."""
+        if self.committed is not None:
+            return True
+        turn = isinstance(why, Abandoned) and self._effort.left() != 0.0 and self._part is not self._effort
+        if turn and not self._draft.has(WEIGHTS):
+            self._lower_first()  # too early to fall back: now only the weights go on
+        return turn
+
+    def _hear(self, phase: str, done: int, total: int) -> None:
+        """On the writer's threads, for each piece that left."""
+        if self._progress is not None:
+            self._progress(phase, done, total)
+        now = self._effort.now()
+        if now - self._looked_at < _LOOK or self.committed is not None:
+            return
+        self._looked_at = now
+        before, self.plan = self.plan, replan(self.plan, self._situation(), self._landed())
+        if self.plan.reason != before.reason:
+            log.info("the plan changes: %s", self.plan.reason)
+        if self._choose_layout():
+            self._part.abandon("the moments are rounded")
+        elif self.plan.lower_first and self._draft.has(WEIGHTS):
+            self._part.abandon("what is worth most is committed first")
+        elif self.plan.fall_back_at < math.inf:
+            self._part.tighten(self.plan.fall_back_at)
+
+    def _lower_first(self) -> None:
+        self.plan = Plan(Choice.LOWER, self.plan.reason, self.plan.end, self.plan.slack, lower_first=True)
+
+    def _choose_layout(self) -> bool:
+        """Round the moments, or not, as the plan says. Whether that is a change; weights are written alike."""
+        if self._rounded is None:
+            return False
+        wanted = self.plan.choice is Choice.FULL_LOSSY
+        if wanted == self._draft.outline.rounded:
+            return False
+        self._draft.outline = self._rounded if wanted else self._writer_outline
+        return True
+
+    def _sizes_of(self, whole: Outline, rounded: Outline | None) -> Sizes:
+        self._writer_outline = whole
+        return Sizes(
+            parameters=whole.bytes_of(WEIGHTS),
+            moments=whole.bytes_of((Tier.MOMENTS,)),
+            rounded=None if rounded is None else rounded.bytes_of((Tier.MOMENTS,)),
+            unchanged_parameters=self._writer.unchanged_bytes(whole),
+        )
+
+    def _situation(self) -> Situation:
+        link, now = self._writer.link, self._effort.now()
+        return Situation(
+            now=now,
+            deadline=self._effort.deadline,
+            step=self._step,
+            sizes=self._sizes,
+            rate=link.rate(now),
+            commit=link.commit or 0.0,
+            last=self._last,
+        )
+
+    def _landed(self) -> Landed:
+        return Landed(
+            a=self._draft.bytes_of(WEIGHTS),
+            b=self._draft.bytes_of((Tier.MOMENTS,)),
+            b_begun=len(self._draft.missing(WEIGHTS)) < _AHEAD,
+        )
