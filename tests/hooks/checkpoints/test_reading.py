@@ -545,10 +545,14 @@ def test_a_second_ctrl_c_waits_as_well() -> None:
 
     taker.during = during
     run = reading(store, wanted, taker)
-    with ctrl_c_as_usual() as interrupt, pytest.raises(KeyboardInterrupt):
+
+    def to_its_end() -> None:
         try:
             run.run()
         finally:
             returned.set()
+
+    with ctrl_c_as_usual() as interrupt, pytest.raises(KeyboardInterrupt):
+        to_its_end()
     assert seen == [True]
     assert ended.is_set()
