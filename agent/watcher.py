@@ -96,7 +96,8 @@ class Watcher:
 
     def _run(self) -> None:
         with self._lock:
-            self._feel(STARTING)
+            if not self._stop.is_set():  # a thread may be late to begin
+                self._feel(STARTING)
         try:
             while not self._stop.is_set():
                 started = self._clock.monotonic()
