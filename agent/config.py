@@ -51,6 +51,7 @@ class Options:
     on_notice: str | None
     every: float | Literal["auto", "off"]
     keep: int
+    lossy_moments: bool
     #: None: the default of the run id, or of the service.
     socket: str | None
     #: For a command of which nobody registered.
@@ -182,6 +183,14 @@ SETTINGS: tuple[Setting, ...] = (
         "auto",
         "SECONDS",
         "background checkpoints: seconds, auto (the default) or off",
+        RUN,
+    ),
+    Setting(
+        "lossy-moments",
+        values.yes_or_no,
+        False,
+        "",
+        "where all does not fit into the window, round the optimizer's moments to bfloat16 before leaving them out",
         RUN,
     ),
     Setting("keep", values.at_least(1), 3, "K", "how many committed checkpoints to keep (default: 3)", RUN),

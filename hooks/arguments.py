@@ -51,6 +51,28 @@ def number(variable: str, default: int) -> int:
     return found
 
 
+def yes(variable: str) -> bool:
+    """Whether the environment says yes; unset is no.
+
+    Raises:
+        UsageError: it says something else.
+    """
+    text = os.environ.get(variable, "")
+    if (
+        said := {
+            "": False,
+            "0": False,
+            "no": False,
+            "false": False,
+            "1": True,
+            "yes": True,
+            "true": True,
+        }.get(text.lower())
+    ) is None:
+        raise UsageError(f"{variable}={text!r} is neither yes nor no; correct it, or unset it")
+    return said
+
+
 def completed_steps(said: int) -> int:
     """The step of a checkpoint.
 

@@ -15,7 +15,7 @@ from ..providers.errors import StateError, UsageError
 from ..providers.stores.opening import open_store
 from ..providers.stores.store import BlobStore
 from . import forks, protocol, signals
-from .arguments import completed_steps, number, run_name, store_url
+from .arguments import completed_steps, number, run_name, store_url, yes
 from .cadence import Cadence
 from .checkpointer import Checkpointer, Saved
 from .checkpoints.commit import claim_attempt
@@ -123,7 +123,9 @@ class Guard:
         self._connect(os.environ.get("SPOTGUARD_SOCKET", ""))
         probe(self._patient(), run_id)
         attempt = self._claim()
-        self._checkpointer = Checkpointer(self._store, run_id, attempt, clock=clock, keep=keep)
+        self._checkpointer = Checkpointer(
+            self._store, run_id, attempt, clock=clock, keep=keep, lossy=yes("SPOTGUARD_LOSSY_MOMENTS")
+        )
         self._checkpointer.nbytes = self._nbytes
         self._report = Report(self._store, run_id, attempt, clock, self._send, self._alarm_ended)
         self._saver = Saver(

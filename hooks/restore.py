@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..providers.errors import CheckpointError, CorruptError, NotFoundError, StateError
@@ -17,6 +18,9 @@ from .state.environment import differences
 from .state.registered import State
 
 log = logging.getLogger("spotguard")
+
+#: Steps that the moments are worth: so many Adam's second one takes to be itself again, with its usual beta of 0.999.
+MOMENTS_WORTH = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,8 @@ def restore(
         StoreError: the store failed. That is no damage: no older checkpoint is taken for it.
     """
     last: CheckpointError | None = None
-    for whole in whole_checkpoints(store, run_id, step=step):
+    levels = whole_checkpoints(store, run_id, step=step, levels=("full", "weights"))
+    for whole in levels if step is not None else _worth_it(levels):
         try:
             _load(store, whole, state)
         except NewerFormatError:
@@ -54,6 +59,12 @@ def restore(
             last = error if isinstance(error, CheckpointError) else CheckpointError(str(error))
             log.error("checkpoint %s is damaged, the next older one is taken: %s", whole.name, error)
             continue
+        if whole.level != "full":
+            log.warning(
+                "step %d is restored without the optimizer's moments, which did not fit into the window: they begin "
+                "anew, and the loss may rise for some hundred steps",
+                whole.name.step,
+            )
         return Restored(whole.name.step, whole)
     if last is not None:
         raise CheckpointError(
@@ -67,6 +78,29 @@ def restore(
             f"`spotguard ls {store.url}` shows which there are"
         )
     return Restored(0, None)
+
+
+def _worth_it(newest_first: Iterator[Whole]) -> Iterator[Whole]:
+    """Full checkpoints, and of the lower level those that are newer by more than their missing moments cost."""
+    lower: list[Whole] = []
+    for whole in newest_first:
+        if whole.level != "full":
+            lower.append(whole)
+            continue
+        for light in lower:
+            if light.name.step - whole.name.step >= MOMENTS_WORTH:
+                yield light
+            else:
+                log.warning(
+                    "step %d was saved without the optimizer's moments, and the full checkpoint of step %d is taken: "
+                    "guard.restore(step=%d) takes the other one",
+                    light.name.step,
+                    whole.name.step,
+                    light.name.step,
+                )
+        lower.clear()
+        yield whole
+    yield from lower
 
 
 def newest_step(store: BlobStore, run_id: str) -> int | None:

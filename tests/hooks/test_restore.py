@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from spotguard.hooks.format.codec import decode_manifest, encode_manifest
 from spotguard.providers.errors import CheckpointError, StateError
 from tests.fakes.training import Job, bits, different, guarded, small, trajectory
 from tests.fakes.watched_store import WatchedStore
@@ -299,3 +301,61 @@ def test_going_on_equals_a_run_without_us(folder: Path) -> None:
             guard.step()
             guard.save()
     assert different(job.bits(), expected[TOTAL]) == []
+
+
+# --- levels ----------------------------------------------------------------------------------------------
+
+
+def lower(store: WatchedStore, step: int) -> None:
+    """Say of a checkpoint that it lacks the moments."""
+    for key, data in list(store.objects.items()):
+        if f"/{step:09d}-" in key and key.endswith("COMMIT.json"):
+            del store.objects[key]
+        elif f"/{step:09d}-" in key and key.endswith(".json"):
+            store.objects[key] = encode_manifest(replace(decode_manifest(data, key), level="weights"))
+
+
+def saved_at(store: WatchedStore, *steps: int) -> None:
+    """A run with checkpoints of these steps, most of which train nothing."""
+    job = small()
+    with guarded(store, job.values) as guard:
+        guard.restore()
+        for number in range(1, max(steps) + 1):
+            guard.step()
+            if number in steps:
+                guard.save()
+
+
+@pytest.mark.parametrize(
+    ("full", "light", "taken"),
+    [
+        ((5,), (), 5),
+        ((5,), (6,), 5),
+        ((5,), (1004,), 5),
+        ((5,), (1005,), 1005),
+        ((), (3,), 3),
+        ((5, 7), (6,), 7),
+    ],
+)
+def test_a_lower_level_is_taken_where_it_is_worth_more(
+    full: tuple[int, ...], light: tuple[int, ...], taken: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thousand steps are what the moments are worth; and with nothing else it is all there is. Loud either way."""
+    store = WatchedStore()
+    saved_at(store, *full, *light)
+    for step in light:
+        lower(store, step)
+    with guarded(store, small().values) as guard:
+        assert guard.restore() == taken
+    assert ("without the optimizer's moments" in caplog.text) is bool(
+        light and max(light) > max(full, default=0)
+    )
+
+
+def test_a_lower_level_that_is_asked_for_is_taken() -> None:
+    """By its step."""
+    store = WatchedStore()
+    saved_at(store, 5, 6)
+    lower(store, 6)
+    with guarded(store, small().values) as guard:
+        assert guard.restore(step=6) == 6
