@@ -25,6 +25,9 @@ NEWEST = Path(__file__).parent / "results" / "links.json"
 #: How the raw socket is called, among those who save.
 RAW = "a raw socket"
 
+#: In the place of a link's rate: as fast as the machine.
+UNSHAPED = 0
+
 _MEMORY, _FIRST, _RESTORE = 512.0, 100.0, 1.10
 
 
@@ -53,7 +56,7 @@ class Sample:
 def rows(service: Service, found: Iterable[Sample]) -> Iterator[Row]:
     """The table of one store: time on each link, then what it cost."""
     here = [each for each in found if each.store == service.name]
-    plain = [each for each in here if each.door == "http"]
+    plain = [each for each in here if each.door == "http" and each.mbit != UNSHAPED]
     fastest = max(each.mbit for each in plain)
     for mbit in sorted({each.mbit for each in plain}):
         at = [each for each in plain if each.mbit == mbit]
@@ -72,6 +75,8 @@ def rows(service: Service, found: Iterable[Sample]) -> Iterator[Row]:
     back = [each for each in plain if each.verb == "restore" and each.mbit == fastest]
     what = f"restore from {service.name}, memory beyond the state"
     yield from _ways(what, "MiB", back, lambda s: s.took.extra, _MEMORY)
+    freely = tuple(each.took.nbytes * 8e-6 / each.took.seconds for each in here if each.mbit == UNSHAPED)
+    yield Row(f"save to {service.name} through no link: what its server takes", "Mbit/s", freely)
     firsts = tuple(each.took.first * 1e3 for each in plain if each.took.first is not None)
     yield Row(f"hook told → first byte to {service.name}", "ms", firsts, figure=_FIRST)
 

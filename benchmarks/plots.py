@@ -13,14 +13,14 @@ from pathlib import Path
 from spotguard.demo.svg import Drawing, Scale
 
 from .contestants import OURS
-from .link_rows import RAW, Sample, newest
+from .link_rows import RAW, UNSHAPED, Sample, newest
 
 _DOCS = Path(__file__).parent.parent / "docs"
 
-_WIDTH, _BAR, _GAP, _LABEL = 880, 13, 12, 178
-_LEFT, _RIGHT = 28, 494
-#: Ratios and seconds above these are cut off, and say so by their number: one slow peer must not flatten the rest.
-_RATIO_MOST, _CPU_MOST = 2.0, 4.0
+_WIDTH, _BAR, _GAP, _LABEL = 880, 13, 12, 204
+_LEFT, _RIGHT, _LONGEST = 28, 484, 140
+#: Ratios and seconds above these are cut off, and say so by their number: one slow way must not flatten the rest.
+_RATIO_MOST, _CPU_MOST = 3.0, 6.0
 
 _STYLE = """
 .demo { --page: #ffffff; --edge: #d1d9e0; --ink: #1f2328; --faint: #59636e; --grid: #eaeef2; --ours: #0969da; --other: #c3cad2 }
@@ -30,7 +30,7 @@ _STYLE = """
 .demo .title { font-size: 17px; font-weight: 600 }
 .demo .head { font-weight: 600; font-size: 13px }
 .demo .faint { fill: var(--faint) }
-.demo .card { fill: var(--page); stroke: var(--edge) } .demo .axis { stroke: var(--edge) }
+.demo .card { fill: var(--page); stroke: var(--edge) } .demo .one { stroke: var(--ink) }
 .demo .ours { fill: var(--ours) } .demo .other { fill: var(--other) }
 """
 
@@ -51,7 +51,7 @@ def draw(samples: Iterable[Sample], day: str = "", folder: Path = _DOCS) -> list
 
 
 def _picture(store: str, found: list[Sample], day: str) -> str:
-    saves = [each for each in found if each.verb == "save"]
+    saves = [each for each in found if each.verb == "save" and each.mbit != UNSHAPED]
     plain = [each for each in saves if each.door == "http" and each.way != RAW]
     mbits = sorted({each.mbit for each in plain})
     left = [
@@ -70,16 +70,18 @@ def _picture(store: str, found: list[Sample], day: str) -> str:
     drawing.text(_LEFT, 38, title, "title")
     if day:
         drawing.text(_WIDTH - 28, 38, day, "faint", anchor="end")
-    drawing.text(_LEFT, 74, "time ÷ (bytes ÷ rate of the link)", "head")
+    drawing.text(_LEFT, 74, "time ÷ (bytes ÷ rate of the link); the mark is 1", "head")
     drawing.text(_RIGHT, 74, f"processor seconds for a GB, at {mbits[-1]} Mbit/s", "head")
-    _column(drawing, _LEFT, left, Scale(0.0, _RATIO_MOST, _LEFT + _LABEL, _LEFT + 400), one=True)
-    _column(drawing, _RIGHT, right, Scale(0.0, _CPU_MOST, _RIGHT + _LABEL, _RIGHT + 310), one=False)
+    _column(drawing, _LEFT, left, _RATIO_MOST, one=True)
+    _column(drawing, _RIGHT, right, _CPU_MOST, one=False)
     return drawing.render(_STYLE, f"{title}, by spotguard and by others")
 
 
 def _column(
-    drawing: Drawing, x: float, groups: Sequence[tuple[str, Bars]], scale: Scale, *, one: bool
+    drawing: Drawing, x: float, groups: Sequence[tuple[str, Bars]], most: float, *, one: bool
 ) -> None:
+    longest = max((value for _, bars in groups for _, value in bars), default=most)
+    scale = Scale(0.0, min(most, longest), x + _LABEL, x + _LABEL + _LONGEST)
     y = 88.0
     for name, bars in groups:
         drawing.text(x, y + 12, name, "faint")
@@ -92,7 +94,7 @@ def _column(
             drawing.text(end + 6, y + _BAR - 2, f"{value:.2f}", "" if way == OURS else "faint")
             y += _BAR + 4
         if one:  # the link itself
-            drawing.line(scale(1.0), top - 3, scale(1.0), y - 1, "axis")
+            drawing.line(scale(1.0), top - 3, scale(1.0), y - 1, "one")
         y += _GAP
 
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from spotguard.providers.errors import UsageError
-from spotguard.providers.stores.opening import open_store
+from spotguard.providers.stores.urls import CLOUDS
 from tests.servers.nginx import Nginx
 from tests.servers.program import Server, find
 
@@ -85,9 +84,9 @@ def check(service: Service) -> None:
         Unable: it says what is missing.
     """
     try:
-        open_store(f"{service.scheme}://somewhere/else")
-    except UsageError as error:
-        raise Unable(str(error)) from error
+        importlib.import_module(CLOUDS[service.scheme].module, "spotguard.providers.stores")
+    except ImportError as error:
+        raise Unable(f"its store cannot be used here: {error}") from error
     for program in (*service.programs, "nginx", "openssl"):
         _find(program)
 

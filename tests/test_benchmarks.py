@@ -65,6 +65,7 @@ ROWS = {
             for way in ("spotg", "a raw")
         ],
         *[f"{verb} S3, memory beyond the state: spotguard" for verb in ("save to", "restore from")],
+        "save to S3 through no link",
         "hook told → first byte to S3",
     ],
     "background": [
