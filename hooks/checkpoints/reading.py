@@ -263,10 +263,8 @@ class Reading(Generic[F]):
         try:
             try:
                 self._store.read_into(key, start, view, timeout=self._timeout)
-            except CorruptError:
-                self._store.read_into(
-                    key, start, view, timeout=self._timeout
-                )  # cut short on its way, perhaps
+            except CorruptError:  # cut short on its way, perhaps
+                self._store.read_into(key, start, view, timeout=self._timeout)
         finally:
             with self._changed:
                 self._inside.discard(me)
