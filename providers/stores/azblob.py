@@ -26,7 +26,7 @@ from ..errors import CorruptError
 from .azblob_account import open_container
 from .azblob_answers import NOT_THIS, STRANGER, answers, code, readable, refusal
 from .store import ObjectInfo, Sent, check_key, check_prefix
-from .transport import fill, remaining, within
+from .transport import CONNECTIONS, fill, remaining, within
 from .urls import Location
 
 T = TypeVar("T")
@@ -49,6 +49,7 @@ class AzureBlobStore:
 
     def __init__(self, location: Location, clock: Clock | None = None) -> None:
         self.url = location.url
+        self.parallel = CONNECTIONS
         self._at = location
         self._clock = clock or SystemClock()
         self._container, self._token = open_container(location, self._clock)

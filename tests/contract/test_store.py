@@ -56,6 +56,12 @@ def keys(store: BlobStore, prefix: str = "") -> list[str]:
     return [info.key for info in store.list(prefix)]
 
 
+def test_a_store_says_where_it_is_and_how_much_at_once(store: BlobStore) -> None:
+    """A writer has no more threads than that."""
+    assert "://" in store.url
+    assert store.parallel >= 1
+
+
 def test_what_is_put_is_got(store: BlobStore) -> None:
     """Bytes come back as they went in, and the listing knows their number."""
     store.put("run/a.bin", memoryview(b"hello"))
