@@ -19,7 +19,7 @@ _COSTS = 5
 class Cadence:
     """A pure clockwork: told when a save ended and what it cost, says when the next is due.
 
-    The training thread calls `preempted_every`, `restored`, `begun` and reads `due`, the saving thread calls `saved`,
+    The training thread calls `restored`, `begun` and reads `due`, the saving thread calls `preempted_every` and `saved`,
     the listener `ask`.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,17 +12,18 @@ from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, StoreError
 from ..providers.stores.store import BlobStore
 from ..providers.stores.urls import inside
+from .checkpoints.budget import plan
 from .checkpoints.catalog import Whole
-from .checkpoints.commit import commit_if_whole, put_manifest
+from .checkpoints.commit import attempt_starts, commit_if_whole, put_manifest
 from .checkpoints.draft import ALL, WEIGHTS, Draft, Written
 from .checkpoints.effort import Abandoned, Effort
-from .checkpoints.plans import Earlier
+from .checkpoints.plans import Choice, Earlier, Situation, Sizes, Underway
 from .checkpoints.retention import plan_pruning
 from .checkpoints.work import Progress
 from .checkpoints.writer import Spoiled, Writer
 from .emergency import EmergencySave
 from .format.keys import CheckpointName, checkpoint_prefix
-from .format.leaf import Leaf
+from .format.leaf import Leaf, Tier
 from .format.manifest import Kind, Level, RankManifest
 from .state.device import SideStreams, host_tensor
 from .state.memory import available_memory
@@ -33,6 +34,10 @@ log = logging.getLogger("spotguard")
 
 #: Objects of old checkpoints that are removed between two looks at whether a notice has come.
 _DELETED_AT_ONCE = 32
+#: Seconds that reading when earlier attempts began may take.
+_HISTORY = 10.0
+#: Seconds for a marker, where it is a shortcut only.
+_MARKER = 2.0
 #: Host memory that a snapshot must leave to others, in bytes.
 _LEAVE_FREE = 512 * 2**20
 
@@ -53,6 +58,8 @@ class Saved:
     level: Level = "full"
     #: What decided what was saved; "" where there was no choice.
     why: str = ""
+    #: Seconds for which training stood still: of a background checkpoint.
+    blocked: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,8 @@ class Checkpointer:
         self._saves = 0
         self._available = available_memory
         self._snapshot: dict[str, torch.Tensor] = {}
+        #: The background save whose bytes are on their way, its step, and when it began.
+        self._under_way: tuple[Draft, int, float] | None = None
         #: The newest committed checkpoint, of this attempt or restored from.
         self.last: Saved | None = None
         #: Why the last save was thrown away: "" or what moved while it was read.
@@ -111,6 +120,34 @@ class Checkpointer:
     def warm(self) -> None:
         """Have everything a save needs but the bytes. On the saving thread, before its first save."""
         self._writer.warm(self.nbytes)
+
+    def starts(self) -> list[float]:
+        """When the attempts of this run began, the last few: wall seconds."""
+        try:
+            return attempt_starts(self._store, self._run_id, timeout=_HISTORY)
+        except (StoreError, CheckpointError) as error:
+            log.debug("how often this run was preempted is not known: %s", error)
+            return []
+
+    def promotes(self, step: int, deadline: float) -> bool:
+        """Whether the background save that is under way is worth more, by `deadline`, than a new save of `step`.
+        Any thread."""
+        under_way = self._under_way
+        if under_way is None:
+            return False
+        draft, of_step, began = under_way
+        outline, now = draft.outline, self._clock.monotonic()
+        left = outline.nbytes - draft.bytes_of(ALL)
+        found = Underway(of_step, now - began, left)
+        known = None if self.last is None else Earlier(self.last.step, now - self.last.at)
+        sizes = Sizes(outline.bytes_of(WEIGHTS), outline.bytes_of((Tier.MOMENTS,)))
+        link = self._writer.link
+        decided = plan(
+            Situation(now, deadline, step, sizes, link.rate(now), link.commit or 0.0, found, known)
+        )
+        if decided.choice is Choice.PROMOTE:
+            log.warning("the plan: %s", decided.reason)
+        return decided.choice is Choice.PROMOTE
 
     def rehearse(self, state: State) -> None:
         """Plan for the state as it stands: names, shapes, headers. It stays for as long as they do.
@@ -170,12 +207,16 @@ class Checkpointer:
             leaves = self._copy(leaves, effort)
             self.spoiled = state.broken() or _differs(collected.leaves, leaves)
             opened()
+        blocked = 0.0 if opened is None else self._clock.monotonic() - started
         if self.spoiled:
             return None
         collected = Collected(leaves, collected.trees, collected.light_trees)
         save = _Save(state, collected, step, kind, effort, progress, in_place=opened is None)
         try:
-            return self._emergency(save, started) if kind == "emergency" else self._whole(save, started)
+            if kind == "emergency":
+                return self._emergency(save, started)
+            self.last = replace(self._whole(save, started), blocked=blocked)
+            return self.last
         except Spoiled as error:
             self.spoiled = str(error)
             return None
@@ -185,6 +226,8 @@ class Checkpointer:
         name = self._name(save.step)
         try:
             draft = Draft(self._writer.outline(save.collected.leaves, renew=True))
+            if not save.in_place:
+                self._under_way = draft, save.step, started
             self._writer.write(
                 save.collected.leaves, name, save.effort, save.progress, save.moved, draft=draft
             )
@@ -192,9 +235,12 @@ class Checkpointer:
         except (StoreError, Spoiled):
             self._discard(name, save.effort)
             raise
+        finally:
+            self._under_way = None
         self._writer.committed(draft)
         saved = self._saved(save.step, name, draft, started)
-        self._prune(save.effort)
+        if save.effort.left() is None:  # not while a notice waits for it
+            self._prune(save.effort)
         return saved
 
     def _emergency(self, save: _Save, started: float) -> Saved:
@@ -269,11 +315,12 @@ class Checkpointer:
             ) from error
         created = self._clock.time()
         try:
-            # For one process it is asked for once: what it is worth is one request less for each listing.
+            # For one process it is asked for once, and not for long: what it is worth is one request less for each listing.
+            alone = manifest.world == 1
             self._writer.ask(
                 lambda left: commit_if_whole(self._store, manifest, created=created, timeout=left),
-                effort,
-                again=manifest.world > 1,
+                effort.part(self._clock.monotonic() + _MARKER) if alone else effort,
+                again=not alone,
             )
         except (Abandoned, StoreError) as error:
             if manifest.world > 1:

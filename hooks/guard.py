@@ -15,6 +15,7 @@ from ..providers.errors import StateError, UsageError
 from ..providers.stores.opening import open_store
 from ..providers.stores.store import BlobStore
 from . import forks, protocol, signals
+from .alarm import Alarm, alarm_of
 from .arguments import completed_steps, number, run_name, store_url, yes
 from .cadence import Cadence
 from .checkpointer import Checkpointer, Saved
@@ -25,10 +26,11 @@ from .checkpoints.probe import probe
 from .client import Client
 from .format.keys import check_run_id
 from .gate import Gate, Shut
+from .interval import lost_training, mean_between
 from .preempted import EX_TEMPFAIL, Preempted
 from .report import Report
 from .restore import newest_step, restore
-from .saver import Alarm, Saver
+from .saver import Saver
 from .state.registered import State
 
 log = logging.getLogger("spotguard")
@@ -41,8 +43,6 @@ KEEP = 3
 _SETTLED = 5
 #: Seconds that a process that ends waits for a background checkpoint under way.
 _LAST_UPLOAD = 60.0
-#: Seconds before the agent's reserve, where the agent kills, at which a save gives up: time to say why.
-_LAST_WORDS = 0.25
 
 _current: Guard | None = None
 
@@ -77,12 +77,6 @@ def register(store: str | None = None, /, *, run_id: str | None = None, **state:
     return _current
 
 
-def _time_to_save(notice: protocol.Preempt) -> float:
-    """Seconds that a save may take: up to the reserve, less what saying "not committed" takes."""
-    left = notice.seconds_left - notice.reserve
-    return left - min(_LAST_WORDS, left / 10)
-
-
 class Guard:
     """The training loop's hold on spotguard. Made by `register`.
 
@@ -98,7 +92,7 @@ class Guard:
         self._cadence = Cadence(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
         keep = number("SPOTGUARD_KEEP", KEEP)
         self._nbytes = self._state.expected_bytes()
-        self._restored = self.closed = self._forked = False
+        self._restored = self.closed = self._forked = self._looked_back = False
         self._unsettled = _SETTLED
         self._built = threading.Event()
         self._told = threading.Event()
@@ -135,9 +129,19 @@ class Guard:
             clock=clock,
             listener=self._report,
             released=signals.redeliver,
-            saved=lambda saved: self._cadence.saved(saved.at, saved.seconds),
+            saved=self._counted,
         )
         self._saver.start()
+
+    def _counted(self, saved: Saved) -> None:
+        """On the saving thread. The first background checkpoint also finds out how often this run was preempted."""
+        cost = None
+        if saved.blocked:
+            cost = lost_training(saved.blocked, saved.seconds)
+            if not (self._looked_back or self._saver.alarmed):
+                self._looked_back = True
+                self._cadence.preempted_every(mean_between(self._checkpointer.starts(), self._clock.time()))
+        self._cadence.saved(saved.at, saved.seconds, cost)
 
     def _claim(self) -> int:
         info = {"pid": os.getpid(), "command": sys.orig_argv}
@@ -321,16 +325,7 @@ class Guard:
                 log.warning(
                     "%s from %s: %.1f s left, saving", message.kind, message.source, message.seconds_left
                 )
-                self._saver.emergency(
-                    Alarm(
-                        ids=[message.id],
-                        deadline=now + message.seconds_left,
-                        save_by=now + _time_to_save(message),
-                        source=message.source,
-                        kind=message.kind,
-                        drill=message.drill,
-                    )
-                )
+                self._saver.emergency(alarm_of(message, now))
                 self._told.set()
             case protocol.Checkpoint(reason=reason, going=going):
                 if self._cadence.ask(going=going):

@@ -12,9 +12,9 @@ from ..providers.clock import Clock
 from ..providers.errors import StoreError
 from ..providers.stores.store import BlobStore
 from . import protocol
+from .alarm import Alarm
 from .checkpointer import Saved
 from .format.keys import outcome_key
-from .saver import Alarm
 
 log = logging.getLogger("spotguard")
 

@@ -11,11 +11,12 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, SpotguardError, UsageError
+from .alarm import Alarm
 from .checkpointer import Checkpointer, Saved
 from .checkpoints.effort import Abandoned, Effort
 from .format.manifest import Kind
@@ -27,21 +28,6 @@ log = logging.getLogger("spotguard")
 
 #: Seconds after a deadline at which a machine that is still alive, with nobody to say so, goes on training.
 _OUTLIVED = 5.0
-
-
-@dataclass(slots=True)
-class Alarm:
-    """The notice that holds this process. Two notices at once are one alarm with the earlier deadline."""
-
-    ids: list[str]
-    #: Monotonic seconds: when the machine may be gone, and when the save must be done.
-    deadline: float
-    save_by: float
-    source: str
-    kind: str
-    drill: bool = False
-    #: Made in this process, by a test: no agent will say what follows the commit.
-    by_hand: bool = False
 
 
 class Listener(Protocol):
@@ -63,6 +49,10 @@ class _Job:
     alarm: Alarm | None = None
     #: Nothing is saved: only the plan is made.
     rehearsal: bool = False
+    #: A background save that a notice lets come to its end.
+    promoted: bool = False
+    #: The newest checkpoint when it was asked for.
+    before: Saved | None = None
     done: threading.Event = field(default_factory=threading.Event)
     saved: Saved | None = None
     error: SpotguardError | None = None
@@ -149,11 +139,21 @@ class Saver:
                 self._urgent.effort.tighten(alarm.save_by)
                 return
             if self._running is not None:
-                self._running.effort.abandon("a notice came")
+                self._give_way(self._running, alarm)
             if not self.ready:
                 self._gate.close()  # who has not begun parks, and never trains
-            self._urgent = _Job("emergency", self._effort(alarm.save_by), alarm)
+            last = self._checkpointer.last
+            self._urgent = _Job("emergency", self._effort(alarm.save_by), alarm, before=last)
             self._jobs.put(self._urgent)
+
+    def _give_way(self, job: _Job, alarm: Alarm) -> None:
+        """Call off what is under way, unless it is a background save whose rest is worth more than a new one."""
+        step = self._gate.place.completed
+        if job.kind == "background" and self._checkpointer.promotes(step, alarm.save_by):
+            job.promoted = True
+            job.effort.tighten(alarm.save_by)
+        else:
+            job.effort.abandon("a notice came")
 
     def release(self, id: str, why: str) -> None:
         """The notice is void, or the drill is over: training goes on."""
@@ -240,12 +240,18 @@ class Saver:
                 return
             with self._lock:
                 self._running = job
-                if job.alarm is None and self._alarm is not None:
+                if job.alarm is None and self._alarm is not None and not job.promoted:
                     job.effort.abandon("a notice came")  # while it waited its turn
             try:
                 self._do(job)
             except SpotguardError as error:
                 job.error = error
+                last = self._checkpointer.last
+                if job.alarm is not None and last is not None and last is not job.before:
+                    # A background save that was let finish: nothing newer was to be had.
+                    job.saved = replace(
+                        last, why=f"a background checkpoint was let finish; after it: {error}"
+                    )
             except Exception as error:  # a bug of ours must not leave training parked for ever
                 log.exception("spotguard failed inside; please report this")
                 job.error = CheckpointError(f"{type(error).__name__}: {error}")
@@ -327,10 +333,9 @@ class Saver:
         return step
 
     def _save(self, job: _Job, step: int) -> Saved | None:
-        progress: Callable[[str, int, int], None] | None = None
-        if (alarm := job.alarm) is not None:
-
-            def progress(phase: str, done: int, total: int) -> None:
+        def progress(phase: str, done: int, total: int) -> None:
+            alarm = self._alarm if job.promoted else job.alarm
+            if alarm is not None:
                 self._listener.progress(alarm, phase, step, done, total)
 
         # Only a background save lets training go on before it is written.

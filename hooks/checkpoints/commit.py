@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ...providers.errors import NotFoundError, StoreError
+from ...providers.errors import CheckpointError, NotFoundError, StoreError
 from ...providers.stores.store import BlobStore
-from ..format.codec import decode_manifest, encode_attempt, encode_manifest, encode_marker
+from ..format.codec import decode_attempt, decode_manifest, encode_attempt, encode_manifest, encode_marker
 from ..format.coverage import Coverage, coverage
 from ..format.keys import (
     MARKER,
@@ -96,6 +96,23 @@ def claim_attempt(
     raise StoreError(
         f"{store.url}: {_MAX_RIVALS} attempts of run {run_id} were taken while this one asked; look at it"
     )
+
+
+def attempt_starts(
+    store: BlobStore, run_id: str, *, last: int = 20, timeout: float | None = None
+) -> list[float]:
+    """When the newest attempts began, in wall seconds; one that cannot be read is left out."""
+    claims = [
+        parse_attempt(run_id, info.key) for info in store.list(attempts_prefix(run_id), timeout=timeout)
+    ]
+    starts = []
+    for attempt in sorted(claim for claim in claims if claim is not None)[-last:]:
+        key = attempt_key(run_id, attempt)
+        try:
+            starts.append(decode_attempt(store.get(key, timeout=timeout), key).created)
+        except (CheckpointError, NotFoundError):
+            continue  # of a newer format, or pruned just now: the others say enough
+    return starts
 
 
 def newest_claim(store: BlobStore, run_id: str, *, timeout: float | None = None) -> int:

@@ -69,6 +69,11 @@ def test_what_is_put_is_got(store: BlobStore) -> None:
     assert list(store.list("")) == [ObjectInfo("run/a.bin", 5)]
 
 
+def test_it_says_how_many_requests_make_sense(store: BlobStore) -> None:
+    """By which a save chooses its threads."""
+    assert store.parallel >= 1
+
+
 def test_an_empty_object_is_an_object(store: BlobStore) -> None:
     """No bytes, but a name: it is listed, got, and read from."""
     store.put("run/empty", memoryview(b""))

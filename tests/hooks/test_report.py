@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from spotguard.hooks import protocol
+from spotguard.hooks.alarm import Alarm
 from spotguard.hooks.report import Report
-from spotguard.hooks.saver import Alarm
 from tests.fakes.clock import ManualClock
 from tests.fakes.store import FakeStore
 

@@ -21,7 +21,7 @@ from tests.servers.swift import Swift
 DATA = bytes(range(256)) * 1000
 
 
-def test_s3_behind_tls(swift: Swift, tls_before: TlsBefore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_behind_tls(swift: Swift, tls_before: TlsBefore, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = swift.fresh().removeprefix("s3://")
     front = tls_before(swift)
     assert os.environ["AWS_ENDPOINT_URL_S3"] == front.endpoint

@@ -1,0 +1,38 @@
+"""A notice, as the process that it holds sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .protocol import Preempt
+
+#: Seconds before the agent's reserve, where the agent kills, at which a save gives up: time to say why.
+_LAST_WORDS = 0.25
+
+
+@dataclass(slots=True)
+class Alarm:
+    """The notice that holds this process. Two notices at once are one alarm with the earlier deadline."""
+
+    ids: list[str]
+    #: Monotonic seconds: when the machine may be gone, and when the save must be done.
+    deadline: float
+    save_by: float
+    source: str
+    kind: str
+    drill: bool = False
+    #: Made in this process, by a test: no agent will say what follows the commit.
+    by_hand: bool = False
+
+
+def alarm_of(notice: Preempt, now: float) -> Alarm:
+    """What the agent says, on this process's own clock."""
+    left = notice.seconds_left - notice.reserve
+    return Alarm(
+        ids=[notice.id],
+        deadline=now + notice.seconds_left,
+        save_by=now + left - min(_LAST_WORDS, left / 10),
+        source=notice.source,
+        kind=notice.kind,
+        drill=notice.drill,
+    )
