@@ -158,6 +158,16 @@ class Checkpointer:
         """
         self._writer.rehearse(state.collect(self._rank).leaves)
 
+    def put_small(self, key: str, data: memoryview, seconds: float) -> None:
+        """Put something beside the checkpoints, once, by a connection that is open. On the saving thread.
+
+        Raises:
+            Abandoned: the time is over; whether it is there after all, nobody knows.
+            StoreError: the store failed.
+        """
+        effort = Effort(self._clock, self._clock.monotonic() + seconds)
+        self._writer.ask(lambda left: self._store.put(key, data, timeout=left), effort, again=False)
+
     def close(self) -> None:
         """Let the writer's threads end. On the saving thread, after its last save."""
         self._writer.close()

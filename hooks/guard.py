@@ -121,7 +121,9 @@ class Guard:
             self._store, run_id, attempt, clock=clock, keep=keep, lossy=yes("SPOTGUARD_LOSSY_MOMENTS")
         )
         self._checkpointer.nbytes = self._nbytes
-        self._report = Report(self._store, run_id, attempt, clock, self._send, self._alarm_ended)
+        self._report = Report(
+            self._checkpointer.put_small, run_id, attempt, clock, self._send, self._alarm_ended
+        )
         self._saver = Saver(
             gate=self._gate,
             state=self._state,

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..providers.clock import Clock
-from ..providers.errors import StoreError
-from ..providers.stores.store import BlobStore
+from ..providers.errors import SpotguardError
 from . import protocol
 from .alarm import Alarm
 from .checkpointer import Saved
@@ -36,20 +35,21 @@ class Report:
     """Implements `saver.Listener`.
 
     Args:
+        put: puts something small into the store, within so many seconds (`Checkpointer.put_small`).
         send: to the agent; False when there is none. What is said to be droppable it never waits for.
         ended: called with each alarm that ended, and whether it committed.
     """
 
     def __init__(
         self,
-        store: BlobStore,
+        put: Callable[[str, memoryview, float], None],
         run_id: str,
         attempt: int,
         clock: Clock,
         send: Send,
         ended: Callable[[Alarm, bool], None],
     ) -> None:
-        self._store = store
+        self._put = put
         self._run_id = run_id
         self._attempt = attempt
         self._clock = clock
@@ -77,9 +77,17 @@ class Report:
 
     def committed(self, alarm: Alarm, saved: Saved) -> None:
         now = self._clock.monotonic()
-        self._record(alarm, committed=True, step=saved.step, bytes=saved.nbytes, url=saved.url, reason="")
+        self._record(
+            alarm,
+            committed=True,
+            step=saved.step,
+            bytes=saved.nbytes,
+            url=saved.url,
+            level=saved.level,
+            reason=saved.why,
+        )
         for id in list(alarm.ids):
-            self._send(protocol.Committed(id, saved.step, saved.nbytes, saved.seconds, saved.url, now))
+            self._send(_committed(id, saved, now))
         self._ended(alarm, True)
 
     def failed(self, alarm: Alarm, reason: str, last_step: int) -> None:
@@ -87,12 +95,11 @@ class Report:
         log.error("nothing new is committed: %s; %s", reason, newest)
         for id in list(alarm.ids):
             self._send(protocol.Failed(id, reason, last_step))
-        self._record(alarm, committed=False, step=last_step, bytes=0, url="", reason=reason)
+        self._record(alarm, committed=False, step=last_step, bytes=0, url="", level="", reason=reason)
         self._ended(alarm, False)
 
     def checkpointed(self, saved: Saved) -> None:
-        now = self._clock.monotonic()
-        self._send(protocol.Committed("", saved.step, saved.nbytes, saved.seconds, saved.url, now))
+        self._send(_committed("", saved, self._clock.monotonic()))
 
     def _record(self, alarm: Alarm, **facts: object) -> None:
         """One JSON object beside the checkpoints, for whoever asks later what became of a notice."""
@@ -106,19 +113,13 @@ class Report:
         data = json.dumps(record, indent=1).encode()
         key = outcome_key(self._run_id, self._attempt, self._count)
         left = min(_OUTCOME_TIMEOUT, max(_OUTCOME_LEAST, alarm.save_by - self._clock.monotonic()))
-        ended = threading.Event()
-
-        def put() -> None:
-            try:
-                self._store.put(key, memoryview(data), timeout=left)
-            except StoreError as error:
-                log.warning("the outcome could not be written to the store: %s", error)
-            finally:
-                ended.set()
-
         try:
-            threading.Thread(target=put, name="spotguard-outcome", daemon=True).start()
-        except RuntimeError:  # the interpreter is shutting down
-            put()
-        # One that hangs is left behind: the agent must hear of a commit before it gives up on it.
-        self._clock.wait(ended, left)
+            self._put(key, memoryview(data), left)
+        except SpotguardError as error:  # the agent must hear of a commit before it gives up on it
+            log.warning("the outcome could not be written to the store: %s", error)
+
+
+def _committed(id: str, saved: Saved, now: float) -> protocol.Committed:
+    return protocol.Committed(
+        id, saved.step, saved.nbytes, saved.seconds, saved.url, now, saved.level, saved.why
+    )

@@ -19,21 +19,35 @@ log = logging.getLogger("spotguard")
 
 Task = Callable[[Frame], None]
 
-#: Seconds after which a thread with nothing to do looks after its connection: some stores close what was idle for 20.
+#: Seconds after which a thread with nothing to do looks after its connection, and after the credentials: some stores
+#: close what was idle for 20. That is 360 requests an hour for each thread: docs/stores.md says what they cost.
 IDLE = 10.0
 
 #: Seconds for a thread with nothing to do to end.
 _LEAVING = 1.0
 #: Seconds, for all of them together, that are waited for those whose task was called off a moment ago.
 _RETURNING = 0.5
+#: And for those that look after their connections: an answer takes a hundredth, and that there is none takes seconds.
+_MOMENT = 0.05
 
 
 class Hand:
-    """One thread and its frame. A forked child has the object and not the thread: it is not `free` there."""
+    """One thread and its frame. A forked child has the object and not the thread: it is not `free` there.
 
-    def __init__(self, number: int, frame: Frame, warm: Callable[[], None]) -> None:
+    Args:
+        idle: seconds with nothing to do after which it calls `warm`.
+        at_once: it is given a task at once, and does not call it before.
+    """
+
+    def __init__(
+        self, number: int, frame: Frame, warm: Callable[[], None], idle: float, *, at_once: bool = False
+    ) -> None:
         self.frame = frame
         self._warm = warm
+        self._every = idle
+        self._rested = threading.Event()
+        if at_once:
+            self._rested.set()
         self._tasks: queue.SimpleQueue[tuple[Task, Callable[[], None]] | None] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
@@ -48,6 +62,10 @@ class Hand:
     def returns(self, seconds: float) -> bool:
         """Wait so long for it to be free."""
         return self._thread.is_alive() and self._idle.wait(max(0.0, seconds))
+
+    def rests(self, seconds: float = 0.0) -> bool:
+        """Wait so long for it to be done with its connection."""
+        return self._rested.wait(max(0.0, seconds))
 
     def give(self, task: Task, ended: Callable[[], None]) -> None:
         """Have the thread do this with its frame; when it is free again it calls `ended`. Neither raises."""
@@ -70,7 +88,8 @@ class Hand:
             self._thread.join(_LEAVING)
 
     def _run(self) -> None:
-        self._warm()
+        if not self._rested.is_set():
+            self._look_after()
         while (given := self._wait()) is not None:
             task, ended = given
             task(self.frame)
@@ -81,9 +100,14 @@ class Hand:
     def _wait(self) -> tuple[Task, Callable[[], None]] | None:
         while True:
             try:
-                return self._tasks.get(timeout=IDLE)
+                return self._tasks.get(timeout=self._every)
             except queue.Empty:
-                self._warm()
+                self._rested.clear()
+                self._look_after()
+
+    def _look_after(self) -> None:
+        self._warm()
+        self._rested.set()
 
 
 class Crew:
@@ -91,33 +115,40 @@ class Crew:
 
     Args:
         warm: called on each hand's thread at its beginning, and now and then while it has nothing to do. It must not raise,
-            and not take long: a task waits for it.
+            and end by itself.
+        idle: seconds between two of these calls.
     """
 
-    def __init__(self, warm: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, warm: Callable[[], None] = lambda: None, idle: float = IDLE) -> None:
         self._warm = warm
+        self._every = idle
         self.hands: list[Hand] = []
 
-    def ready(self, count: int, size: int) -> list[Hand]:
+    def ready(self, count: int, size: int, left: float | None = None) -> list[Hand]:
         """So many free hands with frames of at least `size` bytes; fewer, if no thread can be started any more.
+
+        Args:
+            left: seconds until a deadline: then none that waits for a network to answer, where another can be had.
 
         Raises:
             RuntimeError: not one is there, and none can be made.
         """
         free = []
-        until = time.monotonic() + _RETURNING
+        until = time.monotonic() + (_RETURNING if left is None else min(_RETURNING, left / 4))
         for hand in self.hands:
             if hand.free or hand.returns(until - time.monotonic()):
                 free.append(hand)
             else:
                 hand.dismiss()
         self.hands = free[:]
-        for hand in free[:count]:
+        if left is not None:
+            self._relieve(count)
+        for hand in self.hands[:count]:
             if hand.frame.size < size:
                 hand.frame = Frame(size)
         while len(self.hands) < count:
             try:
-                self.hands.append(Hand(len(self.hands), Frame(size), self._warm))
+                self.hands.append(self._made(len(self.hands), Frame(size), left is not None))
             except (
                 RuntimeError
             ) as error:  # the interpreter is shutting down, or the machine is out of threads
@@ -126,6 +157,21 @@ class Crew:
                 log.debug("saving with %d threads of %d: %s", len(self.hands), count, error)
                 break
         return self.hands[:count]
+
+    def _made(self, number: int, frame: Frame, at_once: bool) -> Hand:
+        return Hand(number, frame, self._warm, self._every, at_once=at_once)
+
+    def _relieve(self, count: int) -> None:
+        """Put others in the place of those whose connection does not answer, each with the frame, which nobody reads."""
+        until = time.monotonic() + _MOMENT
+        for at, hand in enumerate(self.hands[:count]):
+            if hand.rests(until - time.monotonic()):
+                continue
+            try:
+                self.hands[at] = self._made(at, hand.frame, True)
+            except RuntimeError:  # no thread can be started any more: its task waits
+                continue
+            hand.dismiss()
 
     def dismiss(self) -> None:
         """Let every thread end, and see the idle ones gone."""

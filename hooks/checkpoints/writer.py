@@ -114,7 +114,7 @@ class Writer:
         draft = draft if draft is not None else Draft(self.outline(leaves))
         missing = draft.missing(tiers)
         nbytes = sum(draft.outline.objects[index].size for index in missing)
-        hands = self._hands(len(missing), draft.outline.size)[: len(missing)]
+        hands = self._hands(len(missing), draft.outline.size, effort)[: len(missing)]
         work = Work(draft, missing, name, len(hands), effort, progress, moved, self.link)
         began = effort.now()
         self.link.begin(began)
@@ -152,6 +152,7 @@ class Writer:
         Raises:
             Abandoned: as `write`; whether it is done after all, nobody knows.
             StoreError: as `write`.
+            CheckpointError: there is no thread to be had.
         """
         errand = Errand(1, effort)
 
@@ -164,7 +165,11 @@ class Writer:
             except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
                 errand.fail(error)
 
-        _give(self._clerk.ready(1, 1), task, errand)
+        try:
+            clerk = self._clerk.ready(1, 1, effort.left())
+        except RuntimeError as error:
+            raise CheckpointError(f"a save needs a thread: {error}") from error
+        _give(clerk, task, errand)
 
     def unchanged(self, leaves: Sequence[Leaf], written: Written, effort: Effort) -> str:
         """Read what anybody may have changed a second time; "" or the name of a tensor that differs by now."""
@@ -198,10 +203,11 @@ class Writer:
             self._known = {}
         return held
 
-    def _hands(self, objects: int, size: int) -> list[Hand]:
+    def _hands(self, objects: int, size: int, effort: Effort | None = None) -> list[Hand]:
         """As many as so many objects of at most `size` keep busy."""
+        left = None if effort is None else effort.left()
         try:
-            return self._crew.ready(max(1, min(self._width.count, objects)), size)
+            return self._crew.ready(max(1, min(self._width.count, objects)), size, left)
         except (RuntimeError, MemoryError) as error:
             raise CheckpointError(f"a save needs buffers of {size >> 20} MiB and threads: {error}") from error
 

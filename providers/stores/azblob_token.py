@@ -8,6 +8,7 @@ is a thread of its own, which nobody waits for longer than his own time.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -25,6 +26,8 @@ SCOPE = "https://storage.azure.com/.default"
 
 #: Seconds before its end at which a token is renewed, if that can be had.
 _AHEAD = 15 * 60.0
+#: Seconds until `keep` asks again: else each thread of a save would wait for an identity that is gone, every few seconds.
+_AGAIN = 60.0
 #: Seconds in which a token is new: one that is refused then is not the reason.
 _NEW = 30.0
 #: Seconds that a request without a time of its own waits for a token; and that `keep` waits for a better one.
@@ -60,6 +63,7 @@ class HeldToken:
         self._asking: _Asking | None = None
         self._token = ""
         self._got = self._ends = 0.0
+        self._not_before = -math.inf
         self._time = _Time()
 
     @contextmanager
@@ -86,7 +90,7 @@ class HeldToken:
             AzureError, TimeoutError: there is none that lives.
         """
         remains = self._left()
-        if remains >= _AHEAD:
+        if remains >= _AHEAD or (remains > 0 and not self._its_turn()):
             return
         try:
             self._ask({}, _WHILE if remains > 0 else _PATIENCE)
@@ -98,6 +102,14 @@ class HeldToken:
                 remains,
                 type(error).__name__,
             )
+
+    def _its_turn(self) -> bool:
+        with self._lock:
+            now = self._clock.monotonic()
+            if now < self._not_before:
+                return False  # asked a moment ago, or by another thread now
+            self._not_before = now + _AGAIN
+            return True
 
     def renew(self) -> bool:
         """After a refusal: whether there is another token now."""

@@ -15,7 +15,7 @@ import pytest
 #: What imports torch at its top: not looked at where there is none.
 NEEDS_TORCH = [
     "state/test_*.py",
-    *(f"checkpoints/test_{name}.py" for name in ("crew", "reader", "writer")),
+    *(f"checkpoints/test_{name}.py" for name in ("crew", "idle", "reader", "writer")),
     *(
         f"test_{name}.py"
         for name in (

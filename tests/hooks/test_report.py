@@ -6,7 +6,6 @@ from spotguard.hooks import protocol
 from spotguard.hooks.alarm import Alarm
 from spotguard.hooks.report import Report
 from tests.fakes.clock import ManualClock
-from tests.fakes.store import FakeStore
 
 
 def test_progress_is_rare_and_droppable() -> None:
@@ -20,7 +19,7 @@ def test_progress_is_rare_and_droppable() -> None:
         heard.append((message.phase, message.done_bytes))
         return True
 
-    report = Report(FakeStore(), "run", 1, clock, send, lambda alarm, committed: None)
+    report = Report(lambda key, data, seconds: None, "run", 1, clock, send, lambda alarm, committed: None)
     alarm = Alarm(["n1"], 100.0, 90.0, "test", "terminate")
     for phase in ("begun", "gate", "first-byte"):
         report.progress(alarm, phase, 5, 0, 1000)

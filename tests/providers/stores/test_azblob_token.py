@@ -101,6 +101,22 @@ def test_a_token_that_lives_is_kept_when_nobody_answers(
         held.get_token(SCOPE)
 
 
+def test_an_identity_that_is_gone_is_asked_once_a_minute(
+    held: HeldToken, identity: Identity, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A dozen threads look after their connections every few seconds: none of them waits but one."""
+    held.keep()
+    identity.away = True
+    clock.advance(HOUR - 600)
+    for _ in range(12):
+        held.keep()
+    assert caplog.text.count("cannot be had now") == 1
+    clock.advance(60)
+    identity.away = False
+    held.keep()
+    assert held.get_token(SCOPE).token == "token 2"
+
+
 def test_a_new_token_that_is_refused_is_not_the_reason(
     held: HeldToken, identity: Identity, clock: ManualClock
 ) -> None:
