@@ -15,7 +15,7 @@ import zlib
 import torch
 
 from ..state.device import SideStreams
-from ..state.storage import copyable
+from ..state.storage import copyable, gap
 
 
 class Frame:
@@ -59,6 +59,12 @@ class Frame:
 
     def copy_out(self, start: int, end: int, target: torch.Tensor, dtype: torch.dtype) -> None:
         """Copy the bytes from `start` to `end`, row-major elements of `dtype`, into a box of a tensor."""
+        if _plain(target) and target.dtype == dtype and not gap(target):
+            if end > len(self._view) or end - start != target.nbytes:  # memmove asks nobody
+                raise ValueError(f"bytes {start} to {end} are not those of a tensor of {target.nbytes}")
+            move = _move_held if end - start < _SMALL else ctypes.memmove
+            move(target.data_ptr(), self._address + start, end - start)
+            return
         source = self._bytes[start:end]
         if start % dtype.itemsize:
             source = source.clone()  # a view of another dtype needs an aligned start
@@ -67,7 +73,7 @@ class Frame:
 
     def _copy(self, source: torch.Tensor, start: int, end: int) -> None:
         lazy = source.is_conj() or source.is_neg()
-        if source.is_cpu and not lazy and source.is_contiguous():
+        if _plain(source):
             if end > len(self._view):  # memmove asks nobody
                 raise ValueError(f"bytes {start} to {end} do not fit a frame of {len(self._view)}")
             move = _move_held if end - start < _SMALL else ctypes.memmove
@@ -82,6 +88,11 @@ class Frame:
             into.copy_(as_bytes(source), non_blocking=True)
         else:
             into.view(source.dtype).view(source.shape).copy_(source, non_blocking=True)
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Whether its bytes lie in host memory in the order of its elements, as they are."""
+    return tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
 #: Copied with the GIL held: to have it back from a training thread in pure Python takes 5 ms, for each of ten thousand
