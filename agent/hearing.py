@@ -15,7 +15,7 @@ from .actions import Acknowledge, Action, Log, Publish, Send, Tell
 from .events import Closed, Heard, Opened, Watching
 from .horizon import Horizon
 from .pending import Part, Pending
-from .roster import Session
+from .roster import NAME, Session, clip
 
 #: A machine that is still there so long after its deadline was not taken.
 OUTLIVED = 60.0
@@ -149,7 +149,8 @@ class Hearing:
             at = f" at step {message.step}" if message.step >= 0 else ""
             what, level = f"{who}: {part.phase}{at}", logging.INFO
         elif isinstance(message, protocol.Committed):
-            what, level = f"{who}: committed step {message.step}", logging.INFO
+            least = "" if message.level == "full" else f", the {clip(message.level, NAME)} alone"
+            what, level = f"{who}: committed step {message.step}{least}", logging.INFO
         elif isinstance(message, protocol.Failed):
             what, level = f"{who}: will not commit: {part.failed}", logging.ERROR
         else:

@@ -36,6 +36,10 @@ class SessionOutcome:
     #: From the first byte to the marker, as the hook measured it.
     seconds: float | None
     url: str
+    #: "full", or "weights", which lacks the optimizer's moments; "" where it did not commit.
+    level: str
+    #: Why it committed less than everything as it stood, in its own words; "" where it did not.
+    less: str
     #: Why it did not commit; "" where it did.
     why: str
 
@@ -68,6 +72,10 @@ class Outcome:
     first_byte: float | None
     #: When the last session had committed; None unless all did.
     committed: float | None
+    #: "full", or "weights" where a session committed no more than these; "" unless all did.
+    level: str
+    #: Why that is less than everything as it stood; "" where it is not.
+    less: str
     why: str
     #: Seconds that were left when the last session had committed.
     slack: float | None
@@ -102,7 +110,11 @@ class Outcome:
         if self.first_byte is not None:
             parts.append(f"first byte after {self.first_byte:.2f} s")
         if self.committed is not None and self.slack is not None:
-            parts.append(f"COMMITTED after {self.committed:.2f} s with {self.slack:.1f} s to spare")
+            which = "" if self.level == "full" else f" the {self.level} alone"
+            less = f" ({self.less})" if self.less else ""
+            parts.append(
+                f"COMMITTED{which} after {self.committed:.2f} s with {self.slack:.1f} s to spare{less}"
+            )
         else:
             parts.append(f"NOT COMMITTED ({self.why})")
         parts.append(self.ended)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..hooks.protocol import Committed, Failed, Preempt, Progress, Told
 from ..providers.notice import Notice, NoticeKind
 from .outcome import Outcome, SessionOutcome
-from .roster import TEXT, Session, clip
+from .roster import NAME, TEXT, Session, clip
 
 #: A notice without a window (hibernation, a deadline that is past) gets a try of so many seconds all the same:
 #: the machine may freeze at any instant, but where it does not, nothing is gained by giving up.
@@ -130,6 +130,8 @@ class Part:
             bytes=max(0, saved.nbytes if saved else self.done_bytes),
             seconds=saved.seconds if saved else None,
             url=clip(saved.url, TEXT) if saved else "",
+            level=clip(saved.level, NAME) if saved else "",
+            less=clip(saved.detail, TEXT) if saved else "",
             why=self.why(ended),
         )
 
@@ -301,6 +303,8 @@ class Pending:
             gate=_picked(max, (p.gate for p in parts)),
             first_byte=first,
             committed=last,
+            level=_level(parts) if whole else "",
+            less=_said(parts, [p.less for p in parts if p.less]) if whole else "",
             why="" if whole else self._why(parts, ended),
             slack=None if last is None else self.deadline - (seen + last),
             ended=ended,
@@ -312,9 +316,19 @@ class Pending:
     def _why(self, parts: list[SessionOutcome], ended: str) -> str:
         if not parts:
             return "no process was registered"
-        reasons = sorted({p.why for p in parts if p.why})
-        missing = sum(1 for p in parts if p.why)
-        return f"{missing} of {len(parts)}: " + "; ".join(reasons[:3]) if len(parts) > 1 else reasons[0]
+        return _said(parts, [p.why for p in parts if p.why])
+
+
+def _level(parts: list[SessionOutcome]) -> str:
+    """The least of them."""
+    return next((p.level for p in parts if p.level != "full"), "full")
+
+
+def _said(parts: list[SessionOutcome], reasons: list[str]) -> str:
+    """What some of them say, and how many where there are several."""
+    if len(parts) == 1 or not reasons:
+        return "".join(reasons)
+    return f"{len(reasons)} of {len(parts)}: " + "; ".join(sorted(set(reasons))[:3])
 
 
 def _picked(pick: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:

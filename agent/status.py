@@ -7,6 +7,7 @@ from typing import Any
 
 from .board import Board
 from .emergency import Machine
+from .roster import TEXT, clip
 
 #: Sessions in one answer: a frame holds 256 KiB, and a session some 1.5 KiB at the most.
 _PAGE = 100
@@ -77,4 +78,5 @@ def _saving(machine: Machine, number: int) -> dict[str, Any]:
     if part is None:
         return {"saving": None}
     said = "committed" if part.committed else ("failed" if part.failed else part.phase or "told")
-    return {"saving": {"phase": said, "step": part.step, "bytes": part.done_bytes, "why": part.failed}}
+    why = clip(part.committed.detail, TEXT) if part.committed else part.failed
+    return {"saving": {"phase": said, "step": part.step, "bytes": part.done_bytes, "why": why}}

@@ -56,7 +56,7 @@ class Saved:
     at: float
     #: "weights": the optimizer's moments did not fit into the window.
     level: Level = "full"
-    #: What decided what was saved; "" where there was no choice.
+    #: Why it is not everything as it stood, with the numbers that decided; "" where it is.
     why: str = ""
     #: Seconds for which training stood still: of a background checkpoint.
     blocked: float = 0.0
@@ -271,7 +271,7 @@ class Checkpointer:
         draft = emergency.run(save.collected.leaves)
         assert emergency.committed is not None
         name, level = emergency.committed
-        return self._saved(save.step, name, draft, started, level, emergency.plan.reason)
+        return self._saved(save.step, name, draft, started, level, emergency.less)
 
     def _name(self, step: int) -> CheckpointName:
         self._saves += 1

@@ -68,6 +68,8 @@ class EmergencySave:
         self.plan = Plan(Choice.KEEP, "")
         #: The level that is committed, and under which name.
         self.committed: tuple[CheckpointName, Level] | None = None
+        #: Why the moments are missing, where they are.
+        self._missed = ""
 
     def run(self, leaves: Sequence[Leaf]) -> Draft:
         """Save what fits. Returns what was written; `committed` says how much of it counts.
@@ -94,7 +96,7 @@ class EmergencySave:
                 if self._effort.abandoned or not self._may_go_on(why):
                     raise
                 if self.committed is not None:
-                    log.warning("step %d is committed without its moments: %s", self._step, why)
+                    self._without_moments(why)
                     return self._draft
             if self.committed is None and self._draft.has(WEIGHTS) and not self._draft.has(ALL):
                 self._commit(name, "weights", self._draft.written(name, WEIGHTS))
@@ -107,10 +109,21 @@ class EmergencySave:
         except (Abandoned, StoreError) as why:
             if self.committed is None or self._effort.abandoned:
                 raise
-            log.warning("step %d is committed without its moments: %s", self._step, why)
+            self._without_moments(why)
         return self._draft
 
+    @property
+    def less(self) -> str:
+        """Why what is committed is not everything as it stood; "" where it is."""
+        if self._missed:
+            return f"{self.plan.reason}; the moments: {self._missed}"
+        return self.plan.reason if self._draft.outline.rounded else ""
+
     # --- inside ---
+
+    def _without_moments(self, why: Exception) -> None:
+        self._missed = str(why)
+        log.warning("step %d is committed without its moments: %s", self._step, why)
 
     def _write(self, leaves: Sequence[Leaf], name: CheckpointName) -> None:
         """As much as the plan says, until its next turn."""

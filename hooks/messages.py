@@ -93,6 +93,10 @@ class Committed(Message):
     #: The checkpoint's URL.
     url: str
     monotonic: float
+    #: As in its manifest: "full", or "weights", which lacks the optimizer's moments. An older hook only knows full ones.
+    level: str = "full"
+    #: Why it is not everything as it stood at the notice, with the numbers that decided; "" where it is.
+    detail: str = ""
 
 
 @_on_the_wire

@@ -53,6 +53,8 @@ def test_the_record_says_everything_in_seconds_after_the_notice() -> None:
         "first_byte": 0.08,
         "committed": 6.0,
         "slack": 114.0,
+        "level": "full",
+        "less": "",
         "why": "",
         "ended": "TERM after the commit",
         "returncode": -15,
@@ -89,6 +91,27 @@ def test_what_was_not_committed_says_why() -> None:
     assert (outcome.committed, outcome.slack) == (None, None)
     assert outcome.why == "1 of 2: full disk"
     assert "NOT COMMITTED (1 of 2: full disk)" in outcome.line()
+
+
+def test_a_commit_of_less_is_as_loud_as_none() -> None:
+    """One rank had no time for its moments: the least of them counts, the line says so, and why."""
+    story = Story()
+    a, b = story.opens(201), story.opens(202)
+    story.notice()
+    story.until(4)
+    story.commits(a)
+    story.says(b, Committed("n1", 7, 10, 0.1, "u", story.now, "weights", "everything\ndoes not fit"))
+    story.closes(a)
+    story.closes(b)
+    story.ends(75)
+    (outcome,) = story.outcomes
+    assert (outcome.level, outcome.less) == ("weights", "1 of 2: everything does not fit")
+    assert [(said.level, said.less) for said in outcome.sessions] == [
+        ("full", ""),
+        ("weights", "everything does not fit"),
+    ]
+    said = "COMMITTED the weights alone after 4.00 s with 116.0 s to spare (1 of 2: everything does not fit)"
+    assert said in outcome.line()
 
 
 def test_a_peers_words_stay_one_line() -> None:

@@ -23,6 +23,7 @@ NEEDS_TORCH = [
             "damage",
             "guard",
             "last_moment",
+            "less",
             "malformed",
             "outages",
             "rehearsal",

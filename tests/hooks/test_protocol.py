@@ -103,6 +103,22 @@ def test_byte_by_byte_is_as_one_chunk(said: list[Message], garbage: bytes) -> No
     assert whole == (single if whole_error is None else [])
 
 
+def test_an_older_hook_commits_everything() -> None:
+    """It does not say which level, and knows one only."""
+    said = {
+        "type": "committed",
+        "id": "n1",
+        "step": 7,
+        "nbytes": 1,
+        "seconds": 0.1,
+        "url": "u",
+        "monotonic": 1.0,
+    }
+    (message,) = Peer(Role.HOOK).feed(frame(said))
+    assert isinstance(message, Committed)
+    assert (message.level, message.detail) == ("full", "")
+
+
 @given(st.sampled_from(list(Role)), st.lists(st.binary(max_size=60), max_size=8))
 def test_any_bytes_give_messages_or_a_protocol_error(role: Role, pieces: list[bytes]) -> None:
     """And never anything else; a peer that has broken the protocol stays broken."""
