@@ -36,6 +36,7 @@ http {{
         ssl_certificate {certificates.certificate};
         ssl_certificate_key {certificates.key};
         location = /-/nginx {{ return 204; }}
+        location = /-/accepted {{ stub_status; }}
         location / {{ {location} }}
     }}
 }}
@@ -65,6 +66,7 @@ class Nginx(Server):
         super().__init__("nginx")
         self._program, self._openssl = program, openssl
         self._upstream = upstream
+        self._asked = 0
         #: The same without TLS.
         self.plain = ""
         self.certificates: Certificates
@@ -89,3 +91,10 @@ class Nginx(Server):
 
     def answers(self) -> bool:
         return requests.get(f"{self.plain}/-/nginx", timeout=10).status_code == 204
+
+    def accepted(self) -> int:
+        """Connections so far, those of this question left out."""
+        self._asked += 1
+        said = requests.get(f"{self.plain}/-/accepted", timeout=10).text
+        # Active connections: 1 server accepts handled requests 9 9 9 …
+        return int(said.split()[7]) - self._asked
