@@ -54,7 +54,15 @@ def network(doing: str) -> Iterator[None]:
         yield
     except (requests.exceptions.SSLError, urllib3.exceptions.SSLError) as error:
         raise DeniedError(
-            f"{doing}: {error}; the option ca=FILE in the store's URL names a certificate to trust"
+            f"{doing}: {_inner(error)}; the option ca=FILE in the store's URL names a certificate to trust"
         ) from error
     except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-        raise UnavailableError(f"{doing}: {type(error).__name__}: {error}") from error
+        inner = _inner(error)
+        raise UnavailableError(f"{doing}: {type(inner).__name__}: {inner}") from error
+
+
+def _inner(error: BaseException) -> BaseException:
+    """What happened: `requests` and urllib3 wrap it in words on retries, of which there were none."""
+    wrapped = error.args[0] if error.args else None
+    inner = wrapped.reason if isinstance(wrapped, urllib3.exceptions.MaxRetryError) else None
+    return inner or error

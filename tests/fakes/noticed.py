@@ -34,6 +34,14 @@ class Heard:
             assert self._changed.wait_for(lambda: len(self.of(kind)) >= count, PATIENCE), self.messages
             return self.of(kind)[-1]
 
+    def ends(self, timeout: float) -> bool:
+        """Whether the agent hears within so many real seconds what became of a save."""
+        with self._changed:
+            told = (protocol.Committed, protocol.Failed)
+            return self._changed.wait_for(
+                lambda: any(isinstance(message, told) for message in self.messages), timeout
+            )
+
     def of(self, kind: type[protocol.Message]) -> list[Any]:
         return [message for message in self.messages if isinstance(message, kind)]
 

@@ -19,6 +19,8 @@ class Asked:
     method: str
     path: str
     fault: str = ""
+    #: Names in lower case.
+    headers: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(slots=True)

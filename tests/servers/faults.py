@@ -142,7 +142,7 @@ class FaultProxy:
         """One request and its answer; whether the connection serves another."""
         if (head := read_head(stream)) is None:
             return False
-        fault = self._plan.decide(Asked(head.first[0], head.first[1]))
+        fault = self._plan.decide(Asked(head.first[0], head.first[1], headers=head.headers))
         waits = head.headers.get("expect", "").lower() == "100-continue"
         if fault is not None and fault.kind == "answer":
             if not waits:

@@ -77,6 +77,12 @@ class Catalogue:
             self._buckets[name] = {}
         return {"kind": "storage#bucket", "id": name, "name": name, "location": "US"}
 
+    def remove_bucket(self, name: str) -> None:
+        with self._lock:
+            if self._objects(name):
+                raise Refused(409, "conflict", "The bucket you tried to delete is not empty.")
+            del self._buckets[name]
+
     def bucket(self, name: str) -> Resource:
         with self._lock:
             self._objects(name)

@@ -83,6 +83,9 @@ class GcsProxy:
                 return Answer.of(self._catalogue.page(unquote(at[1]), asked))
             if method == "GET" and (at := _BUCKET.fullmatch(parts.path)):
                 return Answer.of(self._catalogue.bucket(unquote(at[1])))
+            if method == "DELETE" and (at := _BUCKET.fullmatch(parts.path)):
+                self._catalogue.remove_bucket(unquote(at[1]))
+                return Answer(204)
             if method == "POST" and _BUCKETS.fullmatch(parts.path):
                 return Answer.of(self._catalogue.make_bucket(json.loads(body)["name"]))
             raise Refused(501, "notImplemented", f"The suite's Cloud Storage has no {method} {parts.path}.")
