@@ -11,10 +11,11 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
-from ..providers.errors import StoreError
+from ..providers.errors import SpotguardError, StoreError
 from .checkpoints.budget import plan, replan
 from .checkpoints.draft import ALL, WEIGHTS, Draft, Outline, Written
 from .checkpoints.effort import Abandoned, Effort
+from .checkpoints.going import Going
 from .checkpoints.plans import Choice, Earlier, Landed, Plan, Situation, Sizes
 from .checkpoints.work import Progress
 from .checkpoints.writer import Writer
@@ -63,7 +64,7 @@ class EmergencySave:
         self._last = last
         self._progress = progress
         self._looked_at = -math.inf
-        self._part = effort
+        self._going: Going | None = None
         #: What is done, and why.
         self.plan = Plan(Choice.KEEP, "")
         #: The level that is committed, and under which name.
@@ -87,22 +88,13 @@ class EmergencySave:
         if self.plan.choice is Choice.KEEP:
             raise Abandoned(self.plan.reason)
         self._draft = Draft(whole)
-        self._choose_layout()
         name = self._begin()
-        while not self._draft.has(ALL):
-            try:
-                self._write(leaves, name)
-            except (Abandoned, StoreError) as why:
-                if self._effort.abandoned or not self._may_go_on(why):
-                    raise
-                if self.committed is not None:
-                    self._without_moments(why)
-                    return self._draft
-            if self.committed is None and self._draft.has(WEIGHTS) and not self._draft.has(ALL):
-                self._commit(name, "weights", self._draft.written(name, WEIGHTS))
-                self.committed = name, "weights"
-                log.warning("the weights of step %d are committed, its moments follow", self._step)
-                name = self._begin()
+        # Whether the moments are rounded is decided when the weights are there.
+        for tiers in [ALL] if self._rounded is None else [WEIGHTS, ALL]:
+            self._choose_layout()
+            name = self._put(leaves, name, tiers)
+            if not self._draft.has(tiers):
+                return self._draft
         try:
             self._commit(name, "full", self._draft.written(name))
             self.committed = name, "full"
@@ -125,22 +117,37 @@ class EmergencySave:
         self._missed = str(why)
         log.warning("step %d is committed without its moments: %s", self._step, why)
 
-    def _write(self, leaves: Sequence[Leaf], name: CheckpointName) -> None:
-        """As much as the plan says, until its next turn."""
-        first = self.plan.lower_first and self.committed is None and not self._draft.has(WEIGHTS)
-        until = math.inf if first or self.committed is not None else self.plan.fall_back_at
-        self._part = self._effort.part(until)
-        tiers = WEIGHTS if first else ALL
-        self._writer.write(leaves, name, self._part, self._hear, self._moved, draft=self._draft, tiers=tiers)
+    def _put(self, leaves: Sequence[Leaf], name: CheckpointName, tiers: Sequence[Tier]) -> CheckpointName:
+        """These tiers into the store, and the lower level committed on the way where it is its turn. Returns the name of
+        the next manifest. What did not arrive is missing in the draft: then the lower level is what counts."""
+        going = self._going = self._writer.start(
+            leaves, name, self._effort, self._hear, self._moved, draft=self._draft, tiers=tiers
+        )
+        while True:
+            try:
+                if going.wait(self._turn, self.plan.fall_back_at):
+                    return name
+            except (Abandoned, StoreError) as why:
+                if self._effort.abandoned or self.committed is None:
+                    raise
+                self._without_moments(why)
+                return name
+            if self._effort.now() >= self.plan.fall_back_at:
+                self._lower_first()
+            if self._turn():
+                try:
+                    self._commit(name, "weights", self._draft.written(name, WEIGHTS))
+                except SpotguardError as why:
+                    going.call_off(Abandoned(str(why)))
+                    raise
+                self.committed = name, "weights"
+                log.warning("the weights of step %d are committed, its moments follow", self._step)
+                name = self._begin()
 
-    def _may_go_on(self, why: Exception) -> bool:
-        """Whether something is committed, or a part of the save ended only to let what is worth most go first."""
-        if self.committed is not None:
-            return True
-        turn = isinstance(why, Abandoned) and self._effort.left() != 0.0 and self._part is not self._effort
-        if turn and not self._draft.has(WEIGHTS):
-            self._lower_first()  # too early to fall back: now only the weights go on
-        return turn
+    def _turn(self) -> bool:
+        """Whether the lower level is to be committed now, beside the moments that are on their way."""
+        draft = self._draft
+        return self.plan.lower_first and self.committed is None and draft.has(WEIGHTS) and not draft.has(ALL)
 
     def _hear(self, phase: str, done: int, total: int) -> None:
         """On the writer's threads, for each piece that left."""
@@ -153,28 +160,20 @@ class EmergencySave:
         before, self.plan = self.plan, replan(self.plan, self._situation(), self._landed())
         if self.plan.reason != before.reason:
             log.info("the plan changes: %s", self.plan.reason)
-        if self._choose_layout():
-            self._part.abandon("the moments are rounded")
-        elif self.plan.lower_first and self._draft.has(WEIGHTS):
-            self._part.abandon("what is worth most is committed first")
-        elif self.plan.fall_back_at < math.inf:
-            self._part.tighten(self.plan.fall_back_at)
+        if self.plan != before and self._going is not None:
+            self._going.wake()
 
     def _lower_first(self) -> None:
         self.plan = Plan(Choice.LOWER, self.plan.reason, self.plan.end, self.plan.slack, lower_first=True)
 
-    def _choose_layout(self) -> bool:
-        """Round the moments, or not, as the plan says. Whether that is a change; weights are written alike."""
-        if self._rounded is None:
-            return False
-        wanted = self.plan.choice is Choice.FULL_LOSSY
-        if wanted == self._draft.outline.rounded:
-            return False
-        self._draft.outline = self._rounded if wanted else self._writer_outline
-        return True
+    def _choose_layout(self) -> None:
+        """Round the moments, or not, as the plan says. The weights are written alike."""
+        if self._rounded is not None:
+            rounded = self.plan.choice is Choice.FULL_LOSSY
+            self._draft.outline = self._rounded if rounded else self._whole
 
     def _sizes_of(self, whole: Outline, rounded: Outline | None) -> Sizes:
-        self._writer_outline = whole
+        self._whole = whole
         return Sizes(
             parameters=whole.bytes_of(WEIGHTS),
             moments=whole.bytes_of((Tier.MOMENTS,)),

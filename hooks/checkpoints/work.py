@@ -214,6 +214,7 @@ class Work(Errand):
             self._bytes += self.draft.outline.objects[index].size
             whole = self._whole()
             self._lock.notify_all()
+        self.changed.set()
         if self._progress is not None and self.error is None:
             self._progress("written" if whole else "writing", self._left(), self._total)
 

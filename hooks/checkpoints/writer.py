@@ -28,6 +28,7 @@ from .crew import Crew, Hand, Task
 from .draft import ALL, Draft, Landed, Outline, Written, is_moment, shapes_of
 from .effort import Abandoned, Effort
 from .frames import Frame, box
+from .going import Going
 from .rate import Link
 from .width import Width
 from .work import Errand, Flight, Progress, Superseded, Work
@@ -112,20 +113,29 @@ class Writer:
             CheckpointError: there is no memory, or no thread to be had.
         """
         draft = draft if draft is not None else Draft(self.outline(leaves))
+        self.start(leaves, name, effort, progress, moved, draft=draft, tiers=tiers).wait()
+        return draft.written(name, tiers)
+
+    def start(
+        self,
+        leaves: Sequence[Leaf],
+        name: CheckpointName,
+        effort: Effort,
+        progress: Progress | None = None,
+        moved: Callable[[], str] = str,
+        *,
+        draft: Draft,
+        tiers: Sequence[Tier] = ALL,
+    ) -> Going:
+        """As `write`, which waits: begin to put what is missing."""
         missing = draft.missing(tiers)
         nbytes = sum(draft.outline.objects[index].size for index in missing)
         hands = self._hands(len(missing), draft.outline.size, effort)[: len(missing)]
         work = Work(draft, missing, name, len(hands), effort, progress, moved, self.link)
-        began = effort.now()
-        self.link.begin(began)
-        try:
-            _give(hands, partial(self._run, work, leaves), work)
-        finally:
-            work.at_rest(effort.now())
-        effort.check()
-        if len(hands) == self._width.count:
-            self._width.learn(nbytes, effort.now() - began)
-        return draft.written(name, tiers)
+        self.link.begin(effort.now())
+        for hand in hands:
+            hand.give(partial(self._run, work, leaves), work.ended)
+        return Going(work, self._width if len(hands) == self._width.count else None, nbytes)
 
     def committed(self, draft: Draft) -> None:
         """It is whole in the store: later saves of this attempt may refer to what nobody trains."""
