@@ -8,7 +8,6 @@ the next name: if all of them arrive, a full manifest refers to the weights wher
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 
 from ..providers.errors import SpotguardError, StoreError
@@ -27,6 +26,8 @@ log = logging.getLogger("spotguard")
 
 #: Seconds between two looks at whether the plan still holds.
 _LOOK = 0.25
+#: And until the first: a store's first answer takes its time, and says nothing of the link.
+_FIRST_LOOK = 1.0
 #: As long as so many objects of the weights are missing, no thread has begun with the moments.
 _AHEAD = 12
 
@@ -63,7 +64,7 @@ class EmergencySave:
         self._lossy = lossy
         self._last = last
         self._progress = progress
-        self._looked_at = -math.inf
+        self._looked_at = effort.now() + _FIRST_LOOK - _LOOK
         self._going: Going | None = None
         #: What is done, and why.
         self.plan = Plan(Choice.KEEP, "")
