@@ -54,7 +54,7 @@ def plant(folder: Path, line: str, instead: str, above: str = "") -> Path:
     return planted
 
 
-@pytest.mark.parametrize("server", ["moto"])
+@pytest.mark.parametrize("server", ["moto", "gcs", "azurite"])
 def test_a_cloud_store_holds_what_resumes(
     server: str, tmp_path: Path, scratch: Path, request: pytest.FixtureRequest
 ) -> None:
