@@ -12,19 +12,19 @@ from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, StoreError
 from ..providers.stores.store import BlobStore
 from ..providers.stores.urls import inside
-from .checkpoints.budget import plan
 from .checkpoints.catalog import Whole
 from .checkpoints.commit import attempt_starts, commit_if_whole, put_manifest
 from .checkpoints.draft import ALL, WEIGHTS, Draft, Written
 from .checkpoints.effort import Abandoned, Effort
-from .checkpoints.plans import Choice, Earlier, Situation, Sizes, Underway
+from .checkpoints.plans import Earlier
 from .checkpoints.retention import plan_pruning
 from .checkpoints.work import Progress
 from .checkpoints.writer import Spoiled, Writer
 from .emergency import EmergencySave
 from .format.keys import CheckpointName, checkpoint_prefix
-from .format.leaf import Leaf, Tier
+from .format.leaf import Leaf
 from .format.manifest import Kind, Level, RankManifest
+from .promotion import Upload
 from .state.device import SideStreams, host_tensor
 from .state.memory import available_memory
 from .state.registered import Collected, State
@@ -108,8 +108,8 @@ class Checkpointer:
         self._saves = 0
         self._available = available_memory
         self._snapshot: dict[str, torch.Tensor] = {}
-        #: The background save whose bytes are on their way, its step, and when it began.
-        self._under_way: tuple[Draft, int, float] | None = None
+        #: The background save whose bytes are on their way.
+        self._upload: Upload | None = None
         #: The newest committed checkpoint, of this attempt or restored from.
         self.last: Saved | None = None
         #: Why the last save was thrown away: "" or what moved while it was read.
@@ -129,25 +129,20 @@ class Checkpointer:
             log.debug("how often this run was preempted is not known: %s", error)
             return []
 
-    def promotes(self, step: int, deadline: float) -> bool:
-        """Whether the background save that is under way is worth more, by `deadline`, than a new save of `step`.
-        Any thread."""
-        under_way = self._under_way
-        if under_way is None:
-            return False
-        draft, of_step, began = under_way
-        outline, now = draft.outline, self._clock.monotonic()
-        left = outline.nbytes - draft.bytes_of(ALL)
-        found = Underway(of_step, now - began, left)
-        known = None if self.last is None else Earlier(self.last.step, now - self.last.at)
-        sizes = Sizes(outline.bytes_of(WEIGHTS), outline.bytes_of((Tier.MOMENTS,)))
-        link = self._writer.link
-        decided = plan(
-            Situation(now, deadline, step, sizes, link.rate(now), link.commit or 0.0, found, known)
-        )
-        if decided.choice is Choice.PROMOTE:
-            log.warning("the plan: %s", decided.reason)
-        return decided.choice is Choice.PROMOTE
+    @property
+    def uploading(self) -> int | None:
+        """The step of the background save whose bytes are on their way. Any thread."""
+        upload = self._upload
+        return None if upload is None else upload.step
+
+    def promotes(self, step: int, deadline: float) -> str:
+        """Why what is `uploading` is worth more, by `deadline`, than a new save of `step`; "" where it is not."""
+        upload = self._upload
+        return "" if upload is None else upload.promotes(step, deadline, self._known())
+
+    def _known(self) -> Earlier | None:
+        last = self.last
+        return None if last is None else Earlier(last.step, self._clock.monotonic() - last.at)
 
     def rehearse(self, state: State) -> None:
         """Plan for the state as it stands: names, shapes, headers. It stays for as long as they do.
@@ -237,7 +232,7 @@ class Checkpointer:
         try:
             draft = Draft(self._writer.outline(save.collected.leaves, renew=True))
             if not save.in_place:
-                self._under_way = draft, save.step, started
+                self._upload = Upload(self._writer, self._clock, draft, save.step, started)
             self._writer.write(
                 save.collected.leaves, name, save.effort, save.progress, save.moved, draft=draft
             )
@@ -246,7 +241,7 @@ class Checkpointer:
             self._discard(name, save.effort)
             raise
         finally:
-            self._under_way = None
+            self._upload = None
         self._writer.committed(draft)
         saved = self._saved(save.step, name, draft, started)
         if save.effort.left() is None:  # not while a notice waits for it
@@ -255,8 +250,6 @@ class Checkpointer:
 
     def _emergency(self, save: _Save, started: float) -> Saved:
         """What fits."""
-        last = self.last
-        known = None if last is None else Earlier(last.step, self._clock.monotonic() - last.at)
         emergency = EmergencySave(
             self._writer,
             save.effort,
@@ -265,7 +258,7 @@ class Checkpointer:
             commit=lambda name, level, written: self._commit(save, name, level, written),
             look=save.moved,
             lossy=self._lossy,
-            last=known,
+            last=self._known(),
             progress=save.progress,
         )
         draft = emergency.run(save.collected.leaves)

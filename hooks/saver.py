@@ -8,6 +8,7 @@ before it uploads; an emergency save streams it from where it lies and keeps the
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable
@@ -28,6 +29,8 @@ log = logging.getLogger("spotguard")
 
 #: Seconds after a deadline at which a machine that is still alive, with nobody to say so, goes on training.
 _OUTLIVED = 5.0
+#: Seconds between two looks at whether a background save that was let finish is still worth more than a new one.
+_LOOK = 0.25
 
 
 class Listener(Protocol):
@@ -49,8 +52,10 @@ class _Job:
     alarm: Alarm | None = None
     #: Nothing is saved: only the plan is made.
     rehearsal: bool = False
-    #: A background save that a notice lets come to its end.
-    promoted: bool = False
+    #: Why a notice lets this background save come to its end.
+    promoted: str = ""
+    #: What became of such a one, where that was no commit.
+    after: str = ""
     #: The newest checkpoint when it was asked for.
     before: Saved | None = None
     done: threading.Event = field(default_factory=threading.Event)
@@ -82,12 +87,14 @@ class Saver:
         #: Called with each checkpoint that no notice asked for.
         self._saved = saved
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards the six below
+        self._lock = threading.Lock()  # guards the seven below
         self._running: _Job | None = None
         #: The emergency save that is waiting or running, unless it was called off.
         self._urgent: _Job | None = None
         #: An emergency save has ended and the agent is being told: a SIGTERM still waits.
         self._concluding = False
+        #: When the plan of a promoted save was looked at last.
+        self._looked_at = -math.inf
         self._ending = False
         self._alarm: Alarm | None = None
         self._background_waiting = False
@@ -137,6 +144,8 @@ class Saver:
             self._alarm = alarm
             if self._urgent is not None:
                 self._urgent.effort.tighten(alarm.save_by)
+                if self._running is not None and self._running.promoted:
+                    self._give_way(self._running, alarm)
                 return
             if self._running is not None:
                 self._give_way(self._running, alarm)
@@ -149,11 +158,24 @@ class Saver:
     def _give_way(self, job: _Job, alarm: Alarm) -> None:
         """Call off what is under way, unless it is a background save whose rest is worth more than a new one."""
         step = self._gate.place.completed
-        if job.kind == "background" and self._checkpointer.promotes(step, alarm.save_by):
-            job.promoted = True
+        if job.kind == "background" and (why := self._checkpointer.promotes(step, alarm.save_by)):
+            job.promoted = why
             job.effort.tighten(alarm.save_by)
+            if (
+                self._checkpointer.uploading == step
+            ):  # it is this notice's save: training does not go beyond it
+                self._gate.close(Shut.AT_BOUNDARY if self._state.boundary_only else Shut.BEFORE_CHANGE)
         else:
+            job.promoted = ""
             job.effort.abandon("a notice came")
+
+    def _look_again(self, job: _Job) -> None:
+        """As its bytes leave: whether a promoted save is still worth more than a new one."""
+        with self._lock:
+            now = self._clock.monotonic()
+            if self._alarm is not None and self._running is job and now - self._looked_at >= _LOOK:
+                self._looked_at = now
+                self._give_way(job, self._alarm)
 
     def release(self, id: str, why: str) -> None:
         """The notice is void, or the drill is over: training goes on."""
@@ -252,6 +274,10 @@ class Saver:
                     job.saved = replace(
                         last, why=f"a background checkpoint was let finish; after it: {error}"
                     )
+                elif job.promoted:
+                    with self._lock:
+                        if self._urgent is not None:
+                            self._urgent.after = f"; before that: {job.promoted}: {error}"
             except Exception as error:  # a bug of ours must not leave training parked for ever
                 log.exception("spotguard failed inside; please report this")
                 job.error = CheckpointError(f"{type(error).__name__}: {error}")
@@ -337,6 +363,8 @@ class Saver:
             alarm = self._alarm if job.promoted else job.alarm
             if alarm is not None:
                 self._listener.progress(alarm, phase, step, done, total)
+                if job.promoted:
+                    self._look_again(job)
 
         # Only a background save lets training go on before it is written.
         opened = self._gate.open if job.kind == "background" else None
@@ -364,4 +392,4 @@ class Saver:
             self._listener.committed(alarm, job.saved)
         else:
             last = self._checkpointer.last
-            self._listener.failed(alarm, str(job.error), -1 if last is None else last.step)
+            self._listener.failed(alarm, f"{job.error}{job.after}", -1 if last is None else last.step)

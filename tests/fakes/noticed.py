@@ -10,7 +10,7 @@ from typing import Any
 from spotguard.hooks import protocol
 from spotguard.hooks.guard import Guard
 from tests.fakes.clock import ManualClock
-from tests.fakes.training import Job, guarded, small
+from tests.fakes.training import Job, Make, guarded, small
 from tests.fakes.watched_store import PATIENCE, WatchedStore
 
 
@@ -48,10 +48,10 @@ class Heard:
 
 @contextmanager
 def trained(
-    store: WatchedStore, steps: int = 2, clock: ManualClock | None = None
+    store: WatchedStore, steps: int = 2, clock: ManualClock | None = None, make: Make = small
 ) -> Iterator[tuple[Guard, Job, Heard]]:
     """A job that stands after so many steps, its guard, and what the guard tells."""
-    job = small()
+    job = make()
     with guarded(store, job.values, clock=clock) as guard:
         heard = Heard(guard)
         guard.restore()

@@ -9,7 +9,7 @@ from tests.fakes.clock import ManualClock
 from tests.fakes.watched_store import WatchedStore
 
 #: Pieces in which an object leaves.
-_PIECES = 8
+_PIECES = 32
 
 
 class SlowStore(WatchedStore):

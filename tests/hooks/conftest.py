@@ -26,6 +26,7 @@ NEEDS_TORCH = [
             "less",
             "malformed",
             "outages",
+            "promotion",
             "rehearsal",
             "report",
             "restore",

@@ -45,12 +45,17 @@ def test_weights_alone_are_said_with_the_numbers(known: bool) -> None:
             guard.save()
         job.step(3)
         guard.step()
+        store.hold(lambda key: key.endswith("/0001.safetensors"))  # the moments
+        before = store.kinds()["markers"]
         guard._on_message(notice("n1", seconds=8.5, reserve=0.0))
+        store.wait_committed(before + 1)
+        clock.advance(8.5)
         committed = heard.wait(protocol.Committed, 3 if known else 2)
         assert (committed.id, committed.level) == ("n1", "weights")
         assert "parameters and extras first, for everything does not fit: " in committed.detail
         assert "/s need 1" in committed.detail
         assert "; the moments: out of time" in committed.detail
+        store.let_go()
     assert (outcome(store)["level"], outcome(store)["committed"]) == ("weights", True)
     assert outcome(store)["reason"] == committed.detail
 
