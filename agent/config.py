@@ -51,6 +51,7 @@ class Options:
     on_notice: str | None
     every: float | Literal["auto", "off"]
     keep: int
+    stage: str | None
     lossy_moments: bool
     #: None: the default of the run id, or of the service.
     socket: str | None
@@ -194,6 +195,14 @@ SETTINGS: tuple[Setting, ...] = (
         RUN,
     ),
     Setting("keep", values.at_least(1), 3, "K", "how many committed checkpoints to keep (default: 3)", RUN),
+    Setting(
+        "stage",
+        values.folder,
+        None,
+        "DIR",
+        "a folder on this machine's own disk: background checkpoints are written there first, and a restart here restores from it",
+        RUN,
+    ),
     Setting(
         "socket",
         values.absolute_path,

@@ -31,6 +31,7 @@ def exported(options: Options, socket: Path, env: Mapping[str, str]) -> dict[str
         "SPOTGUARD_STORE": options.store,
         "SPOTGUARD_EVERY": options.every,
         "SPOTGUARD_KEEP": options.keep,
+        "SPOTGUARD_STAGE": options.stage,
         "SPOTGUARD_LOSSY_MOMENTS": "yes" if options.lossy_moments else "",
     }
     return {**env, **{name: str(value) for name, value in said.items() if value not in (None, "")}}

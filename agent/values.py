@@ -115,6 +115,18 @@ def absolute_path(origin: str, text: str) -> str:
     return os.path.abspath(text)
 
 
+def folder(origin: str, text: str) -> str:
+    """Absolute, and there or to be made. Only looked at: who writes to it makes it."""
+    path = there = os.path.abspath(text.partition("\0")[0])
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not text or "\0" in text or not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
+        refuse(
+            origin, text, "a folder that is there or can be made, and written to, as in /mnt/nvme/spotguard"
+        )
+    return path
+
+
 def shell_command(origin: str, text: str) -> str:
     if not text.strip() or "\0" in text:
         refuse(origin, text, "a command for the shell, as in 'logger notice'")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
+from pathlib import Path
 
 from ..providers.errors import UsageError
 from .format.keys import check_run_id
@@ -33,6 +34,18 @@ def run_name(said: str | None) -> str:
     """
     default = os.environ.get("SPOTGUARD_RUN_ID") or default_run_id(sys.orig_argv, os.getcwd())
     return check_run_id(said or default)
+
+
+def stage_folder() -> Path | None:
+    """Where background checkpoints go first, if anywhere.
+
+    Raises:
+        UsageError: it is not absolute: another working folder would make it another one.
+    """
+    text = os.environ.get("SPOTGUARD_STAGE", "")
+    if text and not os.path.isabs(text):
+        raise UsageError(f"SPOTGUARD_STAGE={text!r} is not absolute; write it as in /mnt/nvme/spotguard")
+    return Path(text) if text else None
 
 
 def number(variable: str, default: int) -> int:

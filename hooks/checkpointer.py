@@ -6,18 +6,19 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
-
 from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, StoreError
 from ..providers.stores.store import BlobStore
 from ..providers.stores.urls import inside
 from .checkpoints.catalog import Whole
-from .checkpoints.commit import attempt_starts, commit_if_whole, put_manifest
+from .checkpoints.commit import attempt_starts
 from .checkpoints.draft import ALL, WEIGHTS, Draft, Written
 from .checkpoints.effort import Abandoned, Effort
 from .checkpoints.plans import Earlier
+from .checkpoints.publish import publish
 from .checkpoints.retention import plan_pruning
+from .checkpoints.stager import Held, Stager
+from .checkpoints.staging import Stage
 from .checkpoints.work import Progress
 from .checkpoints.writer import Spoiled, Writer
 from .emergency import EmergencySave
@@ -25,10 +26,8 @@ from .format.keys import CheckpointName, checkpoint_prefix
 from .format.leaf import Leaf
 from .format.manifest import Kind, Level, RankManifest
 from .promotion import Upload
-from .state.device import SideStreams, host_tensor
-from .state.memory import available_memory
+from .snapshot import Snapshot, differs
 from .state.registered import Collected, State
-from .state.storage import copyable
 
 log = logging.getLogger("spotguard")
 
@@ -36,10 +35,6 @@ log = logging.getLogger("spotguard")
 _DELETED_AT_ONCE = 32
 #: Seconds that reading when earlier attempts began may take.
 _HISTORY = 10.0
-#: Seconds for a marker, where it is a shortcut only.
-_MARKER = 2.0
-#: Host memory that a snapshot must leave to others, in bytes.
-_LEAVE_FREE = 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +69,8 @@ class _Save:
     progress: Progress | None
     #: Read from where training has it, and no copy.
     in_place: bool
+    #: Its bytes on this machine's disk, and not in `collected`.
+    held: Held | None = None
 
     def moved(self) -> str:
         """Asked after each object: a swap there and back would be seen by none of the looks at the end."""
@@ -94,6 +91,7 @@ class Checkpointer:
         rank: int = 0,
         world: int = 1,
         lossy: bool = False,
+        stage: Stage | None = None,
     ) -> None:
         self._store = store
         self._lossy = lossy
@@ -104,10 +102,9 @@ class Checkpointer:
         self._rank = rank
         self._world = world
         self._writer = Writer(store, run_id, rank, world)
-        self._streams = SideStreams()
+        self._stager = None if stage is None else Stager(stage, self._writer)
         self._saves = 0
-        self._available = available_memory
-        self._snapshot: dict[str, torch.Tensor] = {}
+        self._snapshot = Snapshot()
         #: The background save whose bytes are on their way.
         self._upload: Upload | None = None
         #: The newest committed checkpoint, of this attempt or restored from.
@@ -165,6 +162,8 @@ class Checkpointer:
 
     def close(self) -> None:
         """Let the writer's threads end. On the saving thread, after its last save."""
+        if self._stager is not None:
+            self._stager.writer.close()
         self._writer.close()
 
     def begin_attempt(self, attempt: int) -> None:
@@ -172,6 +171,8 @@ class Checkpointer:
         self._attempt = attempt
         self._saves = 0
         self._writer.forget()
+        if self._stager is not None:
+            self._stager.writer.forget()
 
     def restored(self, whole: Whole | None) -> None:
         """Training goes on from this checkpoint: a notice at this very step has nothing newer to save."""
@@ -195,8 +196,9 @@ class Checkpointer:
         """Save the state that stands now as `step`. None: it moved while it was read (`spoiled` says what).
 
         Args:
-            opened: called as soon as the state may change again. Given, the state is first copied to host
-                memory; not given, it is streamed from where it lies and stands still to the end.
+            opened: called as soon as the state may change again. Given, the state is first copied to this machine's
+                disk where there is a stage, else to host memory; not given, it is streamed from where it lies and
+                stands still to the end.
 
         Raises:
             Abandoned: out of time, or called off.
@@ -207,17 +209,12 @@ class Checkpointer:
         started = self._clock.monotonic()
         collected = state.collect(self._rank)
         self.nbytes = collected.nbytes
-        leaves = collected.leaves
-        if opened is not None:
-            leaves = self._copy(leaves, effort)
-            self.spoiled = state.broken() or _differs(collected.leaves, leaves)
-            opened()
-        blocked = 0.0 if opened is None else self._clock.monotonic() - started
-        if self.spoiled:
-            return None
-        collected = Collected(leaves, collected.trees, collected.light_trees)
-        save = _Save(state, collected, step, kind, effort, progress, in_place=opened is None)
+        save = _Save(state, collected, step, kind, effort, progress, in_place=True)
+        blocked = 0.0
         try:
+            if opened is not None:
+                save = self._apart(save, opened)
+                blocked = self._clock.monotonic() - started
             if kind == "emergency":
                 return self._emergency(save, started)
             self.last = replace(self._whole(save, started), blocked=blocked)
@@ -226,17 +223,42 @@ class Checkpointer:
             self.spoiled = str(error)
             return None
 
+    def _apart(self, save: _Save, opened: Callable[[], None]) -> _Save:
+        """With its bytes in a place of their own: on this machine's disk, or else in host memory."""
+        collected, why = save.collected, ""
+        leaves: tuple[Leaf, ...] = ()
+        if (held := self._stage(save)) is None:
+            leaves = self._snapshot.take(collected.leaves, save.effort)
+            why = save.state.broken() or differs(collected.leaves, leaves)
+        opened()
+        if why:
+            raise Spoiled(why)
+        collected = Collected(leaves, collected.trees, collected.light_trees)
+        return replace(save, collected=collected, in_place=False, held=held)
+
+    def _stage(self, save: _Save) -> Held | None:
+        if (stager := self._stager) is None or stager.stage.off:
+            return None
+        leaves, name = save.collected.leaves, self._name(save.step)
+
+        def commit(written: Written, effort: Effort) -> None:
+            self._commit(replace(save, effort=effort), name, "full", written, stager.writer)
+
+        outline = self._writer.outline(leaves, renew=True)
+        return stager.hold(leaves, outline, name, save.effort, save.moved, commit)
+
     def _whole(self, save: _Save, started: float) -> Saved:
         """All of it, at leisure."""
-        name = self._name(save.step)
+        held, leaves = save.held, save.collected.leaves
+        name = held.name if held is not None else self._name(save.step)
         try:
-            draft = Draft(self._writer.outline(save.collected.leaves, renew=True))
+            outline = held.draft.outline if held is not None else self._writer.outline(leaves, renew=True)
+            draft = Draft(outline)
             if not save.in_place:
                 self._upload = Upload(self._writer, self._clock, draft, save.step, started)
-            self._writer.write(
-                save.collected.leaves, name, save.effort, save.progress, save.moved, draft=draft
-            )
-            self._commit(save, name, "full", draft.written(name))
+            fill = None if held is None else held.fill
+            self._writer.write(leaves, name, save.effort, save.progress, save.moved, draft=draft, fill=fill)
+            self._commit(save, name, "full", draft.written(name), self._writer)
         except (StoreError, Spoiled):
             self._discard(name, save.effort)
             raise
@@ -245,7 +267,29 @@ class Checkpointer:
         self._writer.committed(draft)
         saved = self._saved(save.step, name, draft, started)
         if save.effort.left() is None:  # not while a notice waits for it
-            self._prune(save.effort)
+            self._prune(save.effort, name)
+        return saved
+
+    def bring(self, whole: Whole, effort: Effort) -> Saved | None:
+        """Take to the store what an earlier process of this run staged here and did not. None: it is not needed any more.
+
+        Raises:
+            Abandoned: called off.
+            StoreError: the store failed, or the disk.
+            CheckpointError: it is not as this version stages.
+        """
+        stager, last, name = self._stager, self.last, whole.name
+        if stager is None or (last is not None and last.step >= name.step):
+            return None
+        started = self._clock.monotonic()
+        manifest = whole.manifests[0]
+        held = stager.left_behind(manifest, effort)
+        draft = Draft(held.draft.outline)
+        written = self._writer.write((), name, effort, draft=draft, fill=held.fill)
+        own = replace(manifest, objects=written.objects, tensors=written.tensors)
+        publish(self._writer, own, effort, self._clock)
+        saved = self._saved(name.step, name, draft, started)
+        self._prune(effort, name)
         return saved
 
     def _emergency(self, save: _Save, started: float) -> Saved:
@@ -255,7 +299,7 @@ class Checkpointer:
             save.effort,
             step=save.step,
             begin=lambda: self._name(save.step),
-            commit=lambda name, level, written: self._commit(save, name, level, written),
+            commit=lambda name, level, written: self._commit(save, name, level, written, self._writer),
             look=save.moved,
             lossy=self._lossy,
             last=self._known(),
@@ -296,40 +340,22 @@ class Checkpointer:
         except StoreError as error:
             log.debug("the objects of %s stay for now: %s", name, error)
 
-    def _commit(self, save: _Save, name: CheckpointName, level: Level, written: Written) -> None:
-        """See that the state stood still, then manifest, then marker. Between the two the checkpoint is whole already:
-        the marker is a shortcut.
+    def _commit(
+        self, save: _Save, name: CheckpointName, level: Level, written: Written, writer: Writer
+    ) -> None:
+        """See that the state stood still, then manifest, then marker.
 
         Raises:
             Spoiled: it did not.
         """
         effort, began = save.effort, self._clock.monotonic()
         if save.in_place:
-            changed = self._writer.unchanged(save.collected.leaves, written, effort)
+            changed = writer.unchanged(save.collected.leaves, written, effort)
             if why := save.state.broken() or (changed and f"{changed} was changed while it was read"):
                 raise Spoiled(why)
         effort.check()
-        manifest = self._manifest(save, name, level, written)
-        try:
-            self._writer.ask(lambda left: put_manifest(self._store, manifest, timeout=left), effort)
-        except Abandoned as error:
-            raise Abandoned(
-                f"{error}; its manifest was on the way: if it arrives, a restore takes step {manifest.step}"
-            ) from error
-        created = self._clock.time()
-        try:
-            # For one process it is asked for once, and not for long: what it is worth is one request less for each listing.
-            alone = manifest.world == 1
-            self._writer.ask(
-                lambda left: commit_if_whole(self._store, manifest, created=created, timeout=left),
-                effort.part(self._clock.monotonic() + _MARKER) if alone else effort,
-                again=not alone,
-            )
-        except (Abandoned, StoreError) as error:
-            if manifest.world > 1:
-                raise  # whether the other manifests are there, nobody has seen
-            log.warning("step %d is committed, and its marker is not there: %s", manifest.step, error)
-        self._writer.link.committed(self._clock.monotonic() - began)
+        publish(writer, self._manifest(save, name, level, written), effort, self._clock)
+        writer.link.committed(self._clock.monotonic() - began)
 
     def _manifest(self, save: _Save, name: CheckpointName, level: Level, written: Written) -> RankManifest:
         return RankManifest(
@@ -348,34 +374,8 @@ class Checkpointer:
             created=self._clock.time(),
         )
 
-    def _copy(self, leaves: tuple[Leaf, ...], effort: Effort) -> tuple[Leaf, ...]:
-        """The leaves in host memory, in tensors that are kept and reused."""
-        self._check_memory(leaves)
-        wanted: dict[str, torch.Tensor] = {}
-        for leaf in leaves:
-            held = self._snapshot.get(leaf.name)
-            if held is None or held.shape != leaf.tensor.shape or held.dtype != leaf.tensor.dtype:
-                held = host_tensor(leaf.tensor)
-            wanted[leaf.name] = held
-        self._snapshot = wanted  # what is no longer part of the state is let go before anything is copied
-        for leaf in leaves:
-            effort.check()
-            with torch.no_grad(), self._streams.on(leaf.tensor.device):
-                copyable(wanted[leaf.name]).copy_(copyable(leaf.tensor), non_blocking=True)
-        self._streams.finish()
-        return tuple(Leaf(leaf.name, wanted[leaf.name], still=True) for leaf in leaves)
-
-    def _check_memory(self, leaves: tuple[Leaf, ...]) -> None:
-        held = sum(tensor.nbytes for tensor in self._snapshot.values())
-        need = sum(leaf.tensor.nbytes for leaf in leaves) - held
-        if need > 0 and (free := self._available()) < need + _LEAVE_FREE:
-            raise CheckpointError(
-                f"a background checkpoint needs {need >> 20} MiB of host memory for its copy and {free >> 20} MiB "
-                "are free: switch it off with --every off, or use a machine with more memory"
-            )
-
-    def _prune(self, effort: Effort) -> None:
-        """Old checkpoints go, a few objects at a time: a notice does not wait for 3,000 deletions."""
+    def _prune(self, effort: Effort, name: CheckpointName) -> None:
+        """`name` is committed. Old checkpoints go, a few objects at a time: a notice does not wait for 3,000 deletions."""
         try:
             effort.check()
             pruning = plan_pruning(self._store, self._run_id, keep=self._keep, attempt=self._attempt)
@@ -387,14 +387,5 @@ class Checkpointer:
             log.debug("a notice came before old checkpoints were removed; the next save goes on with it")
         except StoreError as error:
             log.warning("old checkpoints could not be removed, they stay: %s", error)
-
-
-def _differs(live: tuple[Leaf, ...], copies: tuple[Leaf, ...]) -> str:
-    """The name of a tensor that anybody may change and that is not as it was copied."""
-    for leaf, copy in zip(live, copies, strict=True):
-        if not leaf.still and not torch.equal(
-            copyable(leaf.tensor.detach()).cpu().contiguous().reshape(-1).view(torch.uint8),
-            copy.tensor.reshape(-1).view(torch.uint8),
-        ):
-            return f"{leaf.name} was changed while it was copied"
-    return ""
+        if self._stager is not None:
+            self._stager.in_the_store(name, self.nbytes, effort)

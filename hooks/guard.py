@@ -16,13 +16,14 @@ from ..providers.stores.opening import open_store
 from ..providers.stores.store import BlobStore
 from . import forks, protocol, signals
 from .alarm import Alarm, alarm_of
-from .arguments import completed_steps, number, run_name, store_url, yes
+from .arguments import completed_steps, number, run_name, stage_folder, store_url, yes
 from .cadence import Cadence
 from .checkpointer import Checkpointer, Saved
 from .checkpoints.commit import claim_attempt
 from .checkpoints.effort import Abandoned
 from .checkpoints.patience import PatientStore
 from .checkpoints.probe import probe
+from .checkpoints.staging import Stage
 from .client import Client
 from .format.keys import check_run_id
 from .gate import Gate, Shut
@@ -116,9 +117,12 @@ class Guard:
         # one that is not.
         self._connect(os.environ.get("SPOTGUARD_SOCKET", ""))
         probe(self._patient(), run_id)
+        folder = stage_folder()
+        self._stage = None if folder is None else Stage(folder, run_id, self._nbytes)
         attempt = self._claim()
+        lossy = yes("SPOTGUARD_LOSSY_MOMENTS")
         self._checkpointer = Checkpointer(
-            self._store, run_id, attempt, clock=clock, keep=keep, lossy=yes("SPOTGUARD_LOSSY_MOMENTS")
+            self._store, run_id, attempt, clock=clock, keep=keep, lossy=lossy, stage=self._stage
         )
         self._checkpointer.nbytes = self._nbytes
         self._report = Report(
@@ -147,7 +151,10 @@ class Guard:
 
     def _claim(self) -> int:
         info = {"pid": os.getpid(), "command": sys.orig_argv}
-        return claim_attempt(self._patient(), self._run_id, info, created=self._clock.time())
+        attempt = claim_attempt(self._patient(), self._run_id, info, created=self._clock.time())
+        if self._stage is not None:
+            self._stage.begin(self._patient(), attempt)
+        return attempt
 
     def _patient(self) -> PatientStore:
         return PatientStore(self._store, self._clock, "Training was not started")
@@ -189,13 +196,16 @@ class Guard:
                 self._run_id,
                 own,
             )
-        done = restore(store, run_id or self._run_id, self._state, step=step, must=other)
-        self._checkpointer.restored(done.whole)
+        stage = None if other else self._stage
+        done = restore(store, run_id or self._run_id, self._state, step=step, must=other, stage=stage)
+        self._checkpointer.restored(done.stored)
         self._state.at_boundary()
         self._restored = self._saver.ready = True
         self._cadence.restored(self._clock.monotonic())
         self._gate.arrive(done.step)
         self._tell_position()
+        if done.staged is not None:
+            self._saver.bring(done.staged)
         self._gate.stand()
         return done.step
 

@@ -6,11 +6,12 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..providers.errors import CheckpointError, CorruptError, NotFoundError, StateError
+from ..providers.errors import CheckpointError, CorruptError, NotFoundError, StateError, StoreError
 from ..providers.stores.store import BlobStore
 from .checkpoints.catalog import Whole, scan, whole_checkpoints
 from .checkpoints.meter import Meter
 from .checkpoints.reader import read
+from .checkpoints.staging import Stage, Staged, newest_first
 from .format.codec import NewerFormatError
 from .format.coverage import Coverage
 from .format.keys import MARKER
@@ -29,15 +30,26 @@ class Restored:
 
     step: int
     whole: Whole | None
+    #: The newest in the store that is not newer: `whole` itself, where it lies there.
+    stored: Whole | None = None
+    #: `whole`, where it was loaded from this machine's disk and does not lie in the store.
+    staged: Whole | None = None
 
 
 def restore(
-    store: BlobStore, run_id: str, state: State, *, step: int | None = None, must: bool = False
+    store: BlobStore,
+    run_id: str,
+    state: State,
+    *,
+    step: int | None = None,
+    must: bool = False,
+    stage: Stage | None = None,
 ) -> Restored:
     """Load the newest whole checkpoint of a run, or that of `step`.
 
     Args:
         must: a run without a checkpoint is an error, and no fresh start.
+        stage: where this run has staged its own, on this machine.
 
     Raises:
         NewerFormatError: the newest may be good, and this version cannot read it.
@@ -48,13 +60,20 @@ def restore(
         StoreError: the store failed. That is no damage: no older checkpoint is taken for it.
     """
     last: CheckpointError | None = None
-    levels = whole_checkpoints(store, run_id, step=step, levels=("full", "weights"))
-    for whole in levels if step is not None else _worth_it(levels):
+    found = _all(store, run_id, step)
+    if stage is not None:
+        found = newest_first(stage.wholes(store, step=step), found)
+    for whole in found if step is not None else _worth_it(found):
+        near = stage is not None and isinstance(whole, Staged)
         try:
-            _load(store, whole, state)
+            _load(stage.files if stage is not None and near else store, whole, state)
         except NewerFormatError:
             raise
-        except (CheckpointError, CorruptError, NotFoundError) as error:
+        except (CheckpointError, StoreError) as error:
+            if isinstance(error, StoreError) and not (
+                near or isinstance(error, (CorruptError, NotFoundError))
+            ):
+                raise
             # What was already copied in is overwritten by the older one, or nobody trains on it: it is poisoned.
             last = error if isinstance(error, CheckpointError) else CheckpointError(str(error))
             log.error("checkpoint %s is damaged, the next older one is taken: %s", whole.name, error)
@@ -65,7 +84,7 @@ def restore(
                 "anew, and the loss may rise for some hundred steps",
                 whole.name.step,
             )
-        return Restored(whole.name.step, whole)
+        return _found(store, whole, near)
     if last is not None:
         raise CheckpointError(
             f"no checkpoint of run {run_id} in {store.url} can be restored; the oldest whole one fails so: {last}. "
@@ -78,6 +97,23 @@ def restore(
             f"`spotguard ls {store.url}` shows which there are"
         )
     return Restored(0, None)
+
+
+def _found(store: BlobStore, whole: Whole, near: bool) -> Restored:
+    if not near:
+        return Restored(whole.name.step, whole, stored=whole)
+    # What is newer there was tried, and is damaged.
+    stored = next((each for each in _all(store, whole.run_id) if each.name <= whole.name), None)
+    if stored is not None and stored.name == whole.name:
+        return Restored(whole.name.step, whole, stored=stored)
+    if stored is not None and stored.name.step == whole.name.step:
+        stored = None  # of another attempt: this very step is not what lies there
+    return Restored(whole.name.step, whole, stored=stored, staged=whole)
+
+
+def _all(store: BlobStore, run_id: str, step: int | None = None) -> Iterator[Whole]:
+    """Of either level, newest first."""
+    return whole_checkpoints(store, run_id, step=step, levels=("full", "weights"))
 
 
 def _worth_it(newest_first: Iterator[Whole]) -> Iterator[Whole]:

@@ -19,6 +19,7 @@ from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, SpotguardError, UsageError
 from .alarm import Alarm
 from .checkpointer import Checkpointer, Saved
+from .checkpoints.catalog import Whole
 from .checkpoints.effort import Abandoned, Effort
 from .format.manifest import Kind
 from .gate import Gate, Shut
@@ -52,6 +53,8 @@ class _Job:
     alarm: Alarm | None = None
     #: Nothing is saved: only the plan is made.
     rehearsal: bool = False
+    #: Nothing is saved: what an earlier process staged is taken to the store.
+    staged: Whole | None = None
     #: Why a notice lets this background save come to its end.
     promoted: str = ""
     #: What became of such a one, where that was no commit.
@@ -209,6 +212,10 @@ class Saver:
             self._background_waiting = True
         self._jobs.put(_Job("background", self._effort(None)))
 
+    def bring(self, staged: Whole) -> None:
+        """Take to the store what was restored from this machine's disk and is not there. Returns at once."""
+        self._jobs.put(_Job("background", self._effort(None), staged=staged))
+
     def rehearse(self) -> None:
         """Plan a save of this state, so that at a notice only bytes move. Returns at once."""
         self._jobs.put(_Job("background", self._effort(None), rehearsal=True))
@@ -286,7 +293,7 @@ class Saver:
                     self._running = None
                     if self._urgent is job:
                         self._urgent, self._concluding = None, True
-                    if job.kind == "background" and not job.rehearsal:
+                    if job.kind == "background" and not job.rehearsal and job.staged is None:
                         self._background_waiting = False
                 try:
                     self._conclude(job)
@@ -311,6 +318,10 @@ class Saver:
             )
         if job.alarm is not None:
             self._listener.progress(job.alarm, "begun", -1, 0, 0)
+        if job.staged is not None:
+            job.effort.check()
+            job.saved = self._checkpointer.bring(job.staged, job.effort)
+            return
         boundary_only = bool(self._state.boundary_only)
         while True:
             job.effort.check()

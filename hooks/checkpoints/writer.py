@@ -45,19 +45,29 @@ _CORRUPT_TRIES = 3
 _RETRY_FIRST, _RETRY_MOST = 0.1, 2.0
 
 
+#: Puts the bytes of an object, by its number, into a frame; the CRCs of its pieces.
+Fill = Callable[[int, Frame], list[int]]
+
+
 class Spoiled(SpotguardError):
     """The state moved while it was read; the message says what."""
 
 
 class Writer:
-    """Writes one rank's share of checkpoints into one store. Used by one thread; it keeps threads of its own."""
+    """Writes one rank's share of checkpoints into one store. Used by one thread; it keeps threads of its own.
 
-    def __init__(self, store: BlobStore, run_id: str, rank: int = 0, world: int = 1) -> None:
-        self._store = store
+    Args:
+        crew: another writer's, where the two never write at the same time.
+    """
+
+    def __init__(
+        self, store: BlobStore, run_id: str, rank: int = 0, world: int = 1, crew: Crew | None = None
+    ) -> None:
+        self.store = store
         self._run_id = run_id
         self._rank = rank
         self._world = world
-        self._crew = Crew(self._keep_warm)
+        self._crew = crew if crew is not None else Crew(self._keep_warm)
         #: For what is no object: a manifest does not wait for the puts that it comes after or between.
         self._clerk = Crew(self._keep_warm)
         self._width = Width(store.parallel)
@@ -99,12 +109,14 @@ class Writer:
         *,
         draft: Draft | None = None,
         tiers: Sequence[Tier] = ALL,
+        fill: Fill | None = None,
     ) -> Written:
         """Put what is missing of these tiers into the store under `name`. Returns when all of it is durable there.
 
         Args:
             moved: asked after each object's bytes were read: nothing, or what has moved since the boundary.
             draft: what was put before, by a part of this save; what lands is noted in it, also when this raises.
+            fill: where the bytes come from, if not from the leaves.
 
         Raises:
             Spoiled: `moved` said so; what was read is not to be kept.
@@ -113,7 +125,7 @@ class Writer:
             CheckpointError: there is no memory, or no thread to be had.
         """
         draft = draft if draft is not None else Draft(self.outline(leaves))
-        self.start(leaves, name, effort, progress, moved, draft=draft, tiers=tiers).wait()
+        self.start(leaves, name, effort, progress, moved, draft=draft, tiers=tiers, fill=fill).wait()
         return draft.written(name, tiers)
 
     def start(
@@ -126,6 +138,7 @@ class Writer:
         *,
         draft: Draft,
         tiers: Sequence[Tier] = ALL,
+        fill: Fill | None = None,
     ) -> Going:
         """As `write`, which waits: begin to put what is missing."""
         missing = draft.missing(tiers)
@@ -133,8 +146,9 @@ class Writer:
         hands = self._hands(len(missing), draft.outline.size, effort)[: len(missing)]
         work = Work(draft, missing, name, len(hands), effort, progress, moved, self.link)
         self.link.begin(effort.now())
+        task = partial(self._run, work, fill or partial(self._fill, work, leaves))
         for hand in hands:
-            hand.give(partial(self._run, work, leaves), work.ended)
+            hand.give(task, work.ended)
         return Going(work, self._width if len(hands) == self._width.count else None, nbytes)
 
     def committed(self, draft: Draft) -> None:
@@ -146,6 +160,16 @@ class Writer:
     def forget(self) -> None:
         """Another attempt begins, whose first checkpoint is full."""
         self._known = {}
+
+    def beside(self, store: BlobStore) -> Writer:
+        """One for another store, with the same threads and frames: the two never write at the same time."""
+        return Writer(store, self._run_id, self._rank, self._world, self._crew)
+
+    def adopt(self, outline: Outline) -> None:
+        """Plan as another writer does: its objects have the same names and bytes."""
+        if self._outlines.get(outline.rounded) is not outline:
+            self._outlines[outline.rounded] = outline
+            self._known = {}
 
     def unchanged_bytes(self, outline: Outline) -> int:
         """Bytes that are most likely referred to, and not put."""
@@ -229,7 +253,7 @@ class Writer:
 
     def _keep_warm(self) -> None:
         try:
-            self._store.warm(timeout=_WARMING)
+            self.store.warm(timeout=_WARMING)
             self._cold = ""
         except SpotguardError as error:
             # Said once: every thread meets the same, every few seconds. The save itself will say it again, and louder.
@@ -237,11 +261,11 @@ class Writer:
             if not said:
                 log.warning("the store cannot be reached, a save would fail now: %s", error)
 
-    def _run(self, work: Work, leaves: Sequence[Leaf], frame: Frame) -> None:
+    def _run(self, work: Work, fill: Fill, frame: Frame) -> None:
         try:
             while (index := work.next()) is not None:
                 planned = work.draft.outline.objects[index]
-                crcs = self._fill(frame, planned, work, leaves)
+                crcs = fill(index, frame)
                 if why := work.moved():
                     raise Spoiled(why)
                 data = frame.view(0, planned.size)
@@ -267,9 +291,9 @@ class Writer:
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits; the others stop
             work.fail(error)
 
-    def _fill(self, frame: Frame, planned: PlannedObject, work: Work, leaves: Sequence[Leaf]) -> list[int]:
+    def _fill(self, work: Work, leaves: Sequence[Leaf], index: int, frame: Frame) -> list[int]:
         """Put an object together; the CRCs of its pieces."""
-        rounded = work.draft.outline.rounded
+        planned, rounded = work.draft.outline.objects[index], work.draft.outline.rounded
         frame.write(0, planned.header)
         crcs = []
         for piece in planned.pieces:
@@ -290,7 +314,7 @@ class Writer:
         def put(left: float | None) -> None:
             work.again(flight)
             try:
-                self._store.put(key, data, timeout=left, crc32=flight.crc32, sent=sent)
+                self.store.put(key, data, timeout=left, crc32=flight.crc32, sent=sent)
             finally:
                 work.back()
 

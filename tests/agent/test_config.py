@@ -37,6 +37,7 @@ EXAMPLES: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, obj
     "on-notice": (("logger a", "logger a"), ("b", "b"), ('"echo \\"c\\""', 'echo "c"')),
     "every": (("off", "off"), ("AUTO", "auto"), ("30", 30.0)),
     "keep": (("1", 1), ("2", 2), ("5", 5)),
+    "stage": (("/tmp/a", "/tmp/a"), ("/tmp/b/c", "/tmp/b/c"), ('"/tmp"', "/tmp")),
     "lossy-moments": (("yes", True), ("no", False), ("true", True)),
     "socket": (("/a.sock", "/a.sock"), ("/b.sock", "/b.sock"), ('"/c.sock"', "/c.sock")),
     "signal": (("none", None), ("USR1", 10), ('"SIGUSR2"', 12)),

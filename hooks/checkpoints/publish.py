@@ -1,0 +1,46 @@
+"""The last two requests of a save: the manifest, with which it is whole, and the marker, which says so to listings."""
+
+from __future__ import annotations
+
+import logging
+
+from ...providers.clock import Clock
+from ...providers.errors import StoreError
+from ..format.manifest import RankManifest
+from .commit import commit_if_whole, put_manifest
+from .effort import Abandoned, Effort
+from .writer import Writer
+
+log = logging.getLogger("spotguard")
+
+#: Seconds for a marker, where it is a shortcut only.
+_MARKER = 2.0
+
+
+def publish(writer: Writer, manifest: RankManifest, effort: Effort, clock: Clock) -> None:
+    """Commit what `writer` has put. Between the two requests the checkpoint is whole already: the marker is a shortcut.
+
+    Raises:
+        Abandoned: out of time, or called off.
+        StoreError: the store failed.
+    """
+    store = writer.store
+    try:
+        writer.ask(lambda left: put_manifest(store, manifest, timeout=left), effort)
+    except Abandoned as error:
+        raise Abandoned(
+            f"{error}; its manifest was on the way: if it arrives, a restore takes step {manifest.step}"
+        ) from error
+    created = clock.time()
+    try:
+        # For one process it is asked for once, and not for long: what it is worth is one request less for each listing.
+        alone = manifest.world == 1
+        writer.ask(
+            lambda left: commit_if_whole(store, manifest, created=created, timeout=left),
+            effort.part(clock.monotonic() + _MARKER) if alone else effort,
+            again=not alone,
+        )
+    except (Abandoned, StoreError) as error:
+        if manifest.world > 1:
+            raise  # whether the other manifests are there, nobody has seen
+        log.warning("step %d is committed, and its marker is not there: %s", manifest.step, error)

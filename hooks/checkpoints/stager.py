@@ -1,0 +1,170 @@
+"""The saving thread's hold on the stage: a checkpoint onto the disk, and its objects from there to the store.
+
+The state is written from where it lies, so no copy of it in host memory is needed, and the gate is shut for as long as the
+disk takes. Then the objects are read back through the writer's own frames and put under the same names, each byte
+checked on the way against the CRCs that were taken when it left the state.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...providers.errors import CheckpointError, CorruptError, SpotguardError, StoreError
+from ...providers.stores.store import BlobStore
+from ..format.chunks import Item, Piece, PlannedObject
+from ..format.dtypes import torch_dtype
+from ..format.keys import CheckpointName, checkpoint_prefix, object_name
+from ..format.leaf import Leaf
+from ..format.manifest import RankManifest
+from .draft import Draft, Landed, Outline, Written
+from .effort import Abandoned, Effort
+from .frames import Frame
+from .staging import Stage
+from .writer import Fill, Spoiled, Writer
+
+log = logging.getLogger("spotguard")
+
+#: Training stands still while a checkpoint is staged: seconds that it may take beside those for its bytes, and the bytes a
+#: second below which a disk is no help (one connection to a store carries 50 to 95 MB/s).
+_PATIENCE, _SLOWEST = 5.0, 50e6
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A checkpoint on this machine's disk, under the name that it will have in the store."""
+
+    name: CheckpointName
+    #: Where its objects lie there, and their CRCs.
+    draft: Draft
+    #: Reads them back.
+    fill: Fill
+
+
+class Stager:
+    """Used by the saving thread.
+
+    Args:
+        stage: where.
+        writer: the store's. The stage's has its threads and frames: the two never write at the same time.
+    """
+
+    def __init__(self, stage: Stage, writer: Writer) -> None:
+        self.stage = stage
+        self.writer = writer.beside(stage.files)
+
+    def hold(
+        self,
+        leaves: Sequence[Leaf],
+        outline: Outline,
+        name: CheckpointName,
+        effort: Effort,
+        moved: Callable[[], str],
+        commit: Callable[[Written, Effort], None],
+    ) -> Held | None:
+        """Write a checkpoint onto the disk, planned as for the store. None: it cannot be had there, and why is said.
+
+        Args:
+            moved: as of `Writer.write`.
+            commit: puts its manifest through `writer`; raises as that does.
+
+        Raises:
+            Abandoned: `effort` was called off.
+            Spoiled: the state moved while it was read.
+        """
+        seconds = _PATIENCE + outline.nbytes / _SLOWEST
+        limit, draft = effort.part(effort.now() + seconds), Draft(outline)
+        self.writer.adopt(outline)
+        try:
+            self.writer.write(leaves, name, limit, None, moved, draft=draft)
+            commit(draft.written(name), limit)
+        except Abandoned:
+            effort.check()
+            self.stage.switch_off(f"its disk did not take {outline.nbytes >> 20} MiB in {seconds:.0f} s")
+            return None
+        except (StoreError, CheckpointError) as error:
+            log.warning("step %d is not staged, it is copied to host memory instead: %s", name.step, error)
+            self._tidy(lambda: self.stage.discard(name), limit)
+            return None
+        except Spoiled:
+            self._tidy(lambda: self.stage.discard(name), limit)
+            raise
+        self.writer.committed(draft)
+        log.info("step %d is on this machine's disk, and goes to the store from there", name.step)
+        return Held(name, draft, self._fill(draft))
+
+    def in_the_store(self, name: CheckpointName, nbytes: int, effort: Effort) -> None:
+        """This one is in the store now: what is older goes, and it too where there is no room for another beside it."""
+
+        def tidy() -> None:
+            if self.stage.prune(name, nbytes):
+                self.writer.forget()
+
+        self._tidy(tidy, effort)
+
+    def left_behind(self, manifest: RankManifest, effort: Effort) -> Held:
+        """What another process staged here.
+
+        Raises:
+            Abandoned: called off.
+            CheckpointError: it is not as this version stages.
+            StoreError: it cannot be read.
+        """
+        found: list[Draft] = []
+        self.writer.ask(lambda left: found.append(_draft_of(self.stage.files, manifest)), effort, again=False)
+        return Held(manifest.checkpoint, found[0], self._fill(found[0]))
+
+    def _fill(self, draft: Draft) -> Fill:
+        """What reads the objects of a staged draft back."""
+        outline, files, run_id = draft.outline, self.stage.files, self.stage.run_id
+
+        def fill(index: int, frame: Frame) -> list[int]:
+            planned, held = outline.objects[index], draft.landed[index]
+            key = checkpoint_prefix(run_id, held.at) + object_name(outline.rank, outline.world, index)
+            data = frame.view(0, planned.size)
+            files.read_into(key, 0, data)
+            crcs = [zlib.crc32(data[piece.start : piece.end]) for piece in planned.pieces]
+            if crcs != held.crcs or data[: len(planned.header)] != planned.header:
+                raise CorruptError(f"{key} in {files.url} is not what was written there: look at that disk")
+            return crcs
+
+        return fill
+
+    def _tidy(self, what: Callable[[], None], effort: Effort) -> None:
+        try:
+            # On a thread: a disk that hangs holds up nothing but itself.
+            self.writer.ask(lambda left: what(), effort, again=False)
+        except SpotguardError as error:
+            log.debug("the stage %s stays as it is for now: %s", self.stage.folder, error)
+
+
+def _draft_of(files: BlobStore, manifest: RankManifest) -> Draft:
+    """The plan that a manifest's objects were written by, as far as to copy them needs it."""
+    pieces: dict[int, list[tuple[Piece, int]]] = {}
+    shapes, items = [], []
+    for item, tensor in enumerate(manifest.tensors):
+        shapes.append((tensor.name, torch_dtype(tensor.dtype), torch.Size(tensor.shape)))
+        items.append(Item(tensor.name, tensor.stored or tensor.dtype, tensor.shape))
+        for chunk in tensor.chunks:
+            piece = Piece(item, (), chunk.sizes, 0, 0, chunk.offsets, chunk.start, chunk.end)
+            pieces.setdefault(chunk.object, []).append((piece, chunk.crc32))
+    objects, landed = [], {}
+    for index, entry in enumerate(manifest.objects):
+        at = CheckpointName.parse(entry.checkpoint) if entry.checkpoint else manifest.checkpoint
+        key = manifest.object_key(index)
+        if at is None or entry.name != object_name(manifest.rank, manifest.world, index):
+            raise CheckpointError(f"{key} in {files.url} has no name that this version gives")
+        header = bytearray(entry.header)
+        files.read_into(key, 0, memoryview(header))
+        if zlib.crc32(header) != entry.header_crc32:
+            raise CorruptError(f"{key} in {files.url} is damaged: its header is not the one that was written")
+        held = sorted(pieces.get(index, []), key=lambda each: each[0].start)
+        objects.append(PlannedObject(bytes(header), tuple([piece for piece, _ in held]), entry.size))
+        landed[index] = Landed([crc for _, crc in held], at)
+    largest = max((planned.size for planned in objects), default=0)
+    outline = Outline(shapes, tuple(items), tuple(objects), largest, manifest.rank, manifest.world)
+    return Draft(outline, landed)
