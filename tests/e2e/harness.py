@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.store = folder / "store"
+        self.url = self.store.as_uri()
         # A socket's path holds 107 bytes: below the session's short folder, not below pytest's own.
         self.runtime = Path(tempfile.mkdtemp(dir=os.environ["XDG_RUNTIME_DIR"]))
         self._mark = f"E2E_MACHINE={uuid.uuid4().hex}"
@@ -53,7 +54,7 @@ class Machine:
     def run(self, options: str, *command: str, aws: AwsSimulator | None = None, **env: str) -> Running:
         """`spotguard run` as run "job", with this machine's store, watching `aws` where there is one."""
         watch = f"aws --metadata-endpoint {aws.endpoint}" if aws is not None else "none"
-        words = f"--run-id job --store {self.store.as_uri()} --provider {watch} {options}".split()
+        words = f"--run-id job --store {self.url} --provider {watch} {options}".split()
         return self.spotguard("run", *words, "--", *command, **env)
 
     def mount_store(self, size: str) -> Running:
@@ -102,11 +103,9 @@ class Machine:
 
         With one rank, a checkpoint is whole from the instant at which its manifest is there.
         """
-        names = [
+        return in_order(
             p.parent.name for p in self.view(self.store).glob(f"{run_id}/checkpoints/*/00000-of-00001.json")
-        ]
-        parts = [tuple(map(int, name.split("-"))) for name in names]
-        return sorted((attempt, step, save) for step, attempt, save in parts)
+        )
 
     # --- ending ---
 
@@ -138,3 +137,9 @@ class Machine:
                 with contextlib.suppress(OSError):  # it has ended, or is somebody else's
                     if self._mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
                         yield int(entry.name)
+
+
+def in_order(names: Iterable[str]) -> list[tuple[int, int, int]]:
+    """(attempt, step, save) of the folders of checkpoints, oldest first."""
+    parts = [tuple(map(int, name.split("-"))) for name in names]
+    return sorted((attempt, step, save) for step, attempt, save in parts)

@@ -30,7 +30,7 @@ class Lives:
     def under(cls, trainee: Trainee, socket: Path) -> Lives:
         """With no `run` over it: it is given the socket of an agent that may come and go."""
         command = trainee.command(len(trainee.digests) - 1, LIVES)
-        env = {"SPOTGUARD_SOCKET": str(socket), "SPOTGUARD_STORE": trainee.machine.store.as_uri()}
+        env = {"SPOTGUARD_SOCKET": str(socket), "SPOTGUARD_STORE": trainee.machine.url}
         return cls(
             trainee,
             trainee.machine.start(*command, **env, SPOTGUARD_RUN_ID="job", SPOTGUARD_EVERY="off"),

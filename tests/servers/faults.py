@@ -98,6 +98,11 @@ class FaultProxy:
         with self._change:
             return self._change.wait_for(lambda: self._stalled >= count, timeout)
 
+    def wait_for_rest(self, timeout: float = 30.0) -> bool:
+        """Block until no connection is open: whoever asked is gone, and what was asked is done; False when that took too long."""
+        with self._change:
+            return self._change.wait_for(lambda: not self._open, timeout)
+
     def __enter__(self) -> Self:
         self.come_back()
         return self
@@ -199,6 +204,7 @@ class FaultProxy:
     def _forget(self, connection: socket.socket) -> None:
         with self._change:
             self._open.discard(connection)
+            self._change.notify_all()
 
     def _pump(
         self,

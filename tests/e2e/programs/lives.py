@@ -1,6 +1,6 @@
 """A launcher as torchrun is one: it stands over the training script, and when that is killed it starts it again.
 
-It has loaded torch before, so that a life of the training script costs a fork and not three seconds; `again` on
+It has loaded torch and the store's SDK before, so that a life of the training script costs a fork and not three seconds; `again` on
 stdin begins the next life after one has ended, which is said on stdout: `ended STATUS`.
 """
 
@@ -12,10 +12,13 @@ import sys
 
 import train  # type: ignore[import-not-found]  # the script beside this one
 
+from spotguard.providers.stores.opening import open_store
+
 
 def main(steps: int) -> None:
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     train.leave_the_compiler_out()
+    open_store(os.environ["SPOTGUARD_STORE"])  # sends nothing, and starts no thread
     while train.read_line() == ["again"]:
         if not (pid := os.fork()):
             train.train(steps)
