@@ -50,7 +50,7 @@ class Options:
     #: For the shell.
     on_notice: str | None
     every: float | Literal["auto", "off"]
-    keep: int
+    keep: str
     stage: str | None
     lossy_moments: bool
     #: None: the default of the run id, or of the service.
@@ -194,7 +194,14 @@ SETTINGS: tuple[Setting, ...] = (
         "where all does not fit into the window, round the optimizer's moments to bfloat16 before leaving them out",
         RUN,
     ),
-    Setting("keep", values.at_least(1), 3, "K", "how many committed checkpoints to keep (default: 3)", RUN),
+    Setting(
+        "keep",
+        values.keep,
+        "3",
+        "K[+N]",
+        "how many committed checkpoints to keep, and one of every N steps (default: 3)",
+        RUN,
+    ),
     Setting(
         "stage",
         values.folder,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 from collections.abc import Callable
 from typing import Literal, NoReturn
@@ -20,6 +21,9 @@ _NO = ("false", "no", "off", "0")
 
 #: A week in seconds: nobody means more, and the system's own waits overflow far above it.
 _LONGEST = 7 * 24 * 3600
+
+#: Checkpoints that stay: the newest so many, and one of every so many steps.
+_KEEP = re.compile("[1-9][0-9]{0,8}(?:[+][1-9][0-9]{0,8})?")
 
 #: Signals that leave a command no time: to send one of them is to end it, not to tell it.
 _DEAF = (signal.SIGKILL, signal.SIGSTOP)
@@ -61,6 +65,18 @@ def at_least(least: int, most: int | None = None, why: str = "") -> Callable[[st
         return value
 
     return read
+
+
+def keep(origin: str, text: str) -> str:
+    """How many checkpoints stay, in the words that the training process reads (`hooks.checkpoints.retention.Keep`)."""
+    if not _KEEP.fullmatch(text):
+        refuse(
+            origin,
+            text,
+            "a whole number from 1 up, for the last good one always stays; or two, as in 3+1000, to keep the first at or "
+            "after every 1000th step as well",
+        )
+    return text
 
 
 def yes_or_no(origin: str, text: str) -> bool:

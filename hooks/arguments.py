@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 
 from ..providers.errors import UsageError
+from .checkpoints.retention import Keep
 from .format.keys import check_run_id
 from .naming import default_run_id, default_store
+
+#: Checkpoints that stay, unless somebody says otherwise.
+_KEEP = Keep(3)
 
 
 def store_url(said: str | None) -> str:
@@ -62,6 +66,21 @@ def number(variable: str, default: int) -> int:
     if found < 1:
         raise UsageError(f"{variable}={text!r} is not a number of 1 or more; correct it, or unset it")
     return found
+
+
+def kept(variable: str) -> Keep:
+    """How many checkpoints stay, from the environment.
+
+    Raises:
+        UsageError: it says neither a number nor two.
+    """
+    text = os.environ.get(variable, "")
+    try:
+        return Keep.of(text) if text else _KEEP
+    except ValueError:
+        raise UsageError(
+            f"{variable}={text!r} is not a number of 1 or more, or two as in 3+1000; correct it, or unset it"
+        ) from None
 
 
 def yes(variable: str) -> bool:

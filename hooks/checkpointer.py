@@ -16,7 +16,7 @@ from .checkpoints.draft import ALL, WEIGHTS, Draft, Written
 from .checkpoints.effort import Abandoned, Effort
 from .checkpoints.plans import Earlier
 from .checkpoints.publish import publish
-from .checkpoints.retention import plan_pruning
+from .checkpoints.retention import Keep, plan_pruning
 from .checkpoints.stager import Held, Stager
 from .checkpoints.staging import Stage
 from .checkpoints.work import Progress
@@ -87,7 +87,7 @@ class Checkpointer:
         attempt: int,
         *,
         clock: Clock,
-        keep: int,
+        keep: Keep,
         rank: int = 0,
         world: int = 1,
         lossy: bool = False,
@@ -378,7 +378,13 @@ class Checkpointer:
         """`name` is committed. Old checkpoints go, a few objects at a time: a notice does not wait for 3,000 deletions."""
         try:
             effort.check()
-            pruning = plan_pruning(self._store, self._run_id, keep=self._keep, attempt=self._attempt)
+            pruning = plan_pruning(
+                self._store,
+                self._run_id,
+                keep=self._keep.newest,
+                every=self._keep.every,
+                attempt=self._attempt,
+            )
             for keys in pruning.steps():
                 for start in range(0, len(keys), _DELETED_AT_ONCE):
                     effort.check()

@@ -16,7 +16,7 @@ from ..providers.stores.opening import open_store
 from ..providers.stores.store import BlobStore
 from . import forks, protocol, signals
 from .alarm import Alarm, alarm_of
-from .arguments import completed_steps, number, run_name, stage_folder, store_url, yes
+from .arguments import completed_steps, kept, number, run_name, stage_folder, store_url, yes
 from .cadence import Cadence
 from .checkpointer import Checkpointer, Saved
 from .checkpoints.commit import claim_attempt
@@ -38,8 +38,6 @@ log = logging.getLogger("spotguard")
 
 #: Seconds that `register` waits for the agent's welcome, to learn of a notice that is already there.
 _WELCOME = 2.0
-#: Checkpoints that stay in the store, unless SPOTGUARD_KEEP says otherwise.
-KEEP = 3
 #: Boundaries after which the state is what it will be (optimizers make theirs at the first) and a save is planned.
 _SETTLED = 5
 #: Seconds that a process that ends waits for a background checkpoint under way.
@@ -91,7 +89,6 @@ class Guard:
         self._gate = Gate()
         self._state = State(state, self._gate.before_change, clock)
         self._cadence = Cadence(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
-        keep = number("SPOTGUARD_KEEP", KEEP)
         self._nbytes = self._state.expected_bytes()
         self._restored = self.closed = self._forked = self._looked_back = False
         self._unsettled = _SETTLED
@@ -99,7 +96,7 @@ class Guard:
         self._told = threading.Event()
         self._client: Client | None = None
         try:
-            self._build(keep)
+            self._build()
         except BaseException:
             self._undo()  # nothing of a guard that failed answers the agent, or gates the optimizer
             raise
@@ -111,8 +108,8 @@ class Guard:
         forks.in_child(self._forget)
         atexit.register(self.close)
 
-    def _build(self, keep: int) -> None:
-        run_id, clock = self._run_id, self._clock
+    def _build(self) -> None:
+        run_id, clock, keep = self._run_id, self._clock, kept("SPOTGUARD_KEEP")
         # The agent first, and the store's rights: who is refused must leave no attempt behind, it would fence the
         # one that is not.
         self._connect(os.environ.get("SPOTGUARD_SOCKET", ""))

@@ -1,4 +1,4 @@
-"""What may be deleted, and in which order: the newest K whole checkpoints stay, and much else by rule.
+"""What may be deleted, and in which order: the newest K whole checkpoints stay, one of every N steps, and much else by rule.
 
 Never touched: the last good one; anything newer than it (a save under way); anything at all once a newer attempt has
 claimed its number, for it may be reading; an object that a kept checkpoint refers to; what a newer format wrote.
@@ -11,6 +11,7 @@ whole: a save of a dead attempt that is still uploading somewhere loses nothing 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -23,6 +24,30 @@ from .catalog import Folder, Whole, examine, scan
 from .commit import newest_claim
 
 log = logging.getLogger("spotguard")
+
+#: "3", or "3+1000". `agent.values.keep` has the same, for who may not load this.
+_KEEP = re.compile("([1-9][0-9]{0,8})(?:[+]([1-9][0-9]{0,8}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How many whole checkpoints of the full level stay."""
+
+    #: The newest.
+    newest: int
+    #: And of the older ones the first at or after each multiple of so many steps. 0: none of them.
+    every: int = 0
+
+    @classmethod
+    def of(cls, text: str) -> Keep:
+        """From "3", or "3+1000".
+
+        Raises:
+            ValueError: it is neither.
+        """
+        if (found := _KEEP.fullmatch(text)) is None:
+            raise ValueError(text)
+        return cls(int(found[1]), int(found[2] or 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +79,7 @@ def prune(
     run_id: str,
     *,
     keep: int,
+    every: int = 0,
     attempt: int | None = None,
     protect: Iterable[CheckpointName] = (),
     timeout: float | None = None,
@@ -63,7 +89,9 @@ def prune(
     Raises:
         UsageError: `keep` is below 1.
     """
-    pruning = plan_pruning(store, run_id, keep=keep, attempt=attempt, protect=protect, timeout=timeout)
+    pruning = plan_pruning(
+        store, run_id, keep=keep, every=every, attempt=attempt, protect=protect, timeout=timeout
+    )
     for keys in pruning.steps():
         store.delete(keys, timeout=timeout)
     return [folder.name for folder in pruning.doomed]
@@ -74,6 +102,7 @@ def plan_pruning(
     run_id: str,
     *,
     keep: int,
+    every: int = 0,
     attempt: int | None = None,
     protect: Iterable[CheckpointName] = (),
     timeout: float | None = None,
@@ -83,7 +112,8 @@ def plan_pruning(
     Args:
         store: where.
         run_id: whose.
-        keep: how many whole checkpoints of the full level stay.
+        keep: how many whole checkpoints of the full level stay, the newest.
+        every: as in `Keep`.
         attempt: the attempt that prunes. Where a newer one has claimed its number, nothing goes. None: a person asks.
         protect: checkpoints whose objects the caller is about to refer to.
         timeout: of each request.
@@ -97,6 +127,10 @@ def plan_pruning(
     kept, newer, older = _sort(store, folders, keep, timeout)
     if not kept:
         return Pruning((), (), frozenset())
+    if every:
+        kept += _milestones(store, folders, older, every, timeout)
+    stay = {whole.name for whole in kept}
+    older = [f for f in older if f.name not in stay and not _of_newer_format(store, f, timeout)]
     spared = set(protect)
     doomed = [folder for folder in older if folder.name not in spared]
     manifests = [manifest for whole in kept for manifest in whole.manifests]
@@ -124,8 +158,7 @@ def _sort(
     older: list[Folder] = []
     for folder in folders:
         if len(kept) == keep:
-            if not _of_newer_format(store, folder, timeout):
-                older.append(folder)
+            older.append(folder)
             continue
         try:
             whole = examine(store, folder, folders, timeout=timeout)
@@ -139,6 +172,32 @@ def _sort(
         else:
             (older if kept else newer).append(folder)
     return kept, newer, older
+
+
+def _milestones(
+    store: BlobStore, folders: list[Folder], older: list[Folder], every: int, timeout: float | None
+) -> list[Whole]:
+    """Of the older ones the first whole full one at or after each multiple, newest first. Who went back left a branch
+    behind: what lies on it beyond that step is no milestone of the way that was gone."""
+    by_multiple: dict[int, list[Folder]] = {}
+    for folder in older:
+        name = folder.name
+        left_behind = any(
+            each.name.attempt > name.attempt and each.name.step <= name.step for each in folders
+        )
+        if name.step >= every and not left_behind:
+            by_multiple.setdefault(name.step // every, []).append(folder)
+    found = []
+    for candidates in by_multiple.values():
+        for folder in sorted(candidates, key=lambda each: each.name.step):
+            try:
+                whole = examine(store, folder, folders, timeout=timeout)
+            except CheckpointError:
+                continue
+            if whole.level == "full":
+                found.append(whole)
+                break
+    return sorted(found, key=lambda whole: whole.name, reverse=True)
 
 
 def _of_newer_format(store: BlobStore, folder: Folder, timeout: float | None) -> bool:

@@ -36,7 +36,7 @@ EXAMPLES: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, obj
     "notice-file": (("/a", "/a"), ("/b", "/b"), ('"/c"', "/c")),
     "on-notice": (("logger a", "logger a"), ("b", "b"), ('"echo \\"c\\""', 'echo "c"')),
     "every": (("off", "off"), ("AUTO", "auto"), ("30", 30.0)),
-    "keep": (("1", 1), ("2", 2), ("5", 5)),
+    "keep": (("1", "1"), ("2+7", "2+7"), ("5", "5")),
     "stage": (("/tmp/a", "/tmp/a"), ("/tmp/b/c", "/tmp/b/c"), ('"/tmp"', "/tmp")),
     "lossy-moments": (("yes", True), ("no", False), ("true", True)),
     "socket": (("/a.sock", "/a.sock"), ("/b.sock", "/b.sock"), ('"/c.sock"', "/c.sock")),
@@ -87,8 +87,8 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
     other = tmp_path / "other.toml"
     other.write_text("keep = 9\n")
     env = {"SPOTGUARD_CONFIG": file_with(tmp_path, "keep = 7\n")["config"]}
-    assert resolve("run", {}, env).keep == 7
-    assert resolve("run", {"config": str(other)}, env).keep == 9
+    assert resolve("run", {}, env).keep == "7"
+    assert resolve("run", {"config": str(other)}, env).keep == "9"
 
 
 def test_keys_are_written_as_flags_or_as_names(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ def test_a_run_inside_a_run_has_its_own_socket_and_name() -> None:
     """Those around it are taken; the store and the cadence may well be the same."""
     inner = resolve("run", {}, INSIDE, defaults={"run-id": "inner", "store": "file:///other"})
     assert (inner.socket, inner.run_id) == (None, "inner")
-    assert (inner.store, inner.keep) == ("file:///s", 9)
+    assert (inner.store, inner.keep) == ("file:///s", "9")
 
 
 def test_what_was_set_since_is_meant() -> None:

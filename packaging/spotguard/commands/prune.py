@@ -1,4 +1,4 @@
-"""`spotguard prune URL --keep K`: delete older checkpoints."""
+"""`spotguard prune URL --keep K[+N]`: delete older checkpoints."""
 
 from __future__ import annotations
 
@@ -6,25 +6,31 @@ import argparse
 from typing import Any
 
 from spotguard.agent import values
-from spotguard.hooks.checkpoints.retention import Pruning, plan_pruning
+from spotguard.hooks.checkpoints.retention import Keep, Pruning, plan_pruning
 from spotguard.providers.errors import UsageError
 
 from .console import add_json, amount, count, print_json
 from .target import Target, add_target, target
 
 DESCRIPTION = """\
-Deletes all but the newest K whole checkpoints of a run, and what interrupted saves have left behind.
+Deletes all but the newest K whole checkpoints of a run (with K+N also the first at or after every Nth step
+stays), and what interrupted saves have left behind.
 The last good one always stays, and so does anything newer than it: a save may be under way."""
 
 EXAMPLES = """\
 examples:
   spotguard prune file:///mnt/checkpoints --run-id gpt-small-7 --keep 3 --dry-run
+  spotguard prune file:///mnt/checkpoints --keep 3+10000
   spotguard prune file:///mnt/checkpoints --keep 1"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser, step=False)
-    parser.add_argument("--keep", metavar="K", help="how many whole checkpoints stay (must be said)")
+    parser.add_argument(
+        "--keep",
+        metavar="K[+N]",
+        help="how many whole checkpoints stay, and one of every N steps (must be said)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="only show what would be deleted")
     add_json(parser)
 
@@ -32,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.keep is None:
         raise UsageError("--keep is missing: say how many whole checkpoints stay, as in --keep 3")
-    keep = values.at_least(1, why="; the last good one always stays")("--keep", arguments.keep)
+    keep = Keep.of(values.keep("--keep", arguments.keep))
     meant = target(arguments)
     if meant.name is not None:
         raise UsageError(
@@ -49,8 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _prune(meant: Target, run_id: str, keep: int, *, dry: bool) -> dict[str, Any]:
-    plan = plan_pruning(meant.store, run_id, keep=keep)
+def _prune(meant: Target, run_id: str, keep: Keep, *, dry: bool) -> dict[str, Any]:
+    plan = plan_pruning(meant.store, run_id, keep=keep.newest, every=keep.every)
     if not dry:
         for keys in plan.steps():
             meant.store.delete(keys)

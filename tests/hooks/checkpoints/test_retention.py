@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from spotguard.agent import values
 from spotguard.hooks.checkpoints.catalog import find_whole, list_checkpoints, whole_checkpoints
 from spotguard.hooks.checkpoints.commit import claim_attempt, put_manifest
-from spotguard.hooks.checkpoints.retention import plan_pruning, prune
+from spotguard.hooks.checkpoints.retention import Keep, plan_pruning, prune
 from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.format.codec import encode_manifest
 from spotguard.hooks.format.keys import MARKER, CheckpointName, manifest_name
@@ -217,6 +219,73 @@ def test_foreign_files_are_not_deleted() -> None:
     prune(store, "run", keep=1)
     assert sum(data == b"mine" for data in store.objects.values()) == 4
     assert steps(store) == [20, 10]
+
+
+@pytest.mark.parametrize(
+    ("keep", "every", "left"),
+    [
+        (1, 100, [420, 310, 205, 100]),
+        (2, 100, [420, 390, 310, 205, 100]),
+        (1, 200, [420, 205]),
+        (9, 100, [420, 390, 310, 250, 205, 199, 100, 40]),
+        (1, 500, [420]),
+    ],
+)
+def test_of_the_older_ones_one_of_every_so_many_steps_stays(keep: int, every: int, left: list[int]) -> None:
+    """The first at or after each multiple; and so it is still when the next ones have come."""
+    store = many(40, 100, 199, 205, 250, 310, 390, 420)
+    prune(store, "run", keep=keep, every=every, attempt=1)
+    assert steps(store) == left
+    sound(store)
+    for save, step in enumerate((480, 500, 505), 20):
+        Save(step=step, save=save).write(store)
+        prune(store, "run", keep=keep, every=every, attempt=1)
+    assert set(left[keep:]) <= set(steps(store))
+
+
+def test_a_milestone_is_whole_full_and_on_the_way_that_was_gone() -> None:
+    """Else the next one is taken; who went back to 150 left a branch behind."""
+    store = FakeStore()
+    damaged = Save(step=100).write(store)[0].object_key(0)
+    store.delete([damaged])
+    Save(step=110, save=1, level="weights").write(store)
+    Save(step=120, save=2).write(store)
+    Save(step=200, save=3).write(store)
+    Save(attempt=2, step=160).write(store)
+    Save(attempt=2, step=210, save=1).write(store)
+    Save(attempt=2, step=300, save=2).write(store)
+    prune(store, "run", keep=1, every=100, attempt=2)
+    assert [(line.name.attempt, line.name.step) for line in list_checkpoints(store, "run")] == [
+        (2, 300),
+        (2, 210),
+        (1, 120),
+    ]
+
+
+def test_what_a_milestone_refers_to_stays() -> None:
+    """Its objects in an earlier folder, though that is no checkpoint any more."""
+    store = FakeStore()
+    base = Save(step=90).write(store)
+    Save(step=100, save=1, base=base).write(store)
+    Save(step=150, save=2).write(store)
+    prune(store, "run", keep=1, every=100, attempt=1)
+    assert [line.name.step for line in list_checkpoints(store, "run") if line.status == "whole"] == [150, 100]
+    sound(store)
+
+
+@pytest.mark.parametrize(
+    "text", ["1", "3", "12+5000", "0", "-1", "", "3+", "+3", "3+0", "3 + 1", "2.5", "3+1+1", "\u0663"]
+)
+def test_the_agent_and_the_training_process_read_alike(text: str) -> None:
+    """What `--keep` takes is what `register` finds."""
+    try:
+        said = str(values.keep("--keep", text))
+    except UsageError:
+        with pytest.raises(ValueError, match="^" + re.escape(text)):
+            Keep.of(text)
+    else:
+        found = Keep.of(said)
+        assert text == (f"{found.newest}+{found.every}" if found.every else f"{found.newest}")
 
 
 def everything() -> FakeStore:
