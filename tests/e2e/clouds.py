@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import formatdate
+from pathlib import Path
 
 import pytest
 import requests
 
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore
+from tests.e2e.harness import Machine, in_order
 from tests.fixtures_servers import FaultsBefore
 from tests.servers.faultplan import Asked, Fault
 from tests.servers.faults import FaultProxy
@@ -132,6 +135,20 @@ class Day:
 
     def remove(self) -> None:
         self.cloud.remove(self.server, self.url.partition("://")[2].partition("/")[0])
+
+
+class InCloud(Machine):
+    """A machine whose store is a bucket."""
+
+    def __init__(self, folder: Path, day: Day) -> None:
+        super().__init__(folder)
+        self.url = day.url
+        self._day = day
+
+    def committed(self, run_id: str = "job") -> list[tuple[int, int, int]]:
+        manifest = re.compile(f"{run_id}/checkpoints/([^/]+)/00000-of-00001.json")
+        found = map(manifest.fullmatch, self._day.names())
+        return in_order(match[1] for match in found if match is not None)
 
 
 def begin_day(scheme: str, request: pytest.FixtureRequest, faults_before: FaultsBefore, seed: int = 0) -> Day:

@@ -7,14 +7,13 @@ The network before the store holds a put still at an exact byte; then the proces
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.clouds import CLOUDS, Day, begin_day, puts
-from tests.e2e.harness import Machine, in_order
+from tests.e2e.clouds import CLOUDS, Day, InCloud, begin_day, puts
+from tests.e2e.harness import Machine
 from tests.e2e.lives import Drill, Lives
 from tests.e2e.trainee import Trainee
 from tests.fixtures_servers import FaultsBefore
@@ -26,20 +25,6 @@ pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(400)
 INSTANTS: tuple[tuple[Where, int], ...] = (("request", 0), ("request", 100), ("response", 0))
 #: The puts of a save of this training script: what is in front of its manifest, that, and the marker.
 OBJECTS, MANIFEST, MARKER = (1, 2), 3, 4
-
-
-class InCloud(Machine):
-    """A machine whose store is a bucket."""
-
-    def __init__(self, folder: Path, day: Day) -> None:
-        super().__init__(folder)
-        self.url = day.url
-        self._day = day
-
-    def committed(self, run_id: str = "job") -> list[tuple[int, int, int]]:
-        manifest = re.compile(f"{run_id}/checkpoints/([^/]+)/00000-of-00001.json")
-        found = map(manifest.fullmatch, self._day.names())
-        return in_order(match[1] for match in found if match is not None)
 
 
 @pytest.fixture(params=CLOUDS)
