@@ -13,12 +13,13 @@ from ..providers.stores.urls import inside
 from .checkpoints.catalog import Whole
 from .checkpoints.commit import attempt_starts
 from .checkpoints.draft import ALL, WEIGHTS, Draft, Written
-from .checkpoints.effort import Abandoned, Effort
+from .checkpoints.effort import Effort
 from .checkpoints.plans import Earlier
 from .checkpoints.publish import publish
-from .checkpoints.retention import Keep, plan_pruning
+from .checkpoints.retention import Keep
 from .checkpoints.stager import Held, Stager
 from .checkpoints.staging import Stage
+from .checkpoints.tidy import Tidier
 from .checkpoints.work import Progress
 from .checkpoints.writer import Spoiled, Writer
 from .emergency import EmergencySave
@@ -31,8 +32,6 @@ from .state.registered import Collected, State
 
 log = logging.getLogger("spotguard")
 
-#: Objects of old checkpoints that are removed between two looks at whether a notice has come.
-_DELETED_AT_ONCE = 32
 #: Seconds that reading when earlier attempts began may take.
 _HISTORY = 10.0
 
@@ -102,6 +101,7 @@ class Checkpointer:
         self._rank = rank
         self._world = world
         self._writer = Writer(store, run_id, rank, world)
+        self._tidier = Tidier(store, run_id, self._writer)
         self._stager = None if stage is None else Stager(stage, self._writer)
         self._saves = 0
         self._snapshot = Snapshot()
@@ -260,7 +260,7 @@ class Checkpointer:
             self._writer.write(leaves, name, save.effort, save.progress, save.moved, draft=draft, fill=fill)
             self._commit(save, name, "full", draft.written(name), self._writer)
         except (StoreError, Spoiled):
-            self._discard(name, save.effort)
+            self._tidier.discard(name, save.effort)
             raise
         finally:
             self._upload = None
@@ -329,17 +329,6 @@ class Checkpointer:
         self.last = Saved(step, url, nbytes, now - started, now, level, why)
         return self.last
 
-    def _discard(self, name: CheckpointName, effort: Effort) -> None:
-        """Remove the objects of a save that will never have a manifest: they may be what fills the disk. Not when
-        time is short; the next prune finds them too."""
-        if effort.abandoned:
-            return
-        try:
-            found = self._store.list(checkpoint_prefix(self._run_id, name))
-            self._store.delete([info.key for info in found])
-        except StoreError as error:
-            log.debug("the objects of %s stay for now: %s", name, error)
-
     def _commit(
         self, save: _Save, name: CheckpointName, level: Level, written: Written, writer: Writer
     ) -> None:
@@ -375,23 +364,7 @@ class Checkpointer:
         )
 
     def _prune(self, effort: Effort, name: CheckpointName) -> None:
-        """`name` is committed. Old checkpoints go, a few objects at a time: a notice does not wait for 3,000 deletions."""
-        try:
-            effort.check()
-            pruning = plan_pruning(
-                self._store,
-                self._run_id,
-                keep=self._keep.newest,
-                every=self._keep.every,
-                attempt=self._attempt,
-            )
-            for keys in pruning.steps():
-                for start in range(0, len(keys), _DELETED_AT_ONCE):
-                    effort.check()
-                    self._store.delete(keys[start : start + _DELETED_AT_ONCE])
-        except Abandoned:
-            log.debug("a notice came before old checkpoints were removed; the next save goes on with it")
-        except StoreError as error:
-            log.warning("old checkpoints could not be removed, they stay: %s", error)
+        """`name` is committed, so old checkpoints go."""
+        self._tidier.prune(self._keep, self._attempt, effort)
         if self._stager is not None:
             self._stager.in_the_store(name, self.nbytes, effort)

@@ -32,6 +32,7 @@ NEEDS_TORCH = [
             "restore",
             "rights",
             "saver",
+            "tidying",
         )
     ),
 ]

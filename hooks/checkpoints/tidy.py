@@ -1,0 +1,70 @@
+"""Old checkpoints go, and what is left of a save that failed. A notice waits for none of it.
+
+The store is asked on a thread of the writer's: the thread that saves is free at once when the effort is called off, also
+where the store hangs.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ...providers.errors import CheckpointError, StoreError
+from ...providers.stores.store import BlobStore
+from ..format.keys import CheckpointName, checkpoint_prefix
+from .effort import Abandoned, Effort
+from .retention import Keep, Pruning, plan_pruning
+from .writer import Writer
+
+log = logging.getLogger("spotguard")
+
+#: Objects that are removed between two looks at whether a notice has come.
+_AT_ONCE = 32
+
+
+class Tidier:
+    """Of one run in one store. Used by the saving thread, which has its writer do the asking."""
+
+    def __init__(self, store: BlobStore, run_id: str, writer: Writer) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._writer = writer
+
+    def prune(self, keep: Keep, attempt: int, effort: Effort) -> None:
+        """Have no more checkpoints than that, and what else must stay; a few objects at a time."""
+        found: list[Pruning] = []
+
+        def look(left: float | None) -> None:
+            found.append(
+                plan_pruning(self._store, self._run_id, keep=keep.newest, every=keep.every, attempt=attempt)
+            )
+
+        try:
+            effort.check()
+            self._writer.ask(look, effort, again=False)
+            for keys in found[0].steps():
+                for start in range(0, len(keys), _AT_ONCE):
+                    self._delete(keys[start : start + _AT_ONCE], effort)
+        except Abandoned:
+            log.debug("a notice came before old checkpoints were removed; the next save goes on with it")
+        except (StoreError, CheckpointError) as error:
+            log.warning("old checkpoints could not be removed, they stay: %s", error)
+
+    def discard(self, name: CheckpointName, effort: Effort) -> None:
+        """Remove the objects of a save that will never have a manifest: they may be what fills the disk. Not when
+        time is short; the next prune finds them too."""
+        found: list[str] = []
+
+        def look(left: float | None) -> None:
+            prefix = checkpoint_prefix(self._run_id, name)
+            found.extend(info.key for info in self._store.list(prefix, timeout=left))
+
+        try:
+            effort.check()
+            self._writer.ask(look, effort, again=False)
+            self._delete(found, effort)
+        except (Abandoned, StoreError, CheckpointError) as error:
+            log.debug("the objects of %s stay for now: %s", name, error)
+
+    def _delete(self, keys: list[str], effort: Effort) -> None:
+        effort.check()
+        self._writer.ask(lambda left: self._store.delete(keys, timeout=left), effort, again=False)
