@@ -94,7 +94,9 @@ def run(arguments: argparse.Namespace, *, clock: Clock | None = None) -> int:
     """Serve until Ctrl-C, SIGTERM or the end of `--for`."""
     if arguments.cloud is None:
         *others, last = CLOUDS
-        raise UsageError(f"which cloud? Say {', '.join(others)} or {last}, as in spotguard simulate {others[0]}")
+        raise UsageError(
+            f"which cloud? Say {', '.join(others)} or {last}, as in spotguard simulate {others[0]}"
+        )
     clock = clock or SystemClock()
     say = _Teller(clock)
     module = CLOUDS[arguments.cloud]
