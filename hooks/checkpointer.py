@@ -305,10 +305,16 @@ class Checkpointer:
             last=self._known(),
             progress=save.progress,
         )
-        draft = emergency.run(save.collected.leaves)
-        assert emergency.committed is not None
-        name, level = emergency.committed
-        return self._saved(save.step, name, draft, started, level, emergency.less)
+        saved = None
+        try:
+            emergency.run(save.collected.leaves)
+        finally:
+            if emergency.committed is not None:  # also if it ended otherwise after that
+                name, level = emergency.committed
+                why, at = emergency.less, emergency.at
+                saved = self._saved(save.step, name, emergency.draft, started, level, why, at)
+        assert saved is not None
+        return saved
 
     def _name(self, step: int) -> CheckpointName:
         self._saves += 1
@@ -322,11 +328,12 @@ class Checkpointer:
         started: float,
         level: Level = "full",
         why: str = "",
+        at: float | None = None,
     ) -> Saved:
-        now = self._clock.monotonic()
+        at = self._clock.monotonic() if at is None else at
         url = inside(self._store.url, checkpoint_prefix(self._run_id, name))
-        nbytes = draft.bytes_of(ALL if level == "full" else WEIGHTS)
-        self.last = Saved(step, url, nbytes, now - started, now, level, why)
+        nbytes = draft.put_of(ALL if level == "full" else WEIGHTS)
+        self.last = Saved(step, url, nbytes, at - started, at, level, why)
         return self.last
 
     def _commit(

@@ -8,11 +8,12 @@ the next name: if all of them arrive, a full manifest refers to the weights wher
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 
 from ..providers.errors import SpotguardError, StoreError
 from .checkpoints.budget import plan, replan
-from .checkpoints.draft import ALL, WEIGHTS, Draft, Outline, Written
+from .checkpoints.draft import ALL, WEIGHTS, Draft, Written
 from .checkpoints.effort import Abandoned, Effort
 from .checkpoints.going import Going
 from .checkpoints.plans import Choice, Earlier, Landed, Plan, Situation, Sizes
@@ -28,8 +29,7 @@ log = logging.getLogger("spotguard")
 _LOOK = 0.25
 #: And until the first: a store's first answer takes its time, and says nothing of the link.
 _FIRST_LOOK = 1.0
-#: As long as so many objects of the weights are missing, no thread has begun with the moments.
-_AHEAD = 12
+_MOMENTS = (Tier.MOMENTS,)
 
 
 class EmergencySave:
@@ -38,6 +38,7 @@ class EmergencySave:
     Args:
         commit: puts the manifest and the marker of a level; raises what a save raises.
         begin: the name of the next checkpoint to be written.
+        look: asked after each object: nothing, or what has moved since the boundary.
         lossy: moments may be stored rounded, where that makes them fit.
         last: the newest committed checkpoint.
     """
@@ -64,129 +65,167 @@ class EmergencySave:
         self._lossy = lossy
         self._last = last
         self._progress = progress
+        #: Guards the plan: bytes leave on many threads.
+        self._lock = threading.Lock()
         self._looked_at = effort.now() + _FIRST_LOOK - _LOOK
         self._going: Going | None = None
         #: What is done, and why.
         self.plan = Plan(Choice.KEEP, "")
-        #: The level that is committed, and under which name.
+        #: What was written.
+        self.draft: Draft
+        #: The level that is committed, under which name, and when.
         self.committed: tuple[CheckpointName, Level] | None = None
+        self.at = 0.0
         #: Why the moments are missing, where they are.
         self._missed = ""
+        #: Whether they are rounded is decided.
+        self._settled = False
 
-    def run(self, leaves: Sequence[Leaf]) -> Draft:
-        """Save what fits. Returns what was written; `committed` says how much of it counts.
+    def run(self, leaves: Sequence[Leaf]) -> None:
+        """Save what fits. `committed` says how much of it counts, also when this raises.
 
         Raises:
             Abandoned: out of time before anything was committed, nothing fits, or the save was called off.
             StoreError: the store failed, and nothing was committed.
-            Spoiled: the state moved.
+            Spoiled: the state moved. What was committed before it did was looked at then, and counts.
         """
         whole = self._writer.outline(leaves)
-        self._rounded = self._writer.outline(leaves, rounded=True) if self._lossy else None
-        self._sizes = self._sizes_of(whole, self._rounded)
+        #: By whether moments are rounded.
+        self._layouts = {False: whole, True: self._writer.rounded(leaves)} if self._lossy else {False: whole}
+        self._known = self._writer.known(whole)
+        self._sizes = self._sizes_of_tiers()
+        self.draft = Draft(whole)
         self.plan = plan(self._situation())
         log.info("the plan: %s", self.plan.reason)
         if self.plan.choice is Choice.KEEP:
             raise Abandoned(self.plan.reason)
-        self._draft = Draft(whole)
         name = self._begin()
-        # Whether the moments are rounded is decided when the weights are there.
-        for tiers in [ALL] if self._rounded is None else [WEIGHTS, ALL]:
-            self._choose_layout()
-            name = self._put(leaves, name, tiers)
-            if not self._draft.has(tiers):
-                return self._draft
         try:
-            self._commit(name, "full", self._draft.written(name))
-            self.committed = name, "full"
-        except (Abandoned, StoreError) as why:
-            if self.committed is None or self._effort.abandoned:
+            # Whether the moments are rounded is decided when the weights are there.
+            for tiers in [WEIGHTS, ALL] if self._lossy else [ALL]:
+                self._choose_layout(settled=tiers is ALL)
+                name = self._put(leaves, name, tiers)
+            self._commit_as("full", name)
+        except SpotguardError as why:
+            if self.committed is None:
                 raise
-            self._without_moments(why)
-        return self._draft
+            self._missed = str(why)
+            if self._effort.abandoned or not isinstance(why, (Abandoned, StoreError)):
+                raise
+            log.warning("step %d is committed without its moments: %s", self._step, why)
 
     @property
     def less(self) -> str:
         """Why what is committed is not everything as it stood; "" where it is."""
         if self._missed:
             return f"{self.plan.reason}; the moments: {self._missed}"
-        return self.plan.reason if self._draft.outline.rounded else ""
+        return self.plan.reason if self.draft.outline.rounded else ""
 
     # --- inside ---
 
-    def _without_moments(self, why: Exception) -> None:
-        self._missed = str(why)
-        log.warning("step %d is committed without its moments: %s", self._step, why)
-
     def _put(self, leaves: Sequence[Leaf], name: CheckpointName, tiers: Sequence[Tier]) -> CheckpointName:
         """These tiers into the store, and the lower level committed on the way where it is its turn. Returns the name of
-        the next manifest. What did not arrive is missing in the draft: then the lower level is what counts."""
+        the next manifest."""
+        self._watch()
         going = self._going = self._writer.start(
-            leaves, name, self._effort, self._hear, self._moved, draft=self._draft, tiers=tiers
+            leaves, name, self._effort, self._hear, self._moved, draft=self.draft, tiers=tiers
         )
         while True:
             try:
-                if going.wait(self._turn, self.plan.fall_back_at):
+                until = self.plan.fall_back_at
+                if going.wait(lambda until=until: self._turn() or self._until() != until, until):  # type: ignore[misc]
                     return name
-            except (Abandoned, StoreError) as why:
-                if self._effort.abandoned or self.committed is None:
+            except StoreError:
+                if not self._has_weights_alone() or self._effort.abandoned:
                     raise
-                self._without_moments(why)
-                return name
+                self._commit_as("weights", name)  # a full bucket, say: a manifest may fit all the same
+                raise
             if self._effort.now() >= self.plan.fall_back_at:
-                self._lower_first()
+                self._fall_back()
             if self._turn():
                 try:
-                    self._commit(name, "weights", self._draft.written(name, WEIGHTS))
+                    self._commit_as("weights", name)
                 except SpotguardError as why:
                     going.call_off(Abandoned(str(why)))
                     raise
-                self.committed = name, "weights"
                 log.warning("the weights of step %d are committed, its moments follow", self._step)
                 name = self._begin()
 
+    def _commit_as(self, level: Level, name: CheckpointName) -> None:
+        self._commit(name, level, self.draft.written(name, ALL if level == "full" else WEIGHTS))
+        self.committed, self.at = (name, level), self._effort.now()
+
+    def _has_weights_alone(self) -> bool:
+        return self.committed is None and self.draft.has(WEIGHTS) and not self.draft.has(ALL)
+
     def _turn(self) -> bool:
         """Whether the lower level is to be committed now, beside the moments that are on their way."""
-        draft = self._draft
-        return self.plan.lower_first and self.committed is None and draft.has(WEIGHTS) and not draft.has(ALL)
+        return self.plan.lower_first and self._has_weights_alone()
+
+    def _until(self) -> float:
+        """When to fall back, by the deadline as it is now: on a link that stands still nobody else looks."""
+        if self._effort.deadline < self._planned_for:
+            with self._lock:
+                self._look()
+        return self.plan.fall_back_at
 
     def _hear(self, phase: str, done: int, total: int) -> None:
         """On the writer's threads, for each piece that left."""
         if self._progress is not None:
             self._progress(phase, done, total)
-        now = self._effort.now()
-        if now - self._looked_at < _LOOK or self.committed is not None:
-            return
-        self._looked_at = now
-        before, self.plan = self.plan, replan(self.plan, self._situation(), self._landed())
-        if self.plan.reason != before.reason:
-            log.info("the plan changes: %s", self.plan.reason)
+        with self._lock:
+            now = self._effort.now()
+            if now - self._looked_at < _LOOK or self.committed is not None:
+                return
+            self._looked_at = now
+            before = self.plan
+            self._look()
         if self.plan != before and self._going is not None:
             self._going.wake()
 
-    def _lower_first(self) -> None:
-        self.plan = Plan(Choice.LOWER, self.plan.reason, self.plan.end, self.plan.slack, lower_first=True)
+    def _look(self) -> None:
+        """Whether the plan still holds."""
+        before, self.plan = self.plan, replan(self.plan, self._situation(), self._landed())
+        if self.plan.reason != before.reason:
+            log.info("the plan changes: %s", self.plan.reason)
+        self._watch()
 
-    def _choose_layout(self) -> None:
-        """Round the moments, or not, as the plan says. The weights are written alike."""
-        if self._rounded is not None:
-            rounded = self.plan.choice is Choice.FULL_LOSSY
-            self._draft.outline = self._rounded if rounded else self._whole
+    def _fall_back(self) -> None:
+        with self._lock:
+            reason, end, slack = self.plan.reason, self.plan.end, self.plan.slack
+            self.plan = Plan(Choice.LOWER, reason, end, slack, lower_first=True)
+            self._watch()
 
-    def _sizes_of(self, whole: Outline, rounded: Outline | None) -> Sizes:
-        self._whole = whole
+    def _watch(self) -> None:
+        """See that no moment takes any of the link while the weights are short of time."""
+        if self.plan.lower_first and self.committed is None:
+            self.draft.weights_first = True
+
+    def _choose_layout(self, settled: bool) -> None:
+        """Round the moments, or not, as the plan says; the weights are written alike. If they only follow, whatever
+        brings them home is welcome."""
+        with self._lock:
+            self._settled = settled
+            rounded = self._lossy and self.plan.choice in (Choice.FULL_LOSSY, Choice.LOWER)
+            self.draft.outline = self._layouts[rounded]
+
+    # --- what a plan is made from ---
+
+    def _sizes_of_tiers(self) -> Sizes:
+        whole, rounded = self._layouts[False], self._layouts.get(True)
         return Sizes(
             parameters=whole.bytes_of(WEIGHTS),
-            moments=whole.bytes_of((Tier.MOMENTS,)),
-            rounded=None if rounded is None else rounded.bytes_of((Tier.MOMENTS,)),
-            unchanged_parameters=self._writer.unchanged_bytes(whole),
+            moments=whole.bytes_of(_MOMENTS),
+            rounded=None if rounded is None else rounded.bytes_of(_MOMENTS),
+            unchanged_parameters=sum(whole.objects[index].size for index in self._known),
         )
 
     def _situation(self) -> Situation:
         link, now = self._writer.link, self._effort.now()
+        self._planned_for = self._effort.deadline
         return Situation(
             now=now,
-            deadline=self._effort.deadline,
+            deadline=self._planned_for,
             step=self._step,
             sizes=self._sizes,
             rate=link.rate(now),
@@ -195,8 +234,9 @@ class EmergencySave:
         )
 
     def _landed(self) -> Landed:
+        draft = self.draft
         return Landed(
-            a=self._draft.bytes_of(WEIGHTS),
-            b=self._draft.bytes_of((Tier.MOMENTS,)),
-            b_begun=len(self._draft.missing(WEIGHTS)) < _AHEAD,
+            a=max(0, self._sizes.a - draft.left(WEIGHTS, self._known)),
+            b=draft.outline.bytes_of(_MOMENTS) - draft.left(_MOMENTS),
+            b_begun=self._settled,
         )

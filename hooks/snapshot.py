@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ..providers.errors import CheckpointError
@@ -43,7 +45,7 @@ class Snapshot:
             with torch.no_grad(), self._streams.on(leaf.tensor.device):
                 copyable(wanted[leaf.name]).copy_(copyable(leaf.tensor), non_blocking=True)
         self._streams.finish()
-        return tuple(Leaf(leaf.name, wanted[leaf.name], still=True) for leaf in leaves)
+        return tuple(replace(leaf, tensor=wanted[leaf.name], still=True) for leaf in leaves)
 
     def _check_memory(self, leaves: tuple[Leaf, ...]) -> None:
         held = sum(tensor.nbytes for tensor in self._held.values())

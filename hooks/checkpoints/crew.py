@@ -29,6 +29,9 @@ _LEAVING = 1.0
 _RETURNING = 0.5
 #: And for those that look after their connections: an answer takes a hundredth, and that there is none takes seconds.
 _MOMENT = 0.05
+#: Bytes of all frames together, those counted that a thread took along into a store that hangs: a save that is called
+#: off in its middle and begun again must not have them twice (law 9's 512 MiB, and room for all else).
+_FRAMES = 448 * 2**20
 
 
 class Hand:
@@ -58,6 +61,11 @@ class Hand:
     def free(self) -> bool:
         """Whether it can be given a task, and its frame be used."""
         return self._idle.is_set() and self._thread.is_alive()
+
+    @property
+    def gone(self) -> bool:
+        """Whether its thread has ended, and its frame with it."""
+        return not self._thread.is_alive()
 
     def returns(self, seconds: float) -> bool:
         """Wait so long for it to be free."""
@@ -123,9 +131,12 @@ class Crew:
         self._warm = warm
         self._every = idle
         self.hands: list[Hand] = []
+        #: Left behind, each with its frame.
+        self._behind: list[Hand] = []
 
     def ready(self, count: int, size: int, left: float | None = None) -> list[Hand]:
-        """So many free hands with frames of at least `size` bytes; fewer, if no thread can be started any more.
+        """So many free hands with frames of at least `size` bytes; fewer, if no thread can be started any more, or too much
+        memory is held by those that hang. One at least.
 
         Args:
             left: seconds until a deadline: then none that waits for a network to answer, where another can be had.
@@ -140,6 +151,8 @@ class Crew:
                 free.append(hand)
             else:
                 hand.dismiss()
+                self._behind.append(hand)
+        self._behind = [hand for hand in self._behind if not hand.gone]
         self.hands = free[:]
         if left is not None:
             self._relieve(count)
@@ -147,6 +160,10 @@ class Crew:
             if hand.frame.size < size:
                 hand.frame = Frame(size)
         while len(self.hands) < count:
+            held = sum(hand.frame.size for hand in [*self.hands, *self._behind])
+            if self.hands and held + size > _FRAMES:
+                log.debug("saving with %d threads of %d: others hang in the store", len(self.hands), count)
+                break
             try:
                 self.hands.append(self._made(len(self.hands), Frame(size), left is not None))
             except (

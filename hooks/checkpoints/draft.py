@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -43,6 +43,8 @@ class Outline:
 
     @classmethod
     def of(cls, leaves: Sequence[Leaf], size: int, rank: int, world: int, rounded: bool = False) -> Outline:
+        """The objects of the lower level are the same, rounded or not, and stand first: of one `size`, their indices
+        mean the same in both."""
         items = []
         for leaf in leaves:
             dtype = torch.bfloat16 if rounded and is_moment(leaf) else leaf.tensor.dtype
@@ -75,11 +77,24 @@ class Draft:
 
     outline: Outline
     landed: dict[int, Landed] = field(default_factory=dict)
+    #: Of `landed`, what an earlier checkpoint has put.
+    spared: set[int] = field(default_factory=set)
+    #: Of objects on their way: the bytes that left.
+    leaving: dict[int, int] = field(default_factory=dict)
+    #: No moment takes any of the link as long as weights are missing; those on their way are given up.
+    weights_first: bool = False
 
     def missing(self, tiers: Sequence[Tier] = ALL) -> list[int]:
         """The objects of these tiers that are not in the store yet, in the order in which they are to be put."""
         objects = self.outline.objects
         return [i for i, each in enumerate(objects) if each.tier in tiers and i not in self.landed]
+
+    def holds_back(self, tier: Tier) -> bool:
+        """Whether an object of this tier has to wait."""
+        if self.weights_first and tier is Tier.MOMENTS:
+            self.weights_first = not self.has(WEIGHTS)
+            return self.weights_first
+        return False
 
     def has(self, tiers: Sequence[Tier]) -> bool:
         return not self.missing(tiers)
@@ -88,6 +103,17 @@ class Draft:
         """Of these tiers, what is in the store."""
         objects = self.outline.objects
         return sum(objects[i].size for i in list(self.landed) if objects[i].tier in tiers)
+
+    def put_of(self, tiers: Sequence[Tier]) -> int:
+        """Of these tiers, what this save has put there."""
+        return self.bytes_of(tiers) - sum(
+            self.outline.objects[i].size for i in self.spared if self.outline.objects[i].tier in tiers
+        )
+
+    def left(self, tiers: Sequence[Tier] = ALL, known: Container[int] = ()) -> int:
+        """Of these tiers, what has not left for the store. Objects that are most likely only referred to do not count."""
+        objects, leaving = self.outline.objects, self.leaving
+        return sum(objects[i].size - leaving.get(i, 0) for i in self.missing(tiers) if i not in known)
 
     def written(self, name: CheckpointName, tiers: Sequence[Tier] = ALL) -> Written:
         """For the manifest of `name`. What lies in the folder of an earlier checkpoint is referred to there."""

@@ -52,8 +52,9 @@ class Effort:
 
     def part(self, deadline: float) -> Effort:
         """A part of this one, which ends by itself at `deadline`, or when it is called off alone."""
-        part = Effort(self._clock, self._earliest(deadline))
-        with self._lock:
+        with self._lock:  # a deadline that moves now reaches the part, one way or the other
+            earliest = min(deadline, self.deadline)
+            part = Effort(self._clock, None if earliest == math.inf else earliest)
             self._parts.append(part)
             reason = self._reason
         if reason:
@@ -110,10 +111,6 @@ class Effort:
     def deadline(self) -> float:
         """Monotonic seconds; infinity without one."""
         return math.inf if self._deadline is None else self._deadline
-
-    def _earliest(self, deadline: float) -> float | None:
-        earliest = min(deadline, self.deadline)
-        return None if earliest == math.inf else earliest
 
     def _wake(self) -> None:
         for changed in self._waiting:

@@ -33,10 +33,10 @@ class Going:
                 self.call_off(why)
         if work.error is None and not work.over():
             return False
-        now = work.effort.now()
+        now, error = work.effort.now(), work.error
         work.at_rest(now)
-        if work.error is not None:
-            raise work.error
+        if error is not None:
+            raise error
         work.effort.check()
         if self._width is not None:
             self._width.learn(self._nbytes, now - self._began)

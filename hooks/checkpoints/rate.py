@@ -7,6 +7,7 @@ have taken, so a rate is always bytes by seconds over many of them, and never a 
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from dataclasses import dataclass
 
@@ -48,11 +49,12 @@ class Link:
     """Told of the bytes of each save, says how fast the next will go. All times are monotonic seconds.
 
     Call `begin` when the first put of a save begins (of any kind), `sent` as its bytes leave, `end` when the last is in
-    the store or the save is given up, `committed` after each commit. Not safe from several threads at once: who has them
-    holds a lock.
+    the store or the save is given up, `committed` after each commit. From any thread: the bytes leave on many, and the
+    plan is made on yet another.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.RLock()
         #: The stretch that is open: since when, and the bytes of the save at its begin and by now.
         self._since: float | None = None
         self._before = self._gone = 0
@@ -66,47 +68,53 @@ class Link:
 
     def begin(self, now: float) -> None:
         """The bytes of a save begin. What was seen up to here is memory, and weighs less from now on."""
-        if self._now.seconds > 0:
-            self._past.append(self._now)
-            self._now = _Seen()
-        self._memory = 1.0
-        self._since, self._before, self._gone = now, 0, 0
+        with self._lock:
+            if self._now.seconds > 0:
+                self._past.append(self._now)
+                self._now = _Seen()
+            self._memory = 1.0
+            self._since, self._before, self._gone = now, 0, 0
 
     def sent(self, nbytes: int, now: float) -> None:
         """So many bytes of the save have left by now, all together. Fewer than before (an object is sent again) is
         time without bytes."""
-        self._gone = max(self._gone, nbytes)
-        if self._since is not None and now - self._since >= _STRETCH:
-            self._close(now)
+        with self._lock:
+            self._gone = max(self._gone, nbytes)
+            if self._since is not None and now - self._since >= _STRETCH:
+                self._close(now)
 
     def end(self, now: float) -> None:
         """No more bytes of this save: what comes now is not the link's time. Its last stretch counts, however short."""
-        self._close(now)
-        self._since = None
+        with self._lock:
+            self._close(now)
+            self._since = None
 
     def committed(self, seconds: float) -> None:
         """A manifest and its marker were put, and took so long."""
-        self._commits.append(seconds)
+        with self._lock:
+            self._commits.append(seconds)
 
     @property
     def commit(self) -> float | None:
         """Seconds to count on for a commit: the longest of the last few."""
-        return max(self._commits, default=None)
+        with self._lock:
+            return max(self._commits, default=None)
 
     def rate(self, now: float) -> Rate | None:
         """What to count on for the next bytes. None: nothing has been seen yet.
 
         On a link that stands still it falls as time goes by, though nothing is sent.
         """
-        known = self._now + self._remembered().times(self._memory)
-        if not known.seconds > 0:
-            return None
-        spread = max(_STEADIEST, known.spread)
-        expected = known.rate
-        if self._since is not None and (waited := now - self._since) >= _STRETCH:
-            expected = (known.nbytes + self._gone - self._before) / (known.seconds + waited)
-        better = 1 + spread if self._now.seconds > 0 else max(_UNTRIED, 1 + spread)
-        return Rate(expected, expected / (1 + spread), expected * better)
+        with self._lock:
+            known = self._now + self._remembered().times(self._memory)
+            if not known.seconds > 0:
+                return None
+            spread = max(_STEADIEST, known.spread)
+            expected = known.rate
+            if self._since is not None and (waited := now - self._since) >= _STRETCH:
+                expected = (known.nbytes + self._gone - self._before) / (known.seconds + waited)
+            better = 1 + spread if self._now.seconds > 0 else max(_UNTRIED, 1 + spread)
+            return Rate(expected, expected / (1 + spread), expected * better)
 
     def _close(self, now: float) -> None:
         """The open stretch ends, if it brought anything: one without bytes goes on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -43,7 +44,7 @@ class Flight:
 
 
 class Superseded(Exception):
-    """The object is in the store already, or the save is over: nothing more of it is to be sent."""
+    """The object is in the store already, or has to wait, or the save is over: nothing more of it is to be sent."""
 
 
 class Errand:
@@ -104,9 +105,10 @@ class Work(Errand):
         #: How many of them are in the store.
         self._sending = 0
         self._missing = missing
-        self._next = 0
+        self._queue = deque(missing)
         self._begun = False
-        objects = draft.outline.objects
+        objects = self._objects = draft.outline.objects
+        draft.leaving = {}
         self._bytes = sum(objects[index].size for index in draft.landed)
         self._before = self._bytes
         self._total = sum(objects[index].size for index in missing) + self._bytes
@@ -121,18 +123,23 @@ class Work(Errand):
         return self._hands == 0 or (self._whole() and self._hands == self._sending)
 
     def at_rest(self, now: float) -> None:
-        """Nobody waits any more: what is still sent is not the link's doing."""
+        """Nobody waits any more: what is still sent is given up, and not the link's doing."""
         with self._lock:
+            if self.error is None:
+                self.error = Superseded()
             self._link.end(now)
 
     # --- the hands ---
 
     def next(self) -> int | None:
         with self._lock:
-            if self.error is not None or self._next == len(self._missing):
-                return None
-            self._next += 1
-            return self._missing[self._next - 1]
+            return self._queue.popleft() if self.more() else None
+
+    def more(self) -> bool:
+        """Whether there is one to begin with now."""
+        if self.error is not None or not self._queue:
+            return False
+        return not self.draft.holds_back(self._objects[self._queue[0]].tier)
 
     def starts(self, index: int, data: memoryview, crc32: int, landed: Landed) -> Flight:
         """A put begins: the first of them is the save's first byte on its way."""
@@ -151,10 +158,11 @@ class Work(Errand):
         Raises:
             Superseded: it need not.
         """
-        if self.error is not None or flight.index in self.draft.landed:
+        if self._superseded(flight):
             raise Superseded
         with self._lock:
             flight.sent, flight.moved = 0, self.effort.now()
+            self.draft.leaving.pop(flight.index, None)
             self._sending += 1
 
     def back(self) -> None:
@@ -169,20 +177,30 @@ class Work(Errand):
             Superseded: the rest need not.
             Abandoned: the save is over.
         """
-        if self.error is not None or flight.index in self.draft.landed:
+        if self._superseded(flight):
             raise Superseded
         self.effort.check()
         now = flight.moved = self.effort.now()
         flight.sent += count
         with self._lock:
+            if self.error is not None:
+                raise Superseded
+            leaving = self.draft.leaving
+            leaving[flight.index] = max(leaving.get(flight.index, 0), min(flight.sent, len(flight.data)))
             self._link.sent(self._left() - self._before - self._spared, now)
         if self._progress is not None:
             self._progress("writing", self._left(), self._total)
 
     def laggard(self) -> Flight | None:
-        """For a hand with nothing else to do: a put that lags, once; None when all objects are there, or nobody is in a hurry."""
+        """For a hand with nothing else to do: a put that lags, once; None when all objects are there, or nobody is in a
+        hurry, or there is `more` to do by now."""
         with self._lock:
-            while self.error is None and not self._whole() and self.effort.left() is not None:
+            while (
+                self.error is None
+                and not self._whole()
+                and self.effort.left() is not None
+                and not self.more()
+            ):
                 now = self.effort.now()
                 usual = statistics.median(self._took) if len(self._took) >= 3 else float("inf")
                 for flight in self._flights:
@@ -202,16 +220,27 @@ class Work(Errand):
             self._took.append(self.effort.now() - flight.began)
         self._lands(flight.index, flight.landed)
 
+    def dropped(self, flight: Flight) -> None:
+        """It was superseded. One that only had to wait has its turn later."""
+        with self._lock:
+            if flight not in self._flights:
+                return
+            self._flights.remove(flight)
+            self.draft.leaving.pop(flight.index, None)
+            if flight.index not in self.draft.landed:
+                self._queue.append(flight.index)
+
     def spare(self, index: int, known: Landed) -> None:
         """It is in the store since an earlier save: it is referred to."""
         with self._lock:
-            self._spared += self.draft.outline.objects[index].size
+            self._spared += self._objects[index].size
+            self.draft.spared.add(index)
         self._lands(index, known)
 
     def _lands(self, index: int, landed: Landed) -> None:
         with self._lock:
             self.draft.landed[index] = landed
-            self._bytes += self.draft.outline.objects[index].size
+            self._bytes += self._objects[index].size
             whole = self._whole()
             self._lock.notify_all()
         self.changed.set()
@@ -219,6 +248,11 @@ class Work(Errand):
             self._progress("written" if whole else "writing", self._left(), self._total)
 
     # --- inside ---
+
+    def _superseded(self, flight: Flight) -> bool:
+        if self.error is not None or flight.index in self.draft.landed:
+            return True
+        return self.draft.holds_back(self._objects[flight.index].tier)
 
     def _whole(self) -> bool:
         return bool(self._missing) and all(index in self.draft.landed for index in self._missing)

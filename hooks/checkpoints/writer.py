@@ -22,6 +22,7 @@ from ...providers.errors import CheckpointError, CorruptError, SpotguardError, S
 from ...providers.stores.store import BlobStore
 from ..format.chunks import PlannedObject
 from ..format.crc import combine
+from ..format.dtypes import torch_dtype
 from ..format.keys import CheckpointName, checkpoint_prefix, object_name
 from ..format.leaf import Leaf, Tier
 from .crew import Crew, Hand, Task
@@ -168,13 +169,15 @@ class Writer:
     def adopt(self, outline: Outline) -> None:
         """Plan as another writer does: its objects have the same names and bytes."""
         if self._outlines.get(outline.rounded) is not outline:
-            self._outlines[outline.rounded] = outline
-            self._known = {}
+            self._outlines, self._known = {outline.rounded: outline}, {}
+
+    def known(self, outline: Outline) -> frozenset[int]:
+        """The objects that are most likely referred to, and not put."""
+        return frozenset(self._known if outline is self._outlines.get(outline.rounded) else ())
 
     def unchanged_bytes(self, outline: Outline) -> int:
-        """Bytes that are most likely referred to, and not put."""
-        known = self._known if outline is self._outlines.get(outline.rounded) else {}
-        return sum(outline.objects[index].size for index in known)
+        """Of those, the bytes."""
+        return sum(outline.objects[index].size for index in self.known(outline))
 
     def ask(self, what: Callable[[float | None], object], effort: Effort, *, again: bool = True) -> None:
         """Ask the store for something else than an object, on one of the threads: one that hangs is left behind.
@@ -207,34 +210,43 @@ class Writer:
 
     def unchanged(self, leaves: Sequence[Leaf], written: Written, effort: Effort) -> str:
         """Read what anybody may have changed a second time; "" or the name of a tensor that differs by now."""
-        frame, live = None, {leaf.name: leaf for leaf in leaves}
-        for entry in written.tensors:
-            leaf = live[entry.name]
-            if leaf.still:
-                continue
-            for chunk in entry.chunks:
-                effort.check()
-                if frame is None:
-                    frame = self._hands(1, chunk.end - chunk.start)[0].frame
-                again = frame.copy_in(box(leaf.tensor, chunk.offsets, chunk.sizes), 0)
-                if again != chunk.crc32:
-                    return leaf.name
+        live = {leaf.name: leaf for leaf in leaves if not leaf.still}
+        again = [(entry, chunk) for entry in written.tensors if entry.name in live for chunk in entry.chunks]
+        if not again:
+            return ""
+        # The clerk's: the others' may be on their way with what follows.
+        frame = self._clerk.ready(1, max(chunk.end - chunk.start for _, chunk in again))[0].frame
+        for entry, chunk in again:
+            effort.check()
+            source = box(live[entry.name].tensor, chunk.offsets, chunk.sizes)
+            if entry.stored:
+                source = source.to(torch_dtype(entry.stored))
+            if frame.copy_in(source, 0) != chunk.crc32:
+                return entry.name
         return ""
 
-    def outline(self, leaves: Sequence[Leaf], *, rounded: bool = False, renew: bool = False) -> Outline:
+    def outline(self, leaves: Sequence[Leaf], *, renew: bool = False) -> Outline:
         """The plan for these leaves, the one that is there if it still holds.
 
         Args:
-            rounded: with moments rounded to bfloat16.
-            renew: make it anew where objects of another size are better by now: not when a notice waits.
+            renew: make it anew where objects of another size are better by now: not when a notice waits, and not when
+                there are objects that a save may refer to, for those are of this size.
         """
-        held, shapes = self._outlines.get(rounded), shapes_of(leaves)
+        held, shapes = self._outlines.get(False), shapes_of(leaves)
         size = self._object_size(sum([leaf.tensor.nbytes for leaf in leaves]))
-        if held is None or held.shapes != shapes or (renew and held.size != size):
-            if held is not None and held.shapes != shapes:
-                self._outlines.clear()
-            held = self._outlines[rounded] = Outline.of(leaves, size, self._rank, self._world, rounded)
-            self._known = {}
+        if held is None or held.shapes != shapes or (renew and held.size != size and not self._known):
+            held = Outline.of(leaves, size, self._rank, self._world)
+            self._outlines, self._known = {False: held}, {}
+        return held
+
+    def rounded(self, leaves: Sequence[Leaf]) -> Outline:
+        """The same plan but for moments, which are rounded to bfloat16: a save may change over before it begins with
+        them."""
+        whole = self.outline(leaves)
+        held = self._outlines.get(True)
+        if held is None:
+            held = Outline.of(leaves, whole.size, self._rank, self._world, rounded=True)
+            self._outlines[True] = held
         return held
 
     def _hands(self, objects: int, size: int, effort: Effort | None = None) -> list[Hand]:
@@ -263,33 +275,38 @@ class Writer:
 
     def _run(self, work: Work, fill: Fill, frame: Frame) -> None:
         try:
-            while (index := work.next()) is not None:
-                planned = work.draft.outline.objects[index]
-                crcs = fill(index, frame)
-                if why := work.moved():
-                    raise Spoiled(why)
-                data = frame.view(0, planned.size)
-                landed = Landed(crcs, work.name)
-                if planned.tier is Tier.FROZEN:
-                    landed.digest = hashlib.sha256(data).digest()
-                    known = self._known.get(index)
-                    if (
-                        known is not None
-                        and known.digest == landed.digest
-                        and known.at.attempt == work.name.attempt
-                    ):
-                        work.spare(index, known)
-                        continue
-                self._put(work, work.starts(index, data, _whole_crc(planned, crcs, data), landed), data)
-            while (flight := work.laggard()) is not None:
-                copied = frame.view(0, len(flight.data))
-                copied[:] = flight.data
-                # The other may have been faster, and its frame be in use again: then this is of no more use.
-                if zlib.crc32(copied) == flight.crc32:
-                    log.debug("object %d lags behind, it is sent again", flight.index)
-                    self._put(work, flight.double(copied, work.effort.now()), copied)
+            while True:
+                if (index := work.next()) is not None:
+                    self._begin(work, fill, frame, index)
+                elif (flight := work.laggard()) is not None:
+                    self._send_again(work, frame, flight)
+                elif not work.more():
+                    return
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits; the others stop
             work.fail(error)
+
+    def _begin(self, work: Work, fill: Fill, frame: Frame, index: int) -> None:
+        planned = work.draft.outline.objects[index]
+        crcs = fill(index, frame)
+        if why := work.moved():
+            raise Spoiled(why)
+        data = frame.view(0, planned.size)
+        landed = Landed(crcs, work.name)
+        if planned.tier is Tier.FROZEN:
+            landed.digest = hashlib.sha256(data).digest()
+            known = self._known.get(index)
+            if known is not None and known.digest == landed.digest and known.at.attempt == work.name.attempt:
+                work.spare(index, known)
+                return
+        self._put(work, work.starts(index, data, _whole_crc(planned, crcs, data), landed), data)
+
+    def _send_again(self, work: Work, frame: Frame, flight: Flight) -> None:
+        copied = frame.view(0, len(flight.data))
+        copied[:] = flight.data
+        # The other may have been faster, and its frame be in use again: then this is of no more use.
+        if zlib.crc32(copied) == flight.crc32:
+            log.debug("object %d lags behind, it is sent again", flight.index)
+            self._put(work, flight.double(copied, work.effort.now()), copied)
 
     def _fill(self, work: Work, leaves: Sequence[Leaf], index: int, frame: Frame) -> list[int]:
         """Put an object together; the CRCs of its pieces."""
@@ -321,6 +338,7 @@ class Writer:
         try:
             retry(work.effort, put, work.hear)
         except Superseded:
+            work.dropped(flight)
             return
         work.done(flight)
 

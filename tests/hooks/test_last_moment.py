@@ -205,7 +205,8 @@ def test_a_notice_whose_save_fails_deletes_nothing() -> None:
         store = WatchedStore()
         with trained(store) as (guard, _, heard):
             store.calls.clear()
-            store.faults = [Fault(at, verbs=("put",), error=lambda: FullError("no room"))]
+            full = [Fault(n, verbs=("put",), error=lambda: FullError("no room")) for n in range(at, 10)]
+            store.faults = full
             guard._on_message(notice())
             assert heard.wait(protocol.Failed).reason == "no room"
             guard._on_message(protocol.Withdrawn("n1"))
