@@ -7,11 +7,12 @@ Pure: `now` comes in, messages and values go out. The rules of *time* are here, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..hooks.protocol import Committed, Failed, Preempt, Progress, Told
 from ..providers.notice import Notice, NoticeKind
 from .outcome import Outcome, SessionOutcome
+from .pace import Pace
 from .roster import NAME, TEXT, Session, clip
 
 #: A notice without a window (hibernation, a deadline that is past) gets a try of so many seconds all the same:
@@ -57,7 +58,7 @@ class Part:
     gate_at: float | None = None
     first_byte_at: float | None = None
     step: int | None = None
-    done_bytes: int = 0
+    pace: Pace = field(default_factory=Pace)
     committed: Committed | None = None
     committed_at: float | None = None
     failed: str = ""
@@ -93,7 +94,8 @@ class Part:
         elif isinstance(message, Progress):
             self.step = message.step if message.step >= 0 else self.step
             self.phase = clip(message.phase, 20)
-            self.done_bytes = max(self.done_bytes, message.done_bytes)
+            if message.total_bytes > 0:
+                self.pace.hear(message.step, message.done_bytes, message.total_bytes, at)
             if message.phase == "gate":
                 self.gate_at = self.gate_at or at
             elif message.phase == "first-byte":
@@ -127,7 +129,7 @@ class Part:
             gate=None if self.gate_at is None else self.gate_at - seen_at,
             first_byte=None if self.first_byte_at is None else self.first_byte_at - seen_at,
             committed=None if self.committed_at is None else self.committed_at - seen_at,
-            bytes=max(0, saved.nbytes if saved else self.done_bytes),
+            bytes=max(0, saved.nbytes if saved else self.pace.done),
             seconds=saved.seconds if saved else None,
             url=clip(saved.url, TEXT) if saved else "",
             level=clip(saved.level, NAME) if saved else "",

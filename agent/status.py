@@ -31,7 +31,7 @@ def answers(
 ) -> list[dict[str, Any]]:
     """The answer in pages: the first says everything, more sessions than fit follow in the others."""
     seen = [s for s in machine.sessions.values() if uid in (0, s.uid)]
-    sessions = [s.status(now) | _saving(machine, s.number) for s in seen]
+    sessions = [s.status(now) | _saving(machine, s.number, now) for s in seen]
     body: dict[str, Any] = {
         "run_id": facts.run_id,
         "pid": facts.pid,
@@ -73,10 +73,24 @@ def _notice(machine: Machine, now: float) -> dict[str, Any] | None:
     }
 
 
-def _saving(machine: Machine, number: int) -> dict[str, Any]:
-    part = machine.pending.parts.get(number) if machine.pending is not None else None
-    if part is None:
+def _saving(machine: Machine, number: int, now: float) -> dict[str, Any]:
+    p = machine.pending
+    part = p.parts.get(number) if p is not None else None
+    if p is None or part is None:
         return {"saving": None}
     said = "committed" if part.committed else ("failed" if part.failed else part.phase or "told")
     why = clip(part.committed.detail, TEXT) if part.committed else part.failed
-    return {"saving": {"phase": said, "step": part.step, "bytes": part.done_bytes, "why": why}}
+    going = said in ("first-byte", "writing")
+    rate, rest = (part.pace.rate(now), part.pace.seconds_left(now)) if going else (None, None)
+    return {
+        "saving": {
+            "phase": said,
+            "step": part.step,
+            "bytes": part.pace.done,
+            "total": part.pace.total,
+            "rate": None if rate is None else round(rate, 1),
+            "seconds_to_go": None if rest is None else round(rest, 1),
+            "seconds_left": round(max(0.0, p.limit - now), 1),
+            "why": why,
+        }
+    }

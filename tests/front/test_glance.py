@@ -160,6 +160,13 @@ def test_a_notice_stands_first() -> None:
     said = "preempt from gcp instance/preempted: 23.4 s left, the last 3.0 s in reserve"
     assert lines[1] == f"  NOTICE        {said}"
     assert lines[-1] == "  saving        first-byte 1.0 MiB"
+    going = {"total": 2**32, "rate": 2.0**26, "seconds_to_go": 48.0, "seconds_left": 20.44}
+    body["sessions"] = [a_session(saving=saving | going | {"phase": "writing", "bytes": 2**30})]
+    said = "writing 1.0 GiB of 4.0 GiB at 64.0 MiB/s, 48.0 s to go and 20.4 s for it"
+    assert shown(body, None)[-1] == f"  saving        {said}"
+    assert said in glance.pulse(body)
+    body["sessions"] = [a_session(saving=saving | going | {"phase": "committed", "why": "less"})]
+    assert shown(body, None)[-1] == "  saving        committed 1.0 MiB: less"
     left = shown(body | {"sessions": [], "phase": "ending"})
     assert left[-1] == "  training      no training process is there any more"
 

@@ -249,8 +249,13 @@ def _saving(session: dict[str, Any], begin: str = "") -> str:
     saving = session["saving"]
     if saving is None:
         return ""
-    done = f" {amount(saving['bytes'])}" if saving["bytes"] else ""
-    return f"{begin}{saving['phase']}{done}" + (f": {saving['why']}" if saving["why"] else "")
+    words = f"{begin}{saving['phase']}" + (f" {amount(saving['bytes'])}" if saving["bytes"] else "")
+    if saving["phase"] in ("first-byte", "writing"):  # an older agent says no more than the bytes
+        words += f" of {amount(saving['total'])}" if saving.get("total") else ""
+        words += f" at {amount(saving['rate'])}/s" if saving.get("rate") is not None else ""
+        if (rest := saving.get("seconds_to_go")) is not None:
+            words += f", {rest:.1f} s to go and {saving['seconds_left']:.1f} s for it"
+    return words + (f": {saving['why']}" if saving["why"] else "")
 
 
 # --- how it stands on a page ---
