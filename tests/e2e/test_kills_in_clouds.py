@@ -84,7 +84,7 @@ def one_step(lives: Lives) -> int:
 
 
 def test_a_save_is_killed_at_each_of_its_puts(trainee: Trainee, day: Day) -> None:
-    """At each instant of it: whole from the manifest on, and nothing before."""
+    """S15, at each instant of each put: whole from the manifest on, and nothing before."""
     lives = Lives.under_run(trainee)
     for number in (*OBJECTS, MANIFEST, MARKER):
         for where, after in INSTANTS:

@@ -146,7 +146,7 @@ def test_what_the_store_says_itself_is_clear_enough(error: type[StoreError]) -> 
 
 
 def test_what_is_not_there_must_be_said_so() -> None:
-    """S3 says "denied" to who may list a part of the bucket only: a save would take that for the end."""
+    """Amazon says "denied" to who may list a part of the bucket only: a save would take that for the end."""
     store = FakeStore("s3://bucket")
     store.faults = [Fault(1, ("get",), error=lambda: DeniedError("get: AccessDenied (403)"))]
     with pytest.raises(DeniedError, match=r"s3:ListBucket \(on the bucket, without a condition\)"):
