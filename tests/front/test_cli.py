@@ -87,7 +87,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["run", "--store", "ftp://b/p", "true"], "unknown; use s3://bucket/prefix"),
         (["run", "--store", "/mnt/x", "true"], "write it as file:///mnt/x"),
-        (["run", "--stage", "x", "true"], "unknown flag '--stage'"),
+        (["run", "--shard", "x", "true"], "unknown flag '--shard'"),
         (["run", "--config", "/no/such.toml", "true"], "--config '/no/such.toml': expected a file"),
         (["agent", "--keep", "3"], "unknown flag '--keep'"),
         (["agent", "now"], "unknown word 'now': see spotguard agent --help"),

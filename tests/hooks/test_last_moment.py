@@ -13,7 +13,7 @@ from spotguard.providers.errors import DeniedError, FullError
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import notice, trained
 from tests.fakes.store import Fault
-from tests.fakes.training import different, restored, small, trajectory
+from tests.fakes.training import different, guarded, restored, small, trajectory
 from tests.fakes.watched_store import PATIENCE, WatchedStore
 
 pytestmark = pytest.mark.torch
@@ -211,6 +211,32 @@ def test_a_notice_whose_save_fails_deletes_nothing() -> None:
             assert heard.wait(protocol.Failed).reason == "no room"
             guard._on_message(protocol.Withdrawn("n1"))
         assert {verb for verb, _ in store.calls} == {"put"}
+
+
+def test_what_a_dead_attempt_left_goes_with_the_next_commit() -> None:
+    """Its last save never ended; the next start trains on, and has something newer in the store."""
+    store = WatchedStore()
+    with trained(store) as (guard, job, heard):
+        guard.save()
+        job.step(2)
+        guard.step()
+        store.calls.clear()
+        store.faults = [Fault(2, verbs=("put",), error=lambda: DeniedError("no manifest"))]
+        guard._on_message(notice())
+        assert heard.wait(protocol.Failed).last_step == 2
+        orphans = {key for key in store.objects if "/000000003-0001-" in key}
+        assert len(orphans) == 2
+        store.faults = []
+        guard._on_message(protocol.Withdrawn("n1"))
+    job = small()
+    with guarded(store, job.values) as guard:
+        assert guard.restore() == 2
+        assert orphans <= store.objects.keys()
+        job.step(2)
+        guard.step()
+        guard.save()
+        assert not orphans & store.objects.keys()
+    restores(store, 3)
 
 
 def test_a_notice_at_the_prune_of_another_save_comes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
