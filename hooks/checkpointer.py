@@ -148,7 +148,7 @@ class Checkpointer:
             StateError: it cannot be saved.
             CheckpointError: there is no memory for the buffers.
         """
-        self._writer.rehearse(state.collect(self._rank).leaves)
+        self._writer.rehearse(state.collect(self._rank).leaves, lossy=self._lossy)
 
     def put_small(self, key: str, data: memoryview, seconds: float) -> None:
         """Put something beside the checkpoints, once, by a connection that is open. On the saving thread.

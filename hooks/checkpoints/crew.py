@@ -31,7 +31,7 @@ _RETURNING = 0.5
 _MOMENT = 0.05
 #: Bytes of all frames together, those counted that a thread took along into a store that hangs: a save that is called
 #: off in its middle and begun again must not have them twice (law 9's 512 MiB, and room for all else).
-_FRAMES = 448 * 2**20
+FRAMES = 448 * 2**20
 
 
 class Hand:
@@ -125,10 +125,14 @@ class Crew:
         warm: called on each hand's thread at its beginning, and now and then while it has nothing to do. It must not raise,
             and end by itself.
         idle: seconds between two of these calls.
+        most: bytes of all frames together.
     """
 
-    def __init__(self, warm: Callable[[], None] = lambda: None, idle: float = IDLE) -> None:
+    def __init__(
+        self, warm: Callable[[], None] = lambda: None, idle: float = IDLE, most: int = FRAMES
+    ) -> None:
         self._warm = warm
+        self._most = most
         self._every = idle
         self.hands: list[Hand] = []
         #: Left behind, each with its frame.
@@ -161,7 +165,7 @@ class Crew:
                 hand.frame = Frame(size)
         while len(self.hands) < count:
             held = sum(hand.frame.size for hand in [*self.hands, *self._behind])
-            if self.hands and held + size > _FRAMES:
+            if self.hands and held + size > self._most:
                 log.debug("saving with %d threads of %d: others hang in the store", len(self.hands), count)
                 break
             try:

@@ -90,9 +90,11 @@ class Writer:
         self._hands(-(-nbytes // size) + 1, size)  # headers, and what does not fit side by side
         self._clerk.ready(1, 1)
 
-    def rehearse(self, leaves: Sequence[Leaf]) -> None:
+    def rehearse(self, leaves: Sequence[Leaf], *, lossy: bool = False) -> None:
         """Plan for these leaves and make what a save of them needs, so that the save itself only moves bytes."""
         outline = self.outline(leaves, renew=True)
+        if lossy:
+            self.rounded(leaves)
         self._hands(len(outline.objects), outline.size)
 
     def close(self) -> None:
@@ -235,8 +237,11 @@ class Writer:
         held, shapes = self._outlines.get(False), shapes_of(leaves)
         size = self._object_size(sum([leaf.tensor.nbytes for leaf in leaves]))
         if held is None or held.shapes != shapes or (renew and held.size != size and not self._known):
+            rounded = True in self._outlines
             held = Outline.of(leaves, size, self._rank, self._world)
             self._outlines, self._known = {False: held}, {}
+            if rounded:
+                self.rounded(leaves)  # not first at a notice
         return held
 
     def rounded(self, leaves: Sequence[Leaf]) -> Outline:

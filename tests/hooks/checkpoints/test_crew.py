@@ -10,7 +10,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from spotguard.hooks.checkpoints.crew import Crew
 from spotguard.hooks.checkpoints.effort import Abandoned, Effort
+from spotguard.hooks.checkpoints.frames import Frame
 from spotguard.hooks.checkpoints.writer import Writer
 from spotguard.hooks.format.chunks import OBJECT_BYTES
 from spotguard.hooks.format.keys import CheckpointName
@@ -117,6 +119,31 @@ def test_a_put_that_hangs_is_left_behind(how: str) -> None:
             key.split("/")[2][:9]: data[written.objects[0].header :] for key, data in store.objects.items()
         }
         assert by_step == {"000000006": other[0].tensor.numpy().tobytes()}  # the other sent nothing more
+
+
+def test_threads_that_hang_keep_their_memory_from_others() -> None:
+    """Their frames count: a save that is called off and begun again has fewer of them, one at least, and all of them later."""
+    size, most = 2**20, 6
+    go, hung = threading.Event(), threading.Barrier(5)
+
+    def hang(frame: Frame) -> None:
+        hung.wait(PATIENCE)
+        go.wait(PATIENCE)
+
+    made = Crew(most=most * size)
+    try:
+        behind = made.ready(4, size)
+        for hand in behind:
+            hand.give(hang, lambda: None)
+        hung.wait(PATIENCE)
+        assert len(made.ready(4, size)) == most - 4
+        go.set()
+        for hand in behind:
+            hand._thread.join(PATIENCE)
+        assert len(made.ready(4, size)) == 4
+    finally:
+        go.set()
+        made.dismiss()
 
 
 def test_a_deadline_that_moves_earlier_is_kept_by_who_waits() -> None:

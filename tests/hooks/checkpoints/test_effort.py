@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -74,3 +75,58 @@ def test_a_pause_is_never_longer_than_what_is_left() -> None:
     effort = Effort(clock, 100.0)
     with pytest.raises(Abandoned, match="out of time"):
         effort.pause(60.0)
+
+
+def test_a_part_ends_alone() -> None:
+    """By its own deadline, or called off: the whole goes on, and so do other parts."""
+    clock = ManualClock(100.0)
+    effort = Effort(clock, 110.0)
+    early, off, other = effort.part(105.0), effort.part(math.inf), effort.part(math.inf)
+    off.abandon("enough")
+    clock.advance(6.0)
+    for part, why in ((early, "out of time"), (off, "enough")):
+        with pytest.raises(Abandoned, match=why):
+            part.check()
+    other.check()
+    effort.check()
+    assert (other.left(), effort.left(), effort.abandoned) == (4.0, 4.0, False)
+
+
+def test_what_happens_to_the_whole_happens_to_its_parts() -> None:
+    """An earlier deadline, and its end; also to a part that is made after that."""
+    clock = ManualClock(100.0)
+    effort = Effort(clock)
+    part = effort.part(120.0)
+    effort.tighten(110.0)
+    assert part.left() == effort.part(math.inf).left() == 10.0
+    effort.tighten(130.0)
+    assert part.left() == 10.0
+    effort.abandon("a notice came")
+    for each in (part, effort.part(105.0)):
+        with pytest.raises(Abandoned, match="a notice came"):
+            each.check()
+
+
+def test_who_waits_for_a_part_hears_of_the_whole() -> None:
+    """A notice in the middle of a wait without an end."""
+    effort = Effort(ManualClock())
+    part = effort.part(math.inf)
+    ended: list[str] = []
+    waits = threading.Event()
+
+    def over() -> bool:
+        waits.set()
+        return False
+
+    def wait() -> None:
+        try:
+            part.wait(over, threading.Event())
+        except Abandoned as why:
+            ended.append(str(why))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert waits.wait(PATIENCE)
+    effort.abandon("a notice came")
+    thread.join(PATIENCE)
+    assert ended == ["a notice came"]
