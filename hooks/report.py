@@ -32,7 +32,7 @@ class Send(Protocol):
 
 
 class Report:
-    """Implements `saver.Listener`.
+    """Implements `hearer.Listener`.
 
     Args:
         put: puts something small into the store, within so many seconds (`Checkpointer.put_small`).

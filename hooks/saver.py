@@ -13,7 +13,6 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, SpotguardError, UsageError
@@ -23,6 +22,7 @@ from .checkpoints.catalog import Whole
 from .checkpoints.effort import Abandoned, Effort
 from .format.manifest import Kind
 from .gate import Gate, Shut
+from .hearer import Listener
 from .state.device import own_streams
 from .state.registered import State
 
@@ -32,18 +32,6 @@ log = logging.getLogger("spotguard")
 _OUTLIVED = 5.0
 #: Seconds between two looks at whether a background save that was let finish is still worth more than a new one.
 _LOOK = 0.25
-
-
-class Listener(Protocol):
-    """Who hears how an emergency save goes: the agent, through the client."""
-
-    def progress(self, alarm: Alarm, phase: str, step: int, done: int, total: int) -> None: ...
-
-    def committed(self, alarm: Alarm, saved: Saved) -> None: ...
-
-    def failed(self, alarm: Alarm, reason: str, last_step: int) -> None: ...
-
-    def checkpointed(self, saved: Saved) -> None: ...
 
 
 @dataclass(slots=True)
@@ -59,8 +47,8 @@ class _Job:
     promoted: str = ""
     #: What became of such a one, where that was no commit.
     after: str = ""
-    #: The newest checkpoint when it was asked for.
-    before: Saved | None = None
+    #: The URL of the newest checkpoint when it was asked for.
+    before: str = ""
     done: threading.Event = field(default_factory=threading.Event)
     saved: Saved | None = None
     error: SpotguardError | None = None
@@ -155,7 +143,9 @@ class Saver:
             if not self.ready:
                 self._gate.close()  # who has not begun parks, and never trains
             last = self._checkpointer.last
-            self._urgent = _Job("emergency", self._effort(alarm.save_by), alarm, before=last)
+            self._urgent = _Job(
+                "emergency", self._effort(alarm.save_by), alarm, before="" if last is None else last.url
+            )
             self._jobs.put(self._urgent)
 
     def _give_way(self, job: _Job, alarm: Alarm) -> None:
@@ -276,7 +266,7 @@ class Saver:
             except SpotguardError as error:
                 job.error = error
                 last = self._checkpointer.last
-                if job.alarm is not None and last is not None and last is not job.before:
+                if job.alarm is not None and last is not None and last.url != job.before:
                     # A background save that was let finish: nothing newer was to be had.
                     job.saved = replace(
                         last, why=f"a background checkpoint was let finish; after it: {error}"
