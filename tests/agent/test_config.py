@@ -206,3 +206,12 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\0")
     assert "expected TOML" in refusal({"config": str(binary)})
+
+
+def test_a_stage_is_a_folder_that_is_there_or_can_be_made(tmp_path: Path) -> None:
+    """Only looked at: the training process makes it."""
+    (tmp_path / "file").write_text("")
+    assert resolve("run", {"stage": str(tmp_path / "a" / "b")}, NOTHING).stage == str(tmp_path / "a" / "b")
+    assert not (tmp_path / "a").exists()
+    for text in (str(tmp_path / "file"), str(tmp_path / "file" / "stage"), ""):
+        assert "expected a folder that is there or can be made" in refusal({"stage": text})

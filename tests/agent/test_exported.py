@@ -25,6 +25,12 @@ def test_what_was_set_since_is_meant() -> None:
     assert (inner.socket, inner.run_id) == ("/run/chosen.sock", "chosen")
 
 
+def test_a_stage_goes_to_the_command_where_there_is_one() -> None:
+    staged = resolve("run", {"stage": "/tmp"}, {})
+    assert exported(staged, Path("/run/a.sock"), {})["SPOTGUARD_STAGE"] == "/tmp"
+    assert "SPOTGUARD_STAGE" not in INSIDE
+
+
 def test_the_innermost_run_is_the_parent() -> None:
     """The mark is made anew by each."""
     inner = resolve("run", {"run-id": "inner"}, INSIDE)

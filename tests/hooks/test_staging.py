@@ -364,6 +364,52 @@ def test_where_there_is_no_room_for_two_the_uploaded_one_goes(stage: Path) -> No
     restores(store, 4)
 
 
+# --- what nobody trains ------------------------------------------------------------------------------------------
+
+
+def adapter() -> Job:
+    """A layer that is trained over one that is not."""
+    seed()
+    base, head = torch.nn.Linear(64, 64).requires_grad_(False), torch.nn.Linear(64, 1)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=0.01)
+    job = Job({"base": base, "head": head, "optimizer": optimizer})
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        head(base(torch.randn(4, 64))).square().mean().backward()
+        optimizer.step()
+
+    job.step = step
+    return job
+
+
+def test_what_nobody_trains_is_written_once_on_the_disk_and_once_in_the_store(stage: Path) -> None:
+    """And lies together again when another process takes to the store what this one left."""
+    store, job = WatchedStore(), adapter()
+    frozen = 64 * 64 * 4
+    with guarded(store, job.values) as guard:
+        heard = Heard(guard)
+        guard.restore()
+        for number in range(3):
+            step_on(guard, job, number)
+            guard._saver.background()
+            assert heard.wait(protocol.Committed, number + 1).step == number + 1
+        large = [key for key, data in objects(store).items() if len(data) > frozen]
+        assert [key.split("/")[2][:9] for key in large] == ["000000001"]
+        assert [key for key, data in staged(stage).items() if len(data) > frozen] == large
+        step_on(guard, job, 3)
+        store.calls.clear()
+        store.faults = [Fault(0, ("put",), error=lambda: FullError("the store takes nothing more"))]
+        guard._saver.background()
+        settled(guard)
+    store.faults.clear()
+    step, state = restored(store, adapter)
+    assert (step, different(state, trajectory(adapter, 4)[4])) == (4, [])
+    shutil.rmtree(stage)
+    step, state = restored(store, adapter)
+    assert (step, different(state, trajectory(adapter, 4)[4])) == (4, [])
+
+
 # --- killed ------------------------------------------------------------------------------------------------------
 
 
