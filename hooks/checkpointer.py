@@ -13,7 +13,7 @@ from ..providers.stores.urls import inside
 from .checkpoints.catalog import Whole
 from .checkpoints.commit import attempt_starts
 from .checkpoints.draft import ALL, WEIGHTS, Draft, Written
-from .checkpoints.effort import Effort
+from .checkpoints.effort import Abandoned, Effort
 from .checkpoints.plans import Earlier
 from .checkpoints.publish import publish
 from .checkpoints.retention import Keep
@@ -32,8 +32,8 @@ from .state.registered import Collected, State
 
 log = logging.getLogger("spotguard")
 
-#: Seconds that reading when earlier attempts began may take.
-_HISTORY = 10.0
+#: Seconds that reading when earlier attempts began may take, all of it: a notice would wait for that.
+_HISTORY = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +120,17 @@ class Checkpointer:
 
     def starts(self) -> list[float]:
         """When the attempts of this run began, the last few: wall seconds."""
+        found: list[float] = []
+
+        def look(left: float | None) -> None:
+            found.extend(attempt_starts(self._store, self._run_id, timeout=left))
+
         try:
-            return attempt_starts(self._store, self._run_id, timeout=_HISTORY)
-        except (StoreError, CheckpointError) as error:
+            effort = Effort(self._clock, self._clock.monotonic() + _HISTORY)
+            self._writer.ask(look, effort, again=False)
+        except (Abandoned, StoreError, CheckpointError) as error:
             log.debug("how often this run was preempted is not known: %s", error)
-            return []
+        return found
 
     @property
     def uploading(self) -> int | None:
