@@ -119,7 +119,7 @@ class Checkpointer:
         self._writer.warm(self.nbytes)
 
     def starts(self) -> list[float]:
-        """When the attempts of this run began, the last few: wall seconds."""
+        """When the attempts of this run began, the last few: wall seconds; none where the store takes its time."""
         found: list[float] = []
 
         def look(left: float | None) -> None:
