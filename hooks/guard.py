@@ -30,7 +30,7 @@ from .gate import Gate, Shut
 from .interval import lost_training, mean_between
 from .preempted import EX_TEMPFAIL, Preempted
 from .report import Report
-from .restore import newest_step, restore
+from .restore import restore, say_what_stays_behind
 from .saver import Saver
 from .state.registered import State
 
@@ -114,8 +114,7 @@ class Guard:
         # one that is not.
         self._connect(os.environ.get("SPOTGUARD_SOCKET", ""))
         probe(self._patient(), run_id)
-        folder = stage_folder()
-        self._stage = None if folder is None else Stage(folder, run_id, self._nbytes)
+        self._stage = Stage(folder, run_id, self._nbytes) if (folder := stage_folder()) else None
         attempt = self._claim()
         lossy = yes("SPOTGUARD_LOSSY_MOMENTS")
         self._checkpointer = Checkpointer(
@@ -137,13 +136,11 @@ class Guard:
         self._saver.start()
 
     def _counted(self, saved: Saved) -> None:
-        """On the saving thread. The first background checkpoint also finds out how often this run was preempted."""
-        cost = None
-        if saved.blocked:
-            cost = lost_training(saved.blocked, saved.seconds)
-            if not (self._looked_back or self._saver.alarmed):
-                self._looked_back = True
-                self._cadence.preempted_every(mean_between(self._checkpointer.starts(), self._clock.time()))
+        """On the saving thread. The first one beside training also finds out how often this run was preempted."""
+        cost = lost_training(saved.blocked, saved.seconds) if saved.blocked else None
+        if saved.blocked and not (self._looked_back or self._saver.alarmed):
+            self._looked_back = True
+            self._cadence.preempted_every(mean_between(self._checkpointer.starts(), self._clock.time()))
         self._cadence.saved(saved.at, saved.seconds, cost)
 
     def _claim(self) -> int:
@@ -186,13 +183,8 @@ class Guard:
         if self._restored:
             self._checkpointer.begin_attempt(self._claim())
         store = PatientStore(self._store, self._clock, "Nothing older was taken and nothing begun")
-        if other and (own := newest_step(store, self._run_id)) is not None:
-            log.warning(
-                "run %s is restored, and run %s goes not on from its own step %d: guard.restore() does that",
-                run_id,
-                self._run_id,
-                own,
-            )
+        if run_id is not None and other:
+            say_what_stays_behind(store, self._run_id, run_id)
         stage = None if other else self._stage
         done = restore(store, run_id or self._run_id, self._state, step=step, must=other, stage=stage)
         self._checkpointer.restored(done.stored)

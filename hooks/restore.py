@@ -139,10 +139,16 @@ def _worth_it(newest_first: Iterator[Whole]) -> Iterator[Whole]:
     yield from lower
 
 
-def newest_step(store: BlobStore, run_id: str) -> int | None:
-    """The step of the newest checkpoint of a run, as far as a listing shows; None where there is none."""
-    marked = (folder.name.step for folder in scan(store, run_id) if MARKER in folder.files)
-    return next(marked, None)
+def say_what_stays_behind(store: BlobStore, own: str, other: str) -> None:
+    """Warn where a run begins from another one though it has steps of its own."""
+    marked = (folder.name.step for folder in scan(store, own) if MARKER in folder.files)
+    if (step := next(marked, None)) is not None:
+        log.warning(
+            "run %s is restored, and run %s goes not on from its own step %d: guard.restore() does that",
+            other,
+            own,
+            step,
+        )
 
 
 def _load(store: BlobStore, whole: Whole, state: State) -> None:

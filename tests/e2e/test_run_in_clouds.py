@@ -53,5 +53,5 @@ def test_a_run_whose_bucket_is_not_there_does_not_begin(trainee: Trainee, day: D
     running = trainee.guarded()
     assert running.ended() == 1
     what = "container" if day.url.startswith("az:") else "bucket"
-    assert f"there is no such {what}" in running.err.to_the_end().splitlines()[-1]
+    assert f"there is no such {what}" in running.err.to_the_end()
     assert "restored" not in running.out.text

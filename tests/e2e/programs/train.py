@@ -4,7 +4,7 @@
     half        a step, up to right before guard.step(), then ask again
     stick       wait for ever, in Python                stick-in-c  wait for ever, in a call of the C library
     save        guard.save()
-    stall K     the K-th look at the checkpoints from now on never comes back
+    stall K     the K-th look at the checkpoints from now on, and all after it, never come back
     doom K PID… at the K-th look at the checkpoints from now on (0: now), SIGKILL these processes
     exit N      end with this code
 
@@ -122,7 +122,7 @@ class Keyboard:
             at_look(int(rest[0]), lambda: kill(pids))
             tell("doomed")
         elif word == "stall":
-            at_look(int(rest[0]), lambda: threading.Event().wait())
+            at_look(int(rest[0]), lambda: threading.Event().wait(), all_after=True)
             tell("doomed")
         elif word == "exit":
             sys.exit(int(rest[0]))
@@ -130,7 +130,7 @@ class Keyboard:
             raise ValueError(word)
 
 
-def at_look(count: int, then: Callable[[], object]) -> None:
+def at_look(count: int, then: Callable[[], object], *, all_after: bool = False) -> None:
     """At an exact instant of a save: right before its `count`-th operation on the file system."""
     left = [count]
     lock = threading.Lock()
@@ -140,9 +140,10 @@ def at_look(count: int, then: Callable[[], object]) -> None:
             return
         with lock:
             left[0] -= 1
-            now = left[0] == 0
+            now, later = left[0] == 0, left[0] < 0
         if now:
             tell(f"doom at {event} {arguments[0]}")
+        if now or (later and all_after):
             then()
 
     if count:
