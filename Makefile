@@ -17,7 +17,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint c
 SOURCES = $(shell find agent hooks providers packaging -name '*.py') pyproject.toml MANIFEST.in LICENSE $(wildcard README.md)
 FAST := -m "not soak and not bench"
 # More than cores: half of a whole-path test's time is waiting.
-JOBS ?= 3
+JOBS ?= 4
 
 .PHONY: help demo test soak check bench wheel test-wheel test-pythons servers clean
 
@@ -29,7 +29,7 @@ demo: .venv/ready  ## the main job on a simulated cloud: train, be preempted, re
 	$(BIN)/spotguard demo
 
 test: .venv/ready  ## the fast tier: everything that matters
-	$(BIN)/pytest $(FAST) --numprocesses=$(JOBS)
+	$(BIN)/pytest $(FAST) --numprocesses=$(JOBS) --dist=worksteal
 
 soak: .venv/ready  ## the slow tier: hundreds of seeded kills, and long runs
 	$(BIN)/pytest -m soak
@@ -47,10 +47,10 @@ wheel: dist/built  ## build the wheel into dist/
 	@ls dist/*.whl
 
 test-wheel: .venv-wheel/ready  ## the whole-path tests against the built wheel
-	.venv-wheel/bin/pytest $(FAST) --numprocesses=$(JOBS) -o pythonpath= tests/e2e
+	.venv-wheel/bin/pytest $(FAST) --numprocesses=$(JOBS) --dist=worksteal -o pythonpath= tests/e2e
 
 test-pythons:  ## what needs no torch, on every other Python >= 3.12 that is here
-	scripts/test-pythons $(FAST) --numprocesses=$(JOBS)
+	scripts/test-pythons $(FAST) --numprocesses=$(JOBS) --dist=worksteal
 
 servers:  ## install the real servers of the integration tests (as root where Debian packages are missing)
 	@scripts/servers $(PYTHON)

@@ -83,10 +83,12 @@ class Link:
             if self._since is not None and now - self._since >= _STRETCH:
                 self._close(now)
 
-    def end(self, now: float) -> None:
-        """No more bytes of this save: what comes now is not the link's time. Its last stretch counts, however short."""
+    def end(self, now: float, *, whole: bool = True) -> None:
+        """No more bytes of this save: what comes now is not the link's time. Its last stretch counts, however short, where
+        it came to its end: of one that was called off a moment after its begin it would say nothing of the link."""
         with self._lock:
-            self._close(now)
+            if whole:
+                self._close(now)
             self._since = None
 
     def committed(self, seconds: float) -> None:

@@ -127,7 +127,7 @@ class Work(Errand):
         with self._lock:
             if self.error is None:
                 self.error = Superseded()
-            self._link.end(now)
+            self._link.end(now, whole=self._whole())
 
     # --- the hands ---
 
