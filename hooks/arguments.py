@@ -15,6 +15,8 @@ from .naming import default_run_id, default_store
 #: Checkpoints that stay, unless somebody says otherwise.
 _KEEP = Keep(3)
 
+_YES, _NO = ("1", "yes", "true"), ("", "0", "no", "false")
+
 
 def store_url(said: str | None) -> str:
     """Where checkpoints go.
@@ -90,19 +92,9 @@ def yes(variable: str) -> bool:
         UsageError: it says something else.
     """
     text = os.environ.get(variable, "")
-    if (
-        said := {
-            "": False,
-            "0": False,
-            "no": False,
-            "false": False,
-            "1": True,
-            "yes": True,
-            "true": True,
-        }.get(text.lower())
-    ) is None:
+    if text.lower() not in _YES + _NO:
         raise UsageError(f"{variable}={text!r} is neither yes nor no; correct it, or unset it")
-    return said
+    return text.lower() in _YES
 
 
 def completed_steps(said: int) -> int:

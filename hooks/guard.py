@@ -110,8 +110,7 @@ class Guard:
 
     def _build(self) -> None:
         run_id, clock, keep = self._run_id, self._clock, kept("SPOTGUARD_KEEP")
-        # The agent first, and the store's rights: who is refused must leave no attempt behind, it would fence the
-        # one that is not.
+        # Agent and rights before the claim: the attempt of one who is refused would fence the one that is not.
         self._connect(os.environ.get("SPOTGUARD_SOCKET", ""))
         probe(self._patient(), run_id)
         self._stage = Stage(folder, run_id, self._nbytes) if (folder := stage_folder()) else None

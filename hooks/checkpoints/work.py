@@ -187,9 +187,10 @@ class Work(Errand):
                 raise Superseded
             leaving = self.draft.leaving
             leaving[flight.index] = max(leaving.get(flight.index, 0), min(flight.sent, len(flight.data)))
-            self._link.sent(self._left() - self._before - self._spared, now)
+            left = self._left()
+            self._link.sent(left - self._before - self._spared, now)
         if self._progress is not None:
-            self._progress("writing", self._left(), self._total)
+            self._progress("writing", left, self._total)
 
     def laggard(self) -> Flight | None:
         """For a hand with nothing else to do: a put that lags, once; None when all objects are there, or nobody is in a

@@ -197,6 +197,23 @@ def train(guard: Guard, job: Job, total: int) -> int:
     return done
 
 
+def saved_each_step(
+    store: Path | BlobStore, total: int, *, make: Make = small, run_id: str = "run"
+) -> list[dict[str, int]]:
+    """A run with a checkpoint after each of its steps; the bits after 0, 1 … of them."""
+    job = make()
+    states = []
+    with guarded(store, job.values, run_id) as guard:
+        guard.restore()
+        states.append(job.bits())
+        for number in range(total):
+            job.step(number)
+            guard.step()
+            guard.save()
+            states.append(job.bits())
+    return states
+
+
 def restored(store: Path | BlobStore, make: Make, run_id: str = "run") -> tuple[int, dict[str, int]]:
     """The step and the bits that fresh objects have after a restore, before anything else happens."""
     job = make()

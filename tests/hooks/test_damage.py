@@ -29,7 +29,7 @@ from tests.fakes.checkpoint import Save
 from tests.fakes.clock import Impatient
 from tests.fakes.reads import PATIENCE, Reads, ctrl_c_as_usual
 from tests.fakes.store import FakeStore, Fault
-from tests.fakes.training import different, guarded, restored, small, train
+from tests.fakes.training import different, guarded, restored, saved_each_step, small, train
 
 pytestmark = pytest.mark.torch
 
@@ -37,18 +37,7 @@ TOTAL = 2
 
 
 def saved(store: BlobStore, run_id: str = "run") -> list[dict[str, int]]:
-    """A run with a checkpoint after each of its steps; the bits of each."""
-    job = small()
-    states = []
-    with guarded(store, job.values, run_id) as guard:
-        guard.restore()
-        states.append(job.bits())
-        for number in range(TOTAL):
-            job.step(number)
-            guard.step()
-            guard.save()
-            states.append(job.bits())
-    return states
+    return saved_each_step(store, TOTAL, run_id=run_id)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from torch import nn
 
 from spotguard.hooks.format.codec import decode_manifest, encode_manifest
 from spotguard.providers.errors import CheckpointError, StateError
-from tests.fakes.training import Job, bits, different, guarded, small, trajectory
+from tests.fakes.training import Job, bits, different, guarded, saved_each_step, small, trajectory
 from tests.fakes.watched_store import WatchedStore
 
 pytestmark = pytest.mark.torch
@@ -25,18 +25,7 @@ TOTAL = 4
 def saved(
     store: WatchedStore | Path, *, make: Callable[[], Job] = small, run_id: str = "run"
 ) -> list[dict[str, int]]:
-    """A run with a checkpoint after each of its steps; the bits of each."""
-    job = make()
-    states = []
-    with guarded(store, job.values, run_id) as guard:
-        guard.restore()
-        states.append(job.bits())
-        for number in range(TOTAL):
-            job.step(number)
-            guard.step()
-            guard.save()
-            states.append(job.bits())
-    return states
+    return saved_each_step(store, TOTAL, make=make, run_id=run_id)
 
 
 def damage(store: WatchedStore, step: int) -> None:
