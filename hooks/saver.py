@@ -12,7 +12,7 @@ import math
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, SpotguardError, UsageError
@@ -20,9 +20,9 @@ from .alarm import Alarm
 from .checkpointer import Checkpointer, Saved
 from .checkpoints.catalog import Whole
 from .checkpoints.effort import Abandoned, Effort
-from .format.manifest import Kind
 from .gate import Gate, Shut
 from .hearer import Listener
+from .job import Job
 from .state.device import own_streams
 from .state.registered import State
 
@@ -32,26 +32,6 @@ log = logging.getLogger("spotguard")
 _OUTLIVED = 5.0
 #: Seconds between two looks at whether a background save that was let finish is still worth more than a new one.
 _LOOK = 0.25
-
-
-@dataclass(slots=True)
-class _Job:
-    kind: Kind
-    effort: Effort
-    alarm: Alarm | None = None
-    #: Nothing is saved: only the plan is made.
-    rehearsal: bool = False
-    #: Nothing is saved: what an earlier process staged is taken to the store.
-    staged: Whole | None = None
-    #: Why a notice lets this background save come to its end.
-    promoted: str = ""
-    #: What became of such a one, where that was no commit.
-    after: str = ""
-    #: The URL of the newest checkpoint when it was asked for.
-    before: str = ""
-    done: threading.Event = field(default_factory=threading.Event)
-    saved: Saved | None = None
-    error: SpotguardError | None = None
 
 
 class Saver:
@@ -77,11 +57,11 @@ class Saver:
         self._released = released
         #: Called with each checkpoint that no notice asked for.
         self._saved = saved
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the seven below
-        self._running: _Job | None = None
+        self._running: Job | None = None
         #: The emergency save that is waiting or running, unless it was called off.
-        self._urgent: _Job | None = None
+        self._urgent: Job | None = None
         #: An emergency save has ended and the agent is being told: a SIGTERM still waits.
         self._concluding = False
         #: When the plan of a promoted save was looked at last.
@@ -143,12 +123,12 @@ class Saver:
             if not self.ready:
                 self._gate.close()  # who has not begun parks, and never trains
             last = self._checkpointer.last
-            self._urgent = _Job(
+            self._urgent = Job(
                 "emergency", self._effort(alarm.save_by), alarm, before="" if last is None else last.url
             )
             self._jobs.put(self._urgent)
 
-    def _give_way(self, job: _Job, alarm: Alarm) -> None:
+    def _give_way(self, job: Job, alarm: Alarm) -> None:
         """Call off what is under way, unless it is a background save whose rest is worth more than a new one."""
         step = self._gate.place.completed
         if job.kind == "background" and (why := self._checkpointer.promotes(step, alarm.save_by)):
@@ -162,7 +142,7 @@ class Saver:
             job.promoted = ""
             job.effort.abandon("a notice came")
 
-    def _look_again(self, job: _Job) -> None:
+    def _look_again(self, job: Job) -> None:
         """As its bytes leave: whether a promoted save is still worth more than a new one."""
         with self._lock:
             now = self._clock.monotonic()
@@ -200,15 +180,15 @@ class Saver:
             if self._background_waiting or self._alarm is not None:
                 return
             self._background_waiting = True
-        self._jobs.put(_Job("background", self._effort(None)))
+        self._jobs.put(Job("background", self._effort(None)))
 
     def bring(self, staged: Whole) -> None:
         """Take to the store what was restored from this machine's disk and is not there. Returns at once."""
-        self._jobs.put(_Job("background", self._effort(None), staged=staged))
+        self._jobs.put(Job("background", self._effort(None), staged=staged))
 
     def rehearse(self) -> None:
         """Plan a save of this state, so that at a notice only bytes move. Returns at once."""
-        self._jobs.put(_Job("background", self._effort(None), rehearsal=True))
+        self._jobs.put(Job("background", self._effort(None), rehearsal=True))
 
     def manual(self) -> Saved:
         """Save now and wait. The caller is the training thread, at a boundary, so the state stands still.
@@ -216,7 +196,7 @@ class Saver:
         Raises:
             Abandoned: a notice came; the caller parks at the gate, and tries again if it opens.
         """
-        job = _Job("manual", self._effort(None))
+        job = Job("manual", self._effort(None))
         try:
             with self._lock:
                 if self._ending:
@@ -301,7 +281,7 @@ class Saver:
         for id in list(alarm.ids) if alarm is not None else []:
             self.release(id, "the deadline passed and nobody ended this process")
 
-    def _do(self, job: _Job) -> None:
+    def _do(self, job: Job) -> None:
         if not self.ready:
             raise CheckpointError(
                 "training has not begun yet: there is nothing that is not in the store already"
@@ -341,7 +321,7 @@ class Saver:
             )
             boundary_only = True
 
-    def _stand_still(self, job: _Job, boundary_only: bool) -> int:
+    def _stand_still(self, job: Job, boundary_only: bool) -> int:
         """Shut the gate and wait until the state stands; its step."""
         # By hand, the training thread stands at its boundary and waits for us, unless a signal calls it away.
         at_boundary = boundary_only and job.kind != "manual"
@@ -359,7 +339,7 @@ class Saver:
             self._listener.progress(job.alarm, "gate", step, 0, 0)
         return step
 
-    def _save(self, job: _Job, step: int) -> Saved | None:
+    def _save(self, job: Job, step: int) -> Saved | None:
         def progress(phase: str, done: int, total: int) -> None:
             alarm = self._alarm if job.promoted else job.alarm
             if alarm is not None:
@@ -371,7 +351,7 @@ class Saver:
         opened = self._gate.open if job.kind == "background" else None
         return self._checkpointer.save(self._state, step, job.kind, job.effort, progress, opened)
 
-    def _conclude(self, job: _Job) -> None:
+    def _conclude(self, job: Job) -> None:
         alarm = job.alarm
         if alarm is None:
             if self._alarm is None:

@@ -18,7 +18,7 @@ from functools import partial
 
 import torch
 
-from ...providers.errors import CheckpointError, CorruptError, SpotguardError, StoreError
+from ...providers.errors import CheckpointError, SpotguardError
 from ...providers.stores.store import BlobStore
 from ..format.chunks import PlannedObject
 from ..format.crc import combine
@@ -31,6 +31,7 @@ from .effort import Abandoned, Effort
 from .frames import Frame, box
 from .going import Going
 from .rate import Link
+from .retry import retry
 from .width import Width
 from .work import Errand, Flight, Progress, Superseded, Work
 
@@ -40,10 +41,6 @@ log = logging.getLogger("spotguard")
 _WARMING = 5.0
 #: Pieces up to which an object's CRC is put together from theirs; above it is taken of the bytes, which costs less.
 _COMBINED = 64
-#: Tries of an object whose bytes the store says are not the ones that were sent.
-_CORRUPT_TRIES = 3
-#: Seconds before a put that failed for a while is tried again: doubled each time up to the second number.
-_RETRY_FIRST, _RETRY_MOST = 0.1, 2.0
 
 
 #: Puts the bytes of an object, by its number, into a frame; the CRCs of its pieces.
@@ -365,33 +362,3 @@ def _whole_crc(planned: PlannedObject, crcs: Sequence[int], data: memoryview) ->
         return zlib.crc32(data)
     sizes = [piece.end - piece.start for piece in planned.pieces]
     return combine([(zlib.crc32(planned.header), len(planned.header)), *zip(crcs, sizes, strict=True)])
-
-
-def retry(
-    effort: Effort,
-    ask: Callable[[float | None], object],
-    hear: Callable[[StoreError], None] = lambda error: None,
-) -> None:
-    """Ask a store, again and again while it only fails for now and the save may go on.
-
-    Args:
-        ask: called with the seconds that are left.
-        hear: called with each failure for now.
-    """
-    pause, tries = _RETRY_FIRST, _CORRUPT_TRIES
-    effort.check()
-    while True:
-        try:
-            ask(effort.left())
-            return
-        except StoreError as error:
-            tries -= isinstance(error, CorruptError)  # on its way, as far as anybody can tell
-            if not (error.transient or (isinstance(error, CorruptError) and tries)):
-                raise
-            last = error
-        hear(last)
-        try:
-            effort.pause(pause)
-        except Abandoned as why:
-            raise Abandoned(f"{why}; the store said last: {last}") from last
-        pause = min(2 * pause, _RETRY_MOST)

@@ -14,7 +14,7 @@ from spotguard.hooks import protocol  # noqa: E402 - after the skip
 from spotguard.hooks.checkpoints.catalog import find_whole  # noqa: E402
 from spotguard.hooks.checkpoints.effort import Effort  # noqa: E402
 from spotguard.hooks.guard import Guard  # noqa: E402
-from spotguard.hooks.saver import _Job  # noqa: E402
+from spotguard.hooks.job import Job as Asked  # noqa: E402
 from spotguard.providers.clock import SystemClock  # noqa: E402
 from spotguard.providers.errors import FullError, UsageError  # noqa: E402
 from spotguard.providers.stores.localfs import FileStore  # noqa: E402
@@ -72,7 +72,7 @@ def left_behind(store: WatchedStore) -> None:
 
 def settled(guard: Guard) -> None:
     """Until the saving thread has done all that it was asked for."""
-    job = _Job("background", guard._saver._effort(None), rehearsal=True)
+    job = Asked("background", guard._saver._effort(None), rehearsal=True)
     guard._saver._jobs.put(job)
     assert job.done.wait(PATIENCE)
 

@@ -11,7 +11,8 @@ import torch
 
 from spotguard.hooks.checkpoints.draft import Written
 from spotguard.hooks.checkpoints.effort import Abandoned, Effort
-from spotguard.hooks.checkpoints.writer import Spoiled, Writer, retry
+from spotguard.hooks.checkpoints.retry import retry
+from spotguard.hooks.checkpoints.writer import Spoiled, Writer
 from spotguard.hooks.format.chunks import OBJECT_BYTES
 from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix
 from spotguard.hooks.format.leaf import Leaf

@@ -1,0 +1,35 @@
+"""What the saving thread is asked for, and what became of it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from ..providers.errors import SpotguardError
+from .alarm import Alarm
+from .checkpointer import Saved
+from .checkpoints.catalog import Whole
+from .checkpoints.effort import Effort
+from .format.manifest import Kind
+
+
+@dataclass(slots=True)
+class Job:
+    """One save, or what else has to wait its turn behind one."""
+
+    kind: Kind
+    effort: Effort
+    alarm: Alarm | None = None
+    #: Nothing is saved: only the plan is made.
+    rehearsal: bool = False
+    #: Nothing is saved: what an earlier process staged is taken to the store.
+    staged: Whole | None = None
+    #: Why a notice lets this background save come to its end.
+    promoted: str = ""
+    #: What became of such a one, where that was no commit.
+    after: str = ""
+    #: The URL of the newest checkpoint when it was asked for.
+    before: str = ""
+    done: threading.Event = field(default_factory=threading.Event)
+    saved: Saved | None = None
+    error: SpotguardError | None = None
