@@ -23,8 +23,8 @@ _MEMORY = 0.5
 _WITHIN = 5.0
 #: No link is said to be steadier than this, as a share of the rate.
 _STEADIEST = 0.05
-#: A rate that is only remembered may be twice that, for training ran beside it: that decides what is tried when
-#: nothing would fit, and promises nothing.
+#: A link that is only remembered may do twice the best of what it did, for training ran beside it, and a store that
+#: stood still is back: that decides what is tried when nothing would fit, and promises nothing.
 _UNTRIED = 2.0
 #: Commits that are remembered.
 _COMMITS = 5
@@ -115,8 +115,10 @@ class Link:
             expected = known.rate
             if self._since is not None and (waited := now - self._since) >= _STRETCH:
                 expected = (known.nbytes + self._gone - self._before) / (known.seconds + waited)
-            better = 1 + spread if self._now.seconds > 0 else max(_UNTRIED, 1 + spread)
-            return Rate(expected, expected / (1 + spread), expected * better)
+            high = expected * (1 + spread)
+            if self._since is None or not self._now.seconds > 0:
+                high = max(high, _UNTRIED * self._best())
+            return Rate(expected, expected / (1 + spread), high)
 
     def _close(self, now: float) -> None:
         """The open stretch ends, if it brought anything: one without bytes goes on."""
@@ -127,6 +129,10 @@ class Link:
         self._memory *= faded
         self._now = self._now.times(faded) + _Seen(seconds, nbytes, seconds**2 / nbytes)
         self._since, self._before = now, self._gone
+
+    def _best(self) -> float:
+        """Of all saves that are remembered."""
+        return max(save.rate for save in [*self._past, self._now] if save.seconds > 0)
 
     def _remembered(self) -> _Seen:
         known = _Seen()

@@ -192,13 +192,28 @@ def test_a_restless_link_is_said_to_be_one() -> None:
 
 
 def test_what_is_only_remembered_may_be_twice_that() -> None:
-    """It was measured beside training, which stands still at a notice."""
+    """It was measured beside training, which stands still at a notice; of a save that goes on it is what it does."""
     played = Played()
     played.save(1e8)
-    assert played.rate.high < 1.1e8
-    played.begin()
     assert played.rate.expected == pytest.approx(1e8)
     assert played.rate.high == pytest.approx(2e8)
+    played.begin()
+    assert played.rate.high == pytest.approx(2e8)
+    played.send(1e8, 1.0)
+    assert played.rate.high < 1.1e8
+
+
+def test_a_store_that_stood_still_may_be_back() -> None:
+    """What is expected says what comes first; what it once did says whether anything is tried."""
+    played = Played()
+    played.save(1e8)
+    for _ in range(10):
+        played.save(1e3)
+    assert played.rate.expected < 1e5
+    assert played.rate.high == pytest.approx(2e8)
+    for _ in range(16):
+        played.save(1e3)
+    assert played.rate.high == pytest.approx(2e3)
 
 
 def test_a_commit_costs_the_longest_of_the_last_few() -> None:
