@@ -123,8 +123,9 @@ def _worth_it(newest_first: Iterator[Whole]) -> Iterator[Whole]:
         if whole.level != "full":
             lower.append(whole)
             continue
-        for light in lower:
+        for light in tuple(lower):
             if light.name.step - whole.name.step >= MOMENTS_WORTH:
+                lower.remove(light)
                 yield light
             else:
                 log.warning(
@@ -134,8 +135,7 @@ def _worth_it(newest_first: Iterator[Whole]) -> Iterator[Whole]:
                     whole.name.step,
                     light.name.step,
                 )
-        lower.clear()
-        yield whole
+        yield whole  # who comes back for more found it damaged: the others are held against the next full one
     yield from lower
 
 

@@ -341,6 +341,30 @@ def test_a_lower_level_is_taken_where_it_is_worth_more(
     )
 
 
+@pytest.mark.parametrize(
+    ("full", "broken", "light", "taken"),
+    [
+        ((5,), (5,), (6,), 6),
+        ((5,), (5,), (1005,), 1005),
+        ((3, 900), (900,), (1003,), 1003),
+        ((4, 900), (900,), (1003,), 4),
+        ((5,), (5,), (6, 7), 7),
+    ],
+)
+def test_a_lower_level_outlives_the_full_one_that_it_was_held_against(
+    full: tuple[int, ...], broken: tuple[int, ...], light: tuple[int, ...], taken: int
+) -> None:
+    """A full checkpoint that turns out damaged is none: what is newer is held against the next older one."""
+    store = WatchedStore()
+    saved_at(store, *full, *light)
+    for step in light:
+        lower(store, step)
+    for step in broken:
+        damage(store, step)
+    with guarded(store, small().values) as guard:
+        assert guard.restore() == taken
+
+
 def test_a_lower_level_that_is_asked_for_is_taken() -> None:
     """By its step."""
     store = WatchedStore()
