@@ -1,7 +1,8 @@
 """Which run and which checkpoint of a store a command means, from the URL and the flags.
 
-An URL may be the store's, a run's, or a checkpoint's own, as logs and outcomes show it: what is copied from
-there works here.
+An URL may be the store's, the `checkpoints` folder of a run in it, or a checkpoint's own, as logs and outcomes show it:
+what is copied from there works here. A store may itself lie in a folder `checkpoints`, so of the last but one only a look
+at what is there can tell.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from spotguard.hooks.checkpoints.catalog import Folder, Whole, examine, list_run
 from spotguard.hooks.format.keys import CheckpointName
 from spotguard.hooks.naming import default_store
 from spotguard.providers.errors import CheckpointError, UsageError
+from spotguard.providers.names import is_run_id
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore
-from spotguard.providers.stores.urls import check_url
 
 from .asking import checked_run_id
 
@@ -91,7 +92,7 @@ def add_target(parser: argparse.ArgumentParser, *, step: bool) -> None:
         "url",
         metavar="URL",
         nargs="?",
-        help="a store, a run in it, or one checkpoint (default: SPOTGUARD_STORE, else the folder here)",
+        help="a store, the checkpoints folder of a run in it, or one checkpoint (default: SPOTGUARD_STORE, else the folder here)",
     )
     parser.add_argument("--run-id", metavar="NAME", help="only this run")
     if step:
@@ -99,26 +100,48 @@ def add_target(parser: argparse.ArgumentParser, *, step: bool) -> None:
 
 
 def target(arguments: argparse.Namespace) -> Target:
-    url = arguments.url or os.environ.get("SPOTGUARD_STORE") or default_store(os.getcwd())
-    check_url(url)
-    base, run_id, name = _split(url)
     said = checked_run_id(arguments.run_id)
+    step = _step(getattr(arguments, "step", None))
+    if not arguments.url:
+        # Where `run` saves unless it is told otherwise: the store itself, whatever its name looks like.
+        return Target(
+            open_store(os.environ.get("SPOTGUARD_STORE") or default_store(os.getcwd())), said, step=step
+        )
+    store, run_id, name = _place(arguments.url)
     if said is not None and run_id is not None and said != run_id:
         raise UsageError(f"--run-id {said!r}: the URL names run {run_id}: leave one of them out")
-    return Target(open_store(base), said or run_id, name, _step(getattr(arguments, "step", None)))
+    return Target(store, said or run_id, name, step)
 
 
-def _split(url: str) -> tuple[str, str | None, CheckpointName | None]:
-    """Store, run id, checkpoint: by the one word that every layout of ours has in its middle."""
-    url, mark, options = url.partition("?")
-    head, middle, tail = url.rstrip("/").rpartition("/checkpoints")
-    if not middle or (tail and not tail.startswith("/")):
-        return url + mark + options, None, None
-    name = CheckpointName.parse(tail.strip("/"))
-    if tail and name is None:
-        return url + mark + options, None, None
+def _place(url: str) -> tuple[BlobStore, str | None, CheckpointName | None]:
+    """The store, and where the URL leads into it the run and the checkpoint."""
+    itself = open_store(url)
+    path, mark, options = url.partition("?")
+    head, _, last = path.rstrip("/").rpartition("/")
+    name = CheckpointName.parse(last)
+    if name is not None:
+        head, _, last = head.rpartition("/")
     base, _, run_id = head.rpartition("/")
-    return base + mark + options, run_id, name
+    if last != "checkpoints" or not is_run_id(run_id):
+        return itself, None, None
+    try:
+        store = open_store(base + mark + options)
+    except UsageError:  # nothing is left to be a store, as of file:///mnt/checkpoints
+        return itself, None, None
+    if name is None and not _is_of_a_run(itself):
+        return itself, None, None
+    return store, run_id, name
+
+
+def _is_of_a_run(place: BlobStore) -> bool:
+    """Whether checkpoints lie right here, and no run does."""
+    found = False
+    for info in place.list(""):
+        folder, _, rest = info.key.partition("/")
+        if rest.startswith(("attempts/", "checkpoints/")):
+            return False
+        found = found or CheckpointName.parse(folder) is not None
+    return found
 
 
 def _step(text: str | None) -> int | None:
