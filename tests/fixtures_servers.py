@@ -7,6 +7,7 @@ as an SDK expects it.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Protocol, TypeVar
@@ -109,7 +110,7 @@ def tls_before(require_server: RequireServer, monkeypatch: pytest.MonkeyPatch) -
 class FaultsBefore(Protocol):
     """Puts a `FaultProxy` before a store, with that seed; it is gone when the test ends."""
 
-    def __call__(self, store: Server, seed: int = 0) -> FaultProxy: ...
+    def __call__(self, store: Server, seed: int = 0, tls: ssl.SSLContext | None = None) -> FaultProxy: ...
 
 
 @pytest.fixture
@@ -117,8 +118,8 @@ def faults_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultsBefore]:
     """`faults_before(moto)` stands between the store and whoever finds it by the environment."""
     with ExitStack() as running:
 
-        def before(store: Server, seed: int = 0) -> FaultProxy:
-            proxy = running.enter_context(FaultProxy(store.endpoint, seed))
+        def before(store: Server, seed: int = 0, tls: ssl.SSLContext | None = None) -> FaultProxy:
+            proxy = running.enter_context(FaultProxy(store.endpoint, seed, tls))
             for name, value in store.environ_at(proxy.url).items():
                 monkeypatch.setenv(name, value)
             return proxy

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 
 import requests
 import urllib3
+from urllib3.util.ssl_match_hostname import CertificateError
 
 from ..errors import (
     CorruptError,
@@ -52,13 +54,33 @@ def network(doing: str) -> Iterator[None]:
     """
     try:
         yield
-    except (requests.exceptions.SSLError, urllib3.exceptions.SSLError) as error:
-        raise DeniedError(
-            f"{doing}: {_inner(error)}; the option ca=FILE in the store's URL names a certificate to trust"
-        ) from error
     except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
         inner = _inner(error)
+        if untrusted(error):
+            raise DeniedError(
+                f"{doing}: {inner}; the option ca=FILE in the store's URL names a certificate to trust"
+            ) from error
         raise UnavailableError(f"{doing}: {type(inner).__name__}: {inner}") from error
+
+
+def untrusted(error: BaseException) -> bool:
+    """Whether a certificate is what was wrong.
+
+    The type of the outermost says nothing: over TLS a connection that breaks is an `ssl.SSLError` as well, and urllib3,
+    `requests` and botocore call each of those theirs.
+    """
+    met: list[BaseException] = []
+    waiting = [error]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, (ssl.SSLCertVerificationError, CertificateError)):
+            return True
+        met.append(each)
+        behind = (*each.args, getattr(each, "reason", None), each.__cause__, each.__context__)
+        waiting += [
+            one for one in behind if isinstance(one, BaseException) and all(one is not old for old in met)
+        ]
+    return False
 
 
 def _inner(error: BaseException) -> BaseException:

@@ -6,11 +6,13 @@ Host and signature pass unchanged, so that the store believes it is spoken to di
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
+import ssl
 import struct
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from io import BufferedReader
 from types import TracebackType
@@ -30,13 +32,15 @@ class FaultProxy:
     Args:
         upstream: the store's endpoint, of plain HTTP.
         seed: decides which requests a fault with a share below 1 hits.
+        tls: the server's side, for https to the client.
     """
 
-    def __init__(self, upstream: str, seed: int = 0) -> None:
+    def __init__(self, upstream: str, seed: int = 0, tls: ssl.SSLContext | None = None) -> None:
         parts = urlsplit(upstream)
         assert parts.scheme == "http", upstream
         assert parts.hostname is not None
         self._upstream = (parts.hostname, parts.port or 80)
+        self._tls = tls
         self._plan = Plan(seed)
         self._change = threading.Condition()
         self._stalled = 0
@@ -46,7 +50,7 @@ class FaultProxy:
         # Held without listening: while the proxy is gone, the port refuses, and nobody else gets it.
         self._holder = _bound(0)
         self._listener: socket.socket | None = None
-        self.url = f"http://127.0.0.1:{self._holder.getsockname()[1]}"
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._holder.getsockname()[1]}"
 
     def inject(self, fault: Fault) -> None:
         """From now on. The first fault that a request meets is the one it gets."""
@@ -137,11 +141,24 @@ class FaultProxy:
     def _serve(self, client: socket.socket) -> None:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            with client, client.makefile("rb") as stream, suppress(OSError, Cut):  # either side may leave
-                while self._exchange(client, stream):
+            # Either side may leave.
+            with client, suppress(OSError, Cut), self._open_to(client) as wire, wire.makefile("rb") as stream:
+                while self._exchange(wire, stream):
                     pass
         finally:
             self._forget(client)
+
+    @contextlib.contextmanager
+    def _open_to(self, client: socket.socket) -> Iterator[socket.socket]:
+        if self._tls is None:
+            yield client
+            return
+        # A copy is wrapped, so that `vanish` can still end the connection by its own.
+        with (
+            socket.socket(fileno=os.dup(client.fileno())) as copy,
+            self._tls.wrap_socket(copy, server_side=True) as wire,
+        ):
+            yield wire
 
     def _exchange(self, client: socket.socket, stream: BufferedReader) -> bool:
         """One request and its answer; whether the connection serves another."""

@@ -8,6 +8,7 @@ from spotguard.providers.errors import CorruptError, ThrottledError, Unavailable
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore
 from tests.fixtures_servers import FaultsBefore
+from tests.providers.stores.conftest import Certificate
 from tests.servers.faultplan import Fault
 from tests.servers.faults import FaultProxy
 from tests.servers.gcs import Gcs
@@ -20,9 +21,17 @@ def bucket(gcs: Gcs) -> str:
     return gcs.fresh()
 
 
-@pytest.fixture
-def network(bucket: str, gcs: Gcs, faults_before: FaultsBefore) -> FaultProxy:
-    return faults_before(gcs)
+@pytest.fixture(params=["http", "https"])
+def network(
+    bucket: str,
+    gcs: Gcs,
+    faults_before: FaultsBefore,
+    certificate: Certificate,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> FaultProxy:
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate.ca))
+    return faults_before(gcs, tls=certificate.server if request.param == "https" else None)
 
 
 @pytest.fixture

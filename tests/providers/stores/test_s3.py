@@ -21,6 +21,7 @@ from spotguard.providers.errors import (
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore
 from tests.fakes.answering import Answer, AnsweringServer, Asked
+from tests.providers.stores.conftest import Certificate
 from tests.providers.stores.s3_asked import DATA, VERBS, at, error_body, refusal
 from tests.servers.faultplan import Fault
 from tests.servers.faults import FaultProxy
@@ -183,11 +184,14 @@ def test_more_than_a_page_and_more_than_a_batch(moto: Moto) -> None:
     assert [each.key for each in store.list("")] == names[:1]
 
 
-@pytest.fixture
-def bad(moto: Moto, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FaultProxy, BlobStore]]:
+@pytest.fixture(params=["http", "https"])
+def bad(
+    moto: Moto, certificate: Certificate, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[tuple[FaultProxy, BlobStore]]:
     """A proxy that does what it is told, and a store behind it that holds run/a."""
     url = moto.fresh()
-    with FaultProxy(moto.endpoint) as proxy:
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate.ca))
+    with FaultProxy(moto.endpoint, tls=certificate.server if request.param == "https" else None) as proxy:
         for name, value in moto.environ_at(proxy.url).items():
             monkeypatch.setenv(name, value)
         store = open_store(f"{url}/prefix")
