@@ -11,14 +11,14 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from ..providers.errors import SpotguardError, StoreError
+from ..providers.errors import SpotguardError
 from .checkpoints.budget import plan, replan
 from .checkpoints.draft import ALL, WEIGHTS, Draft, Written
 from .checkpoints.effort import Abandoned, Effort
 from .checkpoints.going import Going
 from .checkpoints.plans import Choice, Earlier, Landed, Plan, Situation, Sizes
 from .checkpoints.work import Progress
-from .checkpoints.writer import Writer
+from .checkpoints.writer import Spoiled, Writer
 from .format.keys import CheckpointName
 from .format.leaf import Leaf, Tier
 from .format.manifest import Level
@@ -88,6 +88,7 @@ class EmergencySave:
             Abandoned: out of time before anything was committed, nothing fits, or the save was called off.
             StoreError: the store failed, and nothing was committed.
             Spoiled: the state moved. What was committed before it did was looked at then, and counts.
+            Exception: anything else (a device without memory for a copy), and nothing was committed.
         """
         whole = self._writer.outline(leaves)
         #: By whether moments are rounded.
@@ -106,13 +107,13 @@ class EmergencySave:
                 self._choose_layout(settled=tiers is ALL)
                 name = self._put(leaves, name, tiers)
             self._commit_as("full", name)
-        except SpotguardError as why:
+        except Exception as why:  # whatever it is, what is committed counts
             if self.committed is None:
                 raise
-            self._missed = str(why)
-            if self._effort.abandoned or not isinstance(why, (Abandoned, StoreError)):
+            self._missed = str(why) or type(why).__name__
+            if self._effort.abandoned or isinstance(why, Spoiled):
                 raise
-            log.warning("step %d is committed without its moments: %s", self._step, why)
+            log.warning("step %d is committed without its moments: %s", self._step, self._missed)
 
     @property
     def less(self) -> str:
@@ -135,10 +136,13 @@ class EmergencySave:
                 until = self.plan.fall_back_at
                 if going.wait(lambda until=until: self._turn() or self._until() != until, until):  # type: ignore[misc]
                     return name
-            except StoreError:
+            except (Abandoned, Spoiled):
+                raise  # there is no time for a manifest, or nothing to say in it
+            except Exception:
                 if not self._has_weights_alone() or self._effort.abandoned:
                     raise
-                self._commit_as("weights", name)  # a full bucket, say: a manifest may fit all the same
+                # A full bucket, say, or a device without memory to round in: a manifest may fit all the same.
+                self._commit_as("weights", name)
                 raise
             if self._effort.now() >= self.plan.fall_back_at:
                 self._fall_back()

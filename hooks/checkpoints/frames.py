@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import zlib
+from collections.abc import Iterator
 
 import torch
 
@@ -44,17 +45,23 @@ class Frame:
     def write(self, start: int, data: bytes) -> None:
         self._view[start : start + len(data)] = data
 
-    def copy_in(self, source: torch.Tensor, start: int) -> int:
-        """Copy a box of a tensor to `start`, row-major; returns the CRC32 of its bytes. The GIL is let go."""
+    def copy_in(self, source: torch.Tensor, start: int, dtype: torch.dtype | None = None) -> int:
+        """Copy a box of a tensor to `start`, row-major; returns the CRC32 of its bytes. The GIL is let go.
+
+        Args:
+            dtype: what its elements are rounded to on the way, a bounded part at a time.
+        """
         if source.numel() == 0:
             return 0
-        end = start + source.numel() * source.itemsize
+        dtype = source.dtype if dtype is None else dtype
+        end = start + source.numel() * dtype.itemsize
         if source.is_cuda:
+            # What is rounded is made on the stream that copies it, or the copy would take it before it is there.
             with self._streams.on(source.device):
-                self._copy(source, start, end)
+                self._copy_as(dtype, source, start, end)
             self._streams.finish()
         else:
-            self._copy(source, start, end)
+            self._copy_as(dtype, source, start, end)
         return zlib.crc32(self._view[start:end])
 
     def copy_out(self, start: int, end: int, target: torch.Tensor, dtype: torch.dtype) -> None:
@@ -70,6 +77,15 @@ class Frame:
             source = source.clone()  # a view of another dtype needs an aligned start
         with torch.no_grad():
             copyable(target).copy_(copyable(source.view(dtype)).view(target.shape))
+
+    def _copy_as(self, dtype: torch.dtype, source: torch.Tensor, start: int, end: int) -> None:
+        if source.dtype == dtype:
+            self._copy(source, start, end)
+            return
+        for part in _parts(source.detach(), _ROUNDED // dtype.itemsize):
+            after = start + part.numel() * dtype.itemsize
+            self._copy(part.to(dtype), start, after)
+            start = after
 
     def _copy(self, source: torch.Tensor, start: int, end: int) -> None:
         lazy = source.is_conj() or source.is_neg()
@@ -101,6 +117,23 @@ _SMALL = 2**16
 _move_held = ctypes.PyDLL(None).memmove
 _move_held.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _move_held.restype = ctypes.c_void_p
+
+
+#: Bytes that are rounded at once: memory beside the frames, on the device or the host, for each thread. Torch lets the
+#: GIL go for each part, and may be long in getting it back, so they are not smaller.
+_ROUNDED = 2**20
+
+
+def _parts(tensor: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
+    """Of at most so many elements each, in row-major order."""
+    if tensor.numel() <= most:
+        yield tensor
+    elif tensor.is_contiguous():
+        yield from tensor.view(-1).split(most)
+    else:
+        rows = most * len(tensor) // tensor.numel()
+        for part in tensor.split(rows) if rows else tensor.unbind():
+            yield from _parts(part, most)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

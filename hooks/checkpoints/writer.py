@@ -218,9 +218,8 @@ class Writer:
         for entry, chunk in again:
             effort.check()
             source = box(live[entry.name].tensor, chunk.offsets, chunk.sizes)
-            if entry.stored:
-                source = source.to(torch_dtype(entry.stored))
-            if frame.copy_in(source, 0) != chunk.crc32:
+            dtype = torch_dtype(entry.stored) if entry.stored else None
+            if frame.copy_in(source, 0, dtype) != chunk.crc32:
                 return entry.name
         return ""
 
@@ -321,9 +320,8 @@ class Writer:
             source = leaf.tensor
             if piece.sizes != source.shape:
                 source = box(source, piece.local, piece.sizes)
-            if rounded and is_moment(leaf):
-                source = source.to(torch.bfloat16)
-            crcs.append(frame.copy_in(source, piece.start))
+            dtype = torch.bfloat16 if rounded and is_moment(leaf) else None
+            crcs.append(frame.copy_in(source, piece.start, dtype))
         return crcs
 
     def _put(self, work: Work, flight: Flight, data: memoryview) -> None:

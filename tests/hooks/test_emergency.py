@@ -363,6 +363,31 @@ def test_a_store_that_fails_for_good(saving: Callable[..., Saving], when: str) -
     assert_weights(one, one.newest())
 
 
+@pytest.mark.parametrize("when", ["weights", "moments"])
+def test_an_error_that_is_no_store_s_leaves_the_weights_committed(
+    saving: Callable[..., Saving], when: str
+) -> None:
+    """A device that has no memory to round in, say. Without weights it is an error as it is."""
+    one = saving(lossy=True)
+    outline = one.writer.outline(one.state.collect().leaves)
+    weights = sum(planned.tier < 2 for planned in outline.objects)
+    at = {"weights": 3, "moments": weights + 3}[when]
+    full = torch.OutOfMemoryError("CUDA out of memory")
+    one.store.faults = [Fault(at, verbs=("put",), error=lambda: full)]
+    if when == "weights":
+        with pytest.raises(torch.OutOfMemoryError):
+            one.save(60)
+        assert one.newest() is None
+        assert one.manifests() == []
+        return
+    saved = one.save(60)
+    assert saved is not None
+    assert saved.level == "weights"
+    assert "CUDA out of memory" in saved.why
+    assert one.newest(("full",)) is None
+    assert_weights(one, one.newest())
+
+
 def test_a_deadline_that_moves_earlier_is_kept(saving: Callable[..., Saving]) -> None:
     """All would have fitted; now the weights do."""
     one = saving()
