@@ -12,7 +12,7 @@ from ..providers.stores.store import BlobStore
 from ..providers.stores.urls import inside
 from .checkpoints.catalog import Whole
 from .checkpoints.commit import attempt_starts
-from .checkpoints.draft import ALL, WEIGHTS, Draft, Written
+from .checkpoints.draft import ALL, WEIGHTS, Draft, Outline, Written
 from .checkpoints.effort import Abandoned, Effort
 from .checkpoints.plans import Earlier
 from .checkpoints.publish import publish
@@ -273,8 +273,16 @@ class Checkpointer:
         self._writer.committed(draft)
         saved = self._saved(save.step, name, draft, started)
         if save.effort.left() is None:  # not while a notice waits for it
+            self._make_ready(draft.outline)
             self._prune(save.effort, name)
         return saved
+
+    def _make_ready(self, outline: Outline) -> None:
+        """What this save taught is there before the next notice: threads, frames, connections."""
+        try:
+            self._writer.prepare(outline)
+        except CheckpointError as error:  # of the next save: this one is committed
+            log.warning("%s; the next save makes do with less", error)
 
     def bring(self, whole: Whole, effort: Effort) -> Saved | None:
         """Take to the store what an earlier process of this run staged here and did not. None: it is not needed any more.

@@ -92,6 +92,10 @@ class Writer:
         outline = self.outline(leaves, renew=True)
         if lossy:
             self.rounded(leaves)
+        self.prepare(outline)
+
+    def prepare(self, outline: Outline) -> None:
+        """Make what the next save of it needs, where the last one has shown that other threads are worth having."""
         self._hands(len(outline.objects), outline.size)
 
     def close(self) -> None:
@@ -203,7 +207,7 @@ class Writer:
 
         try:
             clerk = self._clerk.ready(1, 1, effort.left())
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             raise CheckpointError(f"a save needs a thread: {error}") from error
         _give(clerk, task, errand)
 

@@ -27,6 +27,7 @@ NEEDS_TORCH = [
             "last_moment",
             "less",
             "malformed",
+            "next_save",
             "outages",
             "promotion",
             "rehearsal",
