@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -63,6 +64,14 @@ class Frame:
         else:
             self._copy_as(dtype, source, start, end)
         return zlib.crc32(self._view[start:end])
+
+    @contextmanager
+    def aside(self, devices: Iterable[torch.device]) -> Iterator[None]:
+        """What is launched inside waits for nobody's kernels on these devices: on a default stream it waits for training's."""
+        with ExitStack() as streams:
+            for device in devices:
+                streams.enter_context(self._streams.on(device))
+            yield
 
     def copy_out(self, start: int, end: int, target: torch.Tensor, dtype: torch.dtype) -> None:
         """Copy the bytes from `start` to `end`, row-major elements of `dtype`, into a box of a tensor."""

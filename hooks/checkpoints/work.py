@@ -5,8 +5,10 @@ from __future__ import annotations
 import statistics
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from ...providers.errors import StoreError
 from ..format.keys import CheckpointName
@@ -101,6 +103,8 @@ class Work(Errand):
         self.draft = draft
         self.name = name
         self.moved = moved
+        #: Where the state lies that `moved` looks at.
+        self.devices: Collection[torch.device] = ()
         self._progress = progress
         #: How many of them are in the store.
         self._sending = 0

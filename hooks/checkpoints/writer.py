@@ -150,6 +150,7 @@ class Writer:
         hands = self._hands(len(missing), draft.outline.size, effort)[: len(missing)]
         work = Work(draft, missing, name, len(hands), effort, progress, moved, self.link)
         self.link.begin(effort.now())
+        work.devices = {leaf.tensor.device for leaf in leaves}
         task = partial(self._run, work, fill or partial(self._fill, work, leaves))
         for hand in hands:
             hand.give(task, work.ended)
@@ -293,7 +294,9 @@ class Writer:
     def _begin(self, work: Work, fill: Fill, frame: Frame, index: int) -> None:
         planned = work.draft.outline.objects[index]
         crcs = fill(index, frame)
-        if why := work.moved():
+        with frame.aside(work.devices):
+            why = work.moved()
+        if why:
             raise Spoiled(why)
         data = frame.view(0, planned.size)
         landed = Landed(crcs, work.name)

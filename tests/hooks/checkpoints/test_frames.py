@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spotguard.hooks.checkpoints.frames import Frame, as_bytes
+from spotguard.hooks.state.device import SideStreams
 
 pytestmark = pytest.mark.torch
 
@@ -62,6 +65,27 @@ def test_rounding_takes_a_mib_beside_the_frame(how: str) -> None:
     with allocated:
         frame.copy_in(source, 0, torch.bfloat16)
     assert 0 < allocated.largest <= MIB
+
+
+def test_what_is_launched_aside_has_a_stream_on_each_device() -> None:
+    """One inside the other: all of them are the thread's until the end."""
+    current: list[str] = []
+
+    @contextmanager
+    def under(stream: object) -> Iterator[None]:
+        current.append(str(stream))
+        yield
+        current.pop()
+
+    class Stream(str):
+        def synchronize(self) -> None:
+            raise AssertionError("nobody waits here")
+
+    frame = Frame(8)
+    frame._streams = SideStreams(lambda device: Stream(device), under)
+    with frame.aside(torch.device(name) for name in ("cuda:0", "cpu", "cuda:1")):
+        assert current == ["cuda:0", "cuda:1"]
+    assert current == []
 
 
 def test_what_is_not_rounded_is_copied_as_it_is() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from spotguard.hooks.checkpoints.writer import Spoiled, Writer
 from spotguard.hooks.format.chunks import OBJECT_BYTES
 from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix
 from spotguard.hooks.format.leaf import Leaf
+from spotguard.hooks.state.device import SideStreams
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CorruptError, DeniedError, StoreError, UnavailableError
 from spotguard.providers.stores.localfs import FileStore
@@ -136,6 +138,32 @@ def test_what_moved_while_it_was_read_is_not_put() -> None:
     with pytest.raises(Spoiled, match="it moved"):
         write(store, leaves(a=torch.zeros(10)), moved=lambda: "it moved")
     assert store.objects == {}
+
+
+def test_a_look_at_the_state_waits_for_no_kernel_of_training() -> None:
+    """On every device that holds some of it, it is taken on the stream that the frame copies by."""
+    log: list[str] = []
+
+    class Streams(SideStreams):
+        @contextmanager
+        def on(self, device: torch.device) -> Iterator[None]:
+            log.append(f"on {device}")
+            yield
+            log.append("off")
+
+    writer = Writer(FakeStore(), "run")
+    writer.warm(1)
+    for hand in writer._crew.hands:
+        hand.frame._streams = Streams()
+    what = leaves(a=torch.ones(1), b=torch.ones(2, device="cpu"))
+
+    def moved() -> str:
+        log.append("look")
+        return ""
+
+    writer.write(what, NAME, Effort(SystemClock()), moved=moved)
+    writer.close()
+    assert log == ["on cpu", "look", "off"]
 
 
 def test_several_threads_fail_as_one() -> None:
