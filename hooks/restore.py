@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from ..providers.errors import CheckpointError, CorruptError, NotFoundError, StateError, StoreError
 from ..providers.stores.store import BlobStore
-from .checkpoints.catalog import Whole, scan, whole_checkpoints
+from .checkpoints.catalog import Gone, Whole, passed_over, scan, whole_checkpoints
 from .checkpoints.meter import Meter
 from .checkpoints.reader import read
 from .checkpoints.staging import Stage, Staged, newest_first
 from .format.codec import NewerFormatError
 from .format.coverage import Coverage
-from .format.keys import MARKER
+from .format.keys import MARKER, CheckpointName
 from .state.environment import differences
 from .state.registered import State
 
@@ -22,6 +22,8 @@ log = logging.getLogger("spotguard")
 
 #: Steps that the moments are worth: so many Adam's second one takes to be itself again, with its usual beta of 0.999.
 MOMENTS_WORTH = 1000
+#: Listings, where what was listed goes away while it is read: a run that is pruned as often is read too slowly.
+_LOOKS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,37 +61,50 @@ def restore(
         CheckpointError: there is none where there must be one, or all that were tried are damaged.
         StoreError: the store failed. That is no damage: no older checkpoint is taken for it.
     """
-    last: CheckpointError | None = None
-    found = _all(store, run_id, step)
-    if stage is not None:
-        found = newest_first(stage.wholes(store, step=step), found)
-    for whole in found if step is not None else _worth_it(found):
-        near = stage is not None and isinstance(whole, Staged)
-        try:
-            _load(stage.files if stage is not None and near else store, whole, state)
-        except NewerFormatError:
-            raise
-        except (CheckpointError, StoreError) as error:
-            if isinstance(error, StoreError) and not (
-                near or isinstance(error, (CorruptError, NotFoundError))
-            ):
+    failed = ""
+    tried: set[tuple[type[Whole], CheckpointName]] = set()
+    for look in range(1, _LOOKS + 1):
+        gone: list[CheckpointName] = []
+        for whole in _candidates(store, run_id, step, stage, gone):
+            if gone and look < _LOOKS:
+                break  # pruned for a newer one, perhaps: what is older may be gone as well
+            if (key := (type(whole), whole.name)) in tried:
+                continue
+            tried.add(key)
+            near = stage is not None and isinstance(whole, Staged)
+            try:
+                _load(stage.files if stage is not None and near else store, whole, state)
+            except NewerFormatError:
                 raise
-            # What was already copied in is overwritten by the older one, or nobody trains on it: it is poisoned.
-            last = error if isinstance(error, CheckpointError) else CheckpointError(str(error))
-            log.error("checkpoint %s is damaged, the next older one is taken: %s", whole.name, error)
-            continue
-        if whole.level != "full":
-            log.warning(
-                "step %d is restored without the optimizer's moments, which did not fit into the window: they begin "
-                "anew, and the loss may rise for some hundred steps",
-                whole.name.step,
-            )
-        return _found(store, whole, near)
-    if last is not None:
+            except (CheckpointError, StoreError) as error:
+                if isinstance(error, StoreError) and not (
+                    near or isinstance(error, (CorruptError, NotFoundError))
+                ):
+                    raise
+                # What was already copied in is overwritten by the next, or nobody trains on it: it is poisoned.
+                failed = str(error)
+                _let_go(error)
+                if isinstance(error, NotFoundError) and not near:
+                    gone.append(whole.name)
+                    log.warning("checkpoint %s went away while it was read: %s", whole.name, failed)
+                else:
+                    log.error("checkpoint %s is damaged, the next older one is taken: %s", whole.name, failed)
+                continue
+            if whole.level != "full":
+                log.warning(
+                    "step %d is restored without the optimizer's moments, which did not fit into the window: they "
+                    "begin anew, and the loss may rise for some hundred steps",
+                    whole.name.step,
+                )
+            return _found(store, whole, near)
+        if not gone:
+            break
+        failed = failed or f"checkpoint {gone[0]} went away while it was read"
+    if failed:
         raise CheckpointError(
-            f"no checkpoint of run {run_id} in {store.url} can be restored; the oldest whole one fails so: {last}. "
+            f"no checkpoint of run {run_id} in {store.url} can be restored; the oldest whole one fails so: {failed}. "
             "Training was not started; choose another run id to begin anew"
-        ) from last
+        )
     if step is not None or must:
         which = "" if step is None else f" of step {step}"
         raise CheckpointError(
@@ -111,9 +126,35 @@ def _found(store: BlobStore, whole: Whole, near: bool) -> Restored:
     return Restored(whole.name.step, whole, stored=stored, staged=whole)
 
 
-def _all(store: BlobStore, run_id: str, step: int | None = None) -> Iterator[Whole]:
+def _candidates(
+    store: BlobStore, run_id: str, step: int | None, stage: Stage | None, gone: list[CheckpointName]
+) -> Iterator[Whole]:
+    """What to try, in this order; `gone` is told of what went away before it could be examined."""
+    found = _all(store, run_id, step, gone)
+    if stage is not None:
+        found = newest_first(stage.wholes(store, step=step), found)
+    return found if step is not None else _worth_it(found)
+
+
+def _all(
+    store: BlobStore, run_id: str, step: int | None = None, gone: list[CheckpointName] | None = None
+) -> Iterator[Whole]:
     """Of either level, newest first."""
-    return whole_checkpoints(store, run_id, step=step, levels=("full", "weights"))
+
+    def skipped(name: CheckpointName, error: CheckpointError) -> None:
+        if isinstance(error, Gone) and gone is not None:
+            gone.append(name)
+        passed_over(run_id, name, error)
+
+    return whole_checkpoints(store, run_id, step=step, levels=("full", "weights"), skipped=skipped)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Drop the frames of an error and of what it came from: they hold the memory that was to be filled, for a model's
+    moments as much again as the model twice, and the next checkpoint wants its own."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _worth_it(newest_first: Iterator[Whole]) -> Iterator[Whole]:

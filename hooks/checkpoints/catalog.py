@@ -39,6 +39,10 @@ class Partial(CheckpointError):
     """A checkpoint lacks a rank's manifest: a save that is under way, or that never ended."""
 
 
+class Gone(Partial):
+    """It was there when the store was listed, and is not any more: pruned, perhaps."""
+
+
 @dataclass(frozen=True, slots=True)
 class Folder:
     """One checkpoint as a listing shows it."""
@@ -109,7 +113,7 @@ def examine(
     """Read a checkpoint's manifests and hold them against the listing.
 
     Raises:
-        Partial: a rank's manifest is not there.
+        Partial: a rank's manifest is not there; `Gone`, where the listing had it.
         CheckpointError: it is damaged; says where.
     """
     world = _world(folder)
@@ -119,7 +123,7 @@ def examine(
     try:
         manifests = _fetch(store, [folder.prefix + name for name in names], timeout)
     except NotFoundError as error:
-        raise Partial(f"it went away while it was read ({error})") from error
+        raise Gone(f"it went away while it was read ({error})") from error
     merged = coverage(manifests)
     _belongs(merged, folder)
     _check_objects(merged, folder, folders)
@@ -142,7 +146,7 @@ def whole_checkpoints(
         run_id: whose.
         step: only those of this step.
         levels: which may be restored.
-        skipped: told of each that is not whole, with the reason; without it a warning is logged for damaged ones.
+        skipped: told of each that is not whole, with the reason; without it `passed_over` is.
         timeout: of each request.
 
     Raises:
@@ -160,11 +164,17 @@ def whole_checkpoints(
         except CheckpointError as error:
             if skipped is not None:
                 skipped(folder.name, error)
-            elif not isinstance(error, Partial):
-                log.warning("checkpoint %s of run %s is passed over: %s", folder.name, run_id, error)
+            else:
+                passed_over(run_id, folder.name, error)
             continue
         if whole.level in levels:
             yield whole
+
+
+def passed_over(run_id: str, name: CheckpointName, error: CheckpointError) -> None:
+    """Say of a checkpoint that it is not whole, where that is damage."""
+    if not isinstance(error, Partial):
+        log.warning("checkpoint %s of run %s is passed over: %s", name, run_id, error)
 
 
 def find_whole(

@@ -98,8 +98,12 @@ class Reading(Generic[F]):
             self._watch()
         finally:
             self._leave()
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback has this frame: a circle, which would keep what was to be filled
 
     # --- the thread that waits ---
 

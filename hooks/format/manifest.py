@@ -15,7 +15,8 @@ from .keys import CheckpointName, checkpoint_prefix
 #: Raised when a reader of the old format would misread the new one. Unknown fields are skipped, so saying more is free.
 FORMAT = 1
 
-#: "full" continues bit for bit; "weights" lacks the optimizer's moments and is restored only when asked for.
+#: "full" continues bit for bit; "weights" lacks the optimizer's moments: restored when asked for, where it is so much
+#: newer than the last full one that this is worth them, and where there is no full one.
 Level = Literal["full", "weights"]
 LEVELS: tuple[Level, ...] = ("full", "weights")
 

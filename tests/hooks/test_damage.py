@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -301,7 +303,8 @@ def test_ctrl_c_in_the_middle_leaves_no_state_to_train(made: Made) -> None:
             store.go.set()
             thread.join(PATIENCE)
         for each in threading.enumerate():
-            if each.name.startswith("spotguard-reader"):
+            # Ctrl-C may come while one is started: that one has no number yet, and begins nothing.
+            if each.name.startswith("spotguard-reader") and each.ident is not None:
                 each.join(PATIENCE)
         assert different(job.bits(), before) == [], "what came too late went nowhere"
         assert guard.restore() == TOTAL
@@ -347,3 +350,104 @@ def test_what_a_notice_by_hand_has_saved_is_restored(stores: Stores) -> None:
     job = small()
     with guarded(store, job.values) as guard:
         assert train(guard, job, TOTAL) == TOTAL
+
+
+def pruned(store: FakeStore, *steps: int) -> None:
+    """What a prune leaves of these checkpoints."""
+    for key in [key for key in store.objects if any(f"/{step:09d}-" in key for step in steps)]:
+        del store.objects[key]
+
+
+class Overtaken(FakeStore):
+    """Something happens when a key that fits is read first."""
+
+    def __init__(
+        self, objects: dict[str, bytes], fits: Callable[[str], bool], then: Callable[[], None]
+    ) -> None:
+        super().__init__()
+        self.objects.update(objects)
+        self._fits, self._then = fits, then
+        self._once = threading.Lock()
+
+    def _look(self, key: str) -> None:
+        if self._fits(key) and self._once.acquire(blocking=False):
+            self._then()
+
+    def read_into(self, key: str, start: int, buffer: memoryview, *, timeout: float | None = None) -> None:
+        self._look(key)
+        super().read_into(key, start, buffer, timeout=timeout)
+
+    def get(self, key: str, *, timeout: float | None = None) -> bytes:
+        self._look(key)
+        return super().get(key, timeout=timeout)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", "-of-00001.json"])
+def test_a_run_that_still_trains_may_be_the_start(suffix: str) -> None:
+    """It commits and prunes while its newest is read, so that all that was listed is gone: the newer one is taken."""
+    full = FakeStore()
+    states = saved_each_step(full, 3)
+    newer = {key: data for key, data in full.objects.items() if "/000000003-" in key}
+    pruned(full, 3)
+
+    def goes_on() -> None:
+        store.objects.update(newer)
+        pruned(store, 1, 2)
+
+    store = Overtaken(full.objects, lambda key: "/000000002-" in key and key.endswith(suffix), goes_on)
+    job = small()
+    with guarded(store, job.values, "other") as guard:
+        assert guard.restore(run_id="run") == 3
+        assert guard._state.poisoned == ""
+    assert different(job.bits(), states[3]) == []
+
+
+def test_a_run_that_is_pruned_to_nothing_is_no_fresh_start() -> None:
+    """There were checkpoints when it was listed: an error, and no step 0."""
+    full = FakeStore()
+    saved(full)
+    store = Overtaken(full.objects, lambda key: key.endswith("-of-00001.json"), lambda: pruned(store, 1, 2))
+    with guarded(store, small().values) as guard, pytest.raises(CheckpointError, match="went away"):
+        guard.restore()
+
+
+@pytest.mark.parametrize("harm", ["flipped", "gone"])
+def test_the_memory_of_a_damaged_checkpoint_is_given_back_first(
+    made: Made, harm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its moments are as large as the model twice: they are gone before the next one's are made, collector or not."""
+    objects, states, whole = made
+    store = FakeStore()
+    store.objects.update(objects)
+    key = next(key for key in objects if str(whole.name) in key and key.endswith(".safetensors"))
+
+    def spoil() -> None:
+        if harm == "gone":
+            del store.objects[key]
+        else:
+            store.corrupt(key, len(objects[key]) - 3)
+
+    held: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+    job = small()
+    with guarded(store, job.values) as guard:
+        plain = guard._state.targets
+
+        def targets(*args: Any) -> Restoring:
+            alive.append(sum(ref() is not None for ref in held))
+            restoring = plain(*args)
+            if not held:
+                spoil()
+            moments = [each for name, each in restoring.into.items() if name.startswith("optimizer/state")]
+            held.extend(map(weakref.ref, moments))
+            return restoring
+
+        monkeypatch.setattr(guard._state, "targets", targets)
+        gc.disable()
+        try:
+            assert guard.restore() == TOTAL - 1
+        finally:
+            gc.enable()
+    assert held
+    assert alive == [0, 0]
+    assert different(job.bits(), states[TOTAL - 1]) == []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -183,6 +185,25 @@ def test_frames_are_reused_and_never_more_than_the_bound() -> None:
 
 
 # --- for a while -----------------------------------------------------------------------------------------------
+
+
+def test_who_was_handed_bytes_is_let_go_of_after_an_error() -> None:
+    """A tensor's memory is wanted again at once: no circle of error and traceback keeps it for the collector."""
+    store = Reads()
+    wanted, _ = stored(store)
+    store.corrupt(wanted[0].key, wanted[0].chunk.start)
+    taker = Strict()
+    gone = weakref.ref(taker)
+    gc.disable()
+    try:
+        with pytest.raises(CheckpointError):
+            reading(store, wanted, taker).run()
+        del taker
+        for thread in readers():
+            thread.join(PATIENCE)
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("error", [UnavailableError, ThrottledError])
