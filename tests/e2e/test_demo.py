@@ -67,6 +67,23 @@ def test_a_cloud_store_holds_what_resumes(
     assert list(open_store(url).list("")) == []
 
 
+def test_a_demo_that_fails_leaves_nothing_in_a_store_of_yours(tmp_path: Path, scratch: Path) -> None:
+    """Machine 1 dies after it has begun to save there: told in one line, and what lay there before stays."""
+    mine = tmp_path / "store" / "mine"
+    mine.mkdir(parents=True)
+    (mine / "notes").touch()
+    line = "            if guard:\n"
+    planted = plant(
+        tmp_path, line, "            if guard and step > 5:\n                raise SystemExit(3)\n" + line
+    )
+    done = demo(
+        tmp_path / "report", scratch, "--store", (tmp_path / "store").as_uri(), "--script", str(planted)
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "machine 1 ended before its notice" in done.stderr
+    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == [mine / "notes"]
+
+
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_the_resumed_run_is_the_uninterrupted_one(cloud: str, tmp_path: Path, scratch: Path) -> None:
     """On each cloud it saves inside the window, ends equal, says so last, and leaves its report and nothing else."""

@@ -8,16 +8,18 @@ import math
 import secrets
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
-from spotguard.providers.clock import SystemClock
+from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.urls import check_url
 
+from .clearing import cleared
 from .clouds import CLOUDS
 from .compare import Verdict, compare
 from .kept import kept
@@ -39,11 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
         window = cloud.window if arguments.window is None else arguments.window
         script, steps, link = arguments.script.absolute(), arguments.steps, arguments.link
         plan = Plan(cloud, script, steps, window, link, folder, left, *_place(arguments.store, folder))
-        with open_screen(plan.steps, clock, plain=arguments.no_color) as screen:
+        guest = _guest(plan, clock) if arguments.store else nullcontext()
+        with guest, open_screen(plan.steps, clock, plain=arguments.no_color) as screen:
             story = Director(plan, screen, clock).play()
             verdict = _verdict(story, screen)
-        if arguments.store:
-            _clear(plan)
         report = _leave_report(plan, story, verdict)
     _print_timeline(story)
     print(f"\nthe picture: {report}")
@@ -81,10 +82,9 @@ def _place(store: str | None, folder: Path) -> tuple[str, str]:
     return store, f"demo-{secrets.token_hex(4)}"
 
 
-def _clear(plan: Plan) -> None:
-    """Nothing of the demo stays in somebody's store."""
-    store = open_store(plan.store)
-    store.delete([info.key for info in store.list(f"{plan.run_id}/")])
+def _guest(plan: Plan, clock: Clock) -> AbstractContextManager[None]:
+    """Nothing of the demo stays in somebody's store, also where it fails or is ended."""
+    return cleared(open_store(plan.store), plan.run_id, clock, lambda line: print(line, file=sys.stderr))
 
 
 @contextmanager
