@@ -23,6 +23,7 @@ from .parts import (
     Part,
     StatefulPart,
     check_fits,
+    check_restorable,
     check_savable,
     copy_into,
     freeze_of,
@@ -69,6 +70,8 @@ def _entries(name: str, module: nn.Module) -> dict[str, Any] | None:
         extra = not isinstance(value, torch.Tensor) and key.rpartition(".")[2] == _EXTRA_STATE
         if not extra and id(value) not in own:
             return None
+        if not extra:
+            check_restorable(f"{name}.{key}", value)
     return entries
 
 

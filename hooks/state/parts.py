@@ -21,7 +21,7 @@ from ...providers.errors import StateError
 from ..format.dtypes import dtype_name
 from ..format.encoding import decode, encode, same
 from ..format.leaf import Leaf
-from .storage import copyable, gap, lack
+from .storage import copyable, expanded, gap, lack
 
 #: Larger sets of tensors than this are not copied at each boundary but read in place and checked twice.
 COPY_AT_BOUNDARY = 8 * 2**20
@@ -233,6 +233,7 @@ class TensorPart:
     def __init__(self, name: str, value: torch.Tensor) -> None:
         self.name = name
         check_savable(name, value)
+        check_restorable(name, value)
         self._value = value
         self._small = value.nbytes <= COPY_AT_BOUNDARY
         self._alias = freeze(value) if self._small else value.detach()
@@ -279,10 +280,20 @@ def check_savable(name: str, tensor: torch.Tensor) -> None:
         raise StateError(f"{name}: {error}") from error
 
 
+def check_restorable(name: str, tensor: torch.Tensor) -> None:
+    """Raise `StateError` for one of the user's own tensors that no restore could write to."""
+    if expanded(tensor):
+        raise StateError(
+            f"{name} is expanded: its elements share memory, and nothing can be restored into them; "
+            "give it memory of its own with .clone(), or leave it out"
+        )
+
+
 def check_fits(name: str, here: torch.Tensor, saved: torch.Tensor) -> None:
     """Raise `StateError` unless shape and dtype are the same, and there is memory to restore into."""
     if why := gap(here):
         raise StateError(f"{name} is {why}, which cannot be restored into; use a plain tensor")
+    check_restorable(name, here)
     if here.shape != saved.shape or here.dtype != saved.dtype:
         raise StateError(
             f"{name} is {tuple(here.shape)} {here.dtype} here and {tuple(saved.shape)} {saved.dtype} in the "

@@ -38,6 +38,13 @@ def lack(tensor: torch.Tensor) -> str:
     return ""
 
 
+def expanded(tensor: torch.Tensor) -> bool:
+    """Whether many of its elements are one place in memory (`expand`): it can be read, and torch writes nothing to it."""
+    return tensor.numel() > 0 and any(
+        n > 1 and not s for n, s in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
 #: Torch stores the integers of fewer than 8 bits in bytes, and copies none of them.
 _NO_COPY = {getattr(torch, f"{sign}int{bits}", None) for sign in ("", "u") for bits in range(1, 8)}
 

@@ -252,3 +252,76 @@ def test_a_witness_of_what_moved_in_memory_looks_at_nothing() -> None:
     tensor.untyped_storage().resize_(1 << 20)
     assert not witness.stands()
     assert "resized" in witness.broken()
+
+
+# --- elements that share memory --------------------------------------------------------------------------------
+
+
+class Masked(nn.Module):
+    """As masks are made: one row, seen many times."""
+
+    def __init__(self, mask: torch.Tensor) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.register_buffer("mask", mask)
+
+
+@pytest.mark.parametrize("where", ["a buffer", "a parameter", "a tensor"])
+def test_what_nothing_can_be_restored_into_is_refused_at_register(where: str, folder: Path) -> None:
+    """It could be saved, and no restore would ever work."""
+    expanded = torch.ones(1, 4).expand(4, 4)
+    values: dict[str, Any] = {"model": nn.Linear(4, 4)}
+    name = "held"
+    if where == "a tensor":
+        values["held"] = expanded
+    else:
+        name = r"model\.mask"
+        values["model"] = Masked(expanded)
+        if where == "a parameter":
+            del values["model"].mask
+            values["model"].mask = nn.Parameter(expanded, requires_grad=False)
+    with (
+        pytest.raises(StateError, match=rf"{name} is expanded: .* with \.clone\(\)"),
+        guarded(FileStore(folder), values),
+    ):
+        pass
+    assert find_whole(FileStore(folder), "run") is None
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.ones(1, 4).expand(4, 4).clone(),
+        torch.ones(1, 4).expand(1, 4),
+        torch.arange(16.0).reshape(4, 4).t(),
+        torch.arange(40.0)[::10],
+        torch.empty(0, 4).expand(0, 4),
+    ],
+    ids=["clone", "one row", "transposed", "strided", "empty"],
+)
+def test_other_views_come_back(mask: torch.Tensor, folder: Path) -> None:
+    """As a buffer and as a tensor of their own."""
+    model = Masked(mask)
+    values = {"model": model, "held": mask.detach()}
+    expected = mask.clone()
+    with guarded(FileStore(folder), values) as guard:
+        guard.restore()
+        guard.save()
+        with torch.no_grad():
+            mask.zero_()
+        assert guard.restore(step=0) == 0
+    assert torch.equal(mask, expected)
+
+
+def test_a_buffer_that_became_expanded_is_named_before_a_byte_is_written(folder: Path) -> None:
+    """By the restore: what is in memory stands."""
+    model = Masked(torch.ones(4, 4))
+    with guarded(FileStore(folder), {"model": model}) as guard:
+        guard.restore()
+        guard.save()
+        model.mask = torch.zeros(1, 4).expand(4, 4)
+        before = model.inner.weight.clone()
+        with pytest.raises(StateError, match=r"model\.mask is expanded"):
+            guard.restore(step=0)
+        assert guard._state.poisoned == ""
+    assert torch.equal(model.inner.weight, before)
