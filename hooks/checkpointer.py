@@ -358,14 +358,14 @@ class Checkpointer:
         Raises:
             Spoiled: it did not.
         """
-        effort, began = save.effort, self._clock.monotonic()
+        effort = save.effort
         if save.in_place:
             changed = writer.unchanged(save.collected.leaves, written, effort)
             if why := save.state.broken() or (changed and f"{changed} was changed while it was read"):
                 raise Spoiled(why)
         effort.check()
-        publish(writer, self._manifest(save, name, level, written), effort, self._clock)
-        writer.link.committed(self._clock.monotonic() - began)
+        seconds = publish(writer, self._manifest(save, name, level, written), effort, self._clock)
+        writer.link.committed(seconds)
 
     def _manifest(self, save: _Save, name: CheckpointName, level: Level, written: Written) -> RankManifest:
         return RankManifest(

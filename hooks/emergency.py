@@ -234,6 +234,7 @@ class EmergencySave:
             sizes=self._sizes,
             rate=link.rate(now),
             commit=link.commit or 0.0,
+            commit_at_best=link.commit_at_best or 0.0,
             last=self._last,
         )
 

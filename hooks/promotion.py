@@ -63,6 +63,7 @@ class Upload:
             ),
             rate=link.rate(now),
             commit=link.commit or 0.0,
+            commit_at_best=link.commit_at_best or 0.0,
             background=Underway(self.step, now - self._began, outline.nbytes - self._draft.bytes_of(ALL)),
             last=last,
         )

@@ -28,8 +28,8 @@ _NOTHING = Landed()
 def plan(at: Situation) -> Plan:
     """The best that fits, at the expected rate."""
     everything, found = at.sizes.a + at.sizes.b, at.background
-    if at.now + at.commit > at.deadline:
-        return _keep(at, f"a commit takes {at.commit:.1f} s, and {_left(at)}")
+    if at.now + at.least_commit > at.deadline:
+        return _keep(at, f"a commit takes {at.least_commit:.1f} s, and {_left(at)}")
     if found is not None and found.step == at.step and found.left < everything and _fits(at, found.left):
         return _promote(at, found, "it holds this very step")
     if _fits(at, everything):
@@ -163,7 +163,7 @@ def _fits(at: Situation, nbytes: int, rounding: float = 0.0) -> bool:
 
 def _may_fit(at: Situation, nbytes: int) -> bool:
     """On a good day."""
-    return at.rate is None or _slack(at, nbytes, at.rate.high) >= 0
+    return at.rate is None or _slack(replace(at, commit=at.least_commit), nbytes, at.rate.high) >= 0
 
 
 def _gains(at: Situation, found: Underway) -> bool:

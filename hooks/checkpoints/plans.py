@@ -96,6 +96,12 @@ class Situation:
     commit: float = 0.0
     background: Underway | None = None
     last: Earlier | None = None
+    #: The same on a good day: what would not fit even so is not begun.
+    commit_at_best: float = math.inf
+
+    @property
+    def least_commit(self) -> float:
+        return min(self.commit, self.commit_at_best)
 
 
 @dataclass(frozen=True, slots=True)

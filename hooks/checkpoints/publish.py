@@ -17,8 +17,9 @@ log = logging.getLogger("spotguard")
 _MARKER = 2.0
 
 
-def publish(writer: Writer, manifest: RankManifest, effort: Effort, clock: Clock) -> None:
+def publish(writer: Writer, manifest: RankManifest, effort: Effort, clock: Clock) -> float:
     """Commit what `writer` has put. Between the two requests the checkpoint is whole already: the marker is a shortcut.
+    Returns the seconds of their answers: that the store was away before says nothing of the next commit.
 
     Raises:
         Abandoned: out of time, or called off.
@@ -26,7 +27,7 @@ def publish(writer: Writer, manifest: RankManifest, effort: Effort, clock: Clock
     """
     store = writer.store
     try:
-        writer.ask(lambda left: put_manifest(store, manifest, timeout=left), effort)
+        seconds = writer.ask(lambda left: put_manifest(store, manifest, timeout=left), effort)
     except Abandoned as error:
         raise Abandoned(
             f"{error}; its manifest was on the way: if it arrives, a restore takes step {manifest.step}"
@@ -35,7 +36,7 @@ def publish(writer: Writer, manifest: RankManifest, effort: Effort, clock: Clock
     try:
         # For one process it is asked for once, and not for long: what it is worth is one request less for each listing.
         alone = manifest.world == 1
-        writer.ask(
+        seconds += writer.ask(
             lambda left: commit_if_whole(store, manifest, created=created, timeout=left),
             effort.part(clock.monotonic() + _MARKER) if alone else effort,
             again=not alone,
@@ -44,3 +45,4 @@ def publish(writer: Writer, manifest: RankManifest, effort: Effort, clock: Clock
         if manifest.world > 1:
             raise  # whether the other manifests are there, nobody has seen
         log.warning("step %d is committed, and its marker is not there: %s", manifest.step, error)
+    return seconds

@@ -7,6 +7,7 @@ have taken, so a rate is always bytes by seconds over many of them, and never a 
 from __future__ import annotations
 
 import math
+import statistics
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -98,9 +99,15 @@ class Link:
 
     @property
     def commit(self) -> float | None:
-        """Seconds to count on for a commit: the longest of the last few."""
+        """Seconds to count on for a commit: what most of the last few took, so that one bad one decides nothing."""
         with self._lock:
-            return max(self._commits, default=None)
+            return statistics.median_high(self._commits) if self._commits else None
+
+    @property
+    def commit_at_best(self) -> float | None:
+        """The shortest of the last few."""
+        with self._lock:
+            return min(self._commits, default=None)
 
     def rate(self, now: float) -> Rate | None:
         """What to count on for the next bytes. None: nothing has been seen yet.

@@ -17,8 +17,9 @@ def retry(
     effort: Effort,
     ask: Callable[[float | None], object],
     hear: Callable[[StoreError], None] = lambda error: None,
-) -> None:
-    """Ask a store, again and again while it only fails for now and the save may go on.
+) -> float:
+    """Ask a store, again and again while it only fails for now and the save may go on. Returns the seconds that the try took
+    that went well.
 
     Args:
         ask: called with the seconds that are left.
@@ -27,9 +28,10 @@ def retry(
     pause, tries = _RETRY_FIRST, _CORRUPT_TRIES
     effort.check()
     while True:
+        began = effort.now()
         try:
             ask(effort.left())
-            return
+            return effort.now() - began
         except StoreError as error:
             tries -= isinstance(error, CorruptError)  # on its way, as far as anybody can tell
             if not (error.transient or (isinstance(error, CorruptError) and tries)):

@@ -183,8 +183,9 @@ class Writer:
         """Of those, the bytes."""
         return sum(outline.objects[index].size for index in self.known(outline))
 
-    def ask(self, what: Callable[[float | None], object], effort: Effort, *, again: bool = True) -> None:
-        """Ask the store for something else than an object, on one of the threads: one that hangs is left behind.
+    def ask(self, what: Callable[[float | None], object], effort: Effort, *, again: bool = True) -> float:
+        """Ask the store for something else than an object, on one of the threads: one that hangs is left behind. Returns
+        the seconds of the answer; those for which the store was away are not among them.
 
         Args:
             what: called with the seconds that are left.
@@ -196,13 +197,16 @@ class Writer:
             CheckpointError: there is no thread to be had.
         """
         errand = Errand(1, effort)
+        took: list[float] = []
 
         def task(frame: Frame) -> None:
             try:
                 if again:
-                    retry(effort, what, errand.hear)
+                    took.append(retry(effort, what, errand.hear))
                 else:
+                    began = effort.now()
                     what(effort.left())
+                    took.append(effort.now() - began)
             except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
                 errand.fail(error)
 
@@ -211,6 +215,7 @@ class Writer:
         except (RuntimeError, MemoryError) as error:
             raise CheckpointError(f"a save needs a thread: {error}") from error
         _give(clerk, task, errand)
+        return sum(took)
 
     def unchanged(self, leaves: Sequence[Leaf], written: Written, effort: Effort) -> str:
         """Read what anybody may have changed a second time; "" or the name of a tensor that differs by now."""

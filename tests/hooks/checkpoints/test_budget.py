@@ -73,6 +73,7 @@ def situations(draw: st.DrawFn, known: bool = True) -> Situation:
         commit=draw(st.floats(0, 10)),
         background=draw(st.none() | underway),
         last=draw(st.none() | st.builds(Earlier, st.integers(-1, step), seconds)),
+        commit_at_best=draw(st.just(math.inf) | st.floats(0, 10)),
     )
 
 
@@ -101,6 +102,16 @@ def test_each_says_its_numbers(left: float, choice: Choice, said: str) -> None:
     chosen = plan(situation(left, last=Earlier(90, 34.0)))
     assert chosen.choice is choice
     assert said in chosen.reason
+
+
+def test_slow_commits_do_not_keep_a_save_from_being_tried() -> None:
+    """Where the quickest of the last few would still be in time: nothing is said to fit, and trying loses nothing."""
+    slow = replace(situation(10, commit=15.0), commit_at_best=0.1)
+    chosen = plan(slow)
+    assert chosen.choice is Choice.LOWER
+    assert "which is tried" in chosen.reason
+    assert plan(replace(slow, commit_at_best=math.inf)).choice is Choice.KEEP
+    assert "a commit takes 11.0 s" in plan(replace(slow, commit_at_best=11.0)).reason
 
 
 def test_a_background_checkpoint_whose_rest_fits_comes_before_a_lower_level() -> None:

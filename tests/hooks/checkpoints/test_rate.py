@@ -216,12 +216,15 @@ def test_a_store_that_stood_still_may_be_back() -> None:
     assert played.rate.high == pytest.approx(2e3)
 
 
-def test_a_commit_costs_the_longest_of_the_last_few() -> None:
-    """One bad one is forgotten after five."""
+def test_a_commit_costs_what_most_of_the_last_few_did() -> None:
+    """One bad one decides nothing beside two others; with a single other one it may come again."""
     link = Link()
-    for seconds in (0.1, 3.0, 0.2):
+    assert (link.commit, link.commit_at_best) == (None, None)
+    said = []
+    for seconds in (0.1, 3.0, 0.2, 0.3, 0.4):
         link.committed(seconds)
-    assert link.commit == 3.0
+        said.append((link.commit, link.commit_at_best))
+    assert said == [(0.1, 0.1), (3.0, 0.1), (0.2, 0.1), (0.3, 0.1), (0.3, 0.1)]
     for _ in range(5):
-        link.committed(0.1)
-    assert link.commit == 0.1
+        link.committed(3.0)
+    assert (link.commit, link.commit_at_best) == (3.0, 3.0)

@@ -203,6 +203,22 @@ def test_pauses_grow_and_end_with_the_save() -> None:
     assert offered == pytest.approx([6.0, 5.9, 5.7, 5.3, 4.5, 2.9, 0.9])
 
 
+def test_an_answer_takes_the_seconds_of_the_request_that_brought_it() -> None:
+    """Not those for which the store was away: the next commit is planned by it."""
+    clock, writer, tries = Impatient(), Writer(FakeStore(), "run"), []
+
+    def ask(left: float | None) -> None:
+        tries.append(left)
+        clock.now += 0.25
+        if len(tries) < 6:
+            raise UnavailableError("away")
+
+    assert writer.ask(ask, Effort(clock)) == 0.25
+    assert clock.now > 5
+    assert writer.ask(ask, Effort(clock), again=False) == 0.25
+    writer.close()
+
+
 def test_an_error_that_cannot_heal_ends_at_once() -> None:
     """A refused put is not repeated."""
     calls: list[int] = []
