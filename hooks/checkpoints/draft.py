@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from ..format.chunks import Item, PlannedObject, plan
+from ..format.crc import crc32
 from ..format.dtypes import dtype_name
 from ..format.keys import CheckpointName, object_name
 from ..format.leaf import Leaf, Tier
@@ -134,7 +134,7 @@ class Draft:
             name=object_name(self.outline.rank, self.outline.world, index),
             size=planned.size,
             header=len(planned.header),
-            header_crc32=zlib.crc32(planned.header),
+            header_crc32=crc32(planned.header),
             checkpoint="" if at == name else str(at),
         )
 

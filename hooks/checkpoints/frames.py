@@ -10,12 +10,12 @@ of ours, beside the team that training computes with.
 from __future__ import annotations
 
 import ctypes
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
 
+from ..format.crc import crc32
 from ..state.device import SideStreams
 from ..state.storage import copyable, gap
 
@@ -63,7 +63,7 @@ class Frame:
             self._streams.finish()
         else:
             self._copy_as(dtype, source, start, end)
-        return zlib.crc32(self._view[start:end])
+        return crc32(self._view[start:end])
 
     @contextmanager
     def aside(self, devices: Iterable[torch.device]) -> Iterator[None]:

@@ -8,7 +8,6 @@ checked on the way against the CRCs that were taken when it left the state.
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ import torch
 from ...providers.errors import CheckpointError, CorruptError, SpotguardError, StoreError
 from ...providers.stores.store import BlobStore
 from ..format.chunks import Item, Piece, PlannedObject
+from ..format.crc import crc32
 from ..format.dtypes import torch_dtype
 from ..format.keys import CheckpointName, checkpoint_prefix, object_name
 from ..format.leaf import Leaf
@@ -127,7 +127,7 @@ class Stager:
             key = checkpoint_prefix(run_id, held.at) + object_name(outline.rank, outline.world, index)
             data = frame.view(0, planned.size)
             files.read_into(key, 0, data)
-            crcs = [zlib.crc32(data[piece.start : piece.end]) for piece in planned.pieces]
+            crcs = [crc32(data[piece.start : piece.end]) for piece in planned.pieces]
             if crcs != held.crcs or data[: len(planned.header)] != planned.header:
                 raise CorruptError(f"{key} in {files.url} is not what was written there: look at that disk")
             return crcs
@@ -160,7 +160,7 @@ def _draft_of(files: BlobStore, manifest: RankManifest) -> Draft:
             raise CheckpointError(f"{key} in {files.url} has no name that this version gives")
         header = bytearray(entry.header)
         files.read_into(key, 0, memoryview(header))
-        if zlib.crc32(header) != entry.header_crc32:
+        if crc32(header) != entry.header_crc32:
             raise CorruptError(f"{key} in {files.url} is damaged: its header is not the one that was written")
         held = sorted(pieces.get(index, []), key=lambda each: each[0].start)
         objects.append(PlannedObject(bytes(header), tuple([piece for piece, _ in held]), entry.size))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from ...providers.errors import StoreError
+from ..format import crc
 from .ranges import Load, Wanted
 
 
@@ -63,8 +63,8 @@ def placed(load: Load, wanted: Wanted, frames: Sequence[F]) -> Iterator[Span[F]]
 
 
 def crc32(spans: Sequence[Span[F]]) -> int:
-    """zlib's, of all of them one behind the other. The GIL is let go."""
-    crc = 0
+    """Of all of them one behind the other. The GIL is let go."""
+    found = 0
     for span in spans:
-        crc = zlib.crc32(span.view, crc)
-    return crc
+        found = crc.crc32(span.view, found)
+    return found

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -21,7 +20,7 @@ import torch
 from ...providers.errors import CheckpointError, SpotguardError
 from ...providers.stores.store import BlobStore
 from ..format.chunks import PlannedObject
-from ..format.crc import combine
+from ..format.crc import combine, crc32
 from ..format.dtypes import torch_dtype
 from ..format.keys import CheckpointName, checkpoint_prefix, object_name
 from ..format.leaf import Leaf, Tier
@@ -317,7 +316,7 @@ class Writer:
         copied = frame.view(0, len(flight.data))
         copied[:] = flight.data
         # The other may have been faster, and its frame be in use again: then this is of no more use.
-        if zlib.crc32(copied) == flight.crc32:
+        if crc32(copied) == flight.crc32:
             log.debug("object %d lags behind, it is sent again", flight.index)
             self._put(work, flight.double(copied, work.effort.now()), copied)
 
@@ -369,6 +368,6 @@ def _give(hands: Sequence[Hand], task: Task, work: Errand) -> None:
 
 def _whole_crc(planned: PlannedObject, crcs: Sequence[int], data: memoryview) -> int:
     if len(crcs) > _COMBINED:
-        return zlib.crc32(data)
+        return crc32(data)
     sizes = [piece.end - piece.start for piece in planned.pieces]
-    return combine([(zlib.crc32(planned.header), len(planned.header)), *zip(crcs, sizes, strict=True)])
+    return combine([(crc32(planned.header), len(planned.header)), *zip(crcs, sizes, strict=True)])

@@ -1,4 +1,4 @@
-"""The CRC32 of a whole from those of its parts: no byte is read twice.
+"""CRC32, and that of a whole from those of its parts: no byte is read twice.
 
 A chunk's CRC goes into the manifest, the object's to the service that checks it on put. The second follows from the
 first by arithmetic (zlib's crc32_combine, which Python's module does not offer): in polynomials over GF(2), reflected, the CRC of A
@@ -9,6 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+
+# The same sum as zlib's, by carry-less multiplication: 0.04 processor seconds a GB against 0.25 (zlib 1.2.13, one core
+# with AVX-512). Comes with the extra of each cloud, and is not asked for where there is no wheel of it. Both let the
+# GIL go.
+try:
+    from zlib_ng.zlib_ng import crc32 as crc32
+except ImportError:
+    from zlib import crc32 as crc32
 
 #: CRC-32's polynomial (IEEE 802.3), reflected: bit 31 is x^0.
 _POLYNOMIAL = 0xEDB88320
