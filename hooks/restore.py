@@ -12,6 +12,7 @@ from .checkpoints.catalog import Gone, Whole, passed_over, scan, whole_checkpoin
 from .checkpoints.meter import Meter
 from .checkpoints.reader import read
 from .checkpoints.staging import Stage, Staged, newest_first
+from .checkpoints.worth import worth_it
 from .format.codec import NewerFormatError
 from .format.coverage import Coverage
 from .format.keys import MARKER, CheckpointName
@@ -20,8 +21,6 @@ from .state.registered import State
 
 log = logging.getLogger("spotguard")
 
-#: Steps that the moments are worth: so many Adam's second one takes to be itself again, with its usual beta of 0.999.
-MOMENTS_WORTH = 1000
 #: Listings, where what was listed goes away while it is read: a run that is pruned as often is read too slowly.
 _LOOKS = 5
 
@@ -133,7 +132,7 @@ def _candidates(
     found = _all(store, run_id, step, gone)
     if stage is not None:
         found = newest_first(stage.wholes(store, step=step), found)
-    return found if step is not None else _worth_it(found)
+    return found if step is not None else worth_it(found)
 
 
 def _all(
@@ -155,29 +154,6 @@ def _let_go(error: BaseException | None) -> None:
     while error is not None:
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
-
-
-def _worth_it(newest_first: Iterator[Whole]) -> Iterator[Whole]:
-    """Full checkpoints, and of the lower level those that are newer by more than their missing moments cost."""
-    lower: list[Whole] = []
-    for whole in newest_first:
-        if whole.level != "full":
-            lower.append(whole)
-            continue
-        for light in tuple(lower):
-            if light.name.step - whole.name.step >= MOMENTS_WORTH:
-                lower.remove(light)
-                yield light
-            else:
-                log.warning(
-                    "step %d was saved without the optimizer's moments, and the full checkpoint of step %d is taken: "
-                    "guard.restore(step=%d) takes the other one",
-                    light.name.step,
-                    whole.name.step,
-                    light.name.step,
-                )
-        yield whole  # who comes back for more found it damaged: the others are held against the next full one
-    yield from lower
 
 
 def say_what_stays_behind(store: BlobStore, own: str, other: str) -> None:
