@@ -15,7 +15,7 @@ from ..providers.errors import StateError, UsageError
 from ..providers.stores.opening import open_store
 from ..providers.stores.store import BlobStore
 from . import forks, protocol, signals
-from .alarm import Alarm, alarm_of
+from .alarm import Alarm
 from .arguments import completed_steps, kept, number, run_name, stage_folder, store_url, yes
 from .cadence import Cadence
 from .checkpointer import Checkpointer, Saved
@@ -33,6 +33,7 @@ from .report import Report
 from .restore import restore, say_what_stays_behind
 from .saver import Saver
 from .state.registered import State
+from .words import Words
 
 log = logging.getLogger("spotguard")
 
@@ -132,6 +133,7 @@ class Guard:
             released=signals.redeliver,
             saved=self._counted,
         )
+        self._words = Words(self._saver, self._cadence, self._report, clock, self.leave)
         self._saver.start()
 
     def _counted(self, saved: Saved) -> None:
@@ -318,26 +320,9 @@ class Guard:
         self._built.wait()  # a notice that is there already comes right behind the welcome
         if self.closed:
             return
-        match message:
-            case protocol.Preempt():
-                now = self._clock.monotonic()
-                self._report.told(message.id)
-                log.warning(
-                    "%s from %s: %.1f s left, saving", message.kind, message.source, message.seconds_left
-                )
-                self._saver.emergency(alarm_of(message, now))
-                self._told.set()
-            case protocol.Checkpoint(reason=reason, going=going):
-                if self._cadence.ask(going=going):
-                    log.info("a checkpoint at the next step, beside training: %s", reason)
-                else:
-                    log.info("no checkpoint, for background checkpoints are switched off: %s", reason)
-            case protocol.Withdrawn(id=id):
-                self._saver.release(id, "the notice was withdrawn")
-            case protocol.Resume(id=id):
-                self._saver.release(id, "the drill is over")
-            case protocol.Leave(code=code):
-                self.leave(code)
+        self._words.hear(message)
+        if isinstance(message, protocol.Preempt):
+            self._told.set()
 
     def _lost(self) -> None:
         self._built.wait()
