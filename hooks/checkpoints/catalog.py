@@ -25,14 +25,15 @@ from ..format.keys import (
     parse_manifest_name,
     parse_object_name,
 )
-from ..format.manifest import Kind, Level, RankManifest
+from ..format.manifest import CommitMarker, Kind, Level, RankManifest
 
 log = logging.getLogger("spotguard")
 
 #: Manifests of many ranks come side by side: each is one small request, and requests have latency.
 _FETCHERS = 16
 
-Status = Literal["whole", "partial", "damaged"]
+#: "newer": of a format that only a newer spotguard reads; it may be good.
+Status = Literal["whole", "partial", "damaged", "newer"]
 
 
 class Partial(CheckpointError):
@@ -221,10 +222,8 @@ def _describe(
     objects = [size for name, size in folder.files.items() if parse_object_name(name)]
     status: Status = "whole"
     reason = ""
-    said = None
     try:
-        if marked and not deep:
-            said = decode_marker(store.get(folder.prefix + MARKER, timeout=timeout), folder.prefix + MARKER)
+        if marked and not deep and (said := _said(store, folder, timeout)) is not None:
             names = [manifest_name(rank, said.world) for rank in range(said.world)]
             if (said.objects, said.nbytes) == (len(objects), sum(objects)) and folder.files.keys() >= set(
                 names
@@ -242,8 +241,17 @@ def _describe(
     except (Partial, NotFoundError) as error:
         status, reason = "partial", str(error)
     except CheckpointError as error:
-        status, reason = "damaged", str(error)
+        status, reason = "newer" if isinstance(error, NewerFormatError) else "damaged", str(error)
     return Checkpoint(folder.run_id, folder.name, status, reason, sum(objects), marked)
+
+
+def _said(store: BlobStore, folder: Folder, timeout: float | None) -> CommitMarker | None:
+    """What the marker says; None where it cannot be read, which unmakes nothing: the manifests say more."""
+    key = folder.prefix + MARKER
+    try:
+        return decode_marker(store.get(key, timeout=timeout), key)
+    except CheckpointError:
+        return None
 
 
 def _world(folder: Folder) -> int:

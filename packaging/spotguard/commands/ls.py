@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass, replace
 
 from rich.table import Table
 from rich.text import Text
 
-from spotguard.hooks.checkpoints.catalog import Checkpoint, list_checkpoints
+from spotguard.hooks.checkpoints.catalog import Checkpoint, Partial, list_checkpoints
+from spotguard.hooks.format.codec import NewerFormatError
+from spotguard.providers.errors import CheckpointError
+from spotguard.providers.stores.store import BlobStore
 
 from .console import add_json, amount, console, moment, print_json
+from .start import next_start
 from .target import add_target, target
 
 DESCRIPTION = """\
 Lists the checkpoints of every run in a store, newest first. The one marked > is what the next start
-restores: the newest that is whole."""
+restores. Whole is what has all its files in their sizes; `spotguard verify` reads them, too."""
 
 EXAMPLES = """\
 examples:
@@ -22,7 +27,7 @@ examples:
   spotguard ls file:///mnt/checkpoints
   spotguard ls file:///mnt/checkpoints --run-id gpt-small-7 --json"""
 
-_COLOURS = {"whole": "green", "partial": "yellow", "damaged": "red"}
+_COLOURS = {"whole": "green", "partial": "yellow", "damaged": "red", "newer": "yellow"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,19 +37,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     meant = target(arguments)
-    found = [each for run_id in meant.runs() for each in list_checkpoints(meant.store, run_id)]
+    found = [
+        line
+        for run_id in meant.runs()
+        for line in lines_of(meant.store, run_id)
+        if meant.means(line.each.name)
+    ]
     if arguments.json:
-        print_json({"store": meant.store.url, "checkpoints": [as_json(each) for each in found]})
+        print_json({"store": meant.store.url, "checkpoints": [as_json(line) for line in found]})
         return 0
     if not found:
-        print(f"no checkpoint in {meant.store.url}")
+        which = "" if meant.name is None else f" {meant.name} of run {meant.run_id}"
+        print(f"no checkpoint{which} in {meant.store.url}")
         return 0
     console().print(_table(found))
     return 0
 
 
-def as_json(each: Checkpoint) -> dict[str, object]:
+@dataclass(frozen=True, slots=True)
+class Line:
+    each: Checkpoint
+    #: Whether the next start restores this one.
+    next: bool
+
+
+def lines_of(store: BlobStore, run_id: str) -> list[Line]:
+    """Every checkpoint of a run, newest first."""
+    found = list_checkpoints(store, run_id)
+    try:
+        start = next_start(store, run_id)
+    except NewerFormatError:  # it refuses; the line of that one says so
+        return [Line(each, False) for each in found]
+    taken = None if start.taken is None else start.taken.name
+    return [Line(_corrected(each, start.passed.get(each.name)), each.name == taken) for each in found]
+
+
+def _corrected(each: Checkpoint, error: CheckpointError | None) -> Checkpoint:
+    """The marker is a shortcut: what is not whole by the manifests is not, whatever it says."""
+    if error is None or each.status != "whole":
+        return each
+    return replace(each, status="partial" if isinstance(error, Partial) else "damaged", reason=str(error))
+
+
+def as_json(line: Line) -> dict[str, object]:
     """A line of the list as plain JSON."""
+    each = line.each
     return {
         "run_id": each.run_id,
         "checkpoint": str(each.name),
@@ -59,17 +96,18 @@ def as_json(each: Checkpoint) -> dict[str, object]:
         "level": each.level,
         "kind": each.kind,
         "created": each.created,
+        "next": line.next,
     }
 
 
-def _table(found: list[Checkpoint]) -> Table:
+def _table(found: list[Line]) -> Table:
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for name in ("", "run", "step", "checkpoint", "saved", "size", "ranks", "made for", "status"):
         table.add_column(name, justify="right" if name in ("step", "size", "ranks") else "left")
-    newest = _newest(found)
-    for each in found:
+    for line in found:
+        each = line.each
         table.add_row(
-            ">" if each in newest else "",
+            ">" if line.next else "",
             each.run_id,
             str(each.name.step),
             str(each.name),
@@ -80,12 +118,3 @@ def _table(found: list[Checkpoint]) -> Table:
             Text(each.status + (f": {each.reason}" if each.reason else ""), style=_COLOURS[each.status]),
         )
     return table
-
-
-def _newest(found: list[Checkpoint]) -> list[Checkpoint]:
-    """Of each run, what a restore would take."""
-    newest: dict[str, Checkpoint] = {}
-    for each in found:  # newest first
-        if each.status == "whole" and each.level == "full":
-            newest.setdefault(each.run_id, each)
-    return list(newest.values())

@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass
 
 from spotguard.hooks.checkpoints.catalog import Folder, Whole, examine, list_runs, scan
+from spotguard.hooks.format.codec import NewerFormatError
 from spotguard.hooks.format.keys import CheckpointName
 from spotguard.hooks.naming import default_store
 from spotguard.providers.errors import CheckpointError, UsageError
@@ -20,6 +21,7 @@ from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore
 
 from .asking import checked_run_id
+from .start import next_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Target:
         """
         run_id = self.the_run()
         folders = scan(self.store, run_id)
-        meant = [folder for folder in folders if self._means(folder.name)]
+        meant = [folder for folder in folders if self.means(folder.name)]
         if not meant:
             asked = "" if self.name is None and self.step is None else f" {self._said()}"
             there = ", ".join(str(folder.name.step) for folder in folders[:8])
@@ -66,21 +68,29 @@ class Target:
         return meant, folders
 
     def whole(self) -> Whole:
-        """The newest whole one of those that are meant: what a restore would take.
+        """What a restore of those that are meant would take.
 
         Raises:
+            NewerFormatError: a restore would refuse.
             CheckpointError: none is whole; says why the newest is not.
         """
         chosen, folders = self.chosen()
+        if self.name is None and self.step is None:
+            start = next_start(self.store, self.the_run())
+            if start.taken is not None:
+                return start.taken
         reasons: list[CheckpointError] = []
         for folder in chosen:
             try:
                 return examine(self.store, folder, folders)
+            except NewerFormatError:
+                raise
             except CheckpointError as error:
                 reasons.append(error)
         raise CheckpointError(f"checkpoint {chosen[0].name} is not whole: {reasons[0]}") from reasons[0]
 
-    def _means(self, name: CheckpointName) -> bool:
+    def means(self, name: CheckpointName) -> bool:
+        """Whether this one is among those that are meant."""
         return (self.name is None or name == self.name) and (self.step is None or name.step == self.step)
 
     def _said(self) -> str:

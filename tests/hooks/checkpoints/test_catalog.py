@@ -222,7 +222,7 @@ def test_a_newer_formats_checkpoint_is_not_gone_back_behind() -> None:
         find_whole(store, "run")
     chosen = find_whole(store, "run", step=10)
     assert chosen is not None
-    assert [line.status for line in list_checkpoints(store, "run")] == ["damaged", "whole"]
+    assert [line.status for line in list_checkpoints(store, "run")] == ["newer", "whole"]
 
 
 def test_a_lower_level_is_restored_only_when_asked_for() -> None:

@@ -1,0 +1,32 @@
+"""What the next start restores, by restore's own rule, as far as can be said without reading every byte."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spotguard.hooks.checkpoints.catalog import Whole, whole_checkpoints
+from spotguard.hooks.checkpoints.worth import worth_it
+from spotguard.hooks.format.keys import CheckpointName
+from spotguard.hooks.format.manifest import LEVELS
+from spotguard.providers.errors import CheckpointError
+from spotguard.providers.stores.store import BlobStore
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    #: None: it begins at step 0.
+    taken: Whole | None
+    #: Of what was passed over on the way: why it is not whole.
+    passed: Mapping[CheckpointName, CheckpointError]
+
+
+def next_start(store: BlobStore, run_id: str) -> Start:
+    """What `guard.restore()` would take.
+
+    Raises:
+        NewerFormatError: it would refuse.
+    """
+    passed: dict[CheckpointName, CheckpointError] = {}
+    found = whole_checkpoints(store, run_id, levels=LEVELS, skipped=passed.__setitem__)
+    return Start(next(worth_it(found), None), passed)

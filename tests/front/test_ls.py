@@ -1,0 +1,134 @@
+"""`spotguard ls` and `inspect` say what the next start restores: as restore decides it, whatever the markers say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotguard import cli
+from spotguard.hooks.format.codec import encode_manifest
+from spotguard.hooks.format.keys import MARKER, manifest_name
+from spotguard.hooks.format.manifest import FORMAT
+from spotguard.providers.stores.localfs import FileStore
+from spotguard.providers.stores.store import BlobStore
+from tests.fakes.checkpoint import Save
+
+Story = Callable[[BlobStore, Path], None]
+
+
+def only_weights(store: BlobStore, root: Path) -> None:
+    Save(step=10, level="weights").write(store)
+
+
+def weights_far_newer(store: BlobStore, root: Path) -> None:
+    Save(step=10).write(store)
+    Save(step=1010, save=1, level="weights").write(store)
+
+
+def weights_a_little_newer(store: BlobStore, root: Path) -> None:
+    Save(step=10).write(store)
+    Save(step=1009, save=1, level="weights").write(store)
+
+
+def a_damaged_marker(store: BlobStore, root: Path) -> None:
+    save = Save(step=20)
+    Save(step=10).write(store)
+    save.write(store)
+    path = root / save.prefix / MARKER
+    data = bytearray(path.read_bytes())
+    data[-4] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+def a_reference_to_what_is_gone(store: BlobStore, root: Path) -> None:
+    """Its own marker and files agree."""
+    Save(step=10).write(store)
+    base = Save(step=20, save=1)
+    manifests = base.write(store)
+    Save(step=30, save=2, base=manifests).write(store)
+    store.delete([manifests[0].object_key(0)])
+
+
+def a_newer_format(store: BlobStore, root: Path) -> None:
+    save = Save(step=20)
+    Save(step=10).write(store)
+    for manifest in save.write(store, marker=False):
+        name = save.prefix + manifest_name(manifest.rank, save.world)
+        store.put(name, memoryview(encode_manifest(replace(manifest, format=FORMAT + 1))))
+
+
+def a_newer_format_further_back(store: BlobStore, root: Path) -> None:
+    a_newer_format(store, root)
+    Save(step=30).write(store)
+
+
+STORIES: list[tuple[Story, int | None, dict[int, str]]] = [
+    (only_weights, 10, {10: "whole"}),
+    (weights_far_newer, 1010, {1010: "whole", 10: "whole"}),
+    (weights_a_little_newer, 10, {1009: "whole", 10: "whole"}),
+    (a_damaged_marker, 20, {20: "whole", 10: "whole"}),
+    (a_reference_to_what_is_gone, 10, {30: "damaged", 20: "damaged", 10: "whole"}),
+    (a_newer_format, None, {20: "newer", 10: "whole"}),
+    (a_newer_format_further_back, 30, {30: "whole", 20: "newer", 10: "whole"}),
+]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.mark.parametrize(
+    ("story", "taken", "statuses"), STORIES, ids=[story.__name__ for story, _, _ in STORIES]
+)
+def test_ls_marks_what_a_restore_takes(
+    story: Story, taken: int | None, statuses: dict[int, str], root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the table and in JSON; `inspect` shows the same one, or says why a restore refuses."""
+    story(FileStore(root), root)
+    found = listed(capsys, root.as_uri())
+    assert {each["step"]: each["status"] for each in found} == statuses
+    assert [each["step"] for each in found if each["next"]] == ([] if taken is None else [taken])
+    assert cli.main(["ls", root.as_uri()]) == 0
+    marked = [line for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith(">")]
+    assert [int(line.split()[2]) for line in marked] == ([] if taken is None else [taken])
+
+    assert cli.main(["inspect", root.as_uri(), "--json"]) == (1 if taken is None else 0)
+    out, err = capsys.readouterr()
+    if taken is None:
+        assert f"format version {FORMAT + 1} is newer than {FORMAT}" in err
+    else:
+        assert json.loads(out)["step"] == taken
+
+
+def listed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert cli.main(["ls", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["checkpoints"]
+
+
+def test_each_run_has_its_own_mark(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = FileStore(root)
+    for run_id in ("a", "b"):
+        for number in (1, 2):
+            Save(run_id=run_id, step=10 * number, save=number).write(store)
+    found = listed(capsys, root.as_uri())
+    assert [(each["run_id"], each["step"]) for each in found if each["next"]] == [("a", 20), ("b", 20)]
+
+
+def test_a_checkpoints_url_lists_that_one(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the mark where the next start takes it, and without it where it takes another."""
+    store, older, newer = FileStore(root), Save(step=10), Save(step=20, save=1)
+    older.write(store)
+    newer.write(store)
+    for save, taken in ((older, False), (newer, True)):
+        (line,) = listed(capsys, (root / save.prefix).as_uri())
+        assert (line["step"], line["next"]) == (save.step, taken)
+    gone = Save(step=30).prefix
+    assert cli.main(["ls", (root / gone).as_uri()]) == 0
+    assert capsys.readouterr().out.startswith("no checkpoint 000000030-0001-0000 of run run in file://")
