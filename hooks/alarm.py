@@ -24,6 +24,13 @@ class Alarm:
     #: Made in this process, by a test: no agent will say what follows the commit.
     by_hand: bool = False
 
+    def join(self, other: Alarm) -> None:
+        """One more notice: a deadline that is known only moves earlier, and a drill is one only where all are."""
+        self.ids = list(dict.fromkeys([*self.ids, *other.ids]))
+        self.deadline = min(self.deadline, other.deadline)
+        self.save_by = min(self.save_by, other.save_by)
+        self.drill = self.drill and other.drill
+
 
 def alarm_of(notice: Preempt, now: float) -> Alarm:
     """What the agent says, on this process's own clock."""

@@ -216,31 +216,31 @@ class Checkpointer:
         collected = state.collect(self._rank)
         self.nbytes = collected.nbytes
         save = _Save(state, collected, step, kind, effort, progress, in_place=True)
-        blocked = 0.0
         try:
-            if opened is not None:
-                save = self._apart(save, opened)
-                blocked = self._clock.monotonic() - started
             if kind == "emergency":
                 return self._emergency(save, started)
-            self.last = replace(self._whole(save, started), blocked=blocked)
-            return self.last
+            if opened is None:
+                return self._whole(save, self._name(step), started)
+            save, name = self._apart(save, opened)
+            return self._whole(save, name, started, blocked=self._clock.monotonic() - started)
         except Spoiled as error:
             self.spoiled = str(error)
             return None
 
-    def _apart(self, save: _Save, opened: Callable[[], None]) -> _Save:
-        """With its bytes in a place of their own: on this machine's disk, or else in host memory."""
+    def _apart(self, save: _Save, opened: Callable[[], None]) -> tuple[_Save, CheckpointName]:
+        """With its bytes in a place of their own: on this machine's disk, or else in host memory. And its name: once the
+        gate is open training may go back, and what was read before is of the attempt before."""
         collected, why = save.collected, ""
         leaves: tuple[Leaf, ...] = ()
         if (held := self._stage(save)) is None:
             leaves = self._snapshot.take(collected.leaves, save.effort)
             why = save.state.broken() or differs(collected.leaves, leaves)
+        name = held.name if held is not None else self._name(save.step)
         opened()
         if why:
             raise Spoiled(why)
         collected = Collected(leaves, collected.trees, collected.light_trees)
-        return replace(save, collected=collected, in_place=False, held=held)
+        return replace(save, collected=collected, in_place=False, held=held), name
 
     def _stage(self, save: _Save) -> Held | None:
         if (stager := self._stager) is None or stager.stage.off:
@@ -253,10 +253,9 @@ class Checkpointer:
         outline = self._writer.outline(leaves, renew=True)
         return stager.hold(leaves, outline, name, save.effort, save.moved, commit)
 
-    def _whole(self, save: _Save, started: float) -> Saved:
+    def _whole(self, save: _Save, name: CheckpointName, started: float, blocked: float = 0.0) -> Saved:
         """All of it, at leisure."""
         held, leaves = save.held, save.collected.leaves
-        name = held.name if held is not None else self._name(save.step)
         try:
             outline = held.draft.outline if held is not None else self._writer.outline(leaves, renew=True)
             draft = Draft(outline)
@@ -270,11 +269,12 @@ class Checkpointer:
             raise
         finally:
             self._upload = None
-        self._writer.committed(draft)
-        saved = self._saved(save.step, name, draft, started)
+        if name.attempt == self._attempt:
+            self._writer.committed(draft)
+        saved = self._saved(name, draft, started, blocked=blocked)
         if save.effort.left() is None:  # not while a notice waits for it
             self._make_ready(draft.outline)
-            self._prune(save.effort, name)
+            self._prune(save.effort, name, name.attempt)
         return saved
 
     def _make_ready(self, outline: Outline) -> None:
@@ -295,16 +295,16 @@ class Checkpointer:
         stager, last, name = self._stager, self.last, whole.name
         if stager is None or (last is not None and last.step >= name.step):
             return None
-        started = self._clock.monotonic()
+        started, attempt = self._clock.monotonic(), self._attempt
         manifest = whole.manifests[0]
         held = stager.left_behind(manifest, effort)
         draft = Draft(held.draft.outline)
         written = self._writer.write((), name, effort, draft=draft, fill=held.fill)
         own = replace(manifest, objects=written.objects, tensors=written.tensors)
         publish(self._writer, own, effort, self._clock)
-        saved = self._saved(name.step, name, draft, started)
-        self._prune(effort, name)
-        return saved
+        self.last = self._saved(name, draft, started)
+        self._prune(effort, name, attempt)
+        return self.last
 
     def _emergency(self, save: _Save, started: float) -> Saved:
         """What fits."""
@@ -326,7 +326,7 @@ class Checkpointer:
             if emergency.committed is not None:  # also if it ended otherwise after that
                 name, level = emergency.committed
                 why, at = emergency.less, emergency.at
-                saved = self._saved(save.step, name, emergency.draft, started, level, why, at)
+                saved = self._saved(name, emergency.draft, started, level, why, at)
         assert saved is not None
         return saved
 
@@ -336,19 +336,21 @@ class Checkpointer:
 
     def _saved(
         self,
-        step: int,
         name: CheckpointName,
         draft: Draft,
         started: float,
         level: Level = "full",
         why: str = "",
         at: float | None = None,
+        blocked: float = 0.0,
     ) -> Saved:
         at = self._clock.monotonic() if at is None else at
         url = inside(self._store.url, checkpoint_prefix(self._run_id, name))
         nbytes = draft.put_of(ALL if level == "full" else WEIGHTS)
-        self.last = Saved(step, url, nbytes, at - started, at, level, why)
-        return self.last
+        saved = Saved(name.step, url, nbytes, at - started, at, level, why, blocked)
+        if name.attempt == self._attempt:  # or training went back meanwhile, and goes on from elsewhere
+            self.last = saved
+        return saved
 
     def _commit(
         self, save: _Save, name: CheckpointName, level: Level, written: Written, writer: Writer
@@ -384,8 +386,8 @@ class Checkpointer:
             created=self._clock.time(),
         )
 
-    def _prune(self, effort: Effort, name: CheckpointName) -> None:
-        """`name` is committed, so old checkpoints go."""
-        self._tidier.prune(self._keep, self._attempt, effort)
+    def _prune(self, effort: Effort, name: CheckpointName, attempt: int) -> None:
+        """`name` is committed, so old checkpoints go, unless a newer attempt has begun."""
+        self._tidier.prune(self._keep, attempt, effort)
         if self._stager is not None:
             self._stager.in_the_store(name, self.nbytes, effort)

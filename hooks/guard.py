@@ -92,7 +92,6 @@ class Guard:
         self._cadence = Cadence(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
         self._nbytes = self._state.expected_bytes()
         self._restored = self.closed = self._forked = self._looked_back = False
-        self._unsettled = _SETTLED
         self._built = threading.Event()
         self._told = threading.Event()
         self._client: Client | None = None
@@ -179,6 +178,8 @@ class Guard:
         self._only_here("restore")
         step = None if step is None else completed_steps(step)
         other = run_id is not None and check_run_id(run_id) != self._run_id
+        # Before the gate: one that waits for the boundary of this very step keeps it shut.
+        self._saver.call_off("training goes back")
         self._gate.stand()  # a machine that is already being taken back begins nothing
         self._gate.begin_boundary()
         if self._restored:
@@ -191,6 +192,7 @@ class Guard:
         self._checkpointer.restored(done.stored)
         self._state.at_boundary()
         self._restored = self._saver.ready = True
+        self._unsettled = _SETTLED
         self._cadence.restored(self._clock.monotonic())
         self._gate.arrive(done.step)
         self._tell_position()

@@ -33,3 +33,8 @@ class Job:
     done: threading.Event = field(default_factory=threading.Event)
     saved: Saved | None = None
     error: SpotguardError | None = None
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """A background checkpoint, and nothing else that is done beside training."""
+        return self.kind == "background" and not self.rehearsal and self.staged is None

@@ -30,6 +30,8 @@ log = logging.getLogger("spotguard")
 
 #: Seconds after a deadline at which a machine that is still alive, with nobody to say so, goes on training.
 _OUTLIVED = 5.0
+#: Seconds for which who goes back waits for a save that is called off: it ends at once, unless a disk or a device hangs.
+_WINDING_DOWN = 10.0
 #: Seconds between two looks at whether a background save that was let finish is still worth more than a new one.
 _LOOK = 0.25
 
@@ -68,7 +70,8 @@ class Saver:
         self._looked_at = -math.inf
         self._ending = False
         self._alarm: Alarm | None = None
-        self._background_waiting = False
+        #: What is saved beside training, and what is planned: waiting its turn, or under way.
+        self._beside: list[Job] = []
         #: Training has begun: there is a state worth saving.
         self.ready = False
         self._thread = threading.Thread(target=self._run, name="spotguard-saver", daemon=True)
@@ -107,10 +110,7 @@ class Saver:
         """A notice: whatever else is being saved gives way. A deadline that is known only moves earlier."""
         with self._lock:
             if (known := self._alarm) is not None:
-                known.ids = list(dict.fromkeys([*known.ids, *alarm.ids]))
-                known.deadline = min(known.deadline, alarm.deadline)
-                known.save_by = min(known.save_by, alarm.save_by)
-                known.drill = known.drill and alarm.drill
+                known.join(alarm)
                 alarm = known
             self._alarm = alarm
             if self._urgent is not None:
@@ -177,18 +177,38 @@ class Saver:
     def background(self) -> None:
         """Begin a background save at this boundary, unless one is under way. Returns at once."""
         with self._lock:
-            if self._background_waiting or self._alarm is not None:
+            if self._alarm is not None or any(job.is_checkpoint for job in self._beside):
                 return
-            self._background_waiting = True
-        self._jobs.put(Job("background", self._effort(None)))
+        self._put_beside(Job("background", self._effort(None)))
 
     def bring(self, staged: Whole) -> None:
         """Take to the store what was restored from this machine's disk and is not there. Returns at once."""
-        self._jobs.put(Job("background", self._effort(None), staged=staged))
+        self._put_beside(Job("background", self._effort(None), staged=staged))
 
     def rehearse(self) -> None:
         """Plan a save of this state, so that at a notice only bytes move. Returns at once."""
-        self._jobs.put(Job("background", self._effort(None), rehearsal=True))
+        self._put_beside(Job("background", self._effort(None), rehearsal=True))
+
+    def _put_beside(self, job: Job) -> None:
+        with self._lock:
+            self._beside.append(job)
+        self._jobs.put(job)
+
+    def call_off(self, why: str) -> None:
+        """Training leaves this way: what is saved or planned beside it is of no more use. Returns when that has ended.
+        Not where a notice is: what it let finish is its own, and who trains is parked."""
+        with self._lock:
+            if self._alarm is not None:
+                return
+            for job in self._beside:
+                job.effort.abandon(why)
+            running = self._running
+        if running is None or not running.effort.abandoned:
+            return
+        if running.is_checkpoint:
+            log.info("the checkpoint that is being saved beside training is called off: %s", why)
+        if not running.done.wait(_WINDING_DOWN):
+            log.warning("%s, and a save that was called off does not end: it is left behind", why)
 
     def manual(self) -> Saved:
         """Save now and wait. The caller is the training thread, at a boundary, so the state stands still.
@@ -263,8 +283,7 @@ class Saver:
                     self._running = None
                     if self._urgent is job:
                         self._urgent, self._concluding = None, True
-                    if job.kind == "background" and not job.rehearsal and job.staged is None:
-                        self._background_waiting = False
+                    self._beside = [each for each in self._beside if each is not job]
                 try:
                     self._conclude(job)
                 finally:

@@ -1,0 +1,148 @@
+"""A training that goes back while a checkpoint of the way that it leaves is still being saved."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from spotguard.hooks import protocol
+from spotguard.hooks.checkpointer import Checkpointer
+from spotguard.hooks.checkpoints.catalog import find_whole
+from spotguard.hooks.checkpoints.commit import claim_attempt
+from spotguard.hooks.checkpoints.effort import Effort
+from spotguard.hooks.checkpoints.retention import Keep
+from spotguard.hooks.format.keys import MARKER
+from spotguard.hooks.gate import Shut
+from spotguard.hooks.state.registered import State
+from tests.fakes.clock import ManualClock
+from tests.fakes.noticed import notice, trained
+from tests.fakes.training import different, restored, small
+from tests.fakes.watched_store import PATIENCE, WatchedStore
+
+pytestmark = pytest.mark.torch
+
+
+def is_object(key: str) -> bool:
+    return key.endswith(".safetensors")
+
+
+def manifests(store: WatchedStore) -> list[str]:
+    return [key.split("/")[2] for key in store.objects if "-of-" in key and key.endswith(".json")]
+
+
+class Read(WatchedStore):
+    """A test does something before the first object is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: Callable[[], None] = lambda: None
+
+    def read_into(self, key: str, start: int, buffer: memoryview, *, timeout: float | None = None) -> None:
+        before, self.before = self.before, lambda: None
+        before()
+        super().read_into(key, start, buffer, timeout=timeout)
+
+
+def test_the_upload_of_the_way_that_is_left_ends_first(caplog: pytest.LogCaptureFixture) -> None:
+    """Its step is reached again, otherwise: a notice there saves what is, and does not find it committed."""
+    caplog.set_level(logging.INFO)
+    store = WatchedStore()
+    with trained(store, steps=1) as (guard, job, heard):
+        guard.save()
+        for number in (1, 2):
+            job.step(number)
+            guard.step()
+        store.hold(is_object)
+        guard._saver.background()
+        assert store.reached.wait(PATIENCE)
+        assert guard.restore(step=1) == 1
+        assert guard._saver._running is None
+        assert guard._position().checkpoint_step == 1
+        store.let_go()
+        job.values["optimizer"].param_groups[0]["lr"] = 0.5
+        for number in (1, 2):
+            job.step(number)
+            guard.step()
+        guard._on_message(notice())
+        committed = heard.wait(protocol.Committed, 2)
+        assert (committed.id, committed.step) == ("n1", 3)
+        bits = job.bits()
+    assert manifests(store) == ["000000001-0001-0000", "000000003-0002-0000"]
+    found, state = restored(store, small)
+    assert found == 3
+    assert different(state, bits) == []
+    assert (
+        "the checkpoint that is being saved beside training is called off: training goes back" in caplog.text
+    )
+
+
+def test_what_is_gone_back_to_is_not_pruned_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the upload that was under way, with its own commit."""
+    monkeypatch.setenv("SPOTGUARD_KEEP", "1")
+    store = Read()
+    with trained(store) as (guard, job, _):
+        guard.save()
+        job.step(2)
+        guard.step()
+        store.hold(is_object)
+        guard._saver.background()
+        assert store.reached.wait(PATIENCE)
+        upload = guard._saver._running
+        assert upload is not None
+
+        def ended() -> None:
+            store.let_go()
+            assert upload.done.wait(PATIENCE)
+
+        store.before = ended
+        assert guard.restore(step=2) == 2
+        assert guard._state.poisoned == ""
+    assert manifests(store) == ["000000002-0001-0000"]
+
+
+def test_one_that_waits_for_its_boundary_saves_nothing_of_either_way() -> None:
+    """Training goes back in the middle of a step: its turn never comes."""
+    store = WatchedStore()
+    with trained(store) as (guard, job, _):
+        guard.save()
+        job.step(2)
+        guard._saver.background()
+        with guard._gate._changed:
+            assert guard._gate._changed.wait_for(lambda: guard._gate.place.shut is not Shut.OPEN, PATIENCE)
+        assert guard.restore(step=2) == 2
+        job.step(2)
+        guard.step()
+        assert guard.save().url.endswith("000000003-0002-0000/")
+    assert len(manifests(store)) == 2
+
+
+def test_one_that_cannot_be_waited_for_stays_of_its_attempt() -> None:
+    """It ends when a newer attempt has begun: under its own name, as the newest of nothing, and nothing is deleted."""
+    store, clock, job = WatchedStore(), ManualClock(), small()
+    state = State(job.values, lambda: None, clock)
+    checkpointer = Checkpointer(store, "run", 1, clock=clock, keep=Keep(1))
+    try:
+        job.step(0)
+        state.at_boundary()
+        checkpointer.save(state, 1, "manual", Effort(clock))
+        restored_from = find_whole(store, "run")
+        job.step(1)
+        state.at_boundary()
+        claim_attempt(store, "run", {}, created=0.0)
+
+        def back() -> None:
+            checkpointer.begin_attempt(claim_attempt(store, "run", {}, created=0.0))
+            checkpointer.restored(restored_from)
+
+        saved = checkpointer.save(state, 2, "background", Effort(clock), opened=back)
+        assert saved is not None
+        assert saved.url.endswith("/000000002-0001-0001/")
+        assert checkpointer.last is not None
+        assert checkpointer.last.step == 1
+        assert manifests(store) == ["000000001-0001-0000", "000000002-0001-0001"]
+        assert sum(key.endswith(MARKER) for key in store.objects) == 2
+    finally:
+        checkpointer.close()
+        state.close()
