@@ -95,7 +95,7 @@ class Stager:
             raise
         self.writer.committed(draft)
         log.info("step %d is on this machine's disk, and goes to the store from there", name.step)
-        return Held(name, draft, self._fill(draft))
+        return Held(name, draft, self._reported(name, draft, self._fill(draft)))
 
     def in_the_store(self, name: CheckpointName, nbytes: int, effort: Effort) -> None:
         """This one is in the store now: what is older goes, and it too where there is no room for another beside it."""
@@ -133,6 +133,21 @@ class Stager:
             return crcs
 
         return fill
+
+    def _reported(self, name: CheckpointName, draft: Draft, fill: Fill) -> Fill:
+        """The same; an object that cannot be had any more fails this save, and not all that come after it."""
+
+        def read(index: int, frame: Frame) -> list[int]:
+            try:
+                return fill(index, frame)
+            except StoreError as error:
+                if draft.landed[index].at != name:
+                    self.writer.forget()  # it is referred to: the next one is staged in full
+                elif not self.stage.off:
+                    self.stage.switch_off(str(error))  # it was written a moment ago
+                raise
+
+        return read
 
     def _tidy(self, what: Callable[[], None], effort: Effort) -> None:
         try:

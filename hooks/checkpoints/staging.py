@@ -87,8 +87,12 @@ class Stage:
         key = attempt_key(self.run_id, attempt)
         record = store.get(key)
         try:
-            # A number is claimed once: who staged under it did so beside another store.
-            self._remove(each for each in scan(self.files, self.run_id) if each.name.attempt == attempt)
+            # A number is claimed once: who staged under it did so beside another store. So did who staged under a higher one
+            # that this store does not know; kept, it would pass for newer, and what is staged from here on for what may go.
+            folders = [each for each in scan(self.files, self.run_id) if each.name.attempt >= attempt]
+            higher = {each.name.attempt for each in folders} - {attempt}
+            known = {number for number in higher if self._same_record(store, number)}
+            self._remove(each for each in folders if each.name.attempt not in known)
             self.files.put(key, memoryview(record))
         except StoreError as error:
             self.switch_off(str(error))

@@ -256,6 +256,45 @@ def test_one_that_is_damaged_before_its_upload_is_never_committed(
     restores(store, 2)
 
 
+@pytest.mark.parametrize("lost", ["what it refers to", "its own"])
+def test_a_disk_that_lost_an_object_costs_one_background_checkpoint(
+    stage: Path, caplog: pytest.LogCaptureFixture, lost: str
+) -> None:
+    """What nobody trains is staged anew, for it is not there; and a disk that does not even give back what it was given a moment
+    ago gets nothing more."""
+    store, job = WatchedStore(), adapter()
+    with guarded(store, job.values) as guard:
+        heard = Heard(guard)
+        guard.restore()
+        step_on(guard, job, 0)
+        guard._saver.background()
+        heard.wait(protocol.Committed)
+        step_on(guard, job, 1)
+        stager = guard._checkpointer._stager
+        assert stager is not None
+        begin = stager._fill
+
+        def lose(draft):  # type: ignore[no-untyped-def]
+            old = lost == "what it refers to"
+            for key in staged(stage):
+                if ("/000000001-" in key) is old:
+                    (stage / key).unlink()
+            return begin(draft)
+
+        stager._fill = lose  # type: ignore[method-assign]
+        guard._saver.background()
+        settled(guard)
+        assert store.kinds()["manifests"] == 1
+        stager._fill = begin  # type: ignore[method-assign]
+        step_on(guard, job, 2)
+        guard._saver.background()
+        assert heard.wait(protocol.Committed, 2).step == 3
+        assert bool(stager.stage.off) is (lost == "its own")
+    assert "background checkpoint failed" in caplog.text
+    step, state = restored(store, adapter)
+    assert (step, different(state, trajectory(adapter, 3)[3])) == (3, [])
+
+
 def test_a_folder_of_another_store_is_not_believed(stage: Path) -> None:
     """The same run, the same numbers, another history: also where that store was only emptied."""
     store = WatchedStore()
@@ -265,6 +304,23 @@ def test_a_folder_of_another_store_is_not_believed(stage: Path) -> None:
         assert guard.restore() == 0
     assert restored(other, small)[0] == 0
     assert staged(stage) == {}  # under the number that was claimed again lay another history
+
+
+def test_a_folder_that_was_another_store_s_makes_room(stage: Path) -> None:
+    """What lies there under higher numbers is no newer than ours: ours stays, and each save gets to the store."""
+    store = WatchedStore()
+    for _ in range(3):
+        with trained(store, make=adapter, steps=1) as (guard, _, heard):
+            guard._saver.background()
+            heard.wait(protocol.Committed)
+    other = WatchedStore()
+    with trained(other, make=adapter, steps=1) as (guard, job, heard):
+        for number in range(1, 4):
+            guard._saver.background()
+            assert heard.wait(protocol.Committed, number).step == number
+            step_on(guard, job, number)
+    assert {key.split("/")[2].split("-")[1] for key in staged(stage)} == {"0001"}
+    assert restored(other, adapter)[0] == 3
 
 
 # --- a disk that will not do -------------------------------------------------------------------------------------
