@@ -6,6 +6,7 @@ dies in between leaves what no restore takes. Nothing here asks another rank any
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -86,16 +87,29 @@ def claim_attempt(
 
     Claim before choosing what to restore: a prune by an older attempt that began earlier leaves what is newest then,
     and one that begins later sees this claim and deletes nothing.
+
+    The record is read back, for a store's conditional create may be none (Swift's looks first and puts then): of two
+    that were both told yes, the one that was written over goes on to the next number. It is no proof, since somebody
+    may write over it later still; nothing that six verbs can do is.
     """
+    incarnation = incarnation or uuid.uuid4().hex  # no two claims have the same bytes
     number = 1 + newest_attempt(store, run_id, timeout=timeout)
     for attempt in range(number, number + _MAX_RIVALS):
         record = AttemptRecord(run_id, attempt, incarnation, world, dict(info), created)
         data = memoryview(encode_attempt(record))
-        if store.put_if_absent(attempt_key(run_id, attempt), data, timeout=timeout):
+        key = attempt_key(run_id, attempt)
+        if store.put_if_absent(key, data, timeout=timeout) and _reads(store, key, data, timeout):
             return attempt
     raise StoreError(
         f"{store.url}: {_MAX_RIVALS} attempts of run {run_id} were taken while this one asked; look at it"
     )
+
+
+def _reads(store: BlobStore, key: str, data: memoryview, timeout: float | None) -> bool:
+    try:
+        return store.get(key, timeout=timeout) == data
+    except NotFoundError:
+        return False  # taken away again: the number is spent, as any other
 
 
 def attempt_starts(

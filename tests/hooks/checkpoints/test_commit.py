@@ -158,7 +158,7 @@ def test_a_timeout_is_that_of_each_request() -> None:
         (lambda: commit_if_whole(store, mine, created=1.0, timeout=2.5), ["get", "put"]),
         (lambda: newest_claim(store, "run", timeout=2.5), ["list"]),
         (lambda: newest_attempt(store, "run", timeout=2.5), ["list", "list"]),
-        (lambda: claim_attempt(store, "run", {}, timeout=2.5), ["list", "list", "put_if_absent"]),
+        (lambda: claim_attempt(store, "run", {}, timeout=2.5), ["list", "list", "put_if_absent", "get"]),
     ]
     for ask, verbs in asks:
         store.timeouts.clear()
@@ -181,6 +181,28 @@ def test_rivals_get_different_numbers() -> None:
     for thread in threads:
         thread.join(10)
     assert sorted(numbers) == list(range(1, 9))
+
+
+class LooksThenPuts(FakeStore):
+    """Conditional create as Swift has it: somebody who looked at the same moment puts over what we put."""
+
+    rival = b""
+
+    def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
+        fresh = super().put_if_absent(key, data, timeout=timeout)
+        if key == attempt_key("run", 1):
+            self.rival, self.objects[key] = self.objects[key], self.rival or self.objects[key]
+        return fresh
+
+
+def test_of_two_that_were_told_yes_one_goes_on() -> None:
+    """The claim is read back, and it is another's, though both start with the same words at the same time."""
+    rival, store = FakeStore(), LooksThenPuts()
+    assert claim_attempt(rival, "run", {"pid": 1}, created=1.0) == 1
+    theirs = store.rival = rival.objects[attempt_key("run", 1)]
+    assert claim_attempt(store, "run", {"pid": 1}, created=1.0) == 2
+    assert store.objects[attempt_key("run", 1)] == theirs
+    assert claim_attempt(store, "run", {"pid": 1}, created=1.0) == 3
 
 
 def test_a_claim_whose_answer_was_lost_is_only_a_gap() -> None:
