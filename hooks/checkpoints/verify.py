@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...providers.clock import Clock
-from ...providers.errors import StoreError
+from ...providers.errors import NotFoundError, StoreError
 from ...providers.stores.store import BlobStore
 from ..format.manifest import Chunk
 from .catalog import Whole
@@ -26,6 +26,8 @@ class Damage:
     #: Of the chunk in the tensor.
     offsets: tuple[int, ...]
     reason: str
+    #: There is no such object: damage, unless its checkpoint was removed while this one was read.
+    gone: bool = False
 
     def __str__(self) -> str:
         what = f"tensor {self.tensor!r} at {list(self.offsets)}" if self.tensor else "header"
@@ -62,7 +64,7 @@ class _Report:
     def lost(self, load: Load, error: StoreError) -> None:
         key = load.ranges[0].key
         with self._lock:
-            self._lost.setdefault(key, Damage(key, "", (), str(error)))
+            self._lost.setdefault(key, Damage(key, "", (), str(error), isinstance(error, NotFoundError)))
 
     def damages(self, keys: Sequence[str]) -> list[Damage]:
         """In the order of the objects and of their bytes; an object that is gone, or too short, once."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from spotguard.commands.target import Target
 from spotguard.commands.verify import verdicts_of
+from spotguard.hooks.format.codec import encode_manifest
+from spotguard.hooks.format.keys import manifest_name
+from spotguard.hooks.format.manifest import FORMAT
 from spotguard.providers.errors import UnavailableError
 from tests.fakes.checkpoint import Save
 from tests.fakes.clock import Impatient
@@ -79,3 +84,75 @@ def test_a_bit_that_flips_on_its_way_is_no_damage() -> None:
     store.spoil = lambda number, key, start: number == 1
     (said,) = verdicts(store)
     assert (said["status"], said["damage"]) == ("whole", [])
+
+
+def pruned_at(store: Reads, *which: int, read: int, then: Callable[[], object] = lambda: None) -> None:
+    """In the middle of that read somebody removes these saves, manifests first, and does something more."""
+
+    def remove(number: int, key: str, start: int) -> bool:
+        if number == read:
+            gone = [
+                key
+                for key in store.objects
+                for each in which
+                if Save(step=10 * each, save=each).prefix in key
+            ]
+            for key in sorted(gone, key=lambda key: key.endswith("safetensors")):
+                del store.objects[key]
+            then()
+        return False
+
+    store.hold = remove
+
+
+def statuses(found: list[dict[str, Any]]) -> list[tuple[int, str]]:
+    return [(each["step"], each["status"]) for each in found]
+
+
+def test_what_is_removed_while_it_is_read_is_no_damage() -> None:
+    """A prune of a live run, in the middle of the older one."""
+    store, plain = filled(), filled()
+    verdicts(plain)
+    pruned_at(store, 1, read=len(plain.reads) + 1)
+    assert statuses(verdicts(store, everything=True)) == [(20, "whole"), (10, "removed")]
+
+
+def test_what_is_removed_before_its_manifest_is_read_is_no_damage() -> None:
+    store, plain = filled(), filled()
+    verdicts(plain)
+    pruned_at(store, 1, read=len(plain.reads) - 1)
+    assert statuses(verdicts(store, everything=True)) == [(20, "whole"), (10, "removed")]
+
+
+def test_what_took_the_place_of_a_removed_one_is_read_instead() -> None:
+    """And what went with it is not looked at again."""
+    store = filled()
+    pruned_at(store, 1, 2, read=1, then=lambda: Save(step=30, save=3).write(store))
+    assert statuses(verdicts(store)) == [(20, "removed"), (30, "whole")]
+
+
+def test_an_object_that_is_gone_while_its_manifest_stands_is_damage() -> None:
+    """No prune leaves that behind."""
+    store = filled()
+    prefix = Save(step=20, save=2).prefix
+    keys = [key for key in store.objects if key.startswith(prefix) and key.endswith("safetensors")]
+
+    def lose(number: int, key: str, start: int) -> bool:
+        if number == 0:
+            del store.objects[keys[-1]]
+        return False
+
+    store.hold = lose
+    newest, _ = verdicts(store)
+    assert newest["status"] == "damaged"
+    assert keys[-1] in newest["damage"][0]
+
+
+def test_a_newer_format_is_no_damage_and_no_verdict() -> None:
+    """What only a newer spotguard can read is neither good nor bad here."""
+    store = filled()
+    save = Save(step=30, save=3)
+    for manifest in save.write(store, marker=False):
+        name = save.prefix + manifest_name(manifest.rank, save.world)
+        store.put(name, memoryview(encode_manifest(replace(manifest, format=FORMAT + 1))))
+    assert statuses(verdicts(store)) == [(30, "newer"), (20, "whole")]

@@ -6,10 +6,12 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from spotguard.hooks.checkpoints.catalog import Folder, Partial, examine
+from spotguard.hooks.checkpoints.catalog import Folder, Gone, Partial, examine, scan
 from spotguard.hooks.checkpoints.meter import Meter
 from spotguard.hooks.checkpoints.patience import PatientStore
 from spotguard.hooks.checkpoints.verify import verify
+from spotguard.hooks.format.codec import NewerFormatError
+from spotguard.hooks.format.keys import CheckpointName, parse_manifest_name
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.store import BlobStore
@@ -27,6 +29,9 @@ examples:
   spotguard verify --step 1200
   spotguard verify --all --json"""
 
+#: No damage: on a live run the older ones go.
+_REMOVED = {"status": "removed", "bytes": 0, "damage": ["it was removed while it was read"]}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser, step=True)
@@ -41,8 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     verdicts = verdicts_of(target(arguments), everything=arguments.all, say=say, clock=SystemClock())
     if arguments.json:
         print_json({"checkpoints": verdicts})
-    good = any(verdict["status"] == "whole" for verdict in verdicts)
-    return 0 if good and all(verdict["status"] != "damaged" for verdict in verdicts) else 1
+    statuses = {verdict["status"] for verdict in verdicts}
+    return 0 if "whole" in statuses and not statuses & {"damaged", "newer"} else 1
 
 
 def verdicts_of(
@@ -52,27 +57,47 @@ def verdicts_of(
     chosen, folders = meant.chosen()
     # From here on: a store that never answered is said at once, one that fails in the middle of a long reading is not.
     store = PatientStore(meant.store, clock, "What it holds is not known")
-    verdicts: list[dict[str, Any]] = []
-    for folder in chosen:
-        verdicts.append(_verdict(store, folder, folders))
+    verdicts: dict[CheckpointName, dict[str, Any]] = {}
+    while chosen:
+        folder = chosen.pop(0)
+        said = verdicts[folder.name] = _verdict(store, folder, folders)
         if say is not None:
-            say(verdicts[-1])
-        if verdicts[-1]["status"] == "whole" and not everything:
+            say(said)
+        if said["status"] == "whole" and not everything:
             break
-    return verdicts
+        if said["status"] == "removed" and not everything:
+            # For a newer one, perhaps, and what is older may be gone as well: look again.
+            folders = scan(store, folder.run_id)
+            chosen = [each for each in folders if meant.means(each.name) and each.name not in verdicts]
+    return list(verdicts.values())
 
 
 def _verdict(store: BlobStore, folder: Folder, folders: list[Folder]) -> dict[str, Any]:
     said: dict[str, Any] = {"run_id": folder.run_id, "checkpoint": str(folder.name), "step": folder.name.step}
     try:
         whole = examine(store, folder, folders)
+    except Gone:
+        return {**said, **_REMOVED}
     except Partial as error:
         return {**said, "status": "partial", "bytes": 0, "damage": [str(error)]}
+    except NewerFormatError as error:
+        return {**said, "status": "newer", "bytes": 0, "damage": [str(error)]}
     except CheckpointError as error:
         return {**said, "status": "damaged", "bytes": 0, "damage": [str(error)]}
     with Meter(f"verifying step {folder.name.step}") as meter:
-        damage = [str(each) for each in verify(store, whole, progress=meter.show)]
+        found = verify(store, whole, progress=meter.show)
+    if any(each.gone for each in found) and _is_removed(store, folder):
+        found = [each for each in found if not each.gone]
+        if not found:
+            return {**said, **_REMOVED}
+    damage = [str(each) for each in found]
     return {**said, "status": "damaged" if damage else "whole", "bytes": whole.nbytes, "damage": damage}
+
+
+def _is_removed(store: BlobStore, folder: Folder) -> bool:
+    """Whether a prune was here: it takes manifests before what they name."""
+    there = {info.key for info in store.list(folder.prefix)}
+    return any(parse_manifest_name(name) and folder.prefix + name not in there for name in folder.files)
 
 
 def _say(verdict: dict[str, Any]) -> None:
