@@ -5,7 +5,8 @@ An SDK builds, signs and reads requests; this carries them. Three reasons not to
 - A thread of a save has a connection of its own, opened before the notice (law 8). A shared pool hands out whichever
   is free, and opens another when none is.
 - urllib3 sends under the *connect* timeout, and socket.sendall(2 s) of 32 MiB means 2 s for all of it: on a link of
-  100 Mbit/s every put would fail. Here a body goes in pieces, each with a timeout of its own.
+  100 Mbit/s every put would fail. It reads with a new timeout for each packet, so that a trickle may last for ever.
+  Here what moves has all the time there is, either way, and what stands still is given up sooner.
 - Between two pieces whoever waits may say that it is over (`sent`), and then no byte more is sent.
 
 Redirects are refused and proxies are the environment's, as for any program (never for metadata: law 5 is elsewhere).
@@ -13,8 +14,13 @@ Redirects are refused and proxies are the environment's, as for any program (nev
 
 from __future__ import annotations
 
+import fcntl
+import http.client
+import io
 import os
 import socket
+import struct
+import termios
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +31,7 @@ from requests.adapters import BaseAdapter, HTTPAdapter
 from requests.utils import get_environ_proxies
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.util.wait import wait_for_read
 
 from ..clock import Clock, SystemClock
 
@@ -34,6 +41,11 @@ CONNECT, STALL = 2.0, 10.0
 CONNECTIONS = 12
 #: Bytes between two looks at the time. Smaller costs a training thread in pure Python the GIL more often.
 PIECE = 2**20
+#: Bytes of one write to TLS, which takes all of them or fails, however well they move.
+_RECORDS = 128 * 2**10
+#: Bytes that TLS gives with one read, at most (RFC 8446, 5.1), and how many such reads there are to a look at the time:
+#: with a look at each of them TLS cost a tenth more.
+_RECORD, _LOOK = 2**14, 8
 
 Sent = Callable[[int], None]
 
@@ -44,11 +56,9 @@ class _Request(threading.local):
     until: float | None = None
     sent: Sent | None = None
     clock: Clock = SystemClock()
-    #: What it goes and comes by.
-    sock: socket.socket | None = None
 
     def left(self) -> float:
-        """Seconds that the next piece may take.
+        """Seconds in which something must move.
 
         Raises:
             TimeoutError: there are none.
@@ -64,30 +74,99 @@ class _Request(threading.local):
 _now = _Request()
 
 
+class _Queue:
+    """What the kernel has taken of a body, and the other side has not: it is looked at where nothing else moves.
+
+    A send buffer of some MiB takes no more until a third of it is free (Linux: sk_stream_is_writeable): on a slow link for
+    seconds, in which all is well.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._held: int | None = None
+
+    def moves(self) -> bool:
+        """Whether it is less than at the last look; at the first look nobody knows yet."""
+        before, self._held = self._held, self._bytes()
+        return before is None or self._held < before
+
+    def _bytes(self) -> int:
+        answer = fcntl.ioctl(self._sock.fileno(), termios.TIOCOUTQ, bytes(4))  # tcp(7): SIOCOUTQ
+        return int(struct.unpack("i", answer)[0])
+
+
+class _Reading(io.RawIOBase):
+    """What a response is read from: before packets the time is looked at, and always before what comes after a small one."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._held = sock.makefile("rb", buffering=0)  # a socket is closed when its last file is
+        self._unseen = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        if self._unseen == 0:
+            self._sock.settimeout(_now.left())
+        count = self._sock.recv_into(buffer)
+        self._unseen = (self._unseen + 1) % _LOOK if count >= _RECORD else 0
+        return count
+
+    def close(self) -> None:
+        self._held.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp.close()
+        self.fp = io.BufferedReader(_Reading(sock))
+
+
 class _Sending(HTTPConnection):
     """Sends a body in pieces."""
+
+    response_class = _Response
+    #: Bytes of one write.
+    at_once = PIECE
 
     def send(self, data: Any) -> None:
         if self.sock is None:
             self.connect()  # under the connect timeout
-        _now.sock = self.sock
         view = data if isinstance(data, bytes) and len(data) <= PIECE else memoryview(data).cast("B")
         for at in range(0, len(view), PIECE):
-            self.sock.settimeout(_now.left())
             piece = view[at : at + PIECE]
-            super().send(piece)
+            self._push(piece)
             if _now.sent is not None and len(view) > PIECE // 256:
                 _now.sent(len(piece))
 
+    def _push(self, piece: Any) -> None:
+        """Hand all of it to the kernel: not by sendall, whose timeout is one for all of it."""
+        at, queue = 0, _Queue(self.sock)
+        while at < len(piece):
+            self.sock.settimeout(_now.left() / 2)  # two looks at a queue tell whether it moves
+            try:
+                # After a timeout TLS wants the very same bytes again: SSL_write(3).
+                at += self.sock.send(piece[at : at + self.at_once])
+                queue = _Queue(self.sock)
+            except TimeoutError:
+                if not queue.moves():
+                    raise
+
     def getresponse(self) -> Any:
+        queue = _Queue(self.sock)
+        while not wait_for_read(self.sock, _now.left() / 2):
+            if not queue.moves():
+                raise TimeoutError("no answer comes")
         # Not the time that there was before the body went.
         self.timeout = _now.left()
-        _now.sock = self.sock
         return super().getresponse()
 
 
 class _SendingTLS(_Sending, HTTPSConnection):
-    pass
+    at_once = _RECORDS
 
 
 class _Pool(HTTPConnectionPool):
@@ -199,16 +278,12 @@ def fill(body: _Body, buffer: memoryview) -> int:
     """Read the body of a streamed response into `buffer`, piece by piece, under `within`; returns the bytes read.
 
     Raises:
-        TimeoutError: the time is over.
         requests.RequestException, urllib3.exceptions.HTTPError, OSError: the connection failed.
     """
     at = 0
     if not buffer:
         body.read(1)  # an answer that is read to its end gives its connection back
     while at < len(buffer):
-        left = _now.left()
-        if _now.sock is not None and _now.sock.fileno() >= 0:
-            _now.sock.settimeout(left)
         data = body.read(min(PIECE, len(buffer) - at))
         if not data:
             break

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -87,18 +88,100 @@ def test_a_body_comes_whole_and_is_told_in_pieces() -> None:
     assert told == [PIECE, PIECE, PIECE // 2]
 
 
+class Link(socket.socket):
+    """A connection as slow as `rate` says, by the test's clock. It keeps what timeouts it was given.
+
+    As Python's own: the timeout of `send` is for its first byte, and that of `sendall` for all of them.
+    """
+
+    def __init__(self, connected: socket.socket, clock: ManualClock, rate: float = 2.0**60) -> None:
+        super().__init__(fileno=connected.detach())
+        self._clock, self._rate = clock, rate
+        self.waits: list[float | None] = []
+
+    def settimeout(self, value: float | None, /) -> None:
+        self.waits.append(value)
+        super().settimeout(20.0)
+
+    def send(self, data: Any, flags: int = 0, /) -> int:
+        count = super().send(data[:65536])
+        self._clock.advance(count / self._rate)
+        return count
+
+    def sendall(self, data: Any, flags: int = 0, /) -> None:
+        super().sendall(data)
+        self._clock.advance(len(data) / self._rate)
+        if len(data) / self._rate > (self.waits[-1] or 0):
+            raise TimeoutError
+
+
+@contextmanager
+def linked(clock: ManualClock, rate: float) -> Iterator[tuple[transport._Sending, Link]]:
+    with AnsweringServer(lambda asked: Answer()) as server:
+        connection = transport._Sending(*server.url.removeprefix("http://").split(":"))  # type: ignore[arg-type]
+        connection.connect()
+        assert isinstance(connection.sock, socket.socket)
+        connection.sock = link = Link(connection.sock, clock, rate)
+        try:
+            yield connection, link
+        finally:
+            connection.close()
+
+
+def test_a_body_that_moves_has_all_the_time_that_is_left() -> None:
+    """It takes 8 s of the last 10, a piece longer than what stands still may."""
+    clock = ManualClock()
+    began = clock.monotonic()
+    with linked(clock, PIECE / 4) as (connection, link), within(10.0, None, clock):
+        connection.request("PUT", "/", body=bytes(2 * PIECE))
+        assert connection.getresponse().status == 200
+    assert clock.monotonic() - began >= 8.0
+    # A stall is found by two looks, and leaves time for another try.
+    assert max(wait for wait in link.waits[:-1] if wait is not None) <= 10 / 3
+
+
+def test_a_body_that_moves_ends_with_the_time() -> None:
+    """No byte more than the time is good for."""
+    clock, told = ManualClock(), list[int]()
+    began = clock.monotonic()
+    with linked(clock, PIECE / 4) as (connection, _), within(10.0, told.append, clock):
+        with pytest.raises(TimeoutError):
+            connection.request("PUT", "/", body=bytes(3 * PIECE))
+        assert clock.monotonic() - began < 11.0
+    assert told == [PIECE, PIECE]
+
+
 def test_a_body_does_not_fall_under_the_connect_timeout() -> None:
-    """A slow link takes seconds for a piece. What counts is that something moves."""
-    waits: list[float | None] = []
+    """Where nobody said a time: what counts is that something moves."""
+    with linked(ManualClock(), 2.0**60) as (connection, link), within(None):
+        connection.request("PUT", "/", body=bytes(4 * PIECE))
+        assert connection.getresponse().status == 200
+        assert set(link.waits) - {None} == {STALL / 2, STALL}  # None is the pool's, before anything is sent
+    assert STALL / 2 > CONNECT
 
-    def look(count: int) -> None:
-        assert transport._now.sock is not None
-        waits.append(transport._now.sock.gettimeout())
 
-    with AnsweringServer(lambda asked: Answer()) as server, within(None, look):
-        put(Transport(), server.url, bytes(4 * PIECE))
-    assert waits == [STALL] * 4
-    assert STALL > CONNECT
+def test_a_full_buffer_that_drains_is_no_stall() -> None:
+    """The kernel takes nothing more for seconds, while the other side takes what it holds."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname(), 20)
+        theirs, _ = listener.accept()
+    with ours, theirs:
+        ours.setblocking(False)
+        with suppress(BlockingIOError):  # full
+            while ours.send(bytes(PIECE)):
+                pass
+        queue = transport._Queue(ours)
+        assert queue.moves()  # nobody knows yet
+        settled = [queue.moves() for _ in range(1000)]
+        assert settled[-10:] == [False] * 10
+        theirs.setblocking(False)
+        seen = False
+        for _ in range(100_000):
+            with suppress(BlockingIOError):
+                theirs.recv(PIECE)
+            if seen := queue.moves():
+                break
+        assert seen
 
 
 def test_a_body_that_nobody_takes_is_given_up() -> None:
@@ -114,17 +197,12 @@ def test_an_answer_that_does_not_come_is_given_up() -> None:
 
 
 def test_an_answer_waits_no_longer_than_what_the_body_left() -> None:
-    """By a clock that only the test moves: the body took nine of ten seconds."""
-    clock, waits = ManualClock(), list[float | None]()
-
-    def slow(count: int) -> None:
-        clock.advance(3.0)
-
-    with AnsweringServer(lambda asked: Answer()) as server, within(10.0, slow, clock):
-        put(Transport(), server.url, bytes(3 * PIECE))
-        assert transport._now.sock is not None
-        waits.append(transport._now.sock.gettimeout())
-    assert waits == [1.0]
+    """The body took nine of ten seconds."""
+    clock = ManualClock()
+    with linked(clock, PIECE / 4.5) as (connection, link), within(10.0, None, clock):
+        connection.request("PUT", "/", body=bytes(2 * PIECE))
+        connection.getresponse()
+        assert 0.9 < (link.waits[-1] or 0) <= 1.0
 
 
 def test_a_body_that_stops_in_its_middle_is_given_up() -> None:
@@ -134,6 +212,33 @@ def test_a_body_that_stops_in_its_middle_is_given_up() -> None:
         response = Transport().carry("GET", server.url, {}, None)
         with pytest.raises(GONE):
             fill(response.raw, memoryview(bytearray(1000)))
+
+
+class _Ticking(ManualClock):
+    """A second for each look at it."""
+
+    def monotonic(self) -> float:
+        self.advance(1.0)
+        return super().monotonic()
+
+
+def test_an_answer_that_trickles_ends_with_the_time() -> None:
+    """Each packet of it comes soon after the last: also where an SDK reads it, and not `fill`."""
+    with (
+        AnsweringServer(lambda asked: Answer(body=bytes(PIECE))) as server,
+        within(50.0, None, _Ticking()),
+        pytest.raises(GONE),
+    ):
+        _ = Transport().carry("GET", server.url, {}, None).content
+
+
+def test_an_answer_that_is_longer_than_its_time_ends_with_it() -> None:
+    """Of what `fill` reads."""
+    body = bytearray(LARGE)
+    with AnsweringServer(lambda asked: Answer(body=bytes(LARGE))) as server:
+        with within(5.0, None, _Ticking()), pytest.raises(GONE):
+            fill(Transport().carry("GET", server.url, {}, None).raw, memoryview(body))
+        assert fill(Transport().carry("GET", server.url, {}, None).raw, memoryview(body)) == LARGE
 
 
 def test_no_time_is_no_request() -> None:
