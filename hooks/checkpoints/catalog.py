@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...providers.errors import CheckpointError, NotFoundError
+from ...providers.names import is_run_id
 from ...providers.stores.store import BlobStore
 from ..format.codec import NewerFormatError, decode_manifests, decode_marker
 from ..format.coverage import Coverage, MergedTensor, coverage
@@ -210,7 +211,9 @@ def list_runs(store: BlobStore, *, timeout: float | None = None) -> list[str]:
     runs: dict[str, None] = {}
     for info in store.list("", timeout=timeout):
         run_id, _, rest = info.key.partition("/")
-        if rest.startswith(("attempts/", "checkpoints/")):
+        if is_run_id(run_id) and rest.startswith(
+            ("attempts/", "checkpoints/")
+        ):  # a bucket may hold other things
             runs[run_id] = None
     return list(runs)
 

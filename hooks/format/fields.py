@@ -7,6 +7,9 @@ from typing import Any, TypeVar
 #: Bytes and elements: what a signed 64-bit size can say.
 MAX_SIZE = 2**63 - 1
 
+#: Wall seconds at the end of the year 9998: what Python's dates, which end with 9999, can show in any zone.
+_LAST_SECOND = 253_370_764_800
+
 T = TypeVar("T")
 
 
@@ -48,6 +51,6 @@ def word(raw: dict[str, Any], name: str, words: tuple[T, ...]) -> T:
 def seconds(raw: dict[str, Any], name: str) -> float:
     """A wall-clock time: finite, and not from another age of the world."""
     value = raw.get(name)
-    if type(value) not in (int, float) or not 0 <= value < 1e12:  # type: ignore[operator]
+    if type(value) not in (int, float) or not 0 <= value < _LAST_SECOND:  # type: ignore[operator]
         raise Invalid(f"{name} is {str(value)[:40]!r}, not a time")
     return float(value)  # type: ignore[arg-type]

@@ -39,3 +39,5 @@ class LoaderPart(StatefulPart):
         if tree is not None:
             super().put_back(tree)
             self._value.state_dict()
+        elif self._value._iterator is not None:
+            super().put_back({})  # torchdata's word for "not begun"

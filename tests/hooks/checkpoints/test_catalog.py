@@ -366,6 +366,15 @@ def test_foreign_files_are_in_nobodys_way() -> None:
     assert list_runs(store) == ["run"]
 
 
+def test_somebody_else_s_folders_are_no_runs() -> None:
+    """A bucket may hold what no run of ours could be called: it is left alone, and no error."""
+    store = FakeStore()
+    Save().write(store)
+    for key in ("my model/checkpoints/x", "-rf/checkpoints/x", "/attempts/0001.json"):
+        store.objects[key] = b"x"
+    assert list_runs(store) == ["run"]
+
+
 def test_a_marker_that_lies_is_not_believed() -> None:
     """Damaged, it is a damaged checkpoint's; the restore never asked it."""
     store, save = FakeStore(), Save()

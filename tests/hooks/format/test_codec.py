@@ -155,6 +155,7 @@ BROKEN = [
     (edit("kind", to=["full"]), "kind is"),
     (edit("created", to="now"), "created is 'now', not a time"),
     (edit("created", to=-1), "created is"),
+    (edit("created", to=9e11), "created is '9"),
     (edit("state", to=[]), "state must be dict"),
     (edit("objects", to={}), "objects must be list"),
     (edit("objects", 0, to=3), "objects[0] is no object"),

@@ -117,6 +117,56 @@ def test_a_loader_is_not_begun_by_register(folder: Path) -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.parametrize("begun", ["restored", "under way"])
+def test_going_back_to_before_the_first_batch_begins_anew(begun: str, folder: Path) -> None:
+    """A loader that is in the middle of an epoch, of its own or of a checkpoint's, gives the first batch again."""
+    expected = plain(0)
+    job = make(0)
+    with guarded(folder, job.values) as guard:
+        guard.restore()
+        guard.save()
+        for number in range(3):
+            job.step(number)
+            guard.step()
+        guard.save()
+    fresh = make(0)
+    with guarded(folder, fresh.values) as guard:
+        assert guard.restore() == 3
+        if begun == "under way":
+            fresh.step(3)
+            guard.step()
+        assert guard.restore(step=0) == 0
+        guard.save()
+    again = make(0)
+    with guarded(folder, again.values) as guard:
+        assert guard.restore() == 0, "what was saved then is no place in an epoch either"
+        for number in range(TOTAL):
+            again.step(number)
+            guard.step()
+            assert different(look(again), expected[number + 1]) == []
+
+
+def test_a_loader_that_was_told_where_to_go_on_is_told_to_begin(folder: Path) -> None:
+    """In one process, with no batch in between: a whole epoch comes. (Its order is the sampler's, which drew since.)"""
+    job = make(0)
+    with guarded(folder, job.values) as guard:
+        guard.restore()
+        guard.save()
+        for number in range(3):
+            job.step(number)
+            guard.step()
+        guard.save()
+    fresh = make(0)
+    with guarded(folder, fresh.values) as guard:
+        assert guard.restore() == 3
+        assert guard.restore(step=0) == 0
+        for number in range(4):
+            fresh.step(number)
+            guard.step()
+    batches = fresh.values["notes"]["batches"]
+    assert sorted(item for batch in batches for item in batch) == list(range(12))
+
+
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_inherit_nothing(
     context: str, folder: Path, monkeypatch: pytest.MonkeyPatch, importable: None
