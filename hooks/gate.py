@@ -160,15 +160,20 @@ class Gate:
             p = self.place
             return Place(p.completed, p.dirty, p.at_boundary, p.shut)
 
-    def wait_steady(self, timeout: float | None, give_up: Callable[[], bool] = lambda: False) -> int | None:
-        """Wait until the state stands still; its completed steps, or None when `timeout` seconds went by or
-        `give_up()` (asked again at each `wake`)."""
+    def wait_steady(
+        self, left: Callable[[], float | None] = lambda: None, give_up: Callable[[], bool] = lambda: False
+    ) -> int | None:
+        """Wait until the state stands still; its completed steps, or None when no seconds are `left()` or `give_up()`.
+        Both are asked again at each `wake`."""
         with self._changed:
-            self._changed.wait_for(lambda: self.place.steady() or give_up(), timeout)
-            return self.place.completed if self.place.steady() else None
+            while not self.place.steady():
+                if (seconds := left()) == 0 or give_up():
+                    return None
+                self._changed.wait(seconds)
+            return self.place.completed
 
     def wake(self) -> None:
-        """Have `wait_steady` ask its `give_up` again."""
+        """Have `wait_steady` ask again whether it goes on, and how long."""
         with self._changed:
             self._changed.notify_all()
 

@@ -345,7 +345,7 @@ class Saver:
         # By hand, the training thread stands at its boundary and waits for us, unless a signal calls it away.
         at_boundary = boundary_only and job.kind != "manual"
         self._gate.close(Shut.AT_BOUNDARY if at_boundary else Shut.BEFORE_CHANGE)
-        step = self._gate.wait_steady(job.effort.left(), lambda: job.effort.abandoned or self._ending)
+        step = self._gate.wait_steady(job.effort.left, lambda: job.effort.abandoned or self._ending)
         if step is None and job.effort.left() == 0:
             raise Abandoned("out of time: no guard.step() was reached in the window")
         job.effort.check()

@@ -24,15 +24,15 @@ class Effort:
     Args:
         clock: the time.
         deadline: monotonic seconds by which the save must have committed; None for no hurry.
-        on_abandon: called once when it is called off, to wake whoever waits on its behalf.
+        on_change: called when it is called off, and when its deadline moves, to wake whoever waits on its behalf.
     """
 
     def __init__(
-        self, clock: Clock, deadline: float | None = None, on_abandon: Callable[[], None] | None = None
+        self, clock: Clock, deadline: float | None = None, on_change: Callable[[], None] | None = None
     ) -> None:
         self._clock = clock
         self._deadline = deadline
-        self._on_abandon = on_abandon
+        self._on_change = on_change
         self._lock = threading.Lock()
         self._reason = ""
         self._called_off = threading.Event()
@@ -43,12 +43,14 @@ class Effort:
     def tighten(self, deadline: float) -> None:
         """Move the deadline earlier; a later one changes nothing."""
         with self._lock:
-            if self._deadline is None or deadline < self._deadline:
-                self._deadline = deadline
-                self._wake()  # who waits has less time now
+            if self._deadline is not None and self._deadline <= deadline:
+                return
+            self._deadline = deadline
+            self._wake()  # who waits has less time now
             parts = [*self._parts]
         for part in parts:
             part.tighten(deadline)
+        self._say()
 
     def part(self, deadline: float) -> Effort:
         """A part of this one, which ends by itself at `deadline`, or when it is called off alone."""
@@ -71,8 +73,7 @@ class Effort:
         for part in parts:
             part.abandon(reason)
         self._called_off.set()
-        if self._on_abandon is not None:
-            self._on_abandon()
+        self._say()
 
     @property
     def abandoned(self) -> bool:
@@ -111,6 +112,10 @@ class Effort:
     def deadline(self) -> float:
         """Monotonic seconds; infinity without one."""
         return math.inf if self._deadline is None else self._deadline
+
+    def _say(self) -> None:
+        if self._on_change is not None:
+            self._on_change()
 
     def _wake(self) -> None:
         for changed in self._waiting:

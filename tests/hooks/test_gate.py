@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,6 +14,13 @@ from spotguard.hooks.gate import Gate, Place, Shut
 
 #: Seconds after which a wait between threads counts as a deadlock.
 PATIENCE = 10.0
+
+
+def within(seconds: float) -> Callable[[], float]:
+    """What is left of so many seconds from now."""
+    end = time.monotonic() + seconds
+    return lambda: max(0.0, end - time.monotonic())
+
 
 # --- every interleaving of the pure rule ---------------------------------------------------------------------
 
@@ -349,7 +358,7 @@ def test_a_thread_is_caught_at_a_boundary_again_and_again(how: Shut) -> None:
         last = -1
         for _ in range(1000):
             gate.close(how)
-            step = gate.wait_steady(PATIENCE)
+            step = gate.wait_steady(within(PATIENCE))
             assert step is not None
             assert trainer.state == [step, step]
             assert step >= last
@@ -364,7 +373,7 @@ def test_steps_are_not_lost_in_the_gate() -> None:
     with Trainer(gate) as trainer:
         for _ in range(100):
             gate.close()
-            assert gate.wait_steady(PATIENCE) is not None
+            assert gate.wait_steady(within(PATIENCE)) is not None
             gate.open()
     assert [gate.place.completed] * 2 == trainer.state
 
@@ -376,7 +385,7 @@ def test_closing_says_where_training_stands() -> None:
     place = gate.close()
     assert (place.completed, place.dirty, place.shut) == (0, True, Shut.BEFORE_CHANGE)
     gate.begin_boundary()
-    assert gate.wait_steady(0.0) is None
+    assert gate.wait_steady(within(0.0)) is None
     gate.open()
     gate.end_boundary()
     assert (gate.place.completed, place.completed) == (1, 0)
@@ -387,13 +396,35 @@ def test_a_wait_gives_up() -> None:
     gate = Gate()
     gate.before_change()
     gate.close()
-    assert gate.wait_steady(0.0) is None
-    assert gate.wait_steady(None, lambda: True) is None
+    assert gate.wait_steady(within(0.0)) is None
+    assert gate.wait_steady(give_up=lambda: True) is None
     called_off = threading.Event()
     answers: list[int | None] = []
-    thread = threading.Thread(target=lambda: answers.append(gate.wait_steady(None, called_off.is_set)))
+    thread = threading.Thread(target=lambda: answers.append(gate.wait_steady(give_up=called_off.is_set)))
     thread.start()
     called_off.set()
+    gate.wake()
+    thread.join(PATIENCE)
+    assert answers == [None]
+
+
+def test_a_wait_has_no_more_time_than_is_left_by_now() -> None:
+    """A deadline that moves earlier while a step goes on and on."""
+    gate = Gate()
+    gate.before_change()
+    gate.close()
+    left: list[float | None] = [None]
+    asked = threading.Event()
+    answers: list[int | None] = []
+
+    def ask() -> float | None:
+        asked.set()
+        return left[0]
+
+    thread = threading.Thread(target=lambda: answers.append(gate.wait_steady(ask)), daemon=True)
+    thread.start()
+    assert asked.wait(PATIENCE)
+    left[0] = 0.0
     gate.wake()
     thread.join(PATIENCE)
     assert answers == [None]
@@ -404,7 +435,7 @@ def test_who_is_told_to_leave_leaves_where_it_is_parked() -> None:
     gate = Gate()
     with Trainer(gate) as trainer:
         gate.close()
-        step = gate.wait_steady(PATIENCE)
+        step = gate.wait_steady(within(PATIENCE))
         gate.leave(lambda: SystemExit(75))
         trainer.join()
         assert isinstance(trainer.ended, SystemExit)
@@ -434,7 +465,7 @@ def test_late_copies_are_made_only_when_wanted() -> None:
 
     def late() -> None:
         made.append("asked")
-        assert gate.wait_steady(0.0) is None
+        assert gate.wait_steady(within(0.0)) is None
         gate.open()
 
     gate.before_change()
@@ -458,7 +489,7 @@ def test_who_stands_at_a_boundary_by_hand_is_had_there() -> None:
 
     thread = threading.Thread(target=train, name="trainer")
     thread.start()
-    assert gate.wait_steady(PATIENCE) == 7
+    assert gate.wait_steady(within(PATIENCE)) == 7
     assert not done.is_set()
     gate.open()
     thread.join(PATIENCE)
@@ -473,16 +504,16 @@ def test_who_goes_back_to_the_beginning_is_had_there() -> None:
     gate.arrive()
     assert gate.close(Shut.AT_BOUNDARY).completed == 5
     gate.arrive(0)
-    assert gate.wait_steady(0.0) == 0
+    assert gate.wait_steady(within(0.0)) == 0
 
 
 def test_an_open_gate_holds_nobody() -> None:
     """Who stands at a boundary may leave it at any time while nobody has shut the gate."""
     gate = Gate()
     gate.arrive(3)
-    assert gate.wait_steady(0.0) is None
+    assert gate.wait_steady(within(0.0)) is None
     gate.close(Shut.AT_BOUNDARY)
-    assert gate.wait_steady(0.0) == 3
+    assert gate.wait_steady(within(0.0)) == 3
 
 
 # --- waking --------------------------------------------------------------------------------------------------
@@ -501,7 +532,7 @@ class Waiter:
             return False
 
         self._thread = threading.Thread(
-            target=lambda: self.answers.append(gate.wait_steady(None, never)), name="waiter", daemon=True
+            target=lambda: self.answers.append(gate.wait_steady(give_up=never)), name="waiter", daemon=True
         )
         self._thread.start()
         assert asked.wait(PATIENCE)

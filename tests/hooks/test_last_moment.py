@@ -13,7 +13,7 @@ from spotguard.providers.errors import DeniedError, FullError
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import notice, trained
 from tests.fakes.store import Fault
-from tests.fakes.training import different, guarded, restored, small, trajectory
+from tests.fakes.training import different, guarded, restored, small, trajectory, wait_shut
 from tests.fakes.watched_store import PATIENCE, WatchedStore
 
 pytestmark = pytest.mark.torch
@@ -258,3 +258,19 @@ def test_a_notice_at_the_prune_of_another_save_comes_before_it(monkeypatch: pyte
         assert {verb for verb, _ in store.calls} == {"put"}
         store.let_go()
     assert store.kinds()["manifests"] == 2
+
+
+# --- a deadline that moves -------------------------------------------------------------------------------------
+
+
+def test_an_earlier_deadline_ends_the_wait_for_a_boundary() -> None:
+    """The agent kills at the new one: by then both notices are answered, though the step goes on and on."""
+    store, clock = WatchedStore(), ManualClock()
+    with trained(store, clock=clock) as (guard, job, heard):
+        job.step(2)
+        guard._on_message(notice("n1", 600.0))
+        wait_shut(guard)
+        guard._on_message(notice("n2", seconds=3.0, reserve=3.0))
+        assert "no guard.step() was reached" in heard.wait(protocol.Failed, 2).reason
+        assert {message.id for message in heard.of(protocol.Failed)} == {"n1", "n2"}
+    assert store.kinds() == {"objects": 0, "manifests": 0, "markers": 0}

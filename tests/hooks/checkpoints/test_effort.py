@@ -42,13 +42,23 @@ def test_without_a_deadline_there_is_no_end() -> None:
 def test_who_calls_it_off_first_says_why() -> None:
     """Once: the second has no say, and nobody is woken twice."""
     woken: list[bool] = []
-    effort = Effort(ManualClock(), on_abandon=lambda: woken.append(True))
+    effort = Effort(ManualClock(), on_change=lambda: woken.append(True))
     effort.abandon("a notice came")
     effort.abandon("something else")
     assert effort.abandoned
     assert woken == [True]
     with pytest.raises(Abandoned, match="a notice came"):
         effort.check()
+
+
+def test_who_waits_hears_of_a_deadline_that_moves() -> None:
+    """And of no other word."""
+    woken: list[float] = []
+    effort = Effort(ManualClock(100.0), on_change=lambda: woken.append(effort.deadline))
+    effort.tighten(120.0)
+    effort.tighten(130.0)
+    effort.tighten(110.0)
+    assert woken == [120.0, 110.0]
 
 
 def test_a_pause_ends_when_it_is_called_off() -> None:
