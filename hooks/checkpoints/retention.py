@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from ...providers.errors import CheckpointError, NotFoundError, UsageError
 from ...providers.stores.store import BlobStore
 from ..format.codec import NewerFormatError, decode_manifest
 from ..format.keys import MARKER, CheckpointName, checkpoint_prefix, parse_manifest_name, parse_object_name
 from ..format.manifest import RankManifest
-from .catalog import Folder, Whole, examine, scan
+from .catalog import Folder, Partial, Whole, examine, scan
 from .commit import newest_claim
 
 log = logging.getLogger("spotguard")
@@ -59,6 +59,8 @@ class Pruning:
     doomed: tuple[Folder, ...]
     #: Keys in doomed folders that something kept refers to.
     protected: frozenset[str]
+    #: What is newer than all that is kept, has its manifests and is not whole; and why. The newest first.
+    damaged: Mapping[CheckpointName, str] = field(default_factory=dict)
 
     def steps(self) -> Iterator[list[str]]:
         """Keys to delete, group after group; a group only when all before it are gone.
@@ -124,9 +126,10 @@ def plan_pruning(
     # Claims are read after the listing: who claims later than this lists later, and finds what is kept here.
     if attempt is not None and _fenced(store, run_id, attempt, folders, timeout):
         return Pruning((), (), frozenset())
-    kept, newer, older = _sort(store, folders, keep, timeout)
+    damaged: dict[CheckpointName, str] = {}
+    kept, newer, older = _sort(store, folders, keep, timeout, damaged)
     if not kept:
-        return Pruning((), (), frozenset())
+        return Pruning((), (), frozenset(), damaged)
     if every:
         kept += _milestones(store, folders, older, every, timeout)
     stay = {whole.name for whole in kept}
@@ -137,7 +140,7 @@ def plan_pruning(
     for folder in [*newer, *(folder for folder in older if folder.name in spared)]:
         manifests += _readable(store, folder, timeout)
     names = tuple(whole.name for whole in kept)
-    return Pruning(names, tuple(reversed(doomed)), frozenset(_referred(manifests)))
+    return Pruning(names, tuple(reversed(doomed)), frozenset(_referred(manifests)), damaged)
 
 
 def _fenced(
@@ -150,9 +153,14 @@ def _fenced(
 
 
 def _sort(
-    store: BlobStore, folders: list[Folder], keep: int, timeout: float | None
+    store: BlobStore,
+    folders: list[Folder],
+    keep: int,
+    timeout: float | None,
+    damaged: dict[CheckpointName, str],
 ) -> tuple[list[Whole], list[Folder], list[Folder]]:
-    """The whole ones that stay, all that is newer than the newest of them, and the rest that may go."""
+    """The whole ones that stay, all that is newer than the newest of them (what is `damaged` of that is noted), and the
+    rest that may go."""
     kept: list[Whole] = []
     newer: list[Folder] = []
     older: list[Folder] = []
@@ -164,8 +172,10 @@ def _sort(
             whole = examine(store, folder, folders, timeout=timeout)
         except NewerFormatError:
             continue  # not ours to judge: it stays
-        except CheckpointError:
+        except CheckpointError as error:
             (older if kept else newer).append(folder)
+            if not kept and not isinstance(error, Partial):
+                damaged[folder.name] = str(error)
             continue
         if whole.level == "full":
             kept.append(whole)

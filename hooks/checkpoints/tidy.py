@@ -41,6 +41,17 @@ class Tidier:
         try:
             effort.check()
             self._writer.ask(look, effort, again=False)
+            if damaged := [*found[0].damaged.items()]:
+                # Most likely what it refers to was deleted by somebody else, and all that come would refer to it too.
+                self._writer.forget()
+                name, why = damaged[0]
+                log.error(
+                    "step %d cannot be restored, the next checkpoint is written in full: %s; see that nothing else "
+                    "deletes objects below %s",
+                    name.step,
+                    why,
+                    self._store.url,
+                )
             for keys in found[0].steps():
                 for start in range(0, len(keys), _AT_ONCE):
                     self._delete(keys[start : start + _AT_ONCE], effort)

@@ -493,6 +493,28 @@ def test_a_frozen_tensor_that_is_changed_is_put_again(saving: Callable[..., Savi
     assert_adapted(one)
 
 
+def test_what_went_from_the_store_is_said_and_put_again(
+    saving: Callable[..., Saving], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody else deleted what is referred to: the next checkpoint is whole."""
+    one = saving(job=adapted())
+    one.background()
+    gone = max(one.store.objects, key=lambda key: len(one.store.objects[key]))
+    del one.store.objects[gone]
+    one.train()
+    one.background()
+    assert one.newest() is None
+    (said,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "step 3 cannot be restored" in said.message
+    assert gone.rpartition("/")[2] in said.message
+    caplog.clear()
+    one.train()
+    one.background()
+    assert references(one.newest()).keys() == {""}
+    assert not caplog.records
+    assert_adapted(one)
+
+
 def test_a_new_attempt_begins_with_a_full_one(saving: Callable[..., Saving]) -> None:
     """It refers to nothing of the attempt before."""
     one = saving(job=adapted())
