@@ -192,7 +192,8 @@ class GCSStore:
                     "POST", f"/upload/storage/v1/b/{self._at.bucket}/o", asked, body, said
                 ).json()
             except GoogleAPICallError as error:
-                if error.code == 412:
+                # Without our condition it is the organisation's, as that a key of its own be used: no answer to "is it there".
+                if error.code == 412 and "ifGenerationMatch" in options:
                     return False
                 raise
             if not isinstance(made, dict) or made.get(_IN_METADATA[name]) != value:

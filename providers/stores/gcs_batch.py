@@ -48,7 +48,7 @@ def _alone(target: str, part: Message | str) -> requests.Response:
     first, _, rest = words.lstrip().partition(b"\n")
     message = BytesParser().parsebytes(rest)
     one = requests.Response()
-    one.status_code = int(first.split()[1])
+    one.status_code = int(first.partition(b" ")[2].partition(b" ")[0])
     body = message.get_payload(decode=True)
     one._content = body if isinstance(body, bytes) else b""
     one.request = requests.Request("DELETE", f"https://batch{target}").prepare()

@@ -63,6 +63,10 @@ def store(google: FakeGoogle) -> BlobStore:
         (Say(200, b"<html>a captive portal</html>"), UnavailableError),
         (Say(200, b"{}"), UnavailableError),
         (Say(418, b"<html>a proxy's own words</html>"), StoreError),
+        (
+            BAD(412, "conditionNotMet"),
+            StoreError,
+        ),  # an organisation's policy: nothing was put, and it is not there
     ],
     ids=lambda value: f"{value.status}" if isinstance(value, Say) else value.__name__,
 )
@@ -264,6 +268,10 @@ def test_a_batch_says_which_delete_was_refused(google: FakeGoogle, store: BlobSt
     google.says.append(Say(200, body, {"Content-Type": "multipart/mixed; boundary=b"}))
     with pytest.raises(DeniedError, match=r"storage\.objects\.delete"):
         store.delete(["a", "b", "c"])
+    headless = "--b\r\nContent-Type: application/http\r\n\r\nHTTP/1.1\r\n\r\n--b--"
+    google.says.append(Say(200, headless.encode(), {"Content-Type": "multipart/mixed; boundary=b"}))
+    with pytest.raises(UnavailableError):
+        store.delete(["a"])
     google.says.append(Say(200, b"<html></html>", {"Content-Type": "text/html"}))
     with pytest.raises(UnavailableError):
         store.delete(["a"])
