@@ -255,27 +255,34 @@ class Checkpointer:
 
     def _whole(self, save: _Save, name: CheckpointName, started: float, blocked: float = 0.0) -> Saved:
         """All of it, at leisure."""
-        held, leaves = save.held, save.collected.leaves
         try:
-            outline = held.draft.outline if held is not None else self._writer.outline(leaves, renew=True)
-            draft = Draft(outline)
-            if not save.in_place:
-                self._upload = Upload(self._writer, self._clock, draft, save.step, started)
-            fill = None if held is None else held.fill
-            self._writer.write(leaves, name, save.effort, save.progress, save.moved, draft=draft, fill=fill)
-            self._commit(save, name, "full", draft.written(name), self._writer)
+            draft = self._upload_all(save, name, started)
         except (StoreError, Spoiled):
-            self._tidier.discard(name, save.effort)
+            if save.effort.left() is None:  # not while a notice waits for it
+                self._tidier.discard(name, save.effort)
             raise
-        finally:
-            self._upload = None
         if name.attempt == self._attempt:
             self._writer.committed(draft)
         saved = self._saved(name, draft, started, blocked=blocked)
-        if save.effort.left() is None:  # not while a notice waits for it
+        if save.effort.left() is None:
             self._make_ready(draft.outline)
             self._prune(save.effort, name, name.attempt)
         return saved
+
+    def _upload_all(self, save: _Save, name: CheckpointName, started: float) -> Draft:
+        held, leaves = save.held, save.collected.leaves
+        outline = held.draft.outline if held is not None else self._writer.outline(leaves, renew=True)
+        draft, fill = Draft(outline), None if held is None else held.fill
+        if not save.in_place:
+            self._upload = Upload(self._writer, self._clock, draft, save.step, started)
+        try:
+            self._writer.write(leaves, name, save.effort, save.progress, save.moved, draft=draft, fill=fill)
+            self._commit(save, name, "full", draft.written(name), self._writer)
+        finally:
+            self._upload = (
+                None  # also before it is tidied up: there is nothing that a notice could let finish
+            )
+        return draft
 
     def _make_ready(self, outline: Outline) -> None:
         """What this save taught is there before the next notice: threads, frames, connections."""

@@ -61,3 +61,46 @@ def test_a_notice_does_not_wait_for_a_store_that_hangs_over_what_is_old(
         assert heard.wait(protocol.Committed, 2 if after == "a failure" else 3).id == "n1"
         store.free.set()
     assert store.kinds()["manifests"] >= 1
+
+
+def is_manifest(key: str) -> bool:
+    return "-of-" in key and key.endswith(".json")
+
+
+def test_one_that_failed_is_not_let_finish(caplog: pytest.LogCaptureFixture) -> None:
+    """A notice of this very step, while the failed one's objects are removed: it has come to its end, and sends nothing
+    more."""
+    store = Hanging()
+    with trained(store) as (guard, _, heard):
+        store.faults = [Fault(1, verbs=("put",), error=lambda: FullError("no room"))]
+        store.calls.clear()
+        store.parallel = 1
+        store.hangs = "list"
+        guard._saver.background()
+        assert store.asked.wait(PATIENCE)
+        assert [verb for verb, _ in store.calls] == ["put", "put"]
+        guard._on_message(notice())
+        assert guard._checkpointer.uploading is None
+        committed = heard.wait(protocol.Committed)
+        assert (committed.id, committed.step) == ("n1", 2)
+        store.free.set()
+    assert "is let finish" not in caplog.text
+    assert [key.split("/")[2] for key in store.objects if is_manifest(key)] == ["000000002-0001-0001"]
+
+
+def test_one_that_fails_under_a_notice_is_not_tidied_up() -> None:
+    """It was let finish, and its manifest is refused: what is left of the window is for a save."""
+    store = Hanging()
+    store.parallel = 1
+    with trained(store) as (guard, _, heard):
+        store.hold(is_manifest)
+        store.calls.clear()
+        guard._saver.background()
+        assert store.reached.wait(PATIENCE)
+        guard._on_message(notice())
+        assert guard._saver._running is not None
+        assert guard._saver._running.promoted
+        store.faults = [Fault(2, verbs=("put",), error=lambda: FullError("no room"))]
+        store.let_go()
+        assert heard.wait(protocol.Committed).id == "n1"
+        assert {verb for verb, _ in store.calls} == {"put"}
