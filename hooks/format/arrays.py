@@ -1,7 +1,7 @@
 """numpy's values and torch's, for `encoder` and `decoder`; neither library is loaded here unless it is already.
 
 A numpy value keeps its dtype to the letter (`longlong` is not `int64`) and its bytes. A torch tensor goes to the caller,
-which stores it beside the JSON and gives it back by name.
+which stores it beside the JSON and gives it back by name; so do the bytes of a large array, where torch is.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 #: padding bytes differ from machine to machine.
 _NUMPY_KINDS = "?bhilqBHILQefdFDSUmM"
 _NUMPY_DTYPE = re.compile(r"[<>|=]([?a-zA-Z])(\d{0,9})(\[\w{1,12}(/\d{1,9})?\])?", re.ASCII)
+#: Bytes from which on an array is no text: a replay buffer in a manifest would be several copies of itself in memory,
+#: and none of it would be counted by who plans a save.
+LARGE_ARRAY = 64 * 2**10
 _DEVICE = re.compile(r"[a-z]{1,20}(:\d{1,4})?", re.ASCII)
 
 
@@ -40,16 +43,7 @@ def encode_foreign(value: Any, path: str, encoder: Encoder) -> Any:
             return {"$": "torch.device", "name": str(value)}
     if (numpy := sys.modules.get("numpy")) is not None:
         if type(value) is numpy.ndarray:
-            order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
-            data = base64.b64encode(value.tobytes(order)).decode()
-            word = _dtype_word(numpy, value.dtype, value, path)
-            return {
-                "$": "numpy.ndarray",
-                "dtype": word,
-                "shape": list(value.shape),
-                "order": order,
-                "base64": data,
-            }
+            return _array(numpy, torch, value, path, encoder)
         # As a dtype's bytes these two would lose the NULs at their end.
         if type(value) is numpy.str_:
             return {"$": "numpy.str_", "value": encoder.encode(str(value), path)}
@@ -73,6 +67,17 @@ def _tensor(torch: Any, value: Any, path: str, encoder: Encoder) -> Any:
     if value.layout is not torch.strided:
         raise refusal(value, path, f"its layout is {value.layout}: save its indices and values")
     return {"$": "tensor", "name": encoder.take_tensor(value)}
+
+
+def _array(numpy: Any, torch: Any, value: Any, path: str, encoder: Encoder) -> Any:
+    order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+    word = _dtype_word(numpy, value.dtype, value, path)
+    raw = {"$": "numpy.ndarray", "dtype": word, "shape": list(value.shape), "order": order}
+    if torch is None or value.nbytes < LARGE_ARRAY:
+        return {**raw, "base64": base64.b64encode(value.tobytes(order)).decode()}
+    flat = value.ravel(order)
+    flat = flat if flat.flags.writeable else flat.copy()  # torch has no tensor that cannot be written to
+    return {**raw, "name": encoder.take_tensor(torch.from_numpy(flat.view(numpy.uint8)))}
 
 
 def _dtype_word(numpy: Any, dtype: np.dtype[Any], value: Any, path: str) -> str:
@@ -101,11 +106,21 @@ def _dtype(word: Any) -> np.dtype[Any]:
 def _ndarray(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
     import numpy
 
-    dtype, data = _dtype(raw["dtype"]), unbase64(raw)
+    dtype = _dtype(raw["dtype"])
     shape = [exactly(size, int) for size in exactly(raw["shape"], list)]
-    if any(size < 0 for size in shape) or prod(shape) * dtype.itemsize != len(data):
-        raise Malformed(f"an array of shape {shape[:8]} with {len(data)} bytes")
     order = exactly(raw["order"], str)
+    held = decoder.give_tensor(exactly(raw["name"], str)) if "name" in raw else None
+    data = unbase64(raw) if held is None else b""
+    size = len(data) if held is None else held.nbytes
+    if any(size < 0 for size in shape) or prod(shape) * dtype.itemsize != size:
+        raise Malformed(f"an array of shape {shape[:8]} with {size} bytes")
+    if held is not None:
+        if held.dim() != 1 or held.itemsize != 1 or not (held.is_cpu or held.is_meta):
+            raise Malformed(f"an array whose bytes are a tensor of {tuple(held.shape)[:8]}")
+        if held.is_meta:
+            return numpy.broadcast_to(numpy.empty((), dtype), shape)  # an outline has no memory
+        # In the tensor's memory: its bytes may come later.
+        return held.detach().numpy().view(dtype).reshape(shape, order=order)
     # A copy: what comes back can be written to, as what went in could.
     if not data:
         return numpy.empty(shape, dtype, order)

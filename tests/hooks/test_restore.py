@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -290,6 +291,30 @@ def test_going_on_equals_a_run_without_us(folder: Path) -> None:
             guard.step()
             guard.save()
     assert different(job.bits(), expected[TOTAL]) == []
+
+
+def test_a_replay_buffer_is_no_part_of_the_manifest(folder: Path) -> None:
+    """A large numpy array in a dict is saved as a tensor's bytes are, and counted as they are."""
+
+    def make() -> Job:
+        job = small()
+        job.values["replay"] = {"seen": np.zeros((0, 8)), "at": 0}
+        return job
+
+    job = make()
+    with guarded(folder, job.values) as guard:
+        guard.restore()
+        job.step(0)
+        job.values["replay"]["seen"] = np.random.default_rng(0).random((4096, 8))
+        guard.step()
+        assert guard.save().nbytes > 4096 * 8 * 8
+    manifest = next(folder.rglob("00000-of-00001.json"))
+    assert manifest.stat().st_size < 64 * 2**10
+    fresh = make()
+    with guarded(folder, fresh.values) as guard:
+        assert guard.restore() == 1
+    assert different(fresh.bits(), job.bits()) == []
+    fresh.values["replay"]["seen"][0] = 1.0
 
 
 # --- levels ----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
+from spotguard.hooks.format.arrays import LARGE_ARRAY  # noqa: E402
 from spotguard.hooks.format.encoding import decode, encode, same  # noqa: E402
 from spotguard.providers.errors import CheckpointError, StateError  # noqa: E402
 
@@ -297,3 +299,56 @@ def test_what_numpy_has_and_bytes_do_not_say_is_refused(value: Any) -> None:
     """By name, with the place."""
     with pytest.raises(StateError, match=r"^it\[0\]"):
         encode([value], lambda tensor: "t", "it")
+
+
+# --- large arrays -----------------------------------------------------------------------------------------------------
+
+COUNT = 2 * LARGE_ARRAY
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(COUNT, dtype="float32"),
+        np.arange(COUNT, dtype=">i4").reshape(2, -1),
+        np.asfortranarray(np.arange(COUNT, dtype="longlong").reshape(4, -1)),
+        np.arange(COUNT, dtype="float64")[::-2],
+        np.broadcast_to(np.float64(1.5), (COUNT,)),
+        np.array(["ab", "c"] * LARGE_ARRAY),
+        np.arange(COUNT).astype("M8[ms]"),
+        np.arange(COUNT) % 2 == 0,
+    ],
+    ids=["plain", "big-endian", "fortran", "backwards", "read-only", "words", "dates", "bools"],
+)
+def test_a_large_array_goes_beside_the_json(array: Any) -> None:
+    """As a tensor's bytes: it comes back with dtype, order and value, can be written to, and is no text."""
+    raw = encode(array, lambda tensor: "it")
+    assert len(json.dumps(raw)) < 200
+    back = trip(array)
+    assert same(array, back) == ""
+    assert back.flags.writeable
+    assert back.flags.f_contiguous == (array.flags.f_contiguous or array.ndim == 1)
+
+
+def test_a_small_array_and_one_of_an_older_checkpoint_are_text() -> None:
+    """Whatever its size, what was written as text is read."""
+    kept: list[Any] = []
+    raw = encode(np.zeros(8), lambda tensor: kept.append(tensor) or "it")
+    assert "base64" in raw
+    assert kept == []
+    data = np.arange(COUNT, dtype="<f8")
+    text = {
+        "$": "numpy.ndarray", "dtype": "<f8", "shape": [COUNT], "order": "C",
+        "base64": base64.b64encode(data.tobytes()).decode(),
+    }  # fmt: skip
+    assert same(data, decode(text, kept.__getitem__)) == ""
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(3, dtype=torch.uint8), torch.zeros(2, 8, dtype=torch.uint8), torch.zeros(4)]
+)
+def test_a_tensor_that_is_not_an_array_s_bytes_is_refused(tensor: Any) -> None:
+    """By its size, its shape or its dtype."""
+    raw = {"$": "numpy.ndarray", "dtype": "<f4", "shape": [4], "order": "C", "name": "it"}
+    with pytest.raises(CheckpointError, match="an array"):
+        decode(raw, lambda name: tensor)
