@@ -266,11 +266,10 @@ class Saver:
             except SpotguardError as error:
                 job.error = error
                 last = self._checkpointer.last
-                if job.alarm is not None and last is not None and last.url != job.before:
-                    # A background save that was let finish: nothing newer was to be had.
-                    job.saved = replace(
-                        last, why=f"a background checkpoint was let finish; after it: {error}"
-                    )
+                if job.alarm is not None and last is not None and (job.saved or last.url != job.before):
+                    # Weights alone, of this very step; or what was let finish: nothing newer was to be had.
+                    had = last.why or "a background checkpoint was let finish"
+                    job.saved = replace(last, why=f"{had}; after it: {error}")
                 elif job.promoted:
                     with self._lock:
                         if self._urgent is not None:
@@ -320,13 +319,14 @@ class Saver:
                 return
             if job.alarm is not None and (last := self._checkpointer.last) is not None and last.step == step:
                 job.saved = last  # this very step is committed: nothing is newer than it
-                return
+                if last.level == "full":
+                    return
             if self._state.boundary_only and not boundary_only:
                 boundary_only = True  # since we asked: the last boundary's copies may be older than its step
                 continue
             reason = "" if boundary_only else self._state.broken()
             if not reason:
-                job.saved = self._save(job, step)
+                job.saved = self._save(job, step) or job.saved
                 reason = self._checkpointer.spoiled
             if not reason:
                 return

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch
 
 from spotguard.hooks import protocol
+from spotguard.hooks.gate import Shut
+from spotguard.hooks.guard import Guard
+from spotguard.providers.errors import DeniedError, FullError
 from tests.fakes.clock import ManualClock
-from tests.fakes.noticed import notice, trained
+from tests.fakes.noticed import Heard, notice, trained
 from tests.fakes.slow_store import SlowStore
+from tests.fakes.store import Fault
+from tests.fakes.training import Job, different, restored, small
+from tests.fakes.watched_store import PATIENCE
 
 pytestmark = pytest.mark.torch
 
@@ -58,6 +67,74 @@ def test_weights_alone_are_said_with_the_numbers(known: bool) -> None:
         store.let_go()
     assert (outcome(store)["level"], outcome(store)["committed"]) == ("weights", True)
     assert outcome(store)["reason"] == committed.detail
+
+
+@contextmanager
+def weights_alone() -> Iterator[tuple[SlowStore, Guard, Job, Heard]]:
+    """Of step 3 the weights are committed at a notice that is answered, and the store refused the moments."""
+    store = SlowStore(ManualClock())
+    store.parallel = 1
+    with trained(store, clock=store.clock) as (guard, job, heard):
+        guard.save()
+        job.step(2)
+        guard.step()
+        store.calls.clear()
+        store.faults = [Fault(1, verbs=("put",), error=lambda: FullError("no room"))]
+        guard._on_message(notice("n1"))
+        committed = heard.wait(protocol.Committed, 2)
+        assert (committed.id, committed.step, committed.level) == ("n1", 3, "weights")
+        yield store, guard, job, heard
+
+
+def test_a_second_notice_saves_the_moments_too() -> None:
+    """In the same step, of which only the weights are committed: there is more to be had."""
+    with weights_alone() as (store, guard, job, heard):
+        guard._on_message(notice("n2"))
+        committed = heard.wait(protocol.Committed, 4)
+        assert (committed.step, committed.level) == (3, "full")
+        assert {message.id for message in heard.of(protocol.Committed)[-2:]} == {"n1", "n2"}
+        bits = job.bits()
+    found, state = restored(store, small)
+    assert found == 3
+    assert different(state, bits) == []
+
+
+def test_a_second_notice_that_finds_no_more_has_the_weights() -> None:
+    """They are of this very step: it is told so, and what came after them."""
+    with weights_alone() as (store, guard, _, heard):
+        before = store.kinds()
+        store.faults = [Fault(n, verbs=("put",), error=lambda: DeniedError("no")) for n in range(99)]
+        guard._on_message(notice("n2"))
+        committed = heard.wait(protocol.Committed, 4)
+        assert (committed.step, committed.level) == (3, "weights")
+        assert committed.detail.endswith("; the moments: no room; after it: no")
+        assert heard.of(protocol.Failed) == []
+        assert store.kinds() == before
+
+
+def test_weights_after_which_the_state_moved_are_no_background_checkpoint() -> None:
+    """The save of everything was thrown away, and no further boundary came: the weights stand, and say whose they are."""
+    store = SlowStore(ManualClock())
+    store.parallel = 1
+    with trained(store, clock=store.clock) as (guard, job, heard):
+        guard.save()
+        store.rate = store.nbytes() / 10
+        job.step(2)
+        guard.step()
+        store.hold(lambda key: key.endswith("/0001.safetensors"))
+        guard._on_message(notice("n1", seconds=8.5, reserve=0.0))
+        store.wait_committed(2)
+        with torch.no_grad():
+            job.values["model"][0].weight.add_(1.0)
+        store.rate *= 1000
+        store.let_go()
+        with guard._gate._changed:
+            assert guard._gate._changed.wait_for(lambda: guard._gate.place.shut is Shut.AT_BOUNDARY, PATIENCE)
+        guard._on_message(notice("n1", seconds=0.0, reserve=0.0))
+        committed = heard.wait(protocol.Committed, 2)
+        assert (committed.id, committed.step, committed.level) == ("n1", 3, "weights")
+        assert committed.detail.startswith("parameters and extras first, ")
+        assert committed.detail.endswith("; after it: out of time: no guard.step() was reached in the window")
 
 
 def test_nothing_is_said_with_the_numbers() -> None:
