@@ -21,6 +21,8 @@ from botocore.exceptions import (
     IncompleteReadError,
     PartialCredentialsError,
 )
+from botocore.exceptions import ConnectionError as NoConnectionError
+from botocore.parsers import ResponseParserError
 
 from ..errors import (
     CorruptError,
@@ -30,8 +32,9 @@ from ..errors import (
     StoreError,
     ThrottledError,
     UnavailableError,
+    UsageError,
 )
-from .answers import leaf, network
+from .answers import leaf, network, untrusted
 from .s3_session import S3Session
 from .store import ObjectInfo, Sent, check_key, check_prefix
 from .transport import CONNECTIONS, Transport, fill, remaining, within
@@ -77,6 +80,9 @@ _ADVICE = {
 }
 
 
+_PROXY = "a proxy may be in between"
+
+
 class _Body:
     """A buffer as boto3 takes one. It is never read: `_carry` hands the buffer itself to the transport."""
 
@@ -113,7 +119,9 @@ class S3Store:
         if "kms-key-id" in location.options:
             self._put_options.setdefault("ServerSideEncryption", "aws:kms")
             self._put_options["SSEKMSKeyId"] = location.options["kms-key-id"]
-        if "requester-pays" in location.options:
+        if (pays := location.options.get("requester-pays", "false")) not in ("true", "false"):
+            raise UsageError(f"store {self.url!r}: requester-pays={pays} is neither true nor false")
+        if pays == "true":
             self._all_options["RequestPayer"] = "requester"
 
     def warm(self, *, timeout: float | None = None) -> None:
@@ -167,6 +175,9 @@ class S3Store:
                 return
             wanted = f"bytes={start}-{start + len(view) - 1}"
             answer = self._ask("get_object", Key=self._at.key(key), Range=wanted)
+            if not answer.get("ContentRange", "").startswith(f"bytes {start}-"):
+                answer["Body"].close()  # the rest of it would be taken for the next answer
+                raise UnavailableError(f"{doing}: a range was asked for, and another came: {_PROXY}")
             got = fill(answer["Body"], view)
             if got < len(view):
                 raise CorruptError(
@@ -180,11 +191,13 @@ class S3Store:
         while True:
             with within(left()), _mapped(doing):
                 page = self._ask("list_objects_v2", Prefix=self._at.key(prefix), **more)
-            for each in page.get("Contents", ()):
-                yield ObjectInfo(each["Key"].removeprefix(self._at.prefix), each["Size"])
-            if not page.get("IsTruncated"):
+                found = [(each["Key"], each["Size"]) for each in page.get("Contents", ())]
+                # Every listing says whether there is more; a proxy's page does not, and would be one of nothing.
+                more = {"ContinuationToken": page["NextContinuationToken"]} if page["IsTruncated"] else {}
+            for name, size in found:
+                yield ObjectInfo(name.removeprefix(self._at.prefix), size)
+            if not more:
                 return
-            more = {"ContinuationToken": page["NextContinuationToken"]}
 
     def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
         """Remove objects, a thousand with one request."""
@@ -194,11 +207,10 @@ class S3Store:
             with within(left()), _mapped(doing):
                 said = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
                 answer = self._ask("delete_objects", Delete=said)
-            for failed in answer.get("Errors", ()):
-                if failed["Code"] != "NoSuchKey":
-                    raise _CODES.get(failed["Code"], _by_word(failed["Code"]))(
-                        f"delete {failed['Key']}: {failed['Code']}{_ADVICE.get(failed['Code'], '')}"
-                    )
+                failures = [(failed["Key"], failed["Code"]) for failed in answer.get("Errors", ())]
+            for key, code in failures:
+                if code != "NoSuchKey":
+                    raise _CODES.get(code, _by_word(code))(f"delete {key}: {code}{_ADVICE.get(code, '')}")
 
     # --- inside ---
 
@@ -258,7 +270,7 @@ class _Precondition(StoreError):
 def _mapped(doing: str) -> Iterator[None]:
     """No exception of an SDK leaves this module: each becomes the leaf that its code says."""
     try:
-        with network(doing):
+        with network(doing), _identified(doing):
             yield
     except ClientError as error:
         code, status = _code(error), _status(error)
@@ -266,12 +278,28 @@ def _mapped(doing: str) -> Iterator[None]:
             raise _Precondition(f"{doing}: {code} (412)") from error
         kind = _CODES.get(code) or leaf(status)
         raise kind(f"{doing}: {code} ({status}){_ADVICE.get(code, '')}") from error
+    except (ResponseParserError, KeyError) as error:
+        # None of S3's, or cut off. (Of S3's verbs newer botocore takes a 200 that is no XML for a 500; older ones do not.)
+        raise UnavailableError(
+            f"{doing}: the answer cannot be read ({type(error).__name__}: {error}): {_PROXY}"
+        ) from error
     except (HTTPClientError, IncompleteReadError) as error:
         raise UnavailableError(f"{doing}: {type(error).__name__}: {error}") from error
     except (CredentialRetrievalError, PartialCredentialsError) as error:
         raise DeniedError(f"{doing}: {type(error).__name__}: {error}") from error
     except BotoCoreError as error:
         raise StoreError(f"{doing}: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _identified(doing: str) -> Iterator[None]:
+    """Credentials are asked for by botocore's own HTTP, as of STS. (Some of its errors are an OSError besides.)"""
+    try:
+        yield
+    except NoConnectionError as error:
+        if untrusted(error):
+            raise DeniedError(f"{doing}: {error}; name a certificate to trust in AWS_CA_BUNDLE") from error
+        raise UnavailableError(f"{doing}: {type(error).__name__}: {error}") from error
 
 
 def _code(error: ClientError) -> str:

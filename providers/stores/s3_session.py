@@ -15,9 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 import boto3
+import botocore.session
 from botocore.config import Config
 from botocore.credentials import RefreshableCredentials
-from botocore.exceptions import BotoCoreError
+from botocore.exceptions import BotoCoreError, ClientError, UnknownCredentialError
+from botocore.httpsession import URLLib3Session
 
 from ..clock import Clock, SystemClock
 from ..errors import DeniedError
@@ -38,6 +40,9 @@ _CONFIG = Config(
         "payload_signing_enabled": False
     },  # SHA-256 of all bytes, on plain HTTP, beside a CRC32 that is checked
 )
+
+#: No credentials are to be had now: nobody answers, or (STS) the answer is no.
+_NONE_NOW = (BotoCoreError, ClientError, DeniedError, OSError)
 
 
 class S3Session:
@@ -82,7 +87,7 @@ class S3Session:
         try:
             self._not_before = self._clock.monotonic() + _AGAIN
             self._take(self._found)
-        except (BotoCoreError, DeniedError, OSError) as error:
+        except _NONE_NOW as error:
             log.warning("AWS credentials end soon, and new ones cannot be had now: %s", error)
         finally:
             self._lock.release()
@@ -95,14 +100,16 @@ class S3Session:
             before = self._frozen
             try:
                 self._make()
-            except (BotoCoreError, DeniedError, OSError) as error:
+            except _NONE_NOW as error:
                 log.warning("AWS credentials are refused, and new ones cannot be had now: %s", error)
                 return False
             return bool(self._frozen != before)
 
     def _make(self) -> None:
         """Ask the whole chain anew, files and variables too."""
-        session = boto3.session.Session(profile_name=self._at.options.get("profile"))
+        core = botocore.session.Session()
+        session = boto3.session.Session(profile_name=self._at.options.get("profile"), botocore_session=core)
+        _ask_the_machine_directly(core)
         found = session.get_credentials()
         if found is None:
             raise DeniedError(
@@ -139,3 +146,16 @@ class S3Session:
         )
         client.meta.events.register("before-send.s3", self._carry)
         self._frozen, self._client = frozen, client
+
+
+def _ask_the_machine_directly(core: botocore.session.Session) -> None:
+    """Have botocore ask the machine's metadata service without the environment's proxies: law 5.
+
+    A proxy would answer with its own machine's role, or not at all, and would see the credentials.
+    """
+    try:
+        machine = core.get_component("credential_provider").get_provider("iam-role")._role_fetcher
+        machine._session = URLLib3Session(timeout=machine._timeout, proxies={})
+    except (AttributeError, UnknownCredentialError):
+        # A botocore that keeps it elsewhere asks as it always did; NO_PROXY tells it not to.
+        log.debug("botocore's way to the metadata service is not known: proxies hold for it", exc_info=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from spotguard.providers.errors import (
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore
 from tests.fakes.answering import Answer, AnsweringServer, Asked
+from tests.fakes.raw_server import RawServer
 from tests.providers.stores.conftest import Certificate
 from tests.providers.stores.s3_asked import DATA, VERBS, at, error_body, refusal
 from tests.servers.faultplan import Fault
@@ -122,6 +124,64 @@ def test_what_is_refused_of_a_batch_is_an_error() -> None:
                 continue
             with pytest.raises(leaf, match=said):
                 at(server).delete(["a"])
+
+
+#: What a proxy, or a captive portal, says in a store's place; and an answer of S3's that lost its end.
+STRANGE = {
+    "a page": Answer(200, {"Content-Type": "text/html"}, b"<html>please log in<br>"),
+    "XHTML": Answer(200, {"Content-Type": "text/html"}, b"<html><body>please log in</body></html>"),
+    "half a listing": Answer(200, {}, b"<ListBucketResult><Contents><Key>a</Key><Si"),
+    "a listing of no sizes": Answer(
+        200,
+        {},
+        b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key></Contents></ListBucketResult>",
+    ),
+}
+
+
+@pytest.mark.parametrize("answer", STRANGE.values(), ids=STRANGE)
+def test_what_is_no_listing_is_not_one_of_nothing(answer: Answer) -> None:
+    """It may be one the next time."""
+    with AnsweringServer(lambda asked: answer) as server, pytest.raises(UnavailableError):
+        list(at(server).list("run/"))
+
+
+def test_what_is_no_answer_to_a_deletion_is_none() -> None:
+    """Cut off in its middle; or an error that does not say of what."""
+    for body in (b"<DeleteResult><Err", b"<DeleteResult><Error><Key>a</Key></Error></DeleteResult>"):
+        with (
+            AnsweringServer(lambda asked, body=body: Answer(200, {}, body)) as server,  # type: ignore[misc]
+            pytest.raises(UnavailableError),
+        ):
+            at(server).delete(["a"])
+
+
+def test_an_object_whose_length_nobody_says_is_none() -> None:
+    """It came in chunks, through a proxy."""
+    said = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n12345\r\n0\r\n\r\n"
+
+    def serve(connection: socket.socket, number: int) -> None:
+        connection.recv(65536)
+        connection.sendall(said)
+
+    with RawServer(serve) as server, pytest.raises(UnavailableError, match="ContentLength"):
+        open_store(f"s3://bucket/prefix?endpoint={server.url}").get("a")
+
+
+@pytest.mark.parametrize(
+    "answer", [Answer(200, {}, DATA), Answer(206, {"Content-Range": f"bytes 0-6/{len(DATA)}"}, DATA[:7])]
+)
+def test_another_range_is_not_the_one_that_was_asked_for(answer: Answer) -> None:
+    """The whole object, or its beginning; and the connection is fit for the next request."""
+    buffer = bytearray(7)
+    with AnsweringServer(lambda asked: answer) as server:
+        store = at(server)
+        with pytest.raises(UnavailableError, match="another came"):
+            store.read_into("run/a", 6, memoryview(buffer))
+        assert buffer == bytes(7)
+        server.answer = lambda asked: Answer(206, {"Content-Range": "bytes 6-12/99"}, DATA[6:13])
+        store.read_into("run/a", 6, memoryview(buffer))
+    assert buffer == DATA[6:13]
 
 
 def test_swift_refuses_other_bytes(swift: Swift) -> None:
@@ -265,6 +325,8 @@ def test_threads_have_a_connection_each() -> None:
     """Opened when they are warm, and no other after: at the notice only bytes move."""
 
     def answer(asked: Asked) -> Answer:
+        if "range" in asked.headers:
+            return Answer(206, {"Content-Range": "bytes 0-4/5"}, b"12345")
         return Answer(body=b"12345") if asked.method == "GET" else Answer()
 
     with AnsweringServer(answer) as server:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotguard.providers.errors import DeniedError, NotFoundError
+from spotguard.providers.errors import DeniedError, NotFoundError, UsageError
 from tests.fakes.answering import Answer, AnsweringServer, Asked
 from tests.providers.stores.conftest import Certificate
 from tests.providers.stores.s3_asked import DATA, at, error_body, refusal, region_of
@@ -28,6 +28,15 @@ def test_options_are_on_the_wire() -> None:
         assert "x-amz-request-payer" not in server.asked[-1].headers
         at(server, "&sse=aws:kms:dsse&kms-key-id=k").put("run/a", memoryview(DATA))
         assert server.asked[-1].headers["x-amz-server-side-encryption"] == "aws:kms:dsse"
+
+
+def test_who_pays_is_said_or_not() -> None:
+    """`false` is no."""
+    with AnsweringServer(lambda asked: Answer()) as server:
+        at(server, "&requester-pays=false").put("run/a", memoryview(DATA))
+        assert "x-amz-request-payer" not in server.asked[0].headers
+        with pytest.raises(UsageError, match="requester-pays=yes is neither true nor false"):
+            at(server, "&requester-pays=yes")
 
 
 def test_a_put_is_one_request_with_its_checksum() -> None:
