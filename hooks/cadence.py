@@ -76,10 +76,13 @@ class Cadence:
             if not self._asked:
                 self.due = now + self.interval
 
-    def begun(self, now: float) -> None:
-        """One was asked for: the next is an interval away, also if this one fails."""
+    def begun(self, now: float, *, taken: bool = True) -> None:
+        """It was time for one: the next is an interval away, also if this one fails. Not `taken`, for another is under
+        way: what was asked for is still wanted, since that one is older."""
         with self._lock:
-            self._asked, self.due = False, now + self.interval
+            self._asked = self._asked and not taken
+            if not self._asked:
+                self.due = now + self.interval
 
 
 def _seconds(every: str) -> float:

@@ -228,8 +228,7 @@ class Guard:
             if not self._unsettled:
                 self._saver.rehearse()
         if self._clock.monotonic() >= self._cadence.due:
-            self._cadence.begun(self._clock.monotonic())
-            self._saver.background()
+            self._cadence.begun(self._clock.monotonic(), taken=self._saver.background())
 
     def steps(self, total: int) -> Iterator[int]:
         """`for step in guard.steps(total)`: restore, then count, with a boundary after each step."""

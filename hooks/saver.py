@@ -174,12 +174,13 @@ class Saver:
         for id in list(alarm.ids) if alarm is not None and alarm.drill else []:
             self.release(id, "the agent that played this drill is gone")
 
-    def background(self) -> None:
-        """Begin a background save at this boundary, unless one is under way. Returns at once."""
+    def background(self) -> bool:
+        """Begin a background save at this boundary. Returns at once; False where one is under way, or a notice is."""
         with self._lock:
             if self._alarm is not None or any(job.is_checkpoint for job in self._beside):
-                return
+                return False
         self._put_beside(Job("background", self._effort(None)))
+        return True
 
     def bring(self, staged: Whole) -> None:
         """Take to the store what was restored from this machine's disk and is not there. Returns at once."""

@@ -82,6 +82,20 @@ def test_one_that_is_asked_for_is_due_at_once_and_once() -> None:
     assert cadence.due <= 62.0
 
 
+def test_one_that_is_asked_for_and_not_begun_is_still_wanted() -> None:
+    """Another was under way, which is older than the question. What was merely due is had an interval later."""
+    cadence = Cadence("60", 0.0)
+    cadence.ask(going=True)
+    cadence.begun(1.0, taken=False)
+    assert cadence.due <= 1.0
+    cadence.saved(5.0, 0.5)
+    assert cadence.due <= 5.0
+    cadence.begun(6.0)
+    assert cadence.due == 66.0
+    cadence.begun(66.0, taken=False)
+    assert cadence.due == 126.0
+
+
 def test_one_that_is_asked_for_before_training_begins_is_made() -> None:
     """An agent that knows of a near deadline asks right behind its welcome, before anything is restored."""
     cadence = Cadence("60", 0.0)

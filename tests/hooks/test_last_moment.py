@@ -176,6 +176,31 @@ def test_a_manifest_that_finds_no_room_gives_back_what_was_written() -> None:
         assert store.kinds() == {"objects": 0, "manifests": 0, "markers": 0}
 
 
+# --- a checkpoint that the agent asks for ----------------------------------------------------------------------
+
+
+def test_one_that_is_asked_for_during_another_is_made_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one under way is older than the question, and the agent asks once: at the next boundary it begins."""
+    monkeypatch.setenv("SPOTGUARD_EVERY", "3600")
+    store, clock = WatchedStore(), ManualClock()
+    with trained(store, clock=clock) as (guard, job, heard):
+        store.hold(lambda key: key.endswith(".safetensors"))
+        guard._saver.background()
+        assert store.reached.wait(PATIENCE)
+        first = guard._saver._running
+        assert first is not None
+        guard._on_message(protocol.Checkpoint("the machine goes in 5 minutes", going=True))
+        job.step(2)
+        guard.step()
+        store.let_go()
+        assert first.done.wait(PATIENCE)
+        job.step(3)
+        guard.step()
+        assert heard.wait(protocol.Committed, 2).step == 4
+        assert guard._cadence.due > clock.monotonic()
+    restores(store, 4)
+
+
 # --- what a window is for --------------------------------------------------------------------------------------
 
 
