@@ -95,6 +95,7 @@ class EmergencySave:
         self._layouts = {False: whole, True: self._writer.rounded(leaves)} if self._lossy else {False: whole}
         self._known = self._writer.known(whole)
         self._sizes = self._sizes_of_tiers()
+        self._second_look = self._writer.second_look(leaves, whole)
         self.draft = Draft(whole)
         self.plan = plan(self._situation())
         log.info("the plan: %s", self.plan.reason)
@@ -233,8 +234,8 @@ class EmergencySave:
             step=self._step,
             sizes=self._sizes,
             rate=link.rate(now),
-            commit=link.commit or 0.0,
-            commit_at_best=link.commit_at_best or 0.0,
+            commit=(link.commit or 0.0) + self._second_look,
+            commit_at_best=(link.commit_at_best or 0.0) + self._second_look,
             last=self._last,
         )
 

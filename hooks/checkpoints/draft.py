@@ -25,6 +25,8 @@ class Written:
 
     objects: tuple[ObjectEntry, ...]
     tensors: tuple[TensorEntry, ...]
+    #: Tensors that were read for this save, and were byte for byte what an earlier one committed.
+    as_before: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,9 @@ class Outline:
             dtype = torch.bfloat16 if rounded and is_moment(leaf) else leaf.tensor.dtype
             items.append(Item(leaf.name, dtype_name(dtype), tuple(leaf.tensor.shape), tier=leaf.tier))
         return cls(shapes_of(leaves), tuple(items), plan(items, size), size, rank, world, rounded)
+
+    def indices_of(self, tier: Tier) -> list[int]:
+        return [index for index, planned in enumerate(self.objects) if planned.tier is tier]
 
     def bytes_of(self, tiers: Sequence[Tier]) -> int:
         return sum(planned.size for planned in self.objects if planned.tier in tiers)
@@ -126,7 +131,14 @@ class Draft:
                 chunk = Chunk(piece.offsets, piece.sizes, number[index], piece.start, piece.end, crc)
                 chunks[piece.item].append(chunk)
         tensors = [self._tensor(index, tuple(sorted(held))) for index, held in chunks.items()]
-        return Written(tuple([self._entry(index, name) for index in used]), tuple(tensors))
+        return Written(tuple([self._entry(index, name) for index in used]), tuple(tensors), self._as_before())
+
+    def _as_before(self) -> frozenset[str]:
+        """What nobody trains, where all of it is spared. Where some of it moved, the rest may have moved after it was read."""
+        outline = self.outline
+        if not self.spared.issuperset(outline.indices_of(Tier.FROZEN)):
+            return frozenset()
+        return frozenset([item.name for item in outline.items if item.tier is Tier.FROZEN])
 
     def _entry(self, index: int, name: CheckpointName) -> ObjectEntry:
         planned, at = self.outline.objects[index], self.landed[index].at

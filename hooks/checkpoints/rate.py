@@ -84,6 +84,12 @@ class Link:
             if self._since is not None and now - self._since >= _STRETCH:
                 self._close(now)
 
+    def paused(self, seconds: float) -> None:
+        """There was nothing to be sent for so long, up to now: no time of the link's."""
+        with self._lock:
+            if self._since is not None:
+                self._since += seconds
+
     def end(self, now: float, *, whole: bool = True) -> None:
         """No more bytes of this save: what comes now is not the link's time. Its last stretch counts, however short, where
         it came to its end: of one that was called off a moment after its begin it would say nothing of the link."""

@@ -120,6 +120,8 @@ class Work(Errand):
         self._spared = 0
         self._link = link
         self._flights: list[Flight] = []
+        #: Since when nothing is on its way; None while something is.
+        self._quiet: float | None = effort.now()
         self._took: list[float] = []
 
     def over(self) -> bool:
@@ -152,6 +154,7 @@ class Work(Errand):
         with self._lock:
             first, self._begun = not self._begun, True
             self._flights.append(flight)
+            self._quiet = None
         if first and self.error is None and self._progress is not None:
             self._progress("first-byte", self._bytes, self._total)
         return flight
@@ -218,8 +221,7 @@ class Work(Errand):
 
     def done(self, flight: Flight) -> None:
         with self._lock:
-            if flight in self._flights:
-                self._flights.remove(flight)
+            self._gone(flight)
             if flight.index in self.draft.landed:
                 return
             self._took.append(self.effort.now() - flight.began)
@@ -230,7 +232,7 @@ class Work(Errand):
         with self._lock:
             if flight not in self._flights:
                 return
-            self._flights.remove(flight)
+            self._gone(flight)
             self.draft.leaving.pop(flight.index, None)
             if flight.index not in self.draft.landed:
                 self._queue.append(flight.index)
@@ -238,6 +240,9 @@ class Work(Errand):
     def spare(self, index: int, known: Landed) -> None:
         """It is in the store since an earlier save: it is referred to."""
         with self._lock:
+            if self._quiet is not None:  # it was read and hashed meanwhile, and that is not the link's time
+                began, self._quiet = self._quiet, self.effort.now()
+                self._link.paused(self._quiet - began)
             self._spared += self._objects[index].size
             self.draft.spared.add(index)
         self._lands(index, known)
@@ -253,6 +258,12 @@ class Work(Errand):
             self._progress("written" if whole else "writing", self._left(), self._total)
 
     # --- inside ---
+
+    def _gone(self, flight: Flight) -> None:
+        if flight in self._flights:
+            self._flights.remove(flight)
+            if not self._flights:
+                self._quiet = self.effort.now()
 
     def _superseded(self, flight: Flight) -> bool:
         if self.error is not None or flight.index in self.draft.landed:

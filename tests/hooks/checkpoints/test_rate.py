@@ -216,6 +216,27 @@ def test_a_store_that_stood_still_may_be_back() -> None:
     assert played.rate.high == pytest.approx(2e3)
 
 
+def test_seconds_with_nothing_to_send_are_not_the_link_s() -> None:
+    """Neither behind bytes nor before the first."""
+    link = Link()
+    link.begin(0.0)
+    link.paused(4.0)
+    link.sent(100, 5.0)
+    link.sent(120, 5.2)
+    link.paused(30.0)
+    link.sent(200, 36.0)
+    assert (known := link.rate(36.0)) is not None
+    assert known.expected == pytest.approx(100)
+    assert (known := link.rate(46.0)) is not None
+    assert known.expected < 20  # nobody said that there was nothing
+    link.paused(10.0)
+    assert (known := link.rate(46.0)) is not None
+    assert known.expected == pytest.approx(100)
+    link.end(46.0)
+    link.paused(1.0)  # nobody sends
+    assert link.rate(47.0) == link.rate(46.0)
+
+
 def test_a_commit_costs_what_most_of_the_last_few_did() -> None:
     """One bad one decides nothing beside two others; with a single other one it may come again."""
     link = Link()
