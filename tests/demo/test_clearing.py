@@ -45,7 +45,7 @@ def test_what_may_not_be_removed_is_named(by: BaseException | None) -> None:
     store = filled()
     store.faults = [Fault(0, ("delete",), error=lambda: DeniedError("no right to delete"))]
     (line,) = ended(store, by)
-    assert "stays in s3://bucket/prefix/demo-7/?region=eu-west-1: " in line
+    assert "may stay in s3://bucket/prefix/demo-7/?region=eu-west-1: " in line
     assert line.endswith("no right to delete")
 
 
@@ -61,7 +61,7 @@ def test_a_store_that_does_not_answer_does_not_hold_the_end() -> None:
     store.faults = [Fault(at) for at in range(1000)]
     with cleared(store, "demo-7", clock, said.append):
         pass
-    assert "stays in s3://bucket/prefix/demo-7/" in said[0]
+    assert "may stay in s3://bucket/prefix/demo-7/" in said[0]
     assert clock.now <= 21.0
 
 

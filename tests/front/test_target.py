@@ -71,9 +71,30 @@ def test_a_runs_own_folder_is_known_by_what_lies_in_it(
     """Of two runs only this one, also in a store that lies in a folder of that name."""
     filled(tmp_path / store)
     filled(tmp_path / store, "run-8")
-    for end in ("", "/"):
-        url = (tmp_path / store / "run-8/checkpoints").as_uri() + end
+    for end in ("", "/", "/checkpoints", "/checkpoints/"):
+        url = (tmp_path / store / "run-8").as_uri() + end
         assert runs_of(told(capsys, *command, url)) == {"run-8"}
+
+
+@pytest.mark.parametrize("run_id", ["checkpoints", "attempts", "000000010-0001-0001"])
+@pytest.mark.parametrize("place", ["store", "checkpoints"])
+def test_a_run_of_a_misleading_name_makes_no_run_of_its_store(
+    place: str, run_id: str, tmp_path: Path
+) -> None:
+    found = meant(filled(tmp_path / place, run_id).as_uri())
+    assert (found.run_id, found.runs()) == (None, [run_id])
+
+
+def test_a_place_that_is_a_store_and_a_run_of_another_one_is_the_store(tmp_path: Path) -> None:
+    filled(tmp_path, "shared")
+    filled(tmp_path / "shared", "run-7")
+    assert meant((tmp_path / "shared").as_uri()).runs() == ["run-7"]
+    assert meant((tmp_path / "shared/checkpoints").as_uri()).run_id == "shared"
+
+
+def test_a_run_that_has_saved_nothing_yet_is_a_run(tmp_path: Path) -> None:
+    FileStore(tmp_path).put("run-7/attempts/0001.json", memoryview(b"{}"))
+    assert meant((tmp_path / "run-7").as_uri()).run_id == "run-7"
 
 
 @pytest.mark.parametrize("store", ["store", "checkpoints"])

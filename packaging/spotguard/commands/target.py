@@ -1,8 +1,8 @@
 """Which run and which checkpoint of a store a command means, from the URL and the flags.
 
-An URL may be the store's, the `checkpoints` folder of a run in it, or a checkpoint's own, as logs and outcomes show it:
-what is copied from there works here. A store may itself lie in a folder `checkpoints`, so of the last but one only a look
-at what is there can tell.
+An URL may be the store's, a run's folder or the `checkpoints` in it, or a checkpoint's own, as logs and outcomes show it:
+what is copied from there works here. Only the last can be known by its looks: a store may lie in a folder `checkpoints`,
+or be called as a run could be. Of the others a look at what is there decides.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def add_target(parser: argparse.ArgumentParser, *, step: bool) -> None:
         "url",
         metavar="URL",
         nargs="?",
-        help="a store, the checkpoints folder of a run in it, or one checkpoint (default: SPOTGUARD_STORE, else the folder here)",
+        help="a store, a run in it, or one checkpoint (default: SPOTGUARD_STORE, else the folder here)",
     )
     parser.add_argument("--run-id", metavar="NAME", help="only this run")
     if step:
@@ -127,30 +127,31 @@ def _place(url: str) -> tuple[BlobStore, str | None, CheckpointName | None]:
     """The store, and where the URL leads into it the run and the checkpoint."""
     itself = open_store(url)
     path, mark, options = url.partition("?")
-    head, _, last = path.rstrip("/").rpartition("/")
-    name = CheckpointName.parse(last)
-    if name is not None:
-        head, _, last = head.rpartition("/")
-    base, _, run_id = head.rpartition("/")
-    if last != "checkpoints" or not is_run_id(run_id):
+    parts = path.rstrip("/").split("/")
+    name = CheckpointName.parse(parts[-1]) if parts[-2:-1] == ["checkpoints"] else None
+    inside = 3 if name is not None else _inside(itself, parts[-1])
+    if not inside or not is_run_id(parts[-inside]):
         return itself, None, None
     try:
-        store = open_store(base + mark + options)
-    except UsageError:  # nothing is left to be a store, as of file:///mnt/checkpoints
+        return open_store("/".join(parts[:-inside]) + mark + options), parts[-inside], name
+    except UsageError:  # nothing is left to be a store
         return itself, None, None
-    if name is None and not _is_of_a_run(itself):
-        return itself, None, None
-    return store, run_id, name
 
 
-def _is_of_a_run(place: BlobStore) -> bool:
-    """Whether checkpoints lie right here, and no run does."""
-    found = False
+def _inside(place: BlobStore, called: str) -> int:
+    """How many folders deep in its store a place is, by what lies there: 1 for a run, 2 for its checkpoints, and 0 for
+    a store, which it is as soon as one run lies there, whatever else does."""
+    found = 0
     for info in place.list(""):
         folder, _, rest = info.key.partition("/")
         if rest.startswith(("attempts/", "checkpoints/")):
-            return False
-        found = found or CheckpointName.parse(folder) is not None
+            return 0
+        if (folder == "attempts" and rest.endswith(".json") and "/" not in rest) or (
+            folder == "checkpoints" and CheckpointName.parse(rest.partition("/")[0])
+        ):
+            found = 1
+        elif called == "checkpoints" and CheckpointName.parse(folder):
+            found = 2
     return found
 
 

@@ -29,12 +29,13 @@ def cleared(store: BlobStore, run_id: str, clock: Clock, say: Callable[[str], No
         yield
     finally:
         place = inside(store.url, f"{run_id}/")
+        stays = f"what the demo saved may stay in {place}: look there, and remove it by hand"
         try:
-            _clear(PatientStore(store, clock, f"What the demo saved stays in {place}"), run_id, clock)
+            _clear(PatientStore(store, clock, stays), run_id, clock)
         except StoreError as error:
-            say(f"what the demo saved stays in {place}: remove it by hand; {error}")
+            say(f"{stays}; {error}")
         except KeyboardInterrupt:
-            say(f"what the demo saved may stay in {place}: look there, and remove it by hand")
+            say(stays)
             raise
 
 
