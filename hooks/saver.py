@@ -374,12 +374,14 @@ class Saver:
     def _conclude(self, job: Job) -> None:
         alarm = job.alarm
         if alarm is None:
+            given_up = isinstance(job.error, Abandoned)
+            hurried = job.promoted and self._alarm is None  # by a notice that is void: it ran out of its time
             if self._alarm is None:
                 self._gate.open()
             if job.saved is not None:
                 self._saved(job.saved)
                 self._listener.checkpointed(job.saved)
-            elif job.kind == "background" and job.error is not None and not isinstance(job.error, Abandoned):
+            elif job.kind == "background" and job.error is not None and (hurried or not given_up):
                 what = "a save could not be planned" if job.rehearsal else "background checkpoint failed"
                 log.warning("%s, training goes on: %s", what, job.error)
             return

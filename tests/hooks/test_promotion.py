@@ -244,3 +244,20 @@ def test_a_withdrawal_in_its_middle_leaves_a_background_checkpoint() -> None:
         assert different(job.bits(), trajectory(small, 5)[5]) == []
         assert heard.of(protocol.Failed) == []
     newest(store, 4, "background")
+
+
+def test_one_that_was_hurried_by_a_notice_that_is_void_does_not_end_unheard(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It keeps the deadline: what it did not finish in that time the next one saves, and the log says so."""
+    with uploading() as (store, guard, _, heard):
+        guard._on_message(notice("n1", 600.0, reserve=0.0))
+        hurried = guard._saver._running
+        assert hurried is not None
+        guard._on_message(protocol.Withdrawn("n1"))
+        store.clock.advance(600.0)
+        assert hurried.done.wait(PATIENCE)
+        assert "background checkpoint failed, training goes on: out of time" in caplog.text
+        assert heard.of(protocol.Failed) == []
+        assert guard._gate.place.shut is Shut.OPEN
+    assert store.kinds()["manifests"] == 2
