@@ -56,6 +56,11 @@ class Outline:
     def indices_of(self, tier: Tier) -> list[int]:
         return [index for index, planned in enumerate(self.objects) if planned.tier is tier]
 
+    def shared(self, other: Outline) -> set[int]:
+        """The objects that are the same in both, under the same number."""
+        pairs = enumerate(zip(self.objects, other.objects, strict=False))
+        return {index for index, (ours, theirs) in pairs if ours == theirs}
+
     def bytes_of(self, tiers: Sequence[Tier]) -> int:
         return sum(planned.size for planned in self.objects if planned.tier in tiers)
 

@@ -176,7 +176,8 @@ class Writer:
     def adopt(self, outline: Outline) -> None:
         """Plan as another writer does: its objects have the same names and bytes."""
         if self._outlines.get(outline.rounded) is not outline:
-            self._outlines, self._known = {outline.rounded: outline}, {}
+            self._known = self._as_known(self._outlines.get(outline.rounded), outline)
+            self._outlines = {outline.rounded: outline}
 
     def known(self, outline: Outline) -> frozenset[int]:
         """The objects that are most likely referred to, and not put."""
@@ -260,9 +261,10 @@ class Writer:
         held, shapes = self._outlines.get(False), shapes_of(leaves)
         size = self._object_size(sum([leaf.tensor.nbytes for leaf in leaves]))
         if held is None or held.shapes != shapes or (renew and held.size != size and not self._known):
-            rounded = True in self._outlines
+            rounded, before = True in self._outlines, held
             held = Outline.of(leaves, size, self._rank, self._world)
-            self._outlines, self._known = {False: held}, {}
+            self._known = self._as_known(before, held)
+            self._outlines = {False: held}
             if rounded:
                 self.rounded(leaves)  # not first at a notice
         return held
@@ -276,6 +278,12 @@ class Writer:
             held = Outline.of(leaves, whole.size, self._rank, self._world, rounded=True)
             self._outlines[True] = held
         return held
+
+    def _as_known(self, before: Outline | None, now: Outline) -> dict[int, Landed]:
+        """What is known, as far as a new plan has it in the same place: a cache that grows is no reason to put a frozen base
+        anew."""
+        same = now.shared(before) if before is not None else ()
+        return {index: held for index, held in self._known.items() if index in same}
 
     def _hands(self, objects: int, size: int, effort: Effort | None = None) -> list[Hand]:
         """As many as so many objects of at most `size` keep busy."""

@@ -278,6 +278,30 @@ def test_what_is_as_an_earlier_checkpoint_has_it_is_not_read_again() -> None:
     writer.close()
 
 
+@pytest.mark.parametrize("moves", [False, True])
+def test_another_shape_elsewhere_is_no_reason_to_put_a_frozen_base_anew(moves: bool) -> None:
+    """Unless its objects have another number by now: then it is whole where it is looked for."""
+    store = FakeStore()
+    writer, effort = Writer(store, "run"), Effort(SystemClock())
+    base = Leaf("base", torch.arange(OBJECT_BYTES / 4), tier=Tier.FROZEN)
+    draft = Draft(writer.outline(what := [Leaf("cache", torch.zeros(3)), base]))
+    writer.write(what, NAME, effort, draft=draft)
+    writer.committed(draft)
+    what[0] = Leaf("cache", torch.zeros(OBJECT_BYTES // 2 if moves else 4))
+    draft = Draft(outline := writer.outline(what))
+    written = writer.write(what, name := CheckpointName(1, 6, 1), effort, draft=draft)
+    assert draft.spared == (set() if moves else set(outline.indices_of(Tier.FROZEN)))
+    for entry in written.objects:
+        folder = CheckpointName.parse(entry.checkpoint) if entry.checkpoint else name
+        assert folder is not None
+        assert len(store.objects[checkpoint_prefix("run", folder) + entry.name]) == entry.size
+    base.tensor[7] = -1.0
+    draft = Draft(outline)
+    writer.write(what, CheckpointName(1, 7, 2), effort, draft=draft)
+    assert len(draft.spared) == (0 if moves else len(outline.indices_of(Tier.FROZEN)) - 1)
+    writer.close()
+
+
 def test_a_second_look_is_reckoned_by_what_the_last_one_took() -> None:
     clock, writer = Impatient(), Writer(FakeStore(), "run")
     effort = Effort(clock)
