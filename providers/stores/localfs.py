@@ -57,6 +57,9 @@ _LEAVES: dict[int, type[StoreError]] = {
 }
 
 
+#: What link(2) says of a file system that has no hard links: its own, and those of FAT, of SMB, of FUSE.
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
+
 #: What unlink(2) says of a key that is no object's.
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
@@ -309,6 +312,12 @@ def _link(temporary: str, path: str) -> bool:
         os.link(temporary, path)
     except FileExistsError:
         return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        raise StoreError(
+            f"put {path}: this file system has no hard links, by which an object is made once; use a folder on another"
+        ) from error
     return True
 
 

@@ -71,6 +71,23 @@ def test_a_full_disk_is_full(small_disk: Path) -> None:
     store.put("run/small", memoryview(bytes(300_000)))
 
 
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_hard_links_is_named(
+    number: int, store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAT says that the operation is not permitted: not of this user's rights, and not for now."""
+
+    def link(*args: object, **kwargs: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    store.put("run/good", memoryview(b"x"))
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(StoreError, match="no hard links") as raised:
+        store.put_if_absent("run/claim", memoryview(b"x"))
+    assert type(raised.value) is StoreError
+    assert [info.key for info in store.list("")] == ["run/good"]
+
+
 @ROOT_ONLY
 def test_a_read_only_disk_denies(small_disk: Path) -> None:
     """Writing and deleting are denied, reading goes on."""
