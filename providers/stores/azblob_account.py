@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from azure.storage.blob import ContainerClient
 from ..clock import Clock
 from ..errors import UsageError
 from .azblob_token import HeldToken
-from .transport import Transport
+from .transport import Direct, Transport
 from .urls import Location
 
 _CONNECTION, _ACCOUNT = "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT"
@@ -126,7 +127,18 @@ def _identity(at: Location) -> Any:
         raise UsageError(
             f"store {at.url!r} needs azure-identity, as no key or SAS is set: pip install 'spotguard[azure]'"
         ) from error
-    return DefaultAzureCredential
+    # It warns in a paragraph of what is an error of ours in one line. Where nobody configured logging, that goes to stderr.
+    words = logging.getLogger("azure")
+    if not words.handlers:
+        words.addHandler(logging.NullHandler())
+
+    def make() -> Any:
+        session = requests.Session()
+        session.mount("https://", Transport())
+        session.mount("http://", Direct())
+        return DefaultAzureCredential(transport=RequestsTransport(session=session))
+
+    return make
 
 
 def _wire(ca: str | None) -> Mapping[str, Any]:

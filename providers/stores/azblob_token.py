@@ -132,10 +132,15 @@ class HeldToken:
         with self._lock:
             asking = self._asking
             if asking is None:
-                asking = self._asking = _Asking()
-                threading.Thread(
+                asking = _Asking()
+                thread = threading.Thread(
                     target=self._run, args=(asking, options), name="spotguard azure token", daemon=True
-                ).start()
+                )
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise TimeoutError("no thread can be started to ask the machine's identity") from error
+                self._asking = asking  # not before: nobody would ever answer it
         until = self._time.until
         if until is not None:
             patience = min(patience, until - self._clock.monotonic())

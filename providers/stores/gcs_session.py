@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,7 +22,7 @@ from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud import storage
 
 from ..clock import Clock, SystemClock
-from .transport import Transport
+from .transport import Direct, Transport
 from .urls import Location
 
 log = logging.getLogger("spotguard")
@@ -34,21 +33,6 @@ _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _AHEAD, _LAST = 15 * 60.0, 10.0
 #: Seconds until `freshen` asks again: the metadata service gives the same token until five minutes before its end.
 _AGAIN = 60.0
-
-
-class _Direct(Transport):
-    """For plain HTTP, over which tokens come from the metadata service only: never by a proxy (law 5)."""
-
-    def send(
-        self,
-        request: requests.PreparedRequest,
-        stream: bool = False,
-        timeout: Any = None,
-        verify: bool | str = True,
-        cert: Any = None,
-        proxies: Mapping[str, str] | None = None,
-    ) -> requests.Response:
-        return super().send(request, stream, timeout, verify, cert, {})
 
 
 class Token(Credentials):  # type: ignore[no-untyped-call, misc, unused-ignore]
@@ -126,7 +110,7 @@ class GCSSession:
         self._token: Token | None = None
         tokens = requests.Session()
         tokens.mount("https://", Transport())
-        tokens.mount("http://", _Direct())
+        tokens.mount("http://", Direct())
         tokens.max_redirects = 0
         self._request = Request(tokens)
 

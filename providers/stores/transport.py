@@ -246,6 +246,21 @@ class Transport(BaseAdapter):
         return adapter
 
 
+class Direct(Transport):
+    """For plain HTTP, over which tokens come from the metadata service only: never by a proxy (law 5)."""
+
+    def send(
+        self,
+        request: requests.PreparedRequest,
+        stream: bool = False,
+        timeout: Any = None,
+        verify: bool | str = True,
+        cert: Any = None,
+        proxies: Mapping[str, str] | None = None,
+    ) -> requests.Response:
+        return super().send(request, stream, timeout, verify, cert, {})
+
+
 @contextmanager
 def within(timeout: float | None, sent: Sent | None = None, clock: Clock | None = None) -> Iterator[None]:
     """What the calling thread sends inside ends within `timeout` seconds.

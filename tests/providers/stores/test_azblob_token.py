@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -180,6 +183,26 @@ def test_what_a_challenge_names_is_passed_on(held: HeldToken, identity: Identity
     assert identity.asked == [{}, {"tenant_id": "other"}]
 
 
+def test_a_question_for_which_there_is_no_thread_is_asked_again(
+    held: HeldToken, identity: Identity, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token that lives is kept meanwhile, and nobody waits for an answer to what was never asked."""
+    held.keep()
+    clock.advance(HOUR - 600)
+    with monkeypatch.context() as patch:
+
+        def start(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patch.setattr(threading.Thread, "start", start)
+        held.keep()
+        assert held.get_token(SCOPE).token == "token 1"
+        clock.advance(601)
+        with pytest.raises(TimeoutError, match="no thread"):
+            held.get_token(SCOPE)
+    assert held.get_token(SCOPE).token == "token 2"
+
+
 # --- with azure-identity, over TLS ---
 
 
@@ -193,6 +216,7 @@ def tokens(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         words = {
             "access_token": given[-1],
             "expires_on": str(int(time.time() + HOUR)),
+            "expires_in": str(int(HOUR)),
             "resource": asked.query["resource"],
             "token_type": "Bearer",
         }
@@ -238,6 +262,51 @@ def test_a_token_that_is_refused_is_renewed_once(
         assert tokens == ["token-1", "token-2", "token-3"]
         assert len(server.asked) == 4
         assert "token-" not in str(raised.value)
+
+
+@pytest.mark.parametrize("where", ["app service", "machine"])
+def test_an_identity_is_never_asked_by_a_proxy(
+    tokens: list[str], certificate: Certificate, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain HTTP is a metadata service's: law 5."""
+    if where == "machine":
+        monkeypatch.setenv(
+            "AZURE_POD_IDENTITY_AUTHORITY_HOST", os.environ["IDENTITY_ENDPOINT"].removesuffix("/msi/token")
+        )
+        monkeypatch.delenv("IDENTITY_ENDPOINT")
+        monkeypatch.delenv("IDENTITY_HEADER")
+    with (
+        AnsweringServer(lambda asked: Answer(407)) as proxy,
+        AnsweringServer(lambda asked: Answer(201), certificate.server) as server,
+    ):
+        for name in ("HTTP_PROXY", "http_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+        store = open_store(f"az://container?endpoint={server.url}&ca={certificate.ca}")
+        store.put("a", memoryview(b"x"), timeout=20)
+        assert proxy.asked == []
+        assert server.asked[0].headers["authorization"] == f"Bearer {tokens[-1]}"
+
+
+def test_a_failure_of_the_identity_is_one_line() -> None:
+    """A program that configured no logging hears azure-identity's own paragraph otherwise."""
+    program = (
+        "from spotguard.providers.errors import DeniedError\n"
+        "from spotguard.providers.stores.opening import open_store\n"
+        "try: open_store('az://container?endpoint=https://127.0.0.1:9').warm(timeout=20)\n"
+        "except DeniedError as error: print(error)\n"
+    )
+    environment = {**os.environ, "AZURE_TOKEN_CREDENTIALS": "EnvironmentCredential"}
+    environment.pop("AZURE_STORAGE_CONNECTION_STRING", None)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr == ""
+    assert "no token is to be had" in done.stdout
 
 
 def test_a_machine_without_an_identity_is_told(
