@@ -396,5 +396,5 @@ class Checkpointer:
     def _prune(self, effort: Effort, name: CheckpointName, attempt: int) -> None:
         """`name` is committed, so old checkpoints go, unless a newer attempt has begun."""
         self._tidier.prune(self._keep, attempt, effort)
-        if self._stager is not None:
+        if self._stager is not None and not effort.abandoned:  # or who goes back may be reading there
             self._stager.in_the_store(name, self.nbytes, effort)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +117,31 @@ def test_one_that_waits_for_its_boundary_saves_nothing_of_either_way() -> None:
         guard.step()
         assert guard.save().url.endswith("000000003-0002-0000/")
     assert len(manifests(store)) == 2
+
+
+def test_what_lies_on_the_disk_is_not_tidied_while_it_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that is called off is whole already, at its marker: what is older stays until the next commit."""
+    monkeypatch.setenv("SPOTGUARD_STAGE", str(folder))
+    store = WatchedStore()
+    with trained(store) as (guard, job, heard):
+        guard._saver.background()
+        heard.wait(protocol.Committed)
+        guard.save()  # behind it, and what it tidies up
+        job.step(2)
+        guard.step()
+        store.hold(lambda key: key.endswith(MARKER) and "/000000003-" in key)
+        guard._saver.background()
+        assert store.reached.wait(PATIENCE)
+        staged = guard._checkpointer._stager
+        assert staged is not None
+        tidied: list[str] = []
+        monkeypatch.setattr(staged.stage, "prune", lambda name, nbytes: tidied.append(str(name)))
+        assert guard.restore(step=2) == 2
+        store.let_go()
+        guard.save()
+        assert tidied == ["000000002-0002-0000"]
 
 
 def test_one_that_cannot_be_waited_for_stays_of_its_attempt() -> None:
