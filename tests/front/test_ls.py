@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from spotguard import cli
+from spotguard.commands.ls import _table, lines_of
 from spotguard.hooks.format.codec import encode_manifest
 from spotguard.hooks.format.keys import MARKER, manifest_name
 from spotguard.hooks.format.manifest import FORMAT
@@ -132,3 +135,18 @@ def test_a_checkpoints_url_lists_that_one(root: Path, capsys: pytest.CaptureFixt
     gone = Save(step=30).prefix
     assert cli.main(["ls", (root / gone).as_uri()]) == 0
     assert capsys.readouterr().out.startswith("no checkpoint 000000030-0001-0000 of run run in file://")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_names_are_whole_on_a_terminal_of_any_width(width: int, root: Path) -> None:
+    """What is copied from there must work; columns that matter less go first."""
+    save = Save(run_id="train-737e0bd1", step=20_000)
+    save.write(FileStore(root))
+    out = io.StringIO()
+    Console(file=out, width=width).print(_table(lines_of(FileStore(root), save.run_id), width))
+    header, line = out.getvalue().splitlines()
+    assert line.split()[:2] == [">", save.run_id]
+    assert str(save.name) in line
+    assert line.rstrip().endswith("whole")
+    assert ("ranks" in header) == (width >= 120)
+    assert ("saved" in header) == (width >= 80)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -29,6 +30,9 @@ examples:
 
 _COLOURS = {"whole": "green", "partial": "yellow", "damaged": "red", "newer": "yellow"}
 
+#: Columns that a narrow terminal goes without, in this order: a name that is cut is no use, and a checkpoint's has its step.
+_SPARED = ("ranks", "made for", "step", "size", "saved")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser, step=False)
@@ -50,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         which = "" if meant.name is None else f" {meant.name} of run {meant.run_id}"
         print(f"no checkpoint{which} in {meant.store.url}")
         return 0
-    console().print(_table(found))
+    out = console()
+    out.print(_table(found, out.width))
     return 0
 
 
@@ -100,21 +105,32 @@ def as_json(line: Line) -> dict[str, object]:
     }
 
 
-def _table(found: list[Line]) -> Table:
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for name in ("", "run", "step", "checkpoint", "saved", "size", "ranks", "made for", "status"):
-        table.add_column(name, justify="right" if name in ("step", "size", "ranks") else "left")
-    for line in found:
+def _table(found: list[Line], width: int) -> Table:
+    columns = {
+        "": [">" if line.next else "" for line in found],
+        "run": [line.each.run_id for line in found],
+        "step": [str(line.each.name.step) for line in found],
+        "checkpoint": [str(line.each.name) for line in found],
+        "saved": [moment(line.each.created) for line in found],
+        "size": [amount(line.each.nbytes) for line in found],
+        "ranks": ["-" if line.each.world is None else str(line.each.world) for line in found],
+        "made for": [_made_for(line.each) for line in found],
+    }
+    for name in _SPARED:
+        wide = sum(2 + max(len(name), *map(len, cells)) for name, cells in columns.items())
+        if wide + len("damaged") > width:
+            del columns[name]
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in columns:
+        justify: Literal["left", "right"] = "right" if name in ("step", "size", "ranks") else "left"
+        table.add_column(name, justify=justify, no_wrap=True)
+    table.add_column("status", overflow="fold")
+    for line, *cells in zip(found, *columns.values(), strict=True):
         each = line.each
-        table.add_row(
-            ">" if line.next else "",
-            each.run_id,
-            str(each.name.step),
-            str(each.name),
-            moment(each.created),
-            amount(each.nbytes),
-            "-" if each.world is None else str(each.world),
-            (each.kind or "-") + ("" if each.level in ("full", None) else f" ({each.level})"),
-            Text(each.status + (f": {each.reason}" if each.reason else ""), style=_COLOURS[each.status]),
-        )
+        status = each.status + (f": {each.reason}" if each.reason else "")
+        table.add_row(*cells, Text(status, style=_COLOURS[each.status]))
     return table
+
+
+def _made_for(each: Checkpoint) -> str:
+    return (each.kind or "-") + ("" if each.level in ("full", None) else f" ({each.level})")
