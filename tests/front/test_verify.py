@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +14,9 @@ from spotguard.commands.target import Target
 from spotguard.commands.verify import verdicts_of
 from spotguard.hooks.format.codec import encode_manifest
 from spotguard.hooks.format.keys import manifest_name
-from spotguard.hooks.format.manifest import FORMAT
+from spotguard.hooks.format.manifest import FORMAT, Chunk, TensorEntry
 from spotguard.providers.errors import UnavailableError
+from spotguard.providers.stores.localfs import FileStore
 from tests.fakes.checkpoint import Save
 from tests.fakes.clock import Impatient
 from tests.fakes.reads import Reads
@@ -156,3 +159,30 @@ def test_a_newer_format_is_no_damage_and_no_verdict() -> None:
         name = save.prefix + manifest_name(manifest.rank, save.world)
         store.put(name, memoryview(encode_manifest(replace(manifest, format=FORMAT + 1))))
     assert statuses(verdicts(store)) == [(30, "newer"), (20, "whole")]
+
+
+def test_a_chunk_too_large_to_be_held_is_no_damage_and_no_verdict(tmp_path: Path) -> None:
+    """As one of a newer spotguard may be. Nothing of it is read, and what is older is looked at."""
+    store, save, size = FileStore(tmp_path), Save(step=30, save=3, world=1), 256 * 2**20
+    Save(step=10).write(store)
+    (manifest,) = save.write(store, marker=False)
+    entry = manifest.objects[0]
+    os.truncate(
+        make_writable(tmp_path / manifest.object_key(0)), entry.header + size
+    )  # a hole: no byte on the disk
+    big = TensorEntry(
+        "big", "uint8", (size,), (Chunk((0,), (size,), 0, entry.header, entry.header + size, 0),)
+    )
+    claimed = replace(manifest, objects=(replace(entry, size=entry.header + size),), tensors=(big,), state={})
+    path = make_writable(tmp_path / save.prefix / manifest_name(0, 1))
+    path.write_bytes(encode_manifest(claimed))
+    meant = Target(store, "run")
+    assert statuses(verdicts_of(meant, everything=False, say=None, clock=Impatient())) == [
+        (30, "newer"),
+        (10, "whole"),
+    ]
+
+
+def make_writable(path: Path) -> Path:
+    path.chmod(0o644)
+    return path

@@ -76,6 +76,8 @@ def _verdict(store: BlobStore, folder: Folder, folders: list[Folder]) -> dict[st
     said: dict[str, Any] = {"run_id": folder.run_id, "checkpoint": str(folder.name), "step": folder.name.step}
     try:
         whole = examine(store, folder, folders)
+        with Meter(f"verifying step {folder.name.step}") as meter:
+            found = verify(store, whole, progress=meter.show)
     except Gone:
         return {**said, **_REMOVED}
     except Partial as error:
@@ -84,8 +86,6 @@ def _verdict(store: BlobStore, folder: Folder, folders: list[Folder]) -> dict[st
         return {**said, "status": "newer", "bytes": 0, "damage": [str(error)]}
     except CheckpointError as error:
         return {**said, "status": "damaged", "bytes": 0, "damage": [str(error)]}
-    with Meter(f"verifying step {folder.name.step}") as meter:
-        found = verify(store, whole, progress=meter.show)
     if any(each.gone for each in found) and _is_removed(store, folder):
         found = [each for each in found if not each.gone]
         if not found:
