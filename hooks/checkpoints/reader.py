@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -52,7 +53,8 @@ def read(
         itemsize = ITEMSIZE[merged.stored or merged.dtype]
         for rank, chunk in merged.chunks:
             wanted.append(Wanted(whole.manifests[rank].object_key(chunk.object), chunk, itemsize, name))
-    Reading(store, plan(wanted), Frame, _Into(whole, into), progress=progress, clock=clock).run()
+    make = partial(Frame, touched=False)
+    Reading(store, plan(wanted), make, _Into(whole, into), progress=progress, clock=clock).run()
     return sum(each.chunk.end - each.chunk.start for each in wanted)
 
 

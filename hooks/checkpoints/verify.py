@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class _Plain:
     """A frame without torch: who verifies may have none."""
 
     def __init__(self, size: int) -> None:
-        self._view = memoryview(bytearray(size))
+        self._view = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
     def view(self, start: int, end: int) -> memoryview:
         return self._view[start:end]

@@ -6,6 +6,7 @@ import random
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,3 +95,18 @@ def test_what_is_not_rounded_is_copied_as_it_is() -> None:
     assert frame.copy_in(source, 0, torch.float32) == frame.copy_in(source, 0)
     assert frame.copy_in(source[:0], 0, torch.bfloat16) == 0
     assert bytes(frame.view(0, 24)) == as_bytes(source).numpy().tobytes()
+
+
+@pytest.mark.parametrize("touched", [True, False])
+def test_a_frame_takes_its_pages_when_it_is_told(touched: bool) -> None:
+    """A save's at once, so that none is fresh at the notice; a reading's with the bytes that come."""
+    before = resident()
+    frame = Frame(32 * MIB, touched=touched)
+    assert (resident() - before > 24 * MIB) is touched
+    assert bytes(frame.view(0, 8)) == bytes(8)
+
+
+def resident() -> int:
+    """Bytes of this process in memory, counted page by page: proc(5)."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Rss:"))
