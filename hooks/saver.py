@@ -158,7 +158,7 @@ class Saver:
             self._alarm.ids.remove(id)
             if self._alarm.ids:
                 return
-            self._alarm = None
+            alarm, self._alarm = self._alarm, None
             if self._urgent is not None:
                 self._urgent.effort.abandon(
                     why
@@ -166,6 +166,8 @@ class Saver:
                 self._urgent = None
             self._gate.open()
         log.info("training goes on: %s", why)
+        if alarm.drill and self.ready:
+            self.rehearse()  # what its save taught is made ready for the next notice, and not by it
         self._released()
 
     def lost(self) -> None:

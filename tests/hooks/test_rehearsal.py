@@ -8,6 +8,7 @@ import pytest
 
 from spotguard.hooks import protocol
 from spotguard.hooks.format import chunks
+from spotguard.hooks.state.registered import State
 from tests.fakes.noticed import notice, trained
 from tests.fakes.training import different, restored, small, trajectory
 from tests.fakes.watched_store import PATIENCE, WatchedStore
@@ -48,3 +49,26 @@ def test_a_rehearsal_writes_nothing(caplog: pytest.LogCaptureFixture) -> None:
         assert guard._position().checkpoint_step == -1
     assert store.kinds() == {"objects": 0, "manifests": 0, "markers": 0}
     assert caplog.text == ""
+
+
+def test_after_a_drill_the_next_notice_is_made_ready_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its save may have shown that more threads do better: theirs are not made at the notice."""
+    store = WatchedStore()
+    with trained(store, steps=6) as (guard, job, heard):
+        again = threading.Event()
+        rehearse = guard._checkpointer.rehearse
+
+        def rehearsed(state: State) -> None:
+            rehearse(state)
+            again.set()
+
+        monkeypatch.setattr(guard._checkpointer, "rehearse", rehearsed)
+        guard._on_message(notice("n1", drill=True))
+        heard.wait(protocol.Committed)
+        assert not again.is_set()
+        guard._on_message(protocol.Resume("n1"))
+        assert again.wait(PATIENCE)
+        job.step(6)
+        guard.step()
+        guard._on_message(notice("n2"))
+        assert heard.wait(protocol.Committed, 2).step == 7
