@@ -19,7 +19,9 @@ def main(steps: int) -> None:
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     train.leave_the_compiler_out()
     open_store(os.environ["SPOTGUARD_STORE"])  # sends nothing, and starts no thread
-    while train.read_line() == ["again"]:
+    while (said := train.read_line()) in (["again"], ["free"]):
+        if said == ["free"]:
+            continue  # it was told to a life that had ended before it could hear it
         if not (pid := os.fork()):
             train.train(steps)
             sys.stdout.flush()

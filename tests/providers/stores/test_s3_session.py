@@ -285,7 +285,7 @@ def test_sts_with_a_certificate_of_nobody_is_refused(
 
 
 def test_the_metadata_service_is_never_asked_by_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of S3: the proxy sees the put, and who signed it, and no question for the role."""
+    """The proxy sees the put, and who signed it, and no question for the role."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=6)
