@@ -43,11 +43,11 @@ def tell(line: str) -> None:
 
 
 def read_line() -> list[str]:
-    """The words of the next line, byte by byte: what follows may be meant for another process."""
+    """The words of the next line, byte by byte: what follows may be meant for another process. None where no more come."""
     line = b""
     while (byte := os.read(0, 1)) not in (b"", b"\n"):
         line += byte
-    return line.decode().split() if line or byte else ["free"]
+    return line.decode().split()
 
 
 class Job:
@@ -94,7 +94,7 @@ class Keyboard:
 
     def before_step(self) -> None:
         while not self._credit:
-            self._obey(*read_line())
+            self._obey(*(read_line() or ["free"]))
         self._credit -= 1
 
     def before_boundary(self) -> None:
