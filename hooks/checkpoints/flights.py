@@ -8,6 +8,7 @@ time. Whichever arrives first counts; the other's frame comes back when the stor
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +25,9 @@ SPARE = 4
 FRAMES = ROOM + SPARE
 #: A request lags when it takes so many times the median of its peers, and so many seconds: less is a store's own spread.
 LAG, LEAST = 5.0, 1.0
-#: Peers that say what is usual, and how many it takes.
-_PEERS, _ENOUGH = 32, 3
+#: Peers that say what is usual, and how many it takes. They are half as large at least: on a slow link one of 8 MiB takes
+#: ten times as long as one of a few KiB and lags behind nobody, and to send it again takes from the link that it waits for.
+_PEERS, _ENOUGH, _PEER = 32, 3, 0.5
 
 F = TypeVar("F")
 
@@ -53,7 +55,8 @@ class Flights(Generic[F]):
         self._waiting = deque(piece for pieces in self.pieces for piece in pieces)
         self._missing = [len(pieces) for pieces in self.pieces]
         self._flying: dict[Piece[F], None] = {}
-        self._took: deque[float] = deque(maxlen=_PEERS)
+        #: Of each that arrived its bytes, and the seconds that they took.
+        self._took: deque[tuple[int, float]] = deque(maxlen=_PEERS)
         self._held = 0
         self._surplus = 0
 
@@ -74,19 +77,21 @@ class Flights(Generic[F]):
 
     def laggard(self, now: float) -> Piece[F] | None:
         """A request that the caller sends a second time: the oldest, where it lags. Each once."""
-        if self._surplus == SPARE or len(self._took) < _ENOUGH:
+        if self._surplus == SPARE:
             return None
-        usual = max(LEAST, LAG * median(self._took))
         for piece in self._flying:  # in the order in which they began
-            if piece.twice:
+            if piece.twice or now - piece.began < self._usual(piece):
                 continue
-            if now - piece.began < usual:
-                return None
             piece.twice = True
             piece.flying += 1
             self._surplus += 1
             return piece
         return None
+
+    def _usual(self, piece: Piece[F]) -> float:
+        """Seconds after which it lags; infinity while nobody can say."""
+        peers = [seconds for nbytes, seconds in self._took if nbytes >= _PEER * _bytes(piece)]
+        return max(LEAST, LAG * median(peers)) if len(peers) >= _ENOUGH else math.inf
 
     def arrived(self, piece: Piece[F], frame: F, now: float) -> bool:
         """The bytes are in `frame`. False: they were there before, and the frame is the caller's again."""
@@ -95,7 +100,7 @@ class Flights(Generic[F]):
             self._surplus -= 1
             return False
         piece.frame = frame
-        self._took.append(now - piece.began)
+        self._took.append((_bytes(piece), now - piece.began))
         del self._flying[piece]
         self._missing[piece.load] -= 1
         return True
@@ -117,3 +122,7 @@ class Flights(Generic[F]):
         """A load's frames, which are the caller's again."""
         self._held -= len(self.pieces[load])
         return [piece.frame for piece in self.pieces[load] if piece.frame is not None]
+
+
+def _bytes(piece: Piece[F]) -> int:
+    return piece.range.end - piece.range.start

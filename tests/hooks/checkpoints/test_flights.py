@@ -76,6 +76,21 @@ def test_without_peers_nobody_lags() -> None:
     assert flights.laggard(1000.0) is None
 
 
+def test_what_is_large_lags_behind_no_small_ones() -> None:
+    """Through 100 Mbit/s, small tensors come in no time and 8 MiB in eight seconds: sent again, each would take from the
+    link that it waits for."""
+    small, large = loads(*[1] * 3), loads(*[1] * 5)
+    large = [Load((Range("k", 0, REQUEST_BYTES),), load.chunks) for load in large]
+    flights = Flights[int]([*small, *large])
+    usual(flights, took=0.05)
+    first = [begun(flights, 0.0) for _ in range(4)]
+    assert flights.laggard(60.0) is None
+    for piece in first[:3]:
+        assert flights.arrived(piece, 0, 8.0)
+    assert flights.laggard(8.0 * LAG - 0.1) is None
+    assert flights.laggard(8.0 * LAG) is first[3]
+
+
 def test_a_link_that_slows_down_makes_no_laggards_for_long() -> None:
     """What is usual is what came last."""
     flights = Flights[int](loads(*[1] * 101))
