@@ -161,7 +161,10 @@ class S3Store:
         doing = f"get {self._named(check_key(key))}"
         with within(timeout), _mapped(doing):
             answer = self._ask("get_object", Key=self._at.key(key))
-            data = bytearray(answer["ContentLength"])
+            if (length := answer.get("ContentLength")) is None:
+                answer["Body"].close()
+                raise UnavailableError(f"{doing}: the answer does not say its length: {_PROXY}")
+            data = bytearray(length)
             if fill(answer["Body"], memoryview(data)) < len(data):
                 raise CorruptError(f"{doing}: fewer bytes came than were announced")
             return bytes(data)
