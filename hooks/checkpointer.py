@@ -279,9 +279,8 @@ class Checkpointer:
             self._writer.write(leaves, name, save.effort, save.progress, save.moved, draft=draft, fill=fill)
             self._commit(save, name, "full", draft.written(name), self._writer)
         finally:
-            self._upload = (
-                None  # also before it is tidied up: there is nothing that a notice could let finish
-            )
+            # Also before it is tidied up: there is nothing that a notice could let finish.
+            self._upload = None
         return draft
 
     def _make_ready(self, outline: Outline) -> None:

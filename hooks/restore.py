@@ -16,6 +16,7 @@ from .checkpoints.worth import worth_it
 from .format.codec import NewerFormatError
 from .format.coverage import Coverage
 from .format.keys import MARKER, CheckpointName
+from .format.manifest import LEVELS
 from .state.environment import differences
 from .state.registered import State
 
@@ -145,7 +146,7 @@ def _all(
             gone.append(name)
         passed_over(run_id, name, error)
 
-    return whole_checkpoints(store, run_id, step=step, levels=("full", "weights"), skipped=skipped)
+    return whole_checkpoints(store, run_id, step=step, levels=LEVELS, skipped=skipped)
 
 
 def _let_go(error: BaseException | None) -> None:

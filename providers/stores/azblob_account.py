@@ -18,7 +18,7 @@ from azure.storage.blob import ContainerClient
 from ..clock import Clock
 from ..errors import UsageError
 from .azblob_token import HeldToken
-from .transport import Direct, Transport
+from .transport import Transport
 from .urls import Location
 
 _CONNECTION, _ACCOUNT = "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT"
@@ -135,7 +135,7 @@ def _identity(at: Location) -> Any:
     def make() -> Any:
         session = requests.Session()
         session.mount("https://", Transport())
-        session.mount("http://", Direct())
+        session.mount("http://", Transport(proxied=False))
         return DefaultAzureCredential(transport=RequestsTransport(session=session))
 
     return make

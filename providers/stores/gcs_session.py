@@ -22,7 +22,7 @@ from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud import storage
 
 from ..clock import Clock, SystemClock
-from .transport import Direct, Transport
+from .transport import Transport
 from .urls import Location
 
 log = logging.getLogger("spotguard")
@@ -110,7 +110,7 @@ class GCSSession:
         self._token: Token | None = None
         tokens = requests.Session()
         tokens.mount("https://", Transport())
-        tokens.mount("http://", Direct())
+        tokens.mount("http://", Transport(proxied=False))
         tokens.max_redirects = 0
         self._request = Request(tokens)
 

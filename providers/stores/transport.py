@@ -194,10 +194,12 @@ class Transport(BaseAdapter):
     Args:
         ca: a file of certificates to trust instead of the usual ones; None: REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE, else
             certifi's.
+        proxied: by the environment's proxies. Tokens that come by plain HTTP come from the metadata service: never so (law 5).
     """
 
-    def __init__(self, ca: str | None = None) -> None:
+    def __init__(self, ca: str | None = None, *, proxied: bool = True) -> None:
         super().__init__()
+        self._proxied = proxied
         self._ca = ca or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
         self._local = threading.local()
 
@@ -223,7 +225,7 @@ class Transport(BaseAdapter):
             timeout=(min(CONNECT, _now.left()), _now.left()),
             verify=trusted,
             cert=cert,
-            proxies=proxies,
+            proxies=proxies if self._proxied else {},
         )
 
     def carry(self, method: str, url: str, headers: Mapping[str, str], body: Any) -> requests.Response:
@@ -244,21 +246,6 @@ class Transport(BaseAdapter):
         if adapter is None:
             adapter = self._local.adapter = _Adapter(pool_connections=4, pool_maxsize=1)
         return adapter
-
-
-class Direct(Transport):
-    """For plain HTTP, over which tokens come from the metadata service only: never by a proxy (law 5)."""
-
-    def send(
-        self,
-        request: requests.PreparedRequest,
-        stream: bool = False,
-        timeout: Any = None,
-        verify: bool | str = True,
-        cert: Any = None,
-        proxies: Mapping[str, str] | None = None,
-    ) -> requests.Response:
-        return super().send(request, stream, timeout, verify, cert, {})
 
 
 @contextmanager

@@ -117,10 +117,8 @@ def test_a_loader_is_not_begun_by_register(folder: Path) -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("begun", ["restored", "under way"])
-def test_going_back_to_before_the_first_batch_begins_anew(begun: str, folder: Path) -> None:
-    """A loader that is in the middle of an epoch, of its own or of a checkpoint's, gives the first batch again."""
-    expected = plain(0)
+def saved_before_and_after_three(folder: Path) -> None:
+    """Checkpoints of step 0, with no batch taken yet, and of step 3."""
     job = make(0)
     with guarded(folder, job.values) as guard:
         guard.restore()
@@ -129,6 +127,13 @@ def test_going_back_to_before_the_first_batch_begins_anew(begun: str, folder: Pa
             job.step(number)
             guard.step()
         guard.save()
+
+
+@pytest.mark.parametrize("begun", ["restored", "under way"])
+def test_going_back_to_before_the_first_batch_begins_anew(begun: str, folder: Path) -> None:
+    """A loader that is in the middle of an epoch, of its own or of a checkpoint's, gives the first batch again."""
+    expected = plain(0)
+    saved_before_and_after_three(folder)
     fresh = make(0)
     with guarded(folder, fresh.values) as guard:
         assert guard.restore() == 3
@@ -148,14 +153,7 @@ def test_going_back_to_before_the_first_batch_begins_anew(begun: str, folder: Pa
 
 def test_a_loader_that_was_told_where_to_go_on_is_told_to_begin(folder: Path) -> None:
     """In one process, with no batch in between: a whole epoch comes. (Its order is the sampler's, which drew since.)"""
-    job = make(0)
-    with guarded(folder, job.values) as guard:
-        guard.restore()
-        guard.save()
-        for number in range(3):
-            job.step(number)
-            guard.step()
-        guard.save()
+    saved_before_and_after_three(folder)
     fresh = make(0)
     with guarded(folder, fresh.values) as guard:
         assert guard.restore() == 3
