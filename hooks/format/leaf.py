@@ -33,3 +33,9 @@ class Leaf:
     #: What may be changed by anybody (an EMA, a frozen weight) is checked a second time after it was read.
     still: bool = False
     tier: Tier = Tier.WEIGHTS
+    #: Where it lies in the tensor that all ranks hold together, and that tensor's shape; None for one that is whole here.
+    offsets: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
+    #: The ranks that hold these same bytes, this one among them, in order: one of them writes each object. Empty for what
+    #: is this rank's alone.
+    holders: tuple[int, ...] = ()
