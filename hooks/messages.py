@@ -134,6 +134,36 @@ class Bye(Message):
     reason: str = ""
 
 
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Called(Message):
+    """Another machine of this job was noticed: this process saves with the others, and then leaves. Only to an agent whose
+    `Welcome` has `calls`. Each process of the job says it, again on each new connection, and before it answers: they
+    are one call. The agent tells all of them, by a `Preempt` of kind "peer"."""
+
+    type: ClassVar[str] = "called"
+    #: Of the call, the same in every process of the job. The answers (`Told` … `Failed`) may carry it.
+    id: str
+    #: What the other machine's agent was told.
+    kind: str
+    source: str
+    #: Until that machine may be gone. This one has no deadline.
+    seconds_left: float
+    monotonic: float
+    detail: str = ""
+    #: After the commit training goes on.
+    drill: bool = False
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class Uncalled(Message):
+    """The call is void; training goes on."""
+
+    type: ClassVar[str] = "uncalled"
+    id: str
+
+
 # --- the agent says to a training process -----------------------------------------------------------------
 
 
@@ -146,6 +176,8 @@ class Welcome(Message):
     version: int = VERSION
     #: A notice is pending: a `Preempt` follows, and whoever has not begun to train waits for it.
     notice: bool = False
+    #: It understands `Called` and `Uncalled`; one that does not say so is told neither.
+    calls: bool = False
 
 
 @_on_the_wire
