@@ -16,6 +16,7 @@ from .checkpoints.worth import worth_it
 from .format.codec import NewerFormatError
 from .format.coverage import Coverage
 from .format.keys import MARKER, CheckpointName
+from .format.leaf import Leaf
 from .format.manifest import LEVELS
 from .state.environment import differences
 from .state.registered import State
@@ -174,7 +175,8 @@ def _load(store: BlobStore, whole: Whole, state: State) -> None:
     restoring = state.targets(manifest.state, whole.tensors)
     state.poisoned = f"restoring {whole.name} ended in its middle: what is in memory is a mix of two states"
     with Meter(f"restoring step {whole.name.step}") as meter:
-        nbytes = read(store, Coverage(whole.manifests, whole.tensors), restoring.into, progress=meter.show)
+        into = {name: Leaf(name, tensor) for name, tensor in restoring.into.items()}
+        nbytes = read(store, Coverage(whole.manifests, whole.tensors), into, progress=meter.show)
     try:
         warnings = state.put_back(restoring)
     except StateError as error:

@@ -13,12 +13,14 @@ import ctypes
 import mmap
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from math import prod
 
 import torch
 
 from ..format.crc import crc32
 from ..state.device import SideStreams
 from ..state.storage import copyable, gap
+from .boxes import Box, run
 
 
 class Frame:
@@ -95,6 +97,21 @@ class Frame:
             source = source.clone()  # a view of another dtype needs an aligned start
         with torch.no_grad():
             copyable(target).copy_(copyable(source.view(dtype)).view(target.shape))
+
+    def copy_part_out(
+        self, start: int, sizes: tuple[int, ...], part: Box, target: torch.Tensor, dtype: torch.dtype
+    ) -> None:
+        """As `copy_out`, of a part of the box of `sizes` whose row-major elements begin at `start`."""
+        first = run(part, sizes)
+        if first is not None:
+            start += first * dtype.itemsize
+            self.copy_out(start, start + part.numel * dtype.itemsize, target, dtype)
+            return
+        source = self._bytes[start : start + prod(sizes) * dtype.itemsize]
+        if start % dtype.itemsize:
+            source = source.clone()
+        with torch.no_grad():
+            copyable(target).copy_(copyable(box(source.view(dtype).view(sizes), *part)))
 
     def _copy_as(self, dtype: torch.dtype, source: torch.Tensor, start: int, end: int) -> None:
         if source.dtype == dtype:

@@ -3,12 +3,15 @@
 A chunk's bytes never reach a tensor unless their CRC32 is the manifest's (law 6). What fails is a
 `CheckpointError`: the caller then loads the next older whole checkpoint over everything, so training never
 starts from a mix.
+
+Memory may be a part of the tensor, and a part that was written by nobody in one piece: the chunks that meet it are read,
+and no others. Each comes whole, since its CRC is of all of it, and what is wanted of it is copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
 
@@ -17,8 +20,10 @@ import torch
 from ...providers.clock import Clock
 from ...providers.errors import CheckpointError, StoreError
 from ...providers.stores.store import BlobStore
-from ..format.coverage import Coverage
+from ..format.coverage import Coverage, MergedTensor
 from ..format.dtypes import ITEMSIZE, torch_dtype
+from ..format.leaf import Leaf
+from .boxes import Box, common
 from .frames import Frame, box
 from .ranges import Load, Wanted, plan
 from .reading import Progress, Reading
@@ -28,17 +33,17 @@ from .taker import Span
 def read(
     store: BlobStore,
     whole: Coverage,
-    into: Mapping[str, torch.Tensor],
+    into: Mapping[str, Leaf],
     *,
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> int:
-    """Fill each tensor of `into` from the checkpoint; returns the bytes read.
+    """Fill memory from the checkpoint; returns the bytes of the chunks that were read.
 
     Args:
         store: where it is. One that asks again (`PatientStore`) makes the reading outlive a failure for now.
         whole: what the manifests say.
-        into: tensors by name.
+        into: by the tensor's name in the checkpoint, the memory, and which part of the tensor it is.
         progress: told how far it is, on this thread.
         clock: by which a request lags behind the others.
 
@@ -47,31 +52,89 @@ def read(
         NewerFormatError: this version cannot read it. Nothing was filled.
         StoreError: the store failed.
     """
-    wanted = []
-    for name in into:
-        merged = whole.tensors[name]
-        itemsize = ITEMSIZE[merged.stored or merged.dtype]
-        for rank, chunk in merged.chunks:
-            wanted.append(Wanted(whole.manifests[rank].object_key(chunk.object), chunk, itemsize, name))
+    parts: list[Part] = []
+    for name, leaf in into.items():
+        parts += _parts(whole, whole.tensors[name], leaf)
+    return fill(store, parts, progress=progress, clock=clock)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A chunk that is to be read, and the memory that its elements are for."""
+
+    wanted: Wanted
+    #: Of the chunk's bytes.
+    dtype: torch.dtype
+    #: Boxes of the chunk, counted from its own corner, and a tensor of each one's sizes.
+    copies: list[tuple[Box, torch.Tensor]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, whole: Coverage, tensor: MergedTensor, index: int) -> Part:
+        """The part that the chunk of this index in a merged tensor is, with nothing to copy yet."""
+        rank, chunk = tensor.chunks[index]
+        dtype = tensor.stored or tensor.dtype
+        key = whole.manifests[rank].object_key(chunk.object)
+        return cls(Wanted(key, chunk, ITEMSIZE[dtype], tensor.name), torch_dtype(dtype))
+
+
+def fill(
+    store: BlobStore,
+    parts: Iterable[Part],
+    *,
+    progress: Progress | None = None,
+    clock: Clock | None = None,
+) -> int:
+    """As `read`, where the caller has said which chunks are for what memory."""
+    by_place = {_place(part.wanted): part for part in parts}
+    wanted = [part.wanted for part in by_place.values()]
     make = partial(Frame, touched=False)
-    Reading(store, plan(wanted), make, _Into(whole, into), progress=progress, clock=clock).run()
+    Reading(store, plan(wanted), make, _Into(by_place), progress=progress, clock=clock).run()
     return sum(each.chunk.end - each.chunk.start for each in wanted)
+
+
+def _parts(whole: Coverage, tensor: MergedTensor, leaf: Leaf) -> list[Part]:
+    """The chunks that meet what this memory is of the tensor."""
+    memory = leaf.tensor.detach()
+    here = tuple(memory.shape)
+    own = Box((0,) * len(here) if leaf.offsets is None else leaf.offsets, here)
+    shape = here if leaf.offsets is None else leaf.shape
+    if shape != tensor.shape:
+        raise ValueError(f"memory for a {shape} is given to {tensor.name}, which is {tensor.shape}")
+    parts, filled = [], 0
+    for index, (_, chunk) in enumerate(tensor.chunks):
+        written = Box(chunk.offsets, chunk.sizes)
+        if (met := common(own, written)) is None:
+            continue
+        part = Part.of(whole, tensor, index)
+        part.copies.append((met.inside(written), box(memory, *met.inside(own))))
+        parts.append(part)
+        filled += met.numel
+    # The chunks tile the tensor (`coverage`), so they tile each box in it: before a byte is asked for.
+    if filled != memory.numel():
+        raise CheckpointError(
+            f"{tensor.name}: {memory.numel() - filled} of {memory.numel()} elements are in no chunk"
+        )
+    return parts
+
+
+def _place(wanted: Wanted) -> tuple[str, int, str]:
+    return wanted.key, wanted.chunk.start, wanted.name
 
 
 @dataclass(frozen=True, slots=True)
 class _Into:
-    """The tensors, as those whom verified bytes are for."""
+    """The memory, as who verified bytes are for."""
 
-    whole: Coverage
-    tensors: Mapping[str, torch.Tensor]
+    parts: Mapping[tuple[str, int, str], Part]
 
     def take(self, wanted: Wanted, spans: Sequence[Span[Frame]]) -> None:
-        merged = self.whole.tensors[wanted.name]
-        dtype = torch_dtype(merged.stored or merged.dtype)
-        target = box(self.tensors[wanted.name].detach(), wanted.chunk.offsets, wanted.chunk.sizes)
-        for span in spans:
-            part = box(target, span.offsets, span.sizes)
-            span.frame.copy_out(span.start, span.end, part, dtype)
+        part = self.parts[_place(wanted)]
+        for inner, memory in part.copies:
+            for span in spans:
+                read = Box(span.offsets, span.sizes)
+                if (met := common(inner, read)) is not None:
+                    target = box(memory, *met.inside(inner))
+                    span.frame.copy_part_out(span.start, span.sizes, met.inside(read), target, part.dtype)
 
     def damaged(self, wanted: Wanted) -> NoReturn:
         chunk = wanted.chunk

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 import torch
 
 from spotguard.hooks.checkpoints.effort import Effort
+from spotguard.hooks.checkpoints.frames import box
 from spotguard.hooks.checkpoints.patience import PatientStore
 from spotguard.hooks.checkpoints.ranges import GAP_BYTES, REQUEST_BYTES
-from spotguard.hooks.checkpoints.reader import read
+from spotguard.hooks.checkpoints.reader import read as read_leaves
 from spotguard.hooks.checkpoints.writer import Writer
 from spotguard.hooks.format.chunks import OBJECT_BYTES
 from spotguard.hooks.format.codec import NewerFormatError
@@ -21,6 +23,7 @@ from spotguard.hooks.format.manifest import Chunk, ObjectEntry, RankManifest, Te
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError, CorruptError, NotFoundError, UnavailableError
 from tests.fakes.clock import Impatient
+from tests.fakes.cut import Cut, Rule, columns, grid, rows
 from tests.fakes.reads import Reads
 from tests.fakes.store import FakeStore, Fault
 
@@ -34,6 +37,11 @@ def written(store: FakeStore, **tensors: torch.Tensor) -> Coverage:
     manifest = RankManifest("run", 0, 1, 0, 0, 1, objects=result.objects, tensors=result.tensors)
     store.calls.clear()
     return coverage([manifest])
+
+
+def read(store: FakeStore | PatientStore, whole: Coverage, into: Mapping[str, torch.Tensor]) -> int:
+    """Into whole tensors."""
+    return read_leaves(store, whole, {name: Leaf(name, tensor) for name, tensor in into.items()})
 
 
 def test_what_was_written_is_read_into_any_layout() -> None:
@@ -197,3 +205,122 @@ def test_a_large_rounded_moment_comes_back_in_parts() -> None:
     read(store, whole, {"moment": into})
     assert torch.equal(into, exact.float())
     assert len(store.calls) == 2
+
+
+TENSORS = {
+    "tall": torch.rand(13, 5),
+    "cube": torch.rand(4, 6, 8),
+    "flat": torch.rand(37).to(torch.bfloat16),
+    "bytes": torch.randint(0, 255, (9, 3), dtype=torch.uint8),
+    "few": torch.rand(2, 3),
+    "scalar": torch.tensor(2.5, dtype=torch.float64),
+    "empty": torch.rand(0, 3),
+}
+
+
+def shards(rule: Rule, rank: int, world: int, tensors: Mapping[str, torch.Tensor]) -> dict[str, Leaf]:
+    """Memory for what a rank of another job wants."""
+    found = {}
+    for name, tensor in tensors.items():
+        shape = tuple(tensor.shape)
+        if (part := rule(name, shape, rank, world)) is not None:
+            memory = torch.full(part.sizes, 77, dtype=tensor.dtype)
+            found[name] = Leaf(name, memory, offsets=part.offsets, shape=shape)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted", "world"),
+    [
+        (rows, rows, 3),
+        (rows, columns, 2),
+        (columns, rows, 3),
+        (grid, columns, 3),
+        (rows, grid, 6),
+        (grid, rows, 1),
+    ],
+    ids=lambda each: getattr(each, "__name__", each),
+)
+def test_what_four_ranks_have_written_is_read_by_any_number_that_cut_it_otherwise(
+    written: Rule, wanted: Rule, world: int
+) -> None:
+    """Uneven shares, more ranks than rows, no dimension, no element: each rank gets its box, bit for bit."""
+    store = FakeStore()
+    whole = Cut(TENSORS, written).write(store)
+    for rank in range(world):
+        into = shards(wanted, rank, world, TENSORS)
+        read_leaves(store, whole, into)
+        for name, leaf in into.items():
+            assert leaf.offsets is not None
+            part = box(TENSORS[name], leaf.offsets, tuple(leaf.tensor.shape))
+            assert torch.equal(leaf.tensor, part), (name, rank)
+
+
+def test_parts_of_a_large_chunk_go_into_what_meets_them() -> None:
+    """A chunk that takes several requests, into columns of it, turned, and beside memory that is somebody else's."""
+    store = FakeStore()
+    tensors = {"tall": torch.rand(5000, 1100), "wide": torch.rand(2, 2, 2**21 + 3)}
+    whole = Cut(tensors, world=1).write(store)
+    around = torch.zeros(300, 4000)
+    leaves = {
+        "tall": Leaf("tall", around[100:200, 500:3500].T, offsets=(1500, 900), shape=(5000, 1100)),
+        "wide": Leaf("wide", torch.zeros(2, 1, 2**20), offsets=(0, 1, 2**20), shape=(2, 2, 2**21 + 3)),
+    }
+    read_leaves(store, whole, leaves)
+    assert len([verb for verb, _ in store.calls if verb == "read_into"]) > 8
+    assert torch.equal(around[100:200, 500:3500].T, tensors["tall"][1500:4500, 900:1000])
+    assert torch.equal(leaves["wide"].tensor, tensors["wide"][:, 1:2, 2**20 : 2**21])
+    assert around.count_nonzero() == 300_000
+
+
+def test_no_chunk_is_read_that_a_rank_has_no_element_of() -> None:
+    """Requests and bytes counted: two of eight ranks' files, and of those only what holds the rows."""
+    store = Reads()
+    tensors = {"a": torch.rand(800, 1024), "b": torch.rand(800, 1024)}
+    whole = Cut(tensors, world=8).write(store)
+    memory = torch.zeros(120, 1024)
+    nbytes = read_leaves(store, whole, {"a": Leaf("a", memory, offsets=(90, 0), shape=(800, 1024))})
+    assert torch.equal(memory, tensors["a"][90:210])
+    assert nbytes == store.nbytes == 3 * 100 * 1024 * 4
+    assert sorted(key.rpartition("/")[0][-14:] for key, _, _ in store.reads) == [
+        f"{rank:05d}-of-00008" for rank in range(3)
+    ]
+
+
+def test_a_damaged_chunk_gives_nothing_of_itself_to_a_part() -> None:
+    """The damage lies outside of what is wanted: nobody can tell, for the checksum is of the whole chunk."""
+    store = FakeStore()
+    whole = Cut({"a": torch.rand(40, 8)}, world=2).write(store)
+    ((_, first), _) = whole.tensors["a"].chunks
+    store.corrupt(whole.manifests[0].object_key(first.object), first.end - 1)
+    memory = torch.zeros(5, 8)
+    with pytest.raises(CheckpointError, match=r"\(a\) are damaged"):
+        read_leaves(store, whole, {"a": Leaf("a", memory, offsets=(0, 0), shape=(40, 8))})
+    assert not memory.any()
+
+
+def test_memory_of_another_shape_is_refused_before_anything_is_asked() -> None:
+    store = FakeStore()
+    whole = Cut({"a": torch.rand(4, 4)}).write(store)
+    store.calls.clear()
+    for leaf in (Leaf("a", torch.zeros(4, 3)), Leaf("a", torch.zeros(4, 2), offsets=(0, 3), shape=(4, 4))):
+        with pytest.raises((ValueError, CheckpointError)):
+            read_leaves(store, whole, {"a": leaf})
+    assert store.calls == []
+
+
+def test_a_rounded_moment_is_widened_into_a_part() -> None:
+    """Along rows and along columns of it."""
+    store = FakeStore()
+    exact = torch.rand(12, 6).to(torch.bfloat16)
+    whole = Cut({"moment": exact}, world=2).write(store)
+    rounded = [
+        replace(manifest, tensors=(manifest.tensors[0]._replace(dtype="float32", stored="bfloat16"),))
+        for manifest in whole.manifests
+    ]
+    for offsets, sizes in (((4, 0), (4, 6)), ((0, 1), (12, 2))):
+        into = torch.zeros(sizes)
+        read_leaves(
+            store, coverage(rounded), {"moment": Leaf("moment", into, offsets=offsets, shape=(12, 6))}
+        )
+        assert torch.equal(into, box(exact, offsets, sizes).float())
