@@ -25,10 +25,11 @@ from ..format.dtypes import torch_dtype
 from ..format.keys import CheckpointName, checkpoint_prefix, object_name
 from ..format.leaf import Leaf, Tier
 from .crew import Crew, Hand, Task
-from .draft import ALL, Draft, Landed, Outline, Written, is_moment, shapes_of
+from .draft import ALL, Draft, Landed, Outline, Written, is_moment
 from .effort import Abandoned, Effort
 from .frames import Frame, box
 from .going import Going
+from .outlines import Outlines
 from .rate import Link
 from .retry import retry
 from .width import Width
@@ -71,10 +72,7 @@ class Writer:
         self._clerk = Crew(self._keep_warm)
         self._width = Width(store.parallel)
         self._cold = ""
-        #: By whether moments are rounded.
-        self._outlines: dict[bool, Outline] = {}
-        #: Frozen objects that are in the store, by index in the present outline.
-        self._known: dict[int, Landed] = {}
+        self._outlines = Outlines(rank, world, self._object_size)
         #: Bytes a second of a second look.
         self._read = _READ
         #: What the link does.
@@ -161,13 +159,11 @@ class Writer:
 
     def committed(self, draft: Draft) -> None:
         """It is whole in the store: later saves of this attempt may refer to what nobody trains."""
-        objects = draft.outline.objects
-        if draft.outline is self._outlines.get(draft.outline.rounded):
-            self._known = {i: held for i, held in draft.landed.items() if objects[i].tier is Tier.FROZEN}
+        self._outlines.committed(draft)
 
     def forget(self) -> None:
         """Another attempt begins, whose first checkpoint is full."""
-        self._known = {}
+        self._outlines.forget()
 
     def beside(self, store: BlobStore) -> Writer:
         """One for another store, with the same threads and frames: the two never write at the same time."""
@@ -175,13 +171,11 @@ class Writer:
 
     def adopt(self, outline: Outline) -> None:
         """Plan as another writer does: its objects have the same names and bytes."""
-        if self._outlines.get(outline.rounded) is not outline:
-            self._known = self._as_known(self._outlines.get(outline.rounded), outline)
-            self._outlines = {outline.rounded: outline}
+        self._outlines.adopt(outline)
 
     def known(self, outline: Outline) -> frozenset[int]:
         """The objects that are most likely referred to, and not put."""
-        return frozenset(self._known if outline is self._outlines.get(outline.rounded) else ())
+        return self._outlines.known(outline)
 
     def unchanged_bytes(self, outline: Outline) -> int:
         """Of those, the bytes."""
@@ -258,32 +252,12 @@ class Writer:
             renew: make it anew where objects of another size are better by now: not when a notice waits, and not when
                 there are objects that a save may refer to, for those are of this size.
         """
-        held, shapes = self._outlines.get(False), shapes_of(leaves)
-        size = self._object_size(sum([leaf.tensor.nbytes for leaf in leaves]))
-        if held is None or held.shapes != shapes or (renew and held.size != size and not self._known):
-            rounded, before = True in self._outlines, held
-            held = Outline.of(leaves, size, self._rank, self._world)
-            self._known = self._as_known(before, held)
-            self._outlines = {False: held}
-            if rounded:
-                self.rounded(leaves)  # not first at a notice
-        return held
+        return self._outlines.of(leaves, renew=renew)
 
     def rounded(self, leaves: Sequence[Leaf]) -> Outline:
         """The same plan but for moments, which are rounded to bfloat16: a save may change over before it begins with
         them."""
-        whole = self.outline(leaves)
-        held = self._outlines.get(True)
-        if held is None:
-            held = Outline.of(leaves, whole.size, self._rank, self._world, rounded=True)
-            self._outlines[True] = held
-        return held
-
-    def _as_known(self, before: Outline | None, now: Outline) -> dict[int, Landed]:
-        """What is known, as far as a new plan has it in the same place: a cache that grows is no reason to put a frozen base
-        anew."""
-        same = now.shared(before) if before is not None else ()
-        return {index: held for index, held in self._known.items() if index in same}
+        return self._outlines.rounded(leaves)
 
     def _hands(self, objects: int, size: int, effort: Effort | None = None) -> list[Hand]:
         """As many as so many objects of at most `size` keep busy."""
@@ -332,8 +306,7 @@ class Writer:
         landed = Landed(crcs, work.name)
         if planned.tier is Tier.FROZEN:
             landed.digest = hashlib.sha256(data).digest()
-            known = self._known.get(index)
-            if known is not None and known.digest == landed.digest and known.at.attempt == work.name.attempt:
+            if (known := self._outlines.as_before(index, landed)) is not None:
                 work.spare(index, known)
                 return
         self._put(work, work.starts(index, data, _whole_crc(planned, crcs, data), landed), data)

@@ -213,11 +213,11 @@ def test_a_plan_stays_as_long_as_names_and_shapes_do() -> None:
     store = FakeStore()
     with writer_of(store) as writer:
         writer.rehearse(STATE)
-        planned = writer._outlines.get(False)
+        planned = writer._outlines._held.get(False)
         assert planned is not None
         writer.write([Leaf("a", torch.ones(1000))], CheckpointName(1, 5, 0), Effort(SystemClock()))
-        assert writer._outlines.get(False) is planned
+        assert writer._outlines._held.get(False) is planned
         for save, other in enumerate((torch.ones(10, 100), torch.ones(1000).half()), 1):
             written = writer.write([Leaf("a", other)], CheckpointName(1, 5, save), Effort(SystemClock()))
-            assert writer._outlines.get(False) is not planned
+            assert writer._outlines._held.get(False) is not planned
             assert written.tensors[0].shape == tuple(other.shape)
