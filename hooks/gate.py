@@ -9,6 +9,8 @@ While the gate is shut a *clean* state stays as it is, whatever the training thr
 comes to `enter` (the optimizer's pre-hook) and is parked there. A *dirty* one cannot be had: it is let through
 to its next boundary and parked there, and that boundary's state is taken.
 
+Where several ranks agree on one step, it is the gate's *target*: whoever is behind it passes until it is there.
+
 `Place` is the rule, pure; `Gate` puts a lock and a condition around it. Closing and reading the position are
 one atomic act: between two acts training could pass (both simpler orders lose a step or tear one).
 """
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -41,10 +43,14 @@ class Place:
     #: Parked at the end of `guard.step()`: all of this step is done, and nothing of the next.
     at_boundary: bool = False
     shut: Shut = Shut.OPEN
+    #: Completed steps at which the shut gate holds; None: wherever it meets training first.
+    target: int | None = None
+    #: The step is complete and its last copies are being made; `rest` comes next.
+    resting: bool = False
 
     def may_change(self) -> bool:
         """The optimizer is about to step. True: the state is dirty from here on; False: park and ask again."""
-        if self.dirty or self.shut is not Shut.BEFORE_CHANGE:
+        if self.dirty or self.shut is not Shut.BEFORE_CHANGE or self._behind():
             self.dirty = True
             return True
         return False
@@ -56,30 +62,44 @@ class Place:
     def complete(self) -> bool:
         """One more step is complete. True: nobody wants it, go on; False: `rest` here."""
         self.completed += 1
-        if self.shut is Shut.OPEN:
+        if self.shut is Shut.OPEN or self._behind():
             self.dirty = False
             return True
+        self.resting = True
         return False
 
     def rest(self) -> None:
         """All copies are made; the training thread parks at its boundary."""
-        self.dirty = False
+        self.dirty = self.resting = False
         self.at_boundary = True
 
     def may_leave_boundary(self) -> bool:
-        if self.shut is Shut.OPEN:
+        if self.shut is Shut.OPEN or self._behind():
             self.at_boundary = False
             return True
         return False
 
-    def close(self, how: Shut) -> None:
+    def close(self, how: Shut, target: int | None = None) -> None:
         self.shut = how
+        self.target = target
 
     def steady(self) -> bool:
         """Whether the state stands still now, and will until the gate opens."""
+        if self._behind():
+            return False
         if self.shut is Shut.BEFORE_CHANGE:
             return not self.dirty
         return self.shut is Shut.AT_BOUNDARY and self.at_boundary
+
+    def earliest(self) -> int:
+        """The fewest completed steps at which the gate, shut as it is, can hold training."""
+        held = self.at_boundary or self.resting
+        if self.shut is Shut.AT_BOUNDARY:
+            return self.completed if held else self.completed + 1
+        return self.completed + 1 if self.dirty and not self.resting else self.completed
+
+    def _behind(self) -> bool:
+        return self.target is not None and self.completed < self.target
 
 
 class Gate:
@@ -152,13 +172,16 @@ class Gate:
 
     # --- the saving thread ---
 
-    def close(self, how: Shut = Shut.BEFORE_CHANGE) -> Place:
-        """Shut the gate and read where training stands, as one act. Returns a copy."""
+    def close(self, how: Shut = Shut.BEFORE_CHANGE, target: int | None = None) -> Place:
+        """Shut the gate and read where training stands, as one act. Returns a copy.
+
+        Args:
+            target: completed steps that were agreed on: who has fewer passes until it has so many, and is held there.
+        """
         with self._changed:
-            self.place.close(how)
-            self._changed.notify_all()  # a thread parked before its change is let through to its boundary
-            p = self.place
-            return Place(p.completed, p.dirty, p.at_boundary, p.shut)
+            self.place.close(how, target)
+            self._changed.notify_all()  # a thread that is parked short of where it is wanted is let through
+            return replace(self.place)
 
     def wait_steady(
         self, left: Callable[[], float | None] = lambda: None, give_up: Callable[[], bool] = lambda: False
