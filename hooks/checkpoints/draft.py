@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
-from ..format.chunks import Item, PlannedObject, plan
+from ..format.chunks import Item, PlannedObject
 from ..format.crc import crc32
 from ..format.dtypes import dtype_name
 from ..format.keys import CheckpointName, object_name
 from ..format.leaf import Leaf, Tier
 from ..format.manifest import Chunk, ObjectEntry, TensorEntry
+from ..format.sharing import ALL_STAY, Roles, plan_shares, share_of, targets
 
 #: The tiers of the lower level, and all.
 WEIGHTS = (Tier.WEIGHTS, Tier.FROZEN)
@@ -29,11 +31,23 @@ class Written:
     as_before: frozenset[str] = frozenset()
 
 
+class Form(NamedTuple):
+    """All of a leaf that a plan depends on."""
+
+    name: str
+    dtype: torch.dtype
+    sizes: torch.Size
+    offsets: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
+    holders: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What a state of these names, dtypes and shapes is written as. Made before the notice; it stays while they do."""
+    """What a state of these names, dtypes and shapes is written as, by all who hold it. Made before the notice; it stays while
+    they do."""
 
-    shapes: list[tuple[str, torch.dtype, torch.Size]]
+    shapes: list[Form]
     items: tuple[Item, ...]
     objects: tuple[PlannedObject, ...]
     #: Bytes of the largest object at most.
@@ -42,16 +56,34 @@ class Outline:
     world: int = 1
     #: Moments are stored rounded to bfloat16.
     rounded: bool = False
+    #: Of the objects that this rank holds alone, the largest at most.
+    alone: int = 0
+    #: No other rank's plan is relied on.
+    apart: bool = False
 
     @classmethod
-    def of(cls, leaves: Sequence[Leaf], size: int, rank: int, world: int, rounded: bool = False) -> Outline:
-        """The objects of the lower level are the same, rounded or not, and stand first: of one `size`, their indices
+    def of(
+        cls,
+        leaves: Sequence[Leaf],
+        alone: int,
+        rank: int,
+        world: int,
+        rounded: bool = False,
+        apart: bool = False,
+    ) -> Outline:
+        """The objects of the lower level are the same, rounded or not, and stand first: of one size, their indices
         mean the same in both."""
         items = []
         for leaf in leaves:
             dtype = torch.bfloat16 if rounded and is_moment(leaf) else leaf.tensor.dtype
-            items.append(Item(leaf.name, dtype_name(dtype), tuple(leaf.tensor.shape), tier=leaf.tier))
-        return cls(shapes_of(leaves), tuple(items), plan(items, size), size, rank, world, rounded)
+            sizes = tuple(leaf.tensor.shape)
+            items.append(
+                Item(leaf.name, dtype_name(dtype), sizes, leaf.offsets, leaf.shape, leaf.tier, leaf.holders)
+            )
+        sizes_of = targets(items, [leaf.tensor.nbytes for leaf in leaves], rank, alone, apart=apart)
+        objects = plan_shares(items, rank, sizes_of)
+        largest = max(sizes_of.values())
+        return cls(shapes_of(leaves), tuple(items), objects, largest, rank, world, rounded, alone, apart)
 
     def indices_of(self, tier: Tier) -> list[int]:
         return [index for index, planned in enumerate(self.objects) if planned.tier is tier]
@@ -93,11 +125,31 @@ class Draft:
     leaving: dict[int, int] = field(default_factory=dict)
     #: No moment takes any of the link as long as weights are missing; those on their way are given up.
     weights_first: bool = False
+    #: By which the ranks share the writing.
+    roles: Roles = ALL_STAY
+    _mine: tuple[Outline, frozenset[int]] | None = field(default=None, repr=False, compare=False)
+
+    def with_roles(self, roles: Roles) -> Draft:
+        """The same save, shared otherwise from here on, under whatever name: what has landed stays where it is. (Ranks that do
+        not rely on each other any more begin anew, by a plan that is `apart`.)"""
+        return replace(
+            self, landed=dict(self.landed), spared=set(self.spared), leaving={}, roles=roles, _mine=None
+        )
+
+    @property
+    def mine(self) -> frozenset[int]:
+        """The objects that this rank writes. Nothing else is counted anywhere here."""
+        outline, held = self.outline, self._mine
+        if held is None or held[0] is not outline:
+            held = self._mine = (outline, share_of(outline.objects, outline.rank, self.roles))
+        return held[1]
 
     def missing(self, tiers: Sequence[Tier] = ALL) -> list[int]:
         """The objects of these tiers that are not in the store yet, in the order in which they are to be put."""
-        objects = self.outline.objects
-        return [i for i, each in enumerate(objects) if each.tier in tiers and i not in self.landed]
+        objects, mine = self.outline.objects, self.mine
+        return [
+            i for i, each in enumerate(objects) if i in mine and each.tier in tiers and i not in self.landed
+        ]
 
     def holds_back(self, tier: Tier) -> bool:
         """Whether an object of this tier has to wait."""
@@ -109,15 +161,21 @@ class Draft:
     def has(self, tiers: Sequence[Tier]) -> bool:
         return not self.missing(tiers)
 
+    def share(self, tiers: Sequence[Tier] = ALL) -> int:
+        """Of these tiers, the bytes that this rank writes, in the store or not."""
+        objects = self.outline.objects
+        return sum(objects[i].size for i in self.mine if objects[i].tier in tiers)
+
     def bytes_of(self, tiers: Sequence[Tier]) -> int:
         """Of these tiers, what is in the store."""
-        objects = self.outline.objects
-        return sum(objects[i].size for i in list(self.landed) if objects[i].tier in tiers)
+        objects, mine = self.outline.objects, self.mine
+        return sum(objects[i].size for i in list(self.landed) if i in mine and objects[i].tier in tiers)
 
     def put_of(self, tiers: Sequence[Tier]) -> int:
         """Of these tiers, what this save has put there."""
+        objects, mine = self.outline.objects, self.mine
         return self.bytes_of(tiers) - sum(
-            self.outline.objects[i].size for i in self.spared if self.outline.objects[i].tier in tiers
+            objects[i].size for i in self.spared if i in mine and objects[i].tier in tiers
         )
 
     def left(self, tiers: Sequence[Tier] = ALL, known: Container[int] = ()) -> int:
@@ -126,9 +184,10 @@ class Draft:
         return sum(objects[i].size - leaving.get(i, 0) for i in self.missing(tiers) if i not in known)
 
     def written(self, name: CheckpointName, tiers: Sequence[Tier] = ALL) -> Written:
-        """For the manifest of `name`. What lies in the folder of an earlier checkpoint is referred to there."""
-        outline = self.outline
-        used = [i for i, planned in enumerate(outline.objects) if planned.tier in tiers]
+        """For the manifest of `name`: all that this rank holds, and where its share of it lies. What lies in the folder of
+        an earlier checkpoint is referred to there."""
+        outline, mine = self.outline, self.mine
+        used = [i for i, planned in enumerate(outline.objects) if i in mine and planned.tier in tiers]
         number = {index: at for at, index in enumerate(used)}
         chunks: dict[int, list[Chunk]] = {i: [] for i, item in enumerate(outline.items) if item.tier in tiers}
         for index in used:
@@ -141,7 +200,7 @@ class Draft:
     def _as_before(self) -> frozenset[str]:
         """What nobody trains, where all of it is spared. Where some of it moved, the rest may have moved after it was read."""
         outline = self.outline
-        if not self.spared.issuperset(outline.indices_of(Tier.FROZEN)):
+        if not self.spared.issuperset(self.mine.intersection(outline.indices_of(Tier.FROZEN))):
             return frozenset()
         return frozenset([item.name for item in outline.items if item.tier is Tier.FROZEN])
 
@@ -157,13 +216,17 @@ class Draft:
 
     def _tensor(self, index: int, chunks: tuple[Chunk, ...]) -> TensorEntry:
         item = self.outline.items[index]
-        dtype = dtype_name(self.outline.shapes[index][1])
+        dtype = dtype_name(self.outline.shapes[index].dtype)
         stored = item.dtype if item.dtype != dtype else ""
-        return TensorEntry(item.name, dtype, item.sizes, chunks, stored)
+        shape = item.sizes if item.shape is None else item.shape
+        return TensorEntry(item.name, dtype, shape, chunks, stored)
 
 
-def shapes_of(leaves: Sequence[Leaf]) -> list[tuple[str, torch.dtype, torch.Size]]:
-    return [(leaf.name, leaf.tensor.dtype, leaf.tensor.shape) for leaf in leaves]
+def shapes_of(leaves: Sequence[Leaf]) -> list[Form]:
+    return [
+        Form(leaf.name, leaf.tensor.dtype, leaf.tensor.shape, leaf.offsets, leaf.shape, leaf.holders)
+        for leaf in leaves
+    ]
 
 
 def is_moment(leaf: Leaf) -> bool:

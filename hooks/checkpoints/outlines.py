@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..format.leaf import Leaf, Tier
+from ..format.sharing import group_of
 from .draft import Draft, Landed, Outline, shapes_of
 
 
@@ -21,14 +22,16 @@ class Outlines:
         self._object_size = object_size
         #: By whether moments are rounded.
         self._held: dict[bool, Outline] = {}
+        #: The same, of this rank apart from all others.
+        self._apart: dict[bool, Outline] = {}
         #: Frozen objects that are in the store, by index in the present outline.
         self._known: dict[int, Landed] = {}
 
     def of(self, leaves: Sequence[Leaf], *, renew: bool = False) -> Outline:
         """As `Writer.outline`."""
         held, shapes = self._held.get(False), shapes_of(leaves)
-        size = self._object_size(sum([leaf.tensor.nbytes for leaf in leaves]))
-        if held is None or held.shapes != shapes or (renew and held.size != size and not self._known):
+        size = self._size_alone(leaves)
+        if held is None or held.shapes != shapes or (renew and held.alone != size and not self._known):
             rounded, before = True in self._held, held
             held = Outline.of(leaves, size, self._rank, self._world)
             self._known = self._as_known(before, held)
@@ -42,8 +45,17 @@ class Outlines:
         whole = self.of(leaves)
         held = self._held.get(True)
         if held is None:
-            held = Outline.of(leaves, whole.size, self._rank, self._world, rounded=True)
+            held = Outline.of(leaves, whole.alone, self._rank, self._world, rounded=True)
             self._held[True] = held
+        return held
+
+    def apart(self, leaves: Sequence[Leaf], *, rounded: bool = False) -> Outline:
+        """As `Writer.apart`."""
+        held = self._apart.get(rounded)
+        if held is None or held.shapes != shapes_of(leaves):
+            alone = self._size_alone(leaves)
+            held = Outline.of(leaves, alone, self._rank, self._world, rounded, apart=True)
+            self._apart[rounded] = held
         return held
 
     def adopt(self, outline: Outline) -> None:
@@ -72,6 +84,12 @@ class Outlines:
         if known is None or known.digest != landed.digest or known.at.attempt != landed.at.attempt:
             return None
         return known
+
+    def _size_alone(self, leaves: Sequence[Leaf]) -> int:
+        rank = self._rank
+        return self._object_size(
+            sum([leaf.tensor.nbytes for leaf in leaves if not group_of(leaf.holders, rank)])
+        )
 
     def _as_known(self, before: Outline | None, now: Outline) -> dict[int, Landed]:
         """What is known, as far as a new plan has it in the same place: a cache that grows is no reason to put a frozen base

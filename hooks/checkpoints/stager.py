@@ -18,10 +18,10 @@ from ...providers.stores.store import BlobStore
 from ..format.chunks import Item, Piece, PlannedObject
 from ..format.crc import crc32
 from ..format.dtypes import torch_dtype
-from ..format.keys import CheckpointName, checkpoint_prefix, object_name
+from ..format.keys import CheckpointName, checkpoint_prefix, object_name, parse_object_name
 from ..format.leaf import Leaf
 from ..format.manifest import RankManifest
-from .draft import Draft, Landed, Outline, Written
+from .draft import Draft, Form, Landed, Outline, Written
 from .effort import Abandoned, Effort
 from .frames import Frame
 from .staging import Stage
@@ -32,6 +32,10 @@ log = logging.getLogger("spotguard")
 #: Training stands still while a checkpoint is staged: seconds that it may take beside those for its bytes, and the bytes a
 #: second below which a disk is no help (one connection to a store carries 50 to 95 MB/s).
 _PATIENCE, _SLOWEST = 5.0, 50e6
+
+
+#: Stands for an object that this rank has no part in.
+_ANOTHERS = PlannedObject(b"", (), 0, holders=(-1,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,24 +166,32 @@ def _draft_of(files: BlobStore, manifest: RankManifest) -> Draft:
     pieces: dict[int, list[tuple[Piece, int]]] = {}
     shapes, items = [], []
     for item, tensor in enumerate(manifest.tensors):
-        shapes.append((tensor.name, torch_dtype(tensor.dtype), torch.Size(tensor.shape)))
+        shapes.append(Form(tensor.name, torch_dtype(tensor.dtype), torch.Size(tensor.shape)))
         items.append(Item(tensor.name, tensor.stored or tensor.dtype, tensor.shape))
         for chunk in tensor.chunks:
             piece = Piece(item, (), chunk.sizes, 0, 0, chunk.offsets, chunk.start, chunk.end)
             pieces.setdefault(chunk.object, []).append((piece, chunk.crc32))
-    objects, landed = [], {}
+    objects: list[PlannedObject] = []
+    landed = {}
     for index, entry in enumerate(manifest.objects):
         at = CheckpointName.parse(entry.checkpoint) if entry.checkpoint else manifest.checkpoint
-        key = manifest.object_key(index)
-        if at is None or entry.name != object_name(manifest.rank, manifest.world, index):
+        key, place = manifest.object_key(index), parse_object_name(entry.name)
+        if (
+            at is None
+            or place is None
+            or place[:2] != (manifest.rank, manifest.world)
+            or place[2] < len(objects)
+        ):
             raise CheckpointError(f"{key} in {files.url} has no name that this version gives")
+        # An object's number is that of its plan, in which others write some, of which nothing is staged here.
+        objects += [_ANOTHERS] * (place[2] - len(objects))
         header = bytearray(entry.header)
         files.read_into(key, 0, memoryview(header))
         if crc32(header) != entry.header_crc32:
             raise CorruptError(f"{key} in {files.url} is damaged: its header is not the one that was written")
         held = sorted(pieces.get(index, []), key=lambda each: each[0].start)
         objects.append(PlannedObject(bytes(header), tuple([piece for piece, _ in held]), entry.size))
-        landed[index] = Landed([crc for _, crc in held], at)
+        landed[place[2]] = Landed([crc for _, crc in held], at)
     largest = max((planned.size for planned in objects), default=0)
     outline = Outline(shapes, tuple(items), tuple(objects), largest, manifest.rank, manifest.world)
     return Draft(outline, landed)

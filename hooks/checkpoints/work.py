@@ -12,7 +12,7 @@ import torch
 
 from ...providers.errors import StoreError
 from ..format.keys import CheckpointName
-from .draft import Draft, Landed
+from .draft import ALL, Draft, Landed
 from .effort import Abandoned, Effort
 from .rate import Link
 
@@ -113,7 +113,7 @@ class Work(Errand):
         self._begun = False
         objects = self._objects = draft.outline.objects
         draft.leaving = {}
-        self._bytes = sum(objects[index].size for index in draft.landed)
+        self._bytes = draft.bytes_of(ALL)
         self._before = self._bytes
         self._total = sum(objects[index].size for index in missing) + self._bytes
         #: Of objects that are referred to: in the store, and never sent.

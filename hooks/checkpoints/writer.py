@@ -24,6 +24,7 @@ from ..format.crc import combine, crc32
 from ..format.dtypes import torch_dtype
 from ..format.keys import CheckpointName, checkpoint_prefix, object_name
 from ..format.leaf import Leaf, Tier
+from ..format.sharing import ALL_STAY, Roles, share_of
 from .crew import Crew, Hand, Task
 from .draft import ALL, Draft, Landed, Outline, Written, is_moment
 from .effort import Abandoned, Effort
@@ -231,7 +232,11 @@ class Writer:
         for entry, chunk in again:
             effort.check()
             nbytes += chunk.end - chunk.start
-            source = box(live[entry.name].tensor, chunk.offsets, chunk.sizes)
+            leaf = live[entry.name]
+            corner = chunk.offsets
+            if leaf.offsets is not None:
+                corner = tuple(at - base for at, base in zip(corner, leaf.offsets, strict=True))
+            source = box(leaf.tensor, corner, chunk.sizes)
             dtype = torch_dtype(entry.stored) if entry.stored else None
             if frame.copy_in(source, 0, dtype) != chunk.crc32:
                 return entry.name
@@ -239,11 +244,22 @@ class Writer:
             self._read = nbytes / seconds
         return ""
 
-    def second_look(self, leaves: Sequence[Leaf], outline: Outline) -> float:
+    def second_look(self, leaves: Sequence[Leaf], outline: Outline, roles: Roles = ALL_STAY) -> float:
         """Seconds that `unchanged` will most likely take."""
-        spared = self.known(outline).issuperset(outline.indices_of(Tier.FROZEN))
-        again = [leaf for leaf in leaves if not leaf.still and not (spared and leaf.tier is Tier.FROZEN)]
-        return sum([leaf.tensor.nbytes for leaf in again]) / self._read
+        mine = share_of(outline.objects, outline.rank, roles)
+        spared = self.known(outline).issuperset(mine.intersection(outline.indices_of(Tier.FROZEN)))
+        return (
+            sum(
+                [
+                    piece.end - piece.start
+                    for index in mine
+                    if not (spared and outline.objects[index].tier is Tier.FROZEN)
+                    for piece in outline.objects[index].pieces
+                    if not leaves[piece.item].still
+                ]
+            )
+            / self._read
+        )
 
     def outline(self, leaves: Sequence[Leaf], *, renew: bool = False) -> Outline:
         """The plan for these leaves, the one that is there if it still holds.
@@ -258,6 +274,11 @@ class Writer:
         """The same plan but for moments, which are rounded to bfloat16: a save may change over before it begins with
         them."""
         return self._outlines.rounded(leaves)
+
+    def apart(self, leaves: Sequence[Leaf], *, rounded: bool = False) -> Outline:
+        """The plan of a rank that relies on no other, for roles that say so: what several hold is cut alike by all of them,
+        however else their states differ."""
+        return self._outlines.apart(leaves, rounded=rounded)
 
     def _hands(self, objects: int, size: int, effort: Effort | None = None) -> list[Hand]:
         """As many as so many objects of at most `size` keep busy."""

@@ -37,6 +37,8 @@ class Item:
     offsets: tuple[int, ...] | None = None
     shape: tuple[int, ...] | None = None
     tier: Tier = Tier.WEIGHTS
+    #: As of `Leaf`: `sharing` deals out what several hold.
+    holders: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class PlannedObject:
     pieces: tuple[Piece, ...]
     size: int
     tier: Tier = Tier.WEIGHTS
+    #: The ranks that plan it alike, of whom one writes it; () for what is this rank's alone.
+    holders: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +83,20 @@ class _Cut:
     room: int
 
 
-def plan(items: Sequence[Item], target: int = OBJECT_BYTES) -> tuple[PlannedObject, ...]:
+def plan(
+    items: Sequence[Item], target: int = OBJECT_BYTES, only: Iterable[int] | None = None
+) -> tuple[PlannedObject, ...]:
     """The objects for these items, tier by tier: a small one, then the largest first. Items without elements need none.
+
+    Args:
+        only: the items that are meant, by index.
 
     Raises:
         UsageError: `target` holds not even one element and its header.
     """
     cuts: dict[Tier, list[_Cut]] = {}
-    for index, item in enumerate(items):
-        cuts.setdefault(item.tier, []).extend(_cut(index, item, target))
+    for index in range(len(items)) if only is None else only:
+        cuts.setdefault(items[index].tier, []).extend(_cut(index, items[index], target))
     return tuple([each for tier in sorted(cuts) for each in _objects(items, cuts[tier], tier, target)])
 
 

@@ -15,7 +15,10 @@ import pytest
 #: What imports torch at its top: not looked at where there is none.
 NEEDS_TORCH = [
     "state/test_*.py",
-    *(f"checkpoints/test_{name}.py" for name in ("crew", "draft", "frames", "idle", "reader", "writer")),
+    *(
+        f"checkpoints/test_{name}.py"
+        for name in ("crew", "draft", "frames", "idle", "reader", "shares", "writer")
+    ),
     *(
         f"test_{name}.py"
         for name in (
