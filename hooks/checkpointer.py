@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, StoreError
 from ..providers.stores.store import BlobStore
 from ..providers.stores.urls import inside
+from .agreed import Agreed
 from .checkpoints.catalog import Whole
 from .checkpoints.commit import attempt_starts
 from .checkpoints.draft import ALL, WEIGHTS, Draft, Outline, Written
@@ -27,6 +29,8 @@ from .format.keys import CheckpointName, checkpoint_prefix
 from .format.leaf import Leaf
 from .format.manifest import Kind, Level, RankManifest
 from .promotion import Upload
+from .save import Save
+from .saved import Saved
 from .snapshot import Snapshot, differs
 from .state.registered import Collected, State
 
@@ -34,46 +38,6 @@ log = logging.getLogger("spotguard")
 
 #: Seconds that reading when earlier attempts began may take, all of it: a notice would wait for that.
 _HISTORY = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A committed checkpoint. What `guard.save()` returns."""
-
-    #: Completed steps.
-    step: int
-    url: str
-    #: Bytes written, and seconds from the first of them to the commit.
-    nbytes: int
-    seconds: float
-    #: Monotonic seconds of the commit.
-    at: float
-    #: "weights": the optimizer's moments did not fit into the window.
-    level: Level = "full"
-    #: Why it is not everything as it stood, with the numbers that decided; "" where it is.
-    why: str = ""
-    #: Seconds for which training stood still: of a background checkpoint.
-    blocked: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Save:
-    """What one save is made of."""
-
-    state: State
-    collected: Collected
-    step: int
-    kind: Kind
-    effort: Effort
-    progress: Progress | None
-    #: Read from where training has it, and no copy.
-    in_place: bool
-    #: Its bytes on this machine's disk, and not in `collected`.
-    held: Held | None = None
-
-    def moved(self) -> str:
-        """Asked after each object: a swap there and back would be seen by none of the looks at the end."""
-        return self.state.broken() if self.in_place else ""
 
 
 class Checkpointer:
@@ -103,7 +67,7 @@ class Checkpointer:
         self._writer = Writer(store, run_id, rank, world)
         self._tidier = Tidier(store, run_id, self._writer)
         self._stager = None if stage is None else Stager(stage, self._writer)
-        self._saves = 0
+        self._count = itertools.count()
         self._snapshot = Snapshot()
         #: The background save whose bytes are on their way.
         self._upload: Upload | None = None
@@ -175,7 +139,7 @@ class Checkpointer:
     def begin_attempt(self, attempt: int) -> None:
         """What is saved from here on is newer than all that was: training went back, and goes another way."""
         self._attempt = attempt
-        self._saves = 0
+        self._count = itertools.count()
         self._writer.forget()
         if self._stager is not None:
             self._stager.writer.forget()
@@ -193,13 +157,13 @@ class Checkpointer:
     def save(
         self,
         state: State,
-        step: int,
+        agreed: Agreed,
         kind: Kind,
         effort: Effort,
         progress: Progress | None = None,
         opened: Callable[[], None] | None = None,
     ) -> Saved | None:
-        """Save the state that stands now as `step`. None: it moved while it was read (`spoiled` says what).
+        """Save the state that stands now. None: it moved while it was read (`spoiled` says what).
 
         Args:
             opened: called as soon as the state may change again. Given, the state is first copied to this machine's
@@ -215,19 +179,20 @@ class Checkpointer:
         started = self._clock.monotonic()
         collected = state.collect(self._rank)
         self.nbytes = collected.nbytes
-        save = _Save(state, collected, step, kind, effort, progress, in_place=True)
+        numbers = iter(agreed.numbers) if agreed.epoch else self._count
+        save = Save(state, collected, agreed, numbers, kind, effort, progress, in_place=True)
         try:
             if kind == "emergency":
                 return self._emergency(save, started)
             if opened is None:
-                return self._whole(save, self._name(step), started)
+                return self._whole(save, self._name(save), started)
             save, name = self._apart(save, opened)
             return self._whole(save, name, started, blocked=self._clock.monotonic() - started)
         except Spoiled as error:
             self.spoiled = str(error)
             return None
 
-    def _apart(self, save: _Save, opened: Callable[[], None]) -> tuple[_Save, CheckpointName]:
+    def _apart(self, save: Save, opened: Callable[[], None]) -> tuple[Save, CheckpointName]:
         """With its bytes in a place of their own: on this machine's disk, or else in host memory. And its name: once the
         gate is open training may go back, and what was read before is of the attempt before."""
         collected, why = save.collected, ""
@@ -235,17 +200,17 @@ class Checkpointer:
         if (held := self._stage(save)) is None:
             leaves = self._snapshot.take(collected.leaves, save.effort)
             why = save.state.broken() or differs(collected.leaves, leaves)
-        name = held.name if held is not None else self._name(save.step)
+        name = held.name if held is not None else self._name(save)
         opened()
         if why:
             raise Spoiled(why)
         collected = Collected(leaves, collected.trees, collected.light_trees)
         return replace(save, collected=collected, in_place=False, held=held), name
 
-    def _stage(self, save: _Save) -> Held | None:
+    def _stage(self, save: Save) -> Held | None:
         if (stager := self._stager) is None or stager.stage.off:
             return None
-        leaves, name = save.collected.leaves, self._name(save.step)
+        leaves, name = save.collected.leaves, self._name(save)
 
         def commit(written: Written, effort: Effort) -> None:
             self._commit(replace(save, effort=effort), name, "full", written, stager.writer)
@@ -253,7 +218,7 @@ class Checkpointer:
         outline = self._writer.outline(leaves, renew=True)
         return stager.hold(leaves, outline, name, save.effort, save.moved, commit)
 
-    def _whole(self, save: _Save, name: CheckpointName, started: float, blocked: float = 0.0) -> Saved:
+    def _whole(self, save: Save, name: CheckpointName, started: float, blocked: float = 0.0) -> Saved:
         """All of it, at leisure."""
         try:
             draft = self._upload_all(save, name, started)
@@ -269,7 +234,7 @@ class Checkpointer:
             self._prune(save.effort, name, name.attempt)
         return saved
 
-    def _upload_all(self, save: _Save, name: CheckpointName, started: float) -> Draft:
+    def _upload_all(self, save: Save, name: CheckpointName, started: float) -> Draft:
         held, leaves = save.held, save.collected.leaves
         outline = held.draft.outline if held is not None else self._writer.outline(leaves, renew=True)
         draft, fill = Draft(outline), None if held is None else held.fill
@@ -312,13 +277,13 @@ class Checkpointer:
         self._prune(effort, name, attempt)
         return self.last
 
-    def _emergency(self, save: _Save, started: float) -> Saved:
+    def _emergency(self, save: Save, started: float) -> Saved:
         """What fits."""
         emergency = EmergencySave(
             self._writer,
             save.effort,
             step=save.step,
-            begin=lambda: self._name(save.step),
+            begin=lambda: self._name(save),
             commit=lambda name, level, written: self._commit(save, name, level, written, self._writer),
             look=save.moved,
             lossy=self._lossy,
@@ -336,9 +301,8 @@ class Checkpointer:
         assert saved is not None
         return saved
 
-    def _name(self, step: int) -> CheckpointName:
-        self._saves += 1
-        return CheckpointName(self._attempt, step, self._saves - 1)
+    def _name(self, save: Save) -> CheckpointName:
+        return CheckpointName(self._attempt, save.step, next(save.numbers))
 
     def _saved(
         self,
@@ -359,7 +323,7 @@ class Checkpointer:
         return saved
 
     def _commit(
-        self, save: _Save, name: CheckpointName, level: Level, written: Written, writer: Writer
+        self, save: Save, name: CheckpointName, level: Level, written: Written, writer: Writer
     ) -> None:
         """See that the state stood still, then manifest, then marker.
 
@@ -375,7 +339,7 @@ class Checkpointer:
         seconds = publish(writer, self._manifest(save, name, level, written), effort, self._clock)
         writer.link.committed(seconds)
 
-    def _manifest(self, save: _Save, name: CheckpointName, level: Level, written: Written) -> RankManifest:
+    def _manifest(self, save: Save, name: CheckpointName, level: Level, written: Written) -> RankManifest:
         return RankManifest(
             run_id=self._run_id,
             step=name.step,

@@ -18,7 +18,7 @@ from . import forks, protocol, signals
 from .alarm import Alarm
 from .arguments import completed_steps, kept, number, run_name, stage_folder, store_url, yes
 from .cadence import Cadence
-from .checkpointer import Checkpointer, Saved
+from .checkpointer import Checkpointer
 from .checkpoints.commit import claim_attempt
 from .checkpoints.effort import Abandoned
 from .checkpoints.patience import PatientStore
@@ -31,6 +31,7 @@ from .interval import lost_training, mean_between
 from .preempted import EX_TEMPFAIL, Preempted
 from .report import Report
 from .restore import restore, say_what_stays_behind
+from .saved import Saved
 from .saver import Saver
 from .state.registered import State
 from .words import Words

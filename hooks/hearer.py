@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from .alarm import Alarm
-from .checkpointer import Saved
+from .saved import Saved
 
 
 class Listener(Protocol):

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from ..providers.errors import SpotguardError
 from .alarm import Alarm
-from .checkpointer import Saved
 from .checkpoints.catalog import Whole
 from .checkpoints.effort import Effort
 from .format.manifest import Kind
+from .saved import Saved
 
 
 @dataclass(slots=True)
@@ -20,6 +20,12 @@ class Job:
     kind: Kind
     effort: Effort
     alarm: Alarm | None = None
+    #: Which call of the ranks asked for it; 0 in a job of one process.
+    epoch: int = 0
+    #: Only a parked boundary will do: some rank's state moved while it was read.
+    at_boundary: bool = False
+    #: A later call has taken its place: what becomes of it is nobody's answer.
+    superseded: bool = False
     #: Nothing is saved: only the plan is made.
     rehearsal: bool = False
     #: Nothing is saved: what an earlier process staged is taken to the store.

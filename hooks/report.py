@@ -12,8 +12,8 @@ from ..providers.clock import Clock
 from ..providers.errors import SpotguardError
 from . import protocol
 from .alarm import Alarm
-from .checkpointer import Saved
 from .format.keys import outcome_key
+from .saved import Saved
 
 log = logging.getLogger("spotguard")
 

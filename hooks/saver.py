@@ -8,35 +8,35 @@ before it uploads; an emergency save streams it from where it lies and keeps the
 from __future__ import annotations
 
 import logging
-import math
 import queue
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 
 from ..providers.clock import Clock
-from ..providers.errors import CheckpointError, SpotguardError, UsageError
-from .alarm import Alarm
-from .checkpointer import Checkpointer, Saved
-from .checkpoints.catalog import Whole
-from .checkpoints.effort import Abandoned, Effort
-from .gate import Gate, Shut
+from ..providers.errors import CheckpointError, SpotguardError
+from .agreed import Agreed
+from .assembly import Assembly
+from .checkpointer import Checkpointer
+from .checkpoints.effort import Abandoned
+from .gate import Gate
 from .hearer import Listener
 from .job import Job
+from .orders import Orders
+from .saved import Saved
 from .state.device import own_streams
 from .state.registered import State
+from .stillness import Stillness
 
 log = logging.getLogger("spotguard")
 
+#: Seconds in which the ranks' call that training goes on is heard by this one, which made it.
+_HEARD = 60.0
 #: Seconds after a deadline at which a machine that is still alive, with nobody to say so, goes on training.
 _OUTLIVED = 5.0
-#: Seconds for which who goes back waits for a save that is called off: it ends at once, unless a disk or a device hangs.
-_WINDING_DOWN = 10.0
-#: Seconds between two looks at whether a background save that was let finish is still worth more than a new one.
-_LOOK = 0.25
 
 
-class Saver:
+class Saver(Orders):
     """Owns the thread "spotguard-saver", the only one that reads state and writes checkpoints."""
 
     def __init__(
@@ -49,31 +49,13 @@ class Saver:
         listener: Listener,
         released: Callable[[], None] = lambda: None,
         saved: Callable[[Saved], None] = lambda saved: None,
+        assembly: Assembly | None = None,
     ) -> None:
-        self._gate = gate
-        self._state = state
-        self._checkpointer = checkpointer
-        self._clock = clock
+        super().__init__(gate, state, checkpointer, clock, released, assembly)
         self._listener = listener
-        #: Called when a notice is void, or outlived, and training goes on.
-        self._released = released
+        self._still = Stillness(gate, state, listener, lambda: self._ending, assembly)
         #: Called with each checkpoint that no notice asked for.
         self._saved = saved
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards the seven below
-        self._running: Job | None = None
-        #: The emergency save that is waiting or running, unless it was called off.
-        self._urgent: Job | None = None
-        #: An emergency save has ended and the agent is being told: a SIGTERM still waits.
-        self._concluding = False
-        #: When the plan of a promoted save was looked at last.
-        self._looked_at = -math.inf
-        self._ending = False
-        self._alarm: Alarm | None = None
-        #: What is saved beside training, and what is planned: waiting its turn, or under way.
-        self._beside: list[Job] = []
-        #: Training has begun: there is a state worth saving.
-        self.ready = False
         self._thread = threading.Thread(target=self._run, name="spotguard-saver", daemon=True)
 
     def start(self) -> None:
@@ -93,155 +75,6 @@ class Saver:
         self._gate.wake()  # who waits for a boundary waits in vain
         self._jobs.put(None)
         self._thread.join(timeout)
-
-    # --- asked for, from other threads ---
-
-    @property
-    def alarmed(self) -> bool:
-        """Whether a notice holds this process, saved or not."""
-        return self._alarm is not None
-
-    @property
-    def saving(self) -> bool:
-        """Whether an emergency save is under way."""
-        return self._urgent is not None or self._concluding
-
-    def emergency(self, alarm: Alarm) -> None:
-        """A notice: whatever else is being saved gives way. A deadline that is known only moves earlier."""
-        with self._lock:
-            if (known := self._alarm) is not None:
-                known.join(alarm)
-                alarm = known
-            self._alarm = alarm
-            if self._urgent is not None:
-                self._urgent.effort.tighten(alarm.save_by)
-                if self._running is not None and self._running.promoted:
-                    self._give_way(self._running, alarm)
-                return
-            if self._running is not None:
-                self._give_way(self._running, alarm)
-            if not self.ready:
-                self._gate.close()  # who has not begun parks, and never trains
-            last = self._checkpointer.last
-            self._urgent = Job(
-                "emergency", self._effort(alarm.save_by), alarm, before="" if last is None else last.url
-            )
-            self._jobs.put(self._urgent)
-
-    def _give_way(self, job: Job, alarm: Alarm) -> None:
-        """Call off what is under way, unless it is a background save whose rest is worth more than a new one."""
-        step = self._gate.place.completed
-        if job.kind == "background" and (why := self._checkpointer.promotes(step, alarm.save_by)):
-            job.promoted = why
-            job.effort.tighten(alarm.save_by)
-            if (
-                self._checkpointer.uploading == step
-            ):  # it is this notice's save: training does not go beyond it
-                self._gate.close(Shut.AT_BOUNDARY if self._state.boundary_only else Shut.BEFORE_CHANGE)
-        else:
-            job.promoted = ""
-            job.effort.abandon("a notice came")
-
-    def _look_again(self, job: Job) -> None:
-        """As its bytes leave: whether a promoted save is still worth more than a new one."""
-        with self._lock:
-            now = self._clock.monotonic()
-            if self._alarm is not None and self._running is job and now - self._looked_at >= _LOOK:
-                self._looked_at = now
-                self._give_way(job, self._alarm)
-
-    def release(self, id: str, why: str) -> None:
-        """The notice is void, or the drill is over: training goes on."""
-        with self._lock:
-            if self._alarm is None or id not in self._alarm.ids:
-                return
-            self._alarm.ids.remove(id)
-            if self._alarm.ids:
-                return
-            alarm, self._alarm = self._alarm, None
-            if self._urgent is not None:
-                self._urgent.effort.abandon(
-                    why
-                )  # before the gate opens: what is read from here on is never kept
-                self._urgent = None
-            self._gate.open()
-        log.info("training goes on: %s", why)
-        if alarm.drill and self.ready:
-            self.rehearse()  # what its save taught is made ready for the next notice, and not by it
-        self._released()
-
-    def lost(self) -> None:
-        """The agent is gone. A notice stands all the same; a drill was the agent's alone, and nobody will end it."""
-        alarm = self._alarm
-        for id in list(alarm.ids) if alarm is not None and alarm.drill else []:
-            self.release(id, "the agent that played this drill is gone")
-
-    def background(self) -> bool:
-        """Begin a background save at this boundary. Returns at once; False where one is under way, or a notice is."""
-        with self._lock:
-            if self._alarm is not None or any(job.is_checkpoint for job in self._beside):
-                return False
-        self._put_beside(Job("background", self._effort(None)))
-        return True
-
-    def bring(self, staged: Whole) -> None:
-        """Take to the store what was restored from this machine's disk and is not there. Returns at once."""
-        self._put_beside(Job("background", self._effort(None), staged=staged))
-
-    def rehearse(self) -> None:
-        """Plan a save of this state, so that at a notice only bytes move. Returns at once."""
-        self._put_beside(Job("background", self._effort(None), rehearsal=True))
-
-    def _put_beside(self, job: Job) -> None:
-        with self._lock:
-            self._beside.append(job)
-        self._jobs.put(job)
-
-    def call_off(self, why: str) -> None:
-        """Training leaves this way: what is saved or planned beside it is of no more use. Returns when that has ended.
-        Not where a notice is: what it let finish is its own, and who trains is parked."""
-        with self._lock:
-            if self._alarm is not None:
-                return
-            for job in self._beside:
-                job.effort.abandon(why)
-            running = self._running
-        if running is None or not running.effort.abandoned:
-            return
-        if running.is_checkpoint:
-            log.info("the checkpoint that is being saved beside training is called off: %s", why)
-        if not running.done.wait(_WINDING_DOWN):
-            log.warning("%s, and a save that was called off does not end: it is left behind", why)
-
-    def manual(self) -> Saved:
-        """Save now and wait. The caller is the training thread, at a boundary, so the state stands still.
-
-        Raises:
-            Abandoned: a notice came; the caller parks at the gate, and tries again if it opens.
-        """
-        job = Job("manual", self._effort(None))
-        try:
-            with self._lock:
-                if self._ending:
-                    raise UsageError("guard.save() after guard.close(): nothing is saved any more")
-                urgent = self._urgent
-                if urgent is None:
-                    self._jobs.put(job)
-            if urgent is not None:
-                urgent.done.wait()
-                raise Abandoned("a notice came")
-            job.done.wait()
-        except BaseException:
-            # Ctrl-C, also right behind the put: the state is the caller's again, and what is read of it is not kept
-            job.effort.abandon("guard.save() was interrupted")
-            raise
-        if job.error is not None:
-            raise job.error
-        assert job.saved is not None
-        return job.saved
-
-    def _effort(self, deadline: float | None) -> Effort:
-        return Effort(self._clock, deadline, self._gate.wake)
 
     # --- the thread ---
 
@@ -269,7 +102,9 @@ class Saver:
             except SpotguardError as error:
                 job.error = error
                 last = self._checkpointer.last
-                if job.alarm is not None and last is not None and (job.saved or last.url != job.before):
+                if job.saved is not None and job.saved.level == "full":
+                    log.info("step %d is committed, nothing newer is saved: %s", job.saved.step, error)
+                elif job.alarm is not None and last is not None and (job.saved or last.url != job.before):
                     # Weights alone, of this very step; or what was let finish: nothing newer was to be had.
                     had = last.why or "a background checkpoint was let finish"
                     job.saved = replace(last, why=f"{had}; after it: {error}")
@@ -286,6 +121,7 @@ class Saver:
                     if self._urgent is job:
                         self._urgent, self._concluding = None, True
                     self._beside = [each for each in self._beside if each is not job]
+                    self._by_hand = {step: each for step, each in self._by_hand.items() if each is not job}
                 try:
                     self._conclude(job)
                 finally:
@@ -299,11 +135,14 @@ class Saver:
     def _outlive(self) -> None:
         """The deadline went by, nobody told us to leave, and we are still here: a false alarm."""
         alarm = self._alarm
+        if alarm is not None and self._assembly is not None:
+            alarm.deadline = self._clock.monotonic() + _HEARD  # asked for once, not over and over
         for id in list(alarm.ids) if alarm is not None else []:
-            self.release(id, "the deadline passed and nobody ended this process")
+            self._void(id, "the deadline passed and nobody ended this process")
 
     def _do(self, job: Job) -> None:
         if not self.ready:
+            self._still.refuse(job)
             raise CheckpointError(
                 "training has not begun yet: there is nothing that is not in the store already"
             )
@@ -313,26 +152,35 @@ class Saver:
             job.effort.check()
             job.saved = self._checkpointer.bring(job.staged, job.effort)
             return
-        boundary_only = bool(self._state.boundary_only)
+        boundary_only = bool(self._state.boundary_only) or job.at_boundary
+        self._has_it(job)
         while True:
             job.effort.check()
-            step = self._stand_still(job, boundary_only)
+            agreed = self._still.stand(job, boundary_only)
+            step = agreed.step
             if job.rehearsal:
                 self._checkpointer.rehearse(self._state)
                 return
             if job.alarm is not None and (last := self._checkpointer.last) is not None and last.step == step:
                 job.saved = last  # this very step is committed: nothing is newer than it
-                if last.level == "full":
+                # Of several ranks, one that has not seen the commit would wait in vain for this one's part of another.
+                if last.level == "full" and self._assembly is None:
                     return
             if self._state.boundary_only and not boundary_only:
                 boundary_only = True  # since we asked: the last boundary's copies may be older than its step
                 continue
             reason = "" if boundary_only else self._state.broken()
             if not reason:
-                job.saved = self._save(job, step) or job.saved
+                job.saved = self._save(job, agreed) or job.saved
                 reason = self._checkpointer.spoiled
             if not reason:
                 return
+            if self._assembly is not None:
+                job.superseded = True
+                self._assembly.again(job, reason)
+                raise Abandoned(
+                    f"step {step} is not saved: {reason}; all ranks save at their next guard.step()"
+                )
             if job.kind == "manual":
                 raise CheckpointError(f"step {step} is not saved: {reason}, by another thread")
             log.warning(
@@ -343,25 +191,17 @@ class Saver:
             )
             boundary_only = True
 
-    def _stand_still(self, job: Job, boundary_only: bool) -> int:
-        """Shut the gate and wait until the state stands; its step."""
-        # By hand, the training thread stands at its boundary and waits for us, unless a signal calls it away.
-        at_boundary = boundary_only and job.kind != "manual"
-        self._gate.close(Shut.AT_BOUNDARY if at_boundary else Shut.BEFORE_CHANGE)
-        step = self._gate.wait_steady(job.effort.left, lambda: job.effort.abandoned or self._ending)
-        if step is None and job.effort.left() == 0:
-            raise Abandoned("out of time: no guard.step() was reached in the window")
-        job.effort.check()
-        if step is None:
-            raise Abandoned("training ended before its next guard.step()")
-        self._state.fence.wait(job.effort.pause)
-        if at_boundary:
-            self._state.look_again()
-        if job.alarm is not None:
-            self._listener.progress(job.alarm, "gate", step, 0, 0)
-        return step
+    def _has_it(self, job: Job) -> None:
+        """What this rank stands on is committed already, whatever the others say: they may be gone by now."""
+        place, last = self._gate.place, self._checkpointer.last
+        if self._assembly is None or job.alarm is None or last is None:
+            return
+        if last.step == place.completed and not place.dirty:
+            job.saved = last
 
-    def _save(self, job: Job, step: int) -> Saved | None:
+    def _save(self, job: Job, agreed: Agreed) -> Saved | None:
+        step = agreed.step
+
         def progress(phase: str, done: int, total: int) -> None:
             alarm = self._alarm if job.promoted else job.alarm
             if alarm is not None:
@@ -371,10 +211,14 @@ class Saver:
 
         # Only a background save lets training go on before it is written.
         opened = self._gate.open if job.kind == "background" else None
-        return self._checkpointer.save(self._state, step, job.kind, job.effort, progress, opened)
+        return self._checkpointer.save(self._state, agreed, job.kind, job.effort, progress, opened)
 
     def _conclude(self, job: Job) -> None:
         alarm = job.alarm
+        if job.superseded and job.saved is None:
+            if self._alarm is None:
+                self._gate.open()
+            return
         if alarm is None:
             given_up = isinstance(job.error, Abandoned)
             hurried = job.promoted and self._alarm is None  # by a notice that is void: it ran out of its time

@@ -12,13 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotguard.hooks.checkpointer import Checkpointer, Saved
+from spotguard.hooks.agreed import Agreed
+from spotguard.hooks.checkpointer import Checkpointer
 from spotguard.hooks.checkpoints.catalog import Whole, find_whole
 from spotguard.hooks.checkpoints.effort import Abandoned, Effort
 from spotguard.hooks.checkpoints.retention import Keep, prune
 from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.format.leaf import Tier
 from spotguard.hooks.restore import restore
+from spotguard.hooks.saved import Saved
 from spotguard.hooks.state.registered import State
 from spotguard.providers.errors import DeniedError
 from tests.fakes.narrow_store import PIECE, NarrowStore, WatchedClock
@@ -84,12 +86,12 @@ class Saving:
     def save(self, seconds: float | Effort, kind: Any = "emergency") -> Saved | None:
         effort = seconds if isinstance(seconds, Effort) else self.effort(seconds)
         return self.checkpointer.save(
-            self.state, self.done, kind, effort, lambda phase, done, total: self.phases.append(phase)
+            self.state, Agreed(self.done), kind, effort, lambda phase, done, total: self.phases.append(phase)
         )
 
     def background(self) -> Saved:
         saved = self.checkpointer.save(
-            self.state, self.done, "background", Effort(self.clock), opened=lambda: None
+            self.state, Agreed(self.done), "background", Effort(self.clock), opened=lambda: None
         )
         assert saved is not None
         return saved

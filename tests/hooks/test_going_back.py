@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.hooks import protocol
+from spotguard.hooks.agreed import Agreed
 from spotguard.hooks.checkpointer import Checkpointer
 from spotguard.hooks.checkpoints.catalog import find_whole
 from spotguard.hooks.checkpoints.commit import claim_attempt
@@ -152,7 +153,7 @@ def test_one_that_cannot_be_waited_for_stays_of_its_attempt() -> None:
     try:
         job.step(0)
         state.at_boundary()
-        checkpointer.save(state, 1, "manual", Effort(clock))
+        checkpointer.save(state, Agreed(1), "manual", Effort(clock))
         restored_from = find_whole(store, "run")
         job.step(1)
         state.at_boundary()
@@ -162,7 +163,7 @@ def test_one_that_cannot_be_waited_for_stays_of_its_attempt() -> None:
             checkpointer.begin_attempt(claim_attempt(store, "run", {}, created=0.0))
             checkpointer.restored(restored_from)
 
-        saved = checkpointer.save(state, 2, "background", Effort(clock), opened=back)
+        saved = checkpointer.save(state, Agreed(2), "background", Effort(clock), opened=back)
         assert saved is not None
         assert saved.url.endswith("/000000002-0001-0001/")
         assert checkpointer.last is not None

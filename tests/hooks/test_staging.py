@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from spotguard.hooks import protocol  # noqa: E402 - after the skip
+from spotguard.hooks.agreed import Agreed  # noqa: E402
 from spotguard.hooks.checkpoints.catalog import find_whole  # noqa: E402
 from spotguard.hooks.checkpoints.effort import Effort  # noqa: E402
 from spotguard.hooks.guard import Guard  # noqa: E402
@@ -519,7 +520,9 @@ def one_life(store: WatchedStore, stage: Path, life: Life, calls: int, *, after:
         life.ends(calls, after=after)
         try:
             # On this thread, for a death would end the saving one without a word.
-            guard._checkpointer.save(guard._state, 3, "background", Effort(SystemClock()), None, lambda: None)
+            guard._checkpointer.save(
+                guard._state, Agreed(3), "background", Effort(SystemClock()), None, lambda: None
+            )
         except Killed:
             return True
     return False

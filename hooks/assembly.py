@@ -1,0 +1,49 @@
+"""The other ranks of the job, as the saving thread of this one meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from .agreed import Agreed
+from .job import Job
+
+if TYPE_CHECKING:
+    from .agreement.offers import Decision
+
+
+class Assembly(Protocol):
+    """All methods but `decide` return at once."""
+
+    def decide(
+        self,
+        job: Job,
+        step: int | None,
+        left: Callable[[], float],
+        over: Callable[[], bool],
+        *,
+        boundary: bool,
+    ) -> Decision:
+        """Offer a step to the others; returns what is decided, at the latest when nothing is `left` or it is `over`.
+
+        Args:
+            step: the earliest that this rank can still give; None: it has no state yet.
+            boundary: it can give none but at a parked boundary.
+        """
+        ...
+
+    def agreed(self, job: Job, decision: Decision, step: int) -> Agreed:
+        """What this rank's save is to do."""
+        ...
+
+    def again(self, job: Job, why: str) -> None:
+        """This rank's state moved while it was read: call for another save, at the next boundary."""
+        ...
+
+    def by_hand(self, step: int) -> None:
+        """Call for a save of this very step; the first rank does, for all."""
+        ...
+
+    def over(self, id: str, why: str) -> None:
+        """A notice of this machine is void, and nobody else will say so: call for training to go on."""
+        ...

@@ -1,0 +1,278 @@
+"""What is asked of the saving thread: by a notice, by the cadence, by hand. Any thread asks; none of this blocks it but
+`manual` and `call_off`.
+
+A notice goes before everything else. Of two calls of a job's ranks the later one counts: all ranks read them in the same
+order, so that all leave the same save and begin the same next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+from collections.abc import Callable
+
+from ..providers.clock import Clock
+from ..providers.errors import UsageError
+from .alarm import Alarm
+from .assembly import Assembly
+from .checkpointer import Checkpointer
+from .checkpoints.catalog import Whole
+from .checkpoints.effort import Abandoned, Effort
+from .gate import Gate, Shut
+from .job import Job
+from .saved import Saved
+from .state.registered import State
+
+log = logging.getLogger("spotguard")
+
+#: Seconds for which who goes back waits for a save that is called off: it ends at once, unless a disk or a device hangs.
+_WINDING_DOWN = 10.0
+#: Seconds between two looks at whether a background save that was let finish is still worth more than a new one.
+_LOOK = 0.25
+
+
+class Orders:
+    """Whose turn it is, and what holds this process. `Saver` does it.
+
+    Args:
+        released: called when a notice is void, or outlived, and training goes on.
+        assembly: the other ranks; None for a job of one process. Each save then begins with a call that all of them
+            hear, and has its number.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        state: State,
+        checkpointer: Checkpointer,
+        clock: Clock,
+        released: Callable[[], None],
+        assembly: Assembly | None = None,
+    ) -> None:
+        self._gate = gate
+        self._state = state
+        self._checkpointer = checkpointer
+        self._clock = clock
+        self._released = released
+        self._assembly = assembly
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards what follows
+        self._running: Job | None = None
+        #: The emergency save that is waiting or running, unless it was called off.
+        self._urgent: Job | None = None
+        #: An emergency save has ended and the agent is being told: a SIGTERM still waits.
+        self._concluding = False
+        #: When the plan of a promoted save was looked at last.
+        self._looked_at = -math.inf
+        self._ending = False
+        self._alarm: Alarm | None = None
+        #: What is saved beside training, and what is planned: waiting its turn, or under way.
+        self._beside: list[Job] = []
+        #: Saves by hand, by the step they are of: asked for here, called for by the first rank, or both.
+        self._by_hand: dict[int, Job] = {}
+        #: Training has begun: there is a state worth saving.
+        self.ready = False
+
+    @property
+    def alarmed(self) -> bool:
+        """Whether a notice holds this process, saved or not."""
+        return self._alarm is not None
+
+    @property
+    def saving(self) -> bool:
+        """Whether an emergency save is under way."""
+        return self._urgent is not None or self._concluding
+
+    def emergency(self, alarm: Alarm, epoch: int = 0, *, at_boundary: bool = False) -> None:
+        """A notice: whatever else is being saved gives way. A deadline that is known only moves earlier.
+
+        Args:
+            epoch: the ranks' call. In a job of several ranks a notice without one moves deadlines, and no more: the save
+                begins with the call.
+            at_boundary: only a parked boundary will do.
+        """
+        with self._lock:
+            if (known := self._alarm) is not None:
+                known.join(alarm)
+                alarm = known
+            self._alarm = alarm
+            self._give_up_by_hand()
+            if (urgent := self._urgent) is not None:
+                urgent.effort.tighten(alarm.save_by)
+                if epoch <= urgent.epoch:
+                    if self._running is not None and self._running.promoted:
+                        self._give_way(self._running, alarm)
+                    return
+                urgent.superseded = True
+                urgent.effort.abandon("another call of the ranks takes its place")
+            if self._assembly is not None and not epoch:
+                if known is None:
+                    self._gate.close()  # who has not begun parks, and never trains; the others' call is on its way
+                return
+            if self._running is not None:
+                self._give_way(self._running, alarm)
+            if not self.ready:
+                self._gate.close()  # who has not begun parks, and never trains
+            last = self._checkpointer.last
+            effort, before = self._effort(alarm.save_by), "" if last is None else last.url
+            self._urgent = Job(
+                "emergency", effort, alarm, epoch=epoch, at_boundary=at_boundary, before=before
+            )
+            self._jobs.put(self._urgent)
+
+    def _give_up_by_hand(self) -> None:
+        """Those for which the first rank's call has not come: it will not. Who waits parks at the gate."""
+        waiting = [job for job in self._by_hand.values() if not job.epoch]
+        for job in waiting:
+            job.error = Abandoned("a notice came")
+            job.done.set()
+        self._by_hand = {step: job for step, job in self._by_hand.items() if job.epoch}
+
+    def _give_way(self, job: Job, alarm: Alarm) -> None:
+        """Call off what is under way, unless it is a background save whose rest is worth more than a new one."""
+        step = self._gate.place.completed
+        # In a job of several ranks none of them knows how far the others are.
+        why = "" if self._assembly is not None else self._checkpointer.promotes(step, alarm.save_by)
+        if job.kind == "background" and why:
+            job.promoted = why
+            job.effort.tighten(alarm.save_by)
+            if (
+                self._checkpointer.uploading == step
+            ):  # it is this notice's save: training does not go beyond it
+                self._gate.close(Shut.AT_BOUNDARY if self._state.boundary_only else Shut.BEFORE_CHANGE)
+        else:
+            job.promoted = ""
+            job.effort.abandon("a notice came")
+
+    def _look_again(self, job: Job) -> None:
+        """As its bytes leave: whether a promoted save is still worth more than a new one."""
+        with self._lock:
+            now = self._clock.monotonic()
+            if self._alarm is not None and self._running is job and now - self._looked_at >= _LOOK:
+                self._looked_at = now
+                self._give_way(job, self._alarm)
+
+    def release(self, id: str, why: str) -> None:
+        """The notice is void, or the drill is over: training goes on."""
+        with self._lock:
+            if self._alarm is None or id not in self._alarm.ids:
+                return
+            self._alarm.ids.remove(id)
+            if self._alarm.ids:
+                return
+            alarm, self._alarm = self._alarm, None
+            if self._urgent is not None:
+                self._urgent.effort.abandon(
+                    why
+                )  # before the gate opens: what is read from here on is never kept
+                self._urgent = None
+            self._gate.open()
+        log.info("training goes on: %s", why)
+        if alarm.drill and self.ready:
+            self.rehearse()  # what its save taught is made ready for the next notice, and not by it
+        self._released()
+
+    def lost(self) -> None:
+        """The agent is gone. A notice stands all the same; a drill was the agent's alone, and nobody will end it."""
+        alarm = self._alarm
+        for id in list(alarm.ids) if alarm is not None and alarm.drill else []:
+            self._void(id, "the agent that played this drill is gone")
+
+    def _void(self, id: str, why: str) -> None:
+        """Nobody else will say so. In a job of several ranks it is said to all, and training goes on when this is heard."""
+        if self._assembly is None:
+            self.release(id, why)
+        else:
+            self._assembly.over(id, why)
+
+    def background(self, epoch: int = 0, *, at_boundary: bool = False) -> bool:
+        """Begin a background save at this boundary. Returns at once; False where one is under way, or a notice is.
+
+        Args:
+            epoch: the ranks' call. Whatever is under way for an earlier one ends: all ranks have heard of this.
+        """
+        with self._lock:
+            if self._alarm is not None:
+                return False
+            under_way = [job for job in self._beside if job.is_checkpoint]
+            if under_way and not epoch:
+                return False
+            for job in under_way:
+                job.superseded = True
+                job.effort.abandon("another call of the ranks takes its place")
+        self._put_beside(Job("background", self._effort(None), epoch=epoch, at_boundary=at_boundary))
+        return True
+
+    def by_hand(self, step: int, epoch: int) -> None:
+        """The first rank's `guard.save()` at this step: every rank saves with it."""
+        with self._lock:
+            if self._alarm is not None:
+                return  # who waits is told by the gate
+            job = self._by_hand.setdefault(step, Job("manual", self._effort(None)))
+            job.epoch = epoch
+        self._jobs.put(job)
+
+    def bring(self, staged: Whole) -> None:
+        """Take to the store what was restored from this machine's disk and is not there. Returns at once."""
+        self._put_beside(Job("background", self._effort(None), staged=staged))
+
+    def rehearse(self) -> None:
+        """Plan a save of this state, so that at a notice only bytes move. Returns at once."""
+        self._put_beside(Job("background", self._effort(None), rehearsal=True))
+
+    def _put_beside(self, job: Job) -> None:
+        with self._lock:
+            self._beside.append(job)
+        self._jobs.put(job)
+
+    def call_off(self, why: str) -> None:
+        """Training leaves this way: what is saved or planned beside it is of no more use. Returns when that has ended.
+        Not where a notice is: what it let finish is its own, and who trains is parked."""
+        with self._lock:
+            if self._alarm is not None:
+                return
+            for job in self._beside:
+                job.effort.abandon(why)
+            running = self._running
+        if running is None or not running.effort.abandoned:
+            return
+        if running.is_checkpoint:
+            log.info("the checkpoint that is being saved beside training is called off: %s", why)
+        if not running.done.wait(_WINDING_DOWN):
+            log.warning("%s, and a save that was called off does not end: it is left behind", why)
+
+    def manual(self) -> Saved:
+        """Save now and wait. The caller is the training thread, at a boundary, so the state stands still.
+
+        Raises:
+            Abandoned: a notice came; the caller parks at the gate, and tries again if it opens.
+        """
+        job = Job("manual", self._effort(None))
+        try:
+            with self._lock:
+                if self._ending:
+                    raise UsageError("guard.save() after guard.close(): nothing is saved any more")
+                urgent = self._urgent
+                if urgent is None and self._assembly is not None:
+                    job = self._by_hand.setdefault(self._gate.place.completed, job)
+                elif urgent is None:
+                    self._jobs.put(job)
+            if urgent is not None:
+                urgent.done.wait()
+                raise Abandoned("a notice came")
+            if self._assembly is not None:
+                self._assembly.by_hand(self._gate.place.completed)
+            job.done.wait()
+        except BaseException:
+            # Ctrl-C, also right behind the put: the state is the caller's again, and what is read of it is not kept
+            job.effort.abandon("guard.save() was interrupted")
+            raise
+        if job.error is not None:
+            raise job.error
+        assert job.saved is not None
+        return job.saved
+
+    def _effort(self, deadline: float | None) -> Effort:
+        return Effort(self._clock, deadline, self._gate.wake)

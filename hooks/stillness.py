@@ -1,0 +1,109 @@
+"""How the state comes to stand still for a save: at the gate, and in a job of several ranks at one step for all.
+
+Alone, a rank takes the step it has. Together, each closes its gate, offers the earliest step that it can still give, and
+obeys the one decision: who is behind is let through to it, and to no step further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .agreed import Agreed
+from .assembly import Assembly
+from .checkpoints.effort import Abandoned
+from .gate import Gate, Shut
+from .hearer import Listener
+from .job import Job
+from .state.registered import State
+
+if TYPE_CHECKING:
+    from .agreement.offers import Decision
+
+#: Seconds that ranks with no deadline wait for each other's offers: theirs come from threads that nothing blocks, so who
+#: has not answered by then is dead, and all others stand still meanwhile.
+_PATIENCE = 10.0
+#: Of the time that is left for the save, what agreeing may take, of what is usually some milliseconds.
+_SHARE = 0.4
+
+
+class Stillness:
+    """Shuts the gate and waits. On the saving thread.
+
+    Args:
+        ending: whether training is over, so that a step in its middle will have no boundary any more.
+        assembly: the other ranks; None for a job of one process.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        state: State,
+        listener: Listener,
+        ending: Callable[[], bool],
+        assembly: Assembly | None = None,
+    ) -> None:
+        self._gate = gate
+        self._state = state
+        self._listener = listener
+        self._ending = ending
+        self._assembly = assembly
+
+    def stand(self, job: Job, boundary_only: bool) -> Agreed:
+        """Have the state stand still, where this rank is or where all ranks are to be.
+
+        Args:
+            boundary_only: only a parked boundary will do.
+
+        Raises:
+            Abandoned: out of time, called off, or the ranks decided that nothing is saved.
+        """
+        together = self._assembly is not None and not job.rehearsal
+        # By hand, the training thread stands at its boundary and waits for us, unless a signal calls it away. (Those of
+        # other ranks may be anywhere.)
+        at_boundary = boundary_only and (together or job.kind != "manual")
+        how = Shut.AT_BOUNDARY if at_boundary else Shut.BEFORE_CHANGE
+        decision = self._decide(job, how) if together else None
+        self._gate.close(how)
+        step = self._gate.wait_steady(job.effort.left, lambda: job.effort.abandoned or self._ending())
+        if step is None and job.effort.left() == 0:
+            raise Abandoned("out of time: no guard.step() was reached in the window")
+        job.effort.check()
+        if step is None:
+            raise Abandoned("training ended before its next guard.step()")
+        self._state.fence.wait(job.effort.pause)
+        if at_boundary:
+            self._state.look_again()
+        if job.alarm is not None:
+            self._listener.progress(job.alarm, "gate", step, 0, 0)
+        if decision is None or self._assembly is None:
+            return Agreed(step)
+        return self._assembly.agreed(job, decision, step)
+
+    def refuse(self, job: Job) -> None:
+        """There is no state yet: the others hear of it, and nothing is saved."""
+        if self._assembly is not None:
+            self._take_part(self._assembly, job, None, boundary=False)
+
+    def _decide(self, job: Job, how: Shut) -> Decision:
+        assembly = self._assembly
+        assert assembly is not None
+        place = self._gate.close(how)
+        step = place.completed if place.steady() else place.completed + 1
+        return self._take_part(assembly, job, step, boundary=how is Shut.AT_BOUNDARY)
+
+    def _take_part(self, assembly: Assembly, job: Job, step: int | None, *, boundary: bool) -> Decision:
+        effort = job.effort
+        left = effort.left()
+        until = effort.now() + (_PATIENCE if left is None else left * _SHARE)
+        decision = assembly.decide(
+            job,
+            step,
+            lambda: max(0.0, min(until, effort.deadline) - effort.now()),
+            lambda: effort.abandoned or self._ending(),
+            boundary=boundary,
+        )
+        effort.check()
+        if decision.step is None:
+            raise Abandoned(decision.why)
+        return decision
