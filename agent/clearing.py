@@ -14,11 +14,11 @@ import signal
 
 from ..hooks import protocol
 from .actions import KillGroup, Look, Send, SignalSession
+from .calling import Calling
 from .events import GroupSeen
 from .hearing import Command
 from .pending import Pending
 from .roster import Session
-from .telling import Telling
 
 #: After `Leave` a process ends by itself: Preempted is raised, `finally` blocks and exit handlers run (a tracker that
 #: sends its last records takes seconds), CUDA shuts down. Then TERM. Docker gives as much (docker stop, `--time`).
@@ -27,7 +27,7 @@ LEAVE_GRACE = 10.0
 _LOOK = 0.2
 
 
-class Clearing(Telling):
+class Clearing(Calling):
     """The command's end as a whole: its group, and the training processes that have left it."""
 
     def _left_alive(self) -> list[Session]:
@@ -108,7 +108,7 @@ class Clearing(Telling):
             part = p.parts.get(session.number)
             if part is not None and part.open and not part.left and session.store:
                 part.leave_sent = True
-                self._do(Send(session.number, protocol.Leave(p.id, self.policy.exit_code)))
+                self._do(Send(session.number, protocol.Leave(part.told_as, self.policy.exit_code)))
             if part is not None and (part.leave_sent or part.left):
                 told.append(session)
         return told

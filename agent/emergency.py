@@ -117,7 +117,8 @@ class Machine(Ending):
     @property
     def doomed(self) -> bool:
         """Whether a notice is pending that every training process is told of."""
-        return self.pending is not None and not self.pending.rehearsal
+        p = self.pending  # (a call of one run says nothing to the others of this machine)
+        return p is not None and not p.rehearsal and p.runs is None
 
     @property
     def phase(self) -> str:
@@ -272,6 +273,9 @@ class Machine(Ending):
         returncode = command.returncode if command.returncode is not None else 0
         asked = p.signalled or bool(p.ending)
         code = 0 if returncode == 0 and not asked else self.policy.exit_code
+        if code != 0 and p.of_peers and not self._stopping:
+            self._start_without_them(p, returncode)
+            return
         outlive = code != 0 and self.policy.outlive and not self._stopping
         outlive = outlive and (p.withdrawn or (p.machine_goes and not self._terms))
         self._publish(
@@ -294,6 +298,12 @@ class Machine(Ending):
             )
         else:
             self._finish(code, p.limit)
+
+    def _start_without_them(self, p: Pending, returncode: int) -> None:
+        """It is another machine that goes: the job is started again at once, and that is no crash."""
+        self._publish(p, p.ending or "ended by itself", returncode, None)
+        self._forget(p)
+        self._relaunch("another machine of the job was noticed, this one stays")
 
     def _began_in_vain(self, p: Pending, command: Command) -> bool:
         """Whether this machine was going away before anything was trained on it: whoever starts it again here at once (a
@@ -346,7 +356,7 @@ class Machine(Ending):
         if not p.published and (p.all_done or self._now >= p.deadline):
             ended = "everybody was told to leave" if p.all_done else "the deadline came"
             self._publish(p, ended, None, None)
-            if p.drill:  # no machine goes: who registers next has nothing to fear
+            if p.drill or p.of_peers:  # no machine goes: who registers next has nothing to fear
                 self._forget(p)
         elif p.published and self._now >= p.machine_deadline + OUTLIVED:
             self._log("this machine has outlived its notice: training may go on", logging.WARNING)
@@ -357,4 +367,4 @@ class Machine(Ending):
         for part in group:
             if part.open and not part.leave_sent:
                 part.leave_sent = True
-                self._do(Send(part.session.number, protocol.Leave(p.id, self.policy.exit_code)))
+                self._do(Send(part.session.number, protocol.Leave(part.told_as, self.policy.exit_code)))

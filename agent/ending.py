@@ -18,6 +18,8 @@ from .pending import Pending
 #: Training had ended by itself: so long may the script take to end too, before it is told by the signal that the machine
 #: goes. What it still does it has to bring to an end by its own handler, so not longer.
 GOODBYE_GRACE = 2.0
+#: Where no machine goes, so long may a command take to end after the commit: as torchrun gives its workers.
+PARTING = 30.0
 
 
 class Ending(Clearing):
@@ -60,8 +62,10 @@ class Ending(Clearing):
         """Everybody has answered: the command ends now, in the order that its kind of launcher needs."""
         pid = self.command.pid if self.command is not None else 0
         there = {number: part for number, part in p.parts.items() if part.open}
-        spent, left = self._now - p.notice.seen_at, p.deadline - self._now
-        self._log(f"everybody has answered {spent:.2f} s after the notice: ending, {left:.1f} s left")
+        spent = self._now - p.notice.seen_at
+        self._log(f"everybody has answered {spent:.2f} s after the notice: ending{p.left_words(self._now)}")
+        if p.of_peers:  # it was the saves that had all the time they need
+            p.deadline = p.limit = min(p.limit, self._now + PARTING)
         # A client without a store is a function given to `on_notice`: it does not know how to leave.
         direct = all(part.session.pid == pid for part in there.values())
         if direct and any(part.session.store for part in there.values()):
@@ -69,7 +73,7 @@ class Ending(Clearing):
             p.term_at = self._after_grace(p, LEAVE_GRACE)
             for number, part in there.items():
                 part.leave_sent = True
-                self._do(Send(number, protocol.Leave(p.id, self.policy.exit_code)))
+                self._do(Send(number, protocol.Leave(part.told_as, self.policy.exit_code)))
             return
         # Under a launcher a worker that leaves first is started again on the doomed machine (torchrun turns its
         # 75 into 1: seen). So the launcher goes first, and the workers stay parked until it takes them along.

@@ -143,7 +143,7 @@ class Hearing:
                 self._report(p, part, message, news)
 
     def _report(self, p: Pending, part: Part, message: protocol.Message, news: bool) -> None:
-        spent, left = self._now - p.notice.seen_at, p.deadline - self._now
+        spent = self._now - p.notice.seen_at
         who = f"rank {part.session.rank} (pid {part.session.pid})"
         if isinstance(message, protocol.Progress):
             at = f" at step {message.step}" if message.step >= 0 else ""
@@ -156,7 +156,7 @@ class Hearing:
         else:
             what, level = f"{who}: has the notice", logging.INFO
         if news:
-            self._log(f"{what}; {spent:.2f} s after the notice, {left:.1f} s left", level)
+            self._log(f"{what}; {spent:.2f} s after the notice{p.left_words(self._now)}", level)
         if p.asker is not None:
             body = {"phase": message.type, "pid": part.session.pid, "after": round(spent, 6), "text": what}
             self._do(Tell(p.asker, body, False))

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ..providers.notice import NoticeKind
+
 
 @dataclass(frozen=True, slots=True)
 class SessionOutcome:
@@ -77,7 +79,7 @@ class Outcome:
     #: Why that is less than everything as it stood; "" where it is not.
     less: str
     why: str
-    #: Seconds that were left when the last session had committed.
+    #: Seconds that were left when the last session had committed; None where this machine stays.
     slack: float | None
     #: What was done, in order: "left when told", "TERM after the commit, then killed at the reserve", "withdrawn" …
     ended: str
@@ -100,6 +102,8 @@ class Outcome:
     def line(self) -> str:
         """One line for a person."""
         what = "drill" if self.drill else f"{self.kind} notice"
+        if self.kind == NoticeKind.PEER:
+            what = f"another machine's {'drill' if self.drill else 'notice'} ({self.detail})"
         parts = [f"{what} from {self.source}: seen with {self.left:.1f} s left"]
         if self.told is not None:
             parts.append(f"told in {self.told * 1000:.0f} ms")
@@ -109,12 +113,11 @@ class Outcome:
             parts.append(_amount(self.bytes) + (f" at {_amount(self.rate)}/s" if self.rate else ""))
         if self.first_byte is not None:
             parts.append(f"first byte after {self.first_byte:.2f} s")
-        if self.committed is not None and self.slack is not None:
+        if self.committed is not None:
             which = "" if self.level == "full" else f" the {self.level} alone"
+            spare = "" if self.slack is None else f" with {self.slack:.1f} s to spare"
             less = f" ({self.less})" if self.less else ""
-            parts.append(
-                f"COMMITTED{which} after {self.committed:.2f} s with {self.slack:.1f} s to spare{less}"
-            )
+            parts.append(f"COMMITTED{which} after {self.committed:.2f} s{spare}{less}")
         else:
             parts.append(f"NOT COMMITTED ({self.why})")
         parts.append(self.ended)

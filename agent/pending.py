@@ -28,8 +28,11 @@ MOVED = 0.1
 def reserve_of(notice: Notice, left: float, wanted: float | None) -> float:
     """Seconds at the end that belong to the agent: for TERM, KILL and the outcome.
 
-    Never more than half of what is left, so that a notice seen late, or a short `--window`, leaves time to save.
+    Never more than half of what is left, so that a notice seen late, or a short `--window`, leaves time to save. None
+    where this machine stays.
     """
+    if notice.kind is NoticeKind.PEER:
+        return 0.0
     full = max(3.0, notice.window / 10) if wanted is None else wanted
     return min(full, left / 2)
 
@@ -53,6 +56,8 @@ class Part:
 
     session: Session
     sent_at: float
+    #: Under which name it was told of the notice, the last time.
+    told_as: str = ""
     told_at: float | None = None
     phase: str = ""
     gate_at: float | None = None
@@ -149,12 +154,14 @@ class Pending:
         *,
         rehearsal: bool = False,
         uid: int | None = None,
+        name: str = "",
     ) -> None:
+        """`name` is the id by which the sessions know the notice, where that is not its own."""
         self.notice = notice
-        self.id = notice.id
+        self.id = name or notice.id
         #: Every notice that stands now, and the ids that any of its messages may carry.
         self.standing: dict[str, Notice] = {notice.id: notice}
-        self.ids: set[str] = {notice.id}
+        self.ids: set[str] = {self.id}
         #: Until when the machine itself may be there, by the cloud's own word: `notice.deadline` may be earlier, as
         #: `--window` has it, and so may the deadline of a drill that it joined.
         self._machine_until: dict[str, float] = {}
@@ -166,6 +173,8 @@ class Pending:
         self.rehearsal = rehearsal
         #: Whose sessions take part; None: everybody's.
         self.uid = uid
+        #: Of which runs (and whose they are) sessions take part; None: of all.
+        self.runs: set[tuple[int, str]] | None = None
         self.asker: int | None = None
         self.parts: dict[int, Part] = {}
         #: The command was told to go by a signal at once, because nobody was registered.
@@ -187,12 +196,19 @@ class Pending:
     @property
     def machine_goes(self) -> bool:
         """Whether a machine (and not only this command) was said to go away."""
-        return any(n.kind is not NoticeKind.SIGNAL for n in self.standing.values())
+        stays = (NoticeKind.SIGNAL, NoticeKind.PEER)
+        return any(n.kind not in stays for n in self.standing.values())
+
+    @property
+    def of_peers(self) -> bool:
+        """Whether it is only other machines that go: the command is started again here."""
+        standing = self.standing.values() or (self.notice,)
+        return all(n.kind is NoticeKind.PEER for n in standing)
 
     @property
     def drill(self) -> bool:
         """Whether nothing but a drill stands here."""
-        return self.notice.kind is NoticeKind.DRILL and len(self.ids) == 1
+        return self.rehearsal or (self.notice.kind is NoticeKind.DRILL and len(self.ids) == 1)
 
     @property
     def machine_deadline(self) -> float:
@@ -208,11 +224,17 @@ class Pending:
     def knows(self, notice: Notice) -> bool:
         return any(same_notice(notice, known) for known in self.standing.values())
 
-    def join(self, notice: Notice) -> None:
+    def join(self, notice: Notice, name: str = "") -> None:
         if notice.kind is not NoticeKind.DRILL:
             self.uid = None
         self.standing[notice.id] = notice
-        self.ids.add(notice.id)
+        self.ids.add(name or notice.id)
+
+    def take_over(self, notice: Notice, now: float) -> None:
+        """This machine goes too: its own notice is the one in hand from here on, for everybody on it."""
+        self.notice, self.id, self.runs = notice, notice.id, None
+        self.left_at_first = max(0.0, notice.deadline - now)
+        self._seen_now = min(self._seen_now, now)
 
     def also_called(self, notice: Notice) -> None:
         """It is known, under this id or another: withdrawn it is when none of them is shown any more."""
@@ -245,11 +267,21 @@ class Pending:
         )
 
     def tell(self, session: Session, now: float) -> Preempt:
-        self.parts[session.number] = Part(session, now, left=session.left)
+        self.parts[session.number] = Part(session, now, told_as=self.id, left=session.left)
+        return self.preempt(now)
+
+    def tell_again(self, part: Part, now: float) -> Preempt:
+        part.told_as = self.id
         return self.preempt(now)
 
     def takes(self, session: Session) -> bool:
+        if self.runs is not None and session.run not in self.runs:
+            return False
         return self.uid is None or session.uid == self.uid
+
+    def left_words(self, now: float) -> str:
+        """For the log, after a comma: what is left, where anything ends."""
+        return "" if self.of_peers else f", {self.deadline - now:.1f} s left"
 
     @property
     def all_done(self) -> bool:
@@ -274,7 +306,7 @@ class Pending:
         """Sessions that leave together: the ranks of one run of one user."""
         by_run: dict[tuple[int, str], list[Part]] = {}
         for part in self.parts.values():
-            by_run.setdefault((part.session.uid, part.session.run_id), []).append(part)
+            by_run.setdefault(part.session.run, []).append(part)
         return by_run.values()
 
     def outcome(self, ended: str, returncode: int | None, code: int | None) -> Outcome:
@@ -308,7 +340,7 @@ class Pending:
             level=_level(parts) if whole else "",
             less=_said(parts, [p.less for p in parts if p.less]) if whole else "",
             why="" if whole else self._why(parts, ended),
-            slack=None if last is None else self.deadline - (seen + last),
+            slack=None if last is None or self.of_peers else self.deadline - (seen + last),
             ended=ended,
             returncode=returncode,
             code=code,

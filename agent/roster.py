@@ -64,6 +64,11 @@ class Session:
         return (self.pid, self.store) == (other.pid, other.store)
 
     @property
+    def run(self) -> tuple[int, str]:
+        """Whose ranks leave together: the user's run."""
+        return self.uid, self.run_id
+
+    @property
     def step(self) -> int:
         """Below 0: it has not said, has not restored, or is a function of `on_notice`, which counts no steps."""
         return self.position.step if self.position else -1

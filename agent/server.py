@@ -290,7 +290,8 @@ class Server:
         # In this order: whoever has its Welcome is told of every notice after it. (What the loop answers to
         # Opened passes through this thread, so that it comes after the Welcome all the same.)
         self._post(Opened(connection.number, connection.pid, connection.uid, message))
-        self._say(connection, protocol.Welcome(connection.number, os.getpid(), notice=self.doomed))
+        welcome = protocol.Welcome(connection.number, os.getpid(), notice=self.doomed, calls=True)
+        self._say(connection, welcome)
 
     def _holder(self, connection: Connection, message: protocol.Register) -> Connection | None:
         """The live process that saves what this one asks to save. Two that share a run id would each restore

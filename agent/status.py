@@ -67,7 +67,7 @@ def _notice(machine: Machine, now: float) -> dict[str, Any] | None:
         "source": p.notice.source,
         "detail": p.notice.detail,
         "drill": p.drill,
-        "seconds_left": round(p.deadline - now, 3),
+        "seconds_left": None if p.of_peers else round(p.deadline - now, 3),  # this machine stays
         "reserve": p.reserve,
         "ending": p.ending,
     }

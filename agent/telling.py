@@ -104,7 +104,10 @@ class Telling(Hearing):
         if p.knows(notice):
             p.also_called(notice)
         else:
+            taken_over = p.of_peers
             p.join(notice)
+            if taken_over:
+                p.take_over(notice, self._now)
             self._log(f"another notice: {notice.kind} from {notice.source}", logging.WARNING)
             self._announce(p, notice)
             for session in self.sessions.values():  # a drill of one user has become a notice for all
@@ -114,7 +117,7 @@ class Telling(Hearing):
             self._log(f"the deadline moved earlier: {p.deadline - self._now:.1f} s left", logging.WARNING)
             for number, part in p.parts.items():
                 if part.open and not part.done:
-                    self._do(Send(number, p.preempt(self._now)))
+                    self._do(Send(number, p.tell_again(part, self._now)))
 
     def _noticed_too_late(self, notice: Notice, said: Notice) -> None:
         """The command has ended already: nothing is there to be saved, and no relaunch before this one is over."""
@@ -131,28 +134,31 @@ class Telling(Hearing):
     def _start(self, p: Pending) -> None:
         self.pending = p
         told = [s for s in self.sessions.values() if p.takes(s)]
-        # A window that is (nearly) over is tried all the same (`pending.LAST_TRY`), but it is not said to be longer.
-        late = p.left_at_first < p.deadline - self._now
-        left = f"{p.left_at_first:.1f} s left"
-        left += f", {p.deadline - self._now:.1f} s tried all the same" if late else ""
         if self.policy.command and not p.rehearsal:
             # A command that somebody stopped (Ctrl-Z) can neither save nor obey a TERM.
             self._do(SignalGroup(signal.SIGCONT))
         for session in told:
             self._do(Send(session.number, p.tell(session, self._now)))
         # After the words to them: nothing may come before those.
-        self._log(
-            f"{p.notice.kind} notice from {p.notice.source}: {left}, "
-            f"{p.reserve:.1f} s in reserve, telling {len(told)} training process(es)",
-            logging.WARNING,
-        )
+        self._log(f"{self._first_words(p)}, telling {len(told)} training process(es)", logging.WARNING)
         if (missing := self._missing(p)) and not p.rehearsal:
             p.return_by = min(self._now + RETURN, (self._now + p.limit) / 2)
             self._log(f"{len(missing)} more without a socket: {p.return_by - self._now:.1f} s to come back")
         elif not told:
             self._signal(p, "nobody is registered")
-        if not p.rehearsal:
+        if not p.rehearsal and not p.of_peers:
             self._announce(p, p.notice)
+
+    def _first_words(self, p: Pending) -> str:
+        notice, left = p.notice, f"{p.left_at_first:.1f} s left"
+        if p.of_peers:
+            return (
+                f"another machine of this job was noticed: {notice.detail} from {notice.source}, {left} there"
+            )
+        # A window that is (nearly) over is tried all the same (`pending.LAST_TRY`), but it is not said to be longer.
+        if p.left_at_first < p.deadline - self._now:
+            left += f", {p.deadline - self._now:.1f} s tried all the same"
+        return f"{notice.kind} notice from {notice.source}: {left}, {p.reserve:.1f} s in reserve"
 
     def _announce(self, p: Pending, notice: Notice) -> None:
         """To the operator's own command: after the words to those who save."""
@@ -210,7 +216,7 @@ class Telling(Hearing):
         """Everybody who was not told to leave goes on training."""
         for number, part in p.parts.items():
             if part.open and not part.leave_sent:
-                self._do(Send(number, protocol.Withdrawn(p.id)))
+                self._do(Send(number, protocol.Withdrawn(part.told_as)))
         if not p.published:
             self._do(Publish(p.outcome(ended, None, None)))
         self.pending = None

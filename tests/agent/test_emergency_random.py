@@ -105,6 +105,15 @@ class AnyStory(RuleBasedStateMachine):
         self.step(lambda: self.story.says(session, said))
 
     @precondition(lambda self: self.open)
+    @rule(data=st.data(), call=st.sampled_from(["x", "y"]), drill=st.booleans(), void=st.booleans())
+    def called(self, data: st.DataObject, call: str, drill: bool, void: bool) -> None:
+        session = data.draw(st.sampled_from(sorted(self.open)))
+        if void:
+            self.step(lambda: self.story.uncalled(session, call))
+        else:
+            self.step(lambda: self.story.called(session, call, drill=drill))
+
+    @precondition(lambda self: self.open)
     @rule(data=st.data(), alive=st.booleans())
     def closes(self, data: st.DataObject, alive: bool) -> None:
         session = data.draw(st.sampled_from(sorted(self.open)))

@@ -22,6 +22,8 @@ STEP = st.one_of(
     st.tuples(st.just("notice"), st.integers(0, 130)),
     st.tuples(st.just("gone"), st.integers(0, 3)),
     st.tuples(st.just("drill"), USERS, st.booleans()),
+    st.tuples(st.just("calls"), st.integers(0, 9), st.booleans()),
+    st.tuples(st.just("uncalls"), st.integers(0, 9), st.integers(0, 3)),
     st.tuples(st.just("time"), st.integers(0, 150)),
 )
 
@@ -33,6 +35,7 @@ class Service:
         self.story = Story(command=False)
         self.users: dict[int, int] = {}
         self.shown: list[str] = []
+        self.calls: list[str] = []
 
     def take(self, step: tuple[object, ...]) -> None:
         story, (what, *values) = self.story, step
@@ -59,6 +62,12 @@ class Service:
             uid, preempt = values
             assert isinstance(uid, int)
             story.asks(uid=uid, preempt=bool(preempt))
+        elif what == "calls" and (session := self.session(values[0])):
+            self.calls.append(f"c{len(self.calls)}")
+            story.called(session, self.calls[-1], drill=bool(values[1]))
+        elif what == "uncalls" and self.calls and (session := self.session(values[0])):
+            assert isinstance(values[1], int)
+            story.uncalled(session, self.calls[values[1] % len(self.calls)])
         elif what == "time":
             assert isinstance(values[0], int)
             story.until(story.now - START + values[0])

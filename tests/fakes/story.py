@@ -31,7 +31,7 @@ from spotguard.agent.events import (
     Signalled,
 )
 from spotguard.agent.outcome import Outcome
-from spotguard.hooks.protocol import Committed, Failed, Message, Register, Told
+from spotguard.hooks.protocol import Called, Committed, Failed, Message, Register, Told, Uncalled
 from spotguard.providers.notice import Notice, NoticeKind, Severity
 
 START = 1000.0
@@ -105,14 +105,28 @@ class Story:
         run: str = "run",
         store: str = "file:///s",
         checkpoints: bool = True,
+        rank: int = 0,
+        world: int = 1,
     ) -> int:
         self._sessions += 1
-        said = Register(pid, run, "train.py", store, checkpoints=checkpoints)
+        said = Register(pid, run, "train.py", store, rank, world, checkpoints=checkpoints)
         self.on(Opened(self._sessions, pid, uid, said))
         return self._sessions
 
     def says(self, session: int, message: Message) -> list[Action]:
         return self.on(Heard(session, message))
+
+    def called(
+        self, session: int, id: str = "x", *, left: float = 118.0, drill: bool = False
+    ) -> list[Action]:
+        """This rank has heard that another machine of its job was noticed."""
+        kind = "drill" if drill else "terminate"
+        return self.says(
+            session, Called(id, kind, "aws spot/instance-action", left, self.now, "rack 7", drill)
+        )
+
+    def uncalled(self, session: int, id: str = "x") -> list[Action]:
+        return self.says(session, Uncalled(id))
 
     def told(self, session: int) -> list[Action]:
         return self.says(session, Told(self.id, self.now))

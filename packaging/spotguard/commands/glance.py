@@ -101,8 +101,9 @@ def _rows(body: dict[str, Any], now: datetime) -> Iterator[tuple[str, str, str]]
     """What each line is about, its words, and its style."""
     if body["notice"] is not None:
         label, style = ("drill", "bold yellow") if body["notice"]["drill"] else ("NOTICE", "bold red")
-        reserve = f", the last {body['notice']['reserve']:.1f} s in reserve"
-        yield label, f"{body['notice']['kind']} from {_left(body['notice'])}{reserve}", style
+        reserve = body["notice"]["reserve"]
+        kept = f", the last {reserve:.1f} s in reserve" if reserve else ""
+        yield label, f"{body['notice']['kind']} from {_left(body['notice'])}{kept}", style
     yield from _sources(body["sources"])
     for event in body.get("standing", ()):  # an older agent does not say
         yield event["severity"], _standing(event, now), "yellow"
@@ -153,6 +154,8 @@ def _notice(notice: dict[str, Any]) -> str:
 
 
 def _left(notice: dict[str, Any]) -> str:
+    if notice["seconds_left"] is None:
+        return f"{notice['source']} ({notice['detail']}): on another machine of this job, this one stays"
     return f"{notice['source']}: {notice['seconds_left']:.1f} s left"
 
 

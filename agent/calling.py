@@ -1,0 +1,122 @@
+"""Another machine of the job was noticed: its ranks go, and those here save with them, end, and start again without them.
+
+What a training process heard of the other rank becomes a notice of a kind of its own. No deadline stands behind it,
+for this machine stays: who saves here may go on after the other machine is gone. As soon as this machine is noticed
+too, its own notice is the one in hand.
+
+Pure, as all of it: events and the time come in, actions go out.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ..hooks import protocol
+from ..providers.notice import Notice, NoticeKind
+from .actions import Send
+from .events import Heard
+from .hearing import Policy
+from .pending import Pending
+from .roster import NAME, TEXT, Session, clip
+from .telling import Telling
+
+#: Seconds from the call to the end of a save that never comes to one: longer than any other machine's warning, and than
+#: what its state takes on a slow link.
+PATIENCE = 600.0
+#: Withdrawn calls that are remembered.
+_KEPT = 64
+
+
+class Calling(Telling):
+    """The calls of the job's other machines."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        #: Calls that were withdrawn, and the sessions that have said so.
+        self._void: dict[str, set[int]] = {}
+
+    def _heard(self, event: Heard) -> None:
+        session = self.sessions.get(event.session)
+        if session is not None and isinstance(event.message, protocol.Called):
+            self._called(session, event.message)
+        elif session is not None and isinstance(event.message, protocol.Uncalled):
+            self._uncalled(session, event.message.id)
+        else:
+            super()._heard(event)
+
+    def _called(self, session: Session, said: protocol.Called) -> None:
+        if self._stopping or (self.policy.command and not self._running and self.pending is None):
+            return
+        if self._is_late(session, said.id):
+            return
+        p = self.pending
+        if p is not None and p.rehearsal and not said.drill:
+            self._rehearsed(p, "broken off: another machine of the job was noticed")
+            p = None
+        if p is None:
+            self._begin_call(session, said)
+        elif p.rehearsal or not said.drill:
+            self._another_call(p, session, said)
+
+    def _is_late(self, session: Session, id: str) -> bool:
+        """Whether others have withdrawn this call, and this one has yet to hear of that. Who had withdrawn it itself calls
+        anew."""
+        if session.number in (void := self._void.get(id, set())):
+            del self._void[id]
+            return False
+        return bool(void)
+
+    def _begin_call(self, session: Session, said: protocol.Called) -> None:
+        p = Pending(
+            _notice(session, said, self._now),
+            self._now,
+            self.policy.reserve,
+            rehearsal=said.drill,
+            name=clip(said.id, TEXT),
+        )
+        p.left_at_first = max(0.0, said.seconds_left)
+        if not self.policy.command:
+            p.runs = {session.run}  # other jobs of this machine have nothing to do with it
+        self._start(p)
+
+    def _another_call(self, p: Pending, session: Session, said: protocol.Called) -> None:
+        """The same call from another rank of the job, or one of another machine or another job."""
+        notice = _notice(session, said, self._now)
+        if notice.id not in p.standing and not p.published:
+            p.join(notice, clip(said.id, TEXT))
+            self._log(f"another machine of the job was noticed: {notice.detail} from {notice.source}")
+        if p.runs is not None and session.run not in p.runs:
+            p.runs.add(session.run)
+            for other in self.sessions.values():
+                if p.takes(other) and other.number not in p.parts:
+                    self._do(Send(other.number, p.tell(other, self._now)))
+
+    def _uncalled(self, session: Session, id: str) -> None:
+        self._void.setdefault(id, set()).add(session.number)
+        if len(self._void) > _KEPT:
+            del self._void[next(iter(self._void))]
+        p = self.pending
+        if p is not None and p.rehearsal and _key(id) in p.standing:
+            self._rehearsed(p, "called off; training goes on")
+        elif p is not None and _key(id) in p.standing:
+            self._log("the other machine's notice was withdrawn", logging.WARNING)
+            self._gone(_key(id))
+
+
+def _key(id: str) -> str:
+    """No notice of this machine's own has this id: two machines of one cloud may be told with equal ones."""
+    return f"peer {clip(id, TEXT)}"
+
+
+def _notice(session: Session, said: protocol.Called, now: float) -> Notice:
+    detail = clip(said.kind, NAME) + (f": {clip(said.detail, TEXT)}" if said.detail else "")
+    return Notice(
+        id=_key(said.id),
+        kind=NoticeKind.PEER,
+        source=clip(said.source, NAME),
+        deadline=now + PATIENCE,
+        # One axis for all processes of a machine, and believed as far as it can be true.
+        seen_at=min(max(said.monotonic, session.since), now),
+        detail=detail,
+        window=PATIENCE,
+    )
