@@ -36,6 +36,6 @@ class Leaf:
     #: Where it lies in the tensor that all ranks hold together, and that tensor's shape; None for one that is whole here.
     offsets: tuple[int, ...] | None = None
     shape: tuple[int, ...] | None = None
-    #: The ranks that hold these same bytes, this one among them, in order: one of them writes each object. Empty for what
-    #: is this rank's alone.
+    #: The ranks that hold these same bytes, in order: one of them writes each object. A rank that is not among them writes
+    #: nothing of it (DDP's buffers: the group's first rank has them for all). Empty for what is this rank's alone.
     holders: tuple[int, ...] = ()

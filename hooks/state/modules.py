@@ -7,9 +7,10 @@ thread it sees a model in the middle of its forward (under FSDP2 it crashes, or 
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from torch import nn
 from ...providers.errors import CheckpointError, StateError
 from ..format.leaf import Leaf, Tier
 from .copies import Copies
+from .gathered import SHARDED, shards
 from .parts import (
     COPY_AT_BOUNDARY,
     REFUSALS,
@@ -29,30 +31,47 @@ from .parts import (
     freeze_of,
     said,
 )
+from .replicas import declared
+from .shards import Ranks, Shared, group, is_dtensor, leaf, local
 from .storage import gap
 from .tables import Tables
 
-#: (a module's table, the key in it, the name in the checkpoint).
+log = logging.getLogger("spotguard")
+
+#: (a table, the key in it, the name in the checkpoint).
 Place = tuple[dict[str, Any], str, str]
+
+
+class Known(NamedTuple):
+    """A tensor that a checkpoint has under this name, who else is declared to have it, and the ranks of its module."""
+
+    name: str
+    tensor: torch.Tensor
+    declared: Shared | None = None
+    span: frozenset[int] = frozenset()
+
 
 #: What `nn.Module.state_dict` calls the entry of `get_extra_state`.
 _EXTRA_STATE = "_extra_state"
 
 
-def module_part(name: str, module: nn.Module) -> Part:
+def module_part(name: str, module: nn.Module, ranks: Ranks) -> Part:
     """The part for a module: in place where its state dict is its own tensors, by `state_dict` otherwise.
 
     Wrappers that only rename (`torch.compile`, DDP) are looked through, so that a checkpoint of a compiled
     model restores into a plain one.
     """
-    module = unwrap(module)
+    registered, module = module, unwrap(module)
     cls = type(module)
     if (
         cls.state_dict is not nn.Module.state_dict or cls.load_state_dict is not nn.Module.load_state_dict
     ) and not isinstance(module, torch.jit.ScriptModule):
         return StatefulPart(name, module)  # it has words of its own
+    shards(module)  # refuses what it must before anything is asked of the module
     entries = _entries(name, module)
-    return StatefulPart(name, module) if entries is None else ModulePart(name, module, entries)
+    if entries is None:
+        return StatefulPart(name, module)
+    return ModulePart(name, module, entries, registered, ranks)
 
 
 def _entries(name: str, module: nn.Module) -> dict[str, Any] | None:
@@ -89,20 +108,30 @@ def unwrap(module: nn.Module) -> nn.Module:
 class ModulePart:
     """Parameters and persistent buffers by name; extra state (`get_extra_state`) as plain values."""
 
-    def __init__(self, name: str, module: nn.Module, entries: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, module: nn.Module, entries: dict[str, Any], registered: nn.Module, ranks: Ranks
+    ) -> None:
         self.name = name
         self._module = module
+        #: With its wrappers, which know what several ranks hold.
+        self._registered = registered
+        self._ranks = ranks
         self._frozen_extra: dict[str, Any] = {}
         #: ids of parameters that only a hooked optimizer changes; told by who knows the optimizers.
         self.stepped: frozenset[int] = frozenset()
         self._list(entries)
         self.refresh()
+        self._say_what_nobody_shares()
 
     def _list(self, entries: dict[str, Any]) -> None:
         self._tables = Tables(self._module)
         #: key -> the live tensor; a tied weight appears under each of its keys.
         self._live = {k: v for k, v in entries.items() if isinstance(v, torch.Tensor)}
         self._extra_keys = [k for k, v in entries.items() if not isinstance(v, torch.Tensor)]
+        shared = declared(self._registered) if self._ranks.world > 1 else {}
+        #: key -> who has it too, where a wrapper says so.
+        self._declared = {key: shared.get(id(tensor)) for key, tensor in self._live.items()}
+        self._shards = shards(self._module)
         #: Where each tensor hangs: a module may put another one there at any time.
         self._places = self._hung(operator.attrgetter("_buffers"))
         self._weights = self._hung(operator.attrgetter("_parameters"))
@@ -121,11 +150,31 @@ class ModulePart:
     def _hung(self, table: Callable[[nn.Module], dict[str, Any]]) -> list[Place]:
         # A module that hangs in two places is met twice: each of its keys is followed.
         return [
-            (table(module), key, name)
+            (shard, SHARDED, name)
+            if (shard := self._shards.get((id(module), key))) is not None
+            else (table(module), key, name)
             for prefix, module in self._module.named_modules(remove_duplicate=False)
             for key in table(module)
             if (name := f"{prefix}.{key}".lstrip(".")) in self._live
         ]
+
+    def _say_what_nobody_shares(self) -> None:
+        if self._ranks.world == 1:
+            return
+        alone = [
+            key
+            for key, tensor in self._live.items()
+            if isinstance(tensor, nn.Parameter) and not is_dtensor(tensor) and self._declared[key] is None
+        ]
+        if alone:
+            log.warning(
+                "%s.%s and %d more parameters are no DTensors and in no DistributedDataParallel: each of %d ranks "
+                "saves its own copy; if they are replicas, register the DistributedDataParallel module",
+                self.name,
+                alone[0],
+                len(alone) - 1,
+                self._ranks.world,
+            )
 
     def refresh(self) -> None:
         """Follow what was replaced, put in or taken out: a layer, a buffer assigned anew, a parameter's storage moved
@@ -141,28 +190,50 @@ class ModulePart:
         #: Buffers that forward changes (BatchNorm's statistics), and where they are copied to. One whose bytes are
         #: not there is not read: each save refuses it by name.
         self._buffers = [self._live[name] for _, _, name in self._places]
-        small = sum(t.nbytes for t in self._buffers) <= COPY_AT_BOUNDARY
-        self._gone = {id(t) for t in self._buffers if gap(t)}
+        small = sum(local(t).nbytes for t in self._buffers) <= COPY_AT_BOUNDARY
+        self._gone = {id(t) for t in self._buffers if gap(local(t))}
         copied = [t for t in self._buffers if small and id(t) not in self._gone]
-        self._copies = Copies(copied)
+        self._copies = Copies([local(t) for t in copied])
         read = dict(zip(map(id, copied), self._copies.live, strict=True))
         copies = dict(zip(map(id, copied), self._copies.tensors(), strict=True))
+        span = self._span()
         #: key -> its leaf, shared by tied keys.
         self._leaf: dict[str, Leaf] = {}
         named: dict[int, Leaf] = {}
+        known: dict[int, Known] = {}
         for key, tensor in self._live.items():
             if id(tensor) not in named:
                 if (copied_to := copies.get(id(tensor))) is not None:
                     read_from = copied_to.view(tensor.dtype)
                 else:
-                    read_from = tensor if id(tensor) in self._gone else tensor.detach()
+                    read_from = local(tensor) if id(tensor) in self._gone else local(tensor).detach()
                 still = copied_to is not None or id(tensor) in self.stepped
                 frozen = not still and isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad
                 tier = Tier.FROZEN if frozen else Tier.WEIGHTS
-                named[id(tensor)] = Leaf(f"{self.name}/{key}", read_from, still, tier)
+                named[id(tensor)] = leaf(
+                    f"{self.name}/{key}",
+                    tensor,
+                    self._ranks,
+                    self._declared[key],
+                    span=span,
+                    read_from=read_from,
+                    still=still,
+                    tier=tier,
+                )
+                known[id(tensor)] = Known(f"{self.name}/{key}", tensor, self._declared[key], span)
             self._leaf[key] = named[id(tensor)]
+        self._known = known
         self._sources = [(t, read.get(id(t), self._leaf[k].tensor)) for k, t in self._live.items()]
         self._in_place = [t for t in self._live.values() if id(t) not in copies]
+
+    def _span(self) -> frozenset[int]:
+        """The ranks that the module lies on."""
+        try:
+            return frozenset(
+                rank for key, tensor in self._live.items() for rank in group(tensor, self._declared[key])
+            )
+        except ValueError:
+            return frozenset()  # of a tensor that its leaf refuses, by name
 
     def moved(self) -> bool:
         """Whether something that is read in place is another tensor than when `refresh` looked, or hangs elsewhere. (A
@@ -172,9 +243,9 @@ class ModulePart:
             table.get(key) is not self._live[name] for table, key, name in places
         )
 
-    def named(self) -> dict[str, torch.Tensor]:
-        """Each live tensor by the name it is saved under."""
-        return {self._leaf[k].name: t for k, t in self._live.items()}
+    def named(self) -> dict[int, Known]:
+        """Each live tensor, by its id."""
+        return self._known
 
     def in_place(self) -> list[torch.Tensor]:
         return self._in_place
@@ -231,11 +302,14 @@ class ModulePart:
                 raise CheckpointError(
                     f"{self.name}.{key}: the checkpoint's is a {type(tree[key]).__name__} and no tensor"
                 )
-            check_fits(f"{self.name}.{key}", tensor, tree[key])
+            if (
+                tree[key] is not self._leaf[key].tensor
+            ):  # at register: of a DTensor that is the shard, and fits
+                check_fits(f"{self.name}.{key}", tensor, tree[key])
 
     def put_back(self, tree: Any) -> None:
         for key, tensor in self._live.items():
-            copy_into(tensor, tree[key])
+            copy_into(local(tensor), local(tree[key]))
         for prefix, module in self._module.named_modules(remove_duplicate=False):
             if _has_extra_state(module):
                 try:

@@ -16,15 +16,17 @@ from torch.utils.hooks import RemovableHandle
 
 from ...providers.errors import CheckpointError, StateError
 from ..format.leaf import Leaf, Tier
+from .modules import Known
 from .parts import Part, StatefulPart, copy_into, freeze, tensors_in
+from .shards import Ranks, Shared, is_dtensor, layout, leaf
 
 log = logging.getLogger("spotguard")
 
-#: id of a tensor -> the name it is saved under, and itself.
-Named = dict[int, tuple[str, torch.Tensor]]
+#: id of a tensor -> the name it is saved under, itself, and who else holds it.
+Named = dict[int, Known]
 
 
-def optimizer_part(name: str, optimizer: Optimizer, named: Callable[[], Named]) -> Part:
+def optimizer_part(name: str, optimizer: Optimizer, named: Callable[[], Named], ranks: Ranks) -> Part:
     """The part for an optimizer; one with a `state_dict` of its own is believed, at the price of copying it.
 
     Args:
@@ -33,7 +35,7 @@ def optimizer_part(name: str, optimizer: Optimizer, named: Callable[[], Named]) 
     cls = type(optimizer)
     if cls.state_dict is not Optimizer.state_dict or cls.load_state_dict is not Optimizer.load_state_dict:
         return StatefulPart(name, optimizer)
-    return OptimizerPart(name, optimizer, named)
+    return OptimizerPart(name, optimizer, named, ranks)
 
 
 class OptimizerPart:
@@ -44,8 +46,9 @@ class OptimizerPart:
     frozen; torch keeps them), and entries under keys of the optimizer's own.
     """
 
-    def __init__(self, name: str, optimizer: Optimizer, named: Callable[[], Named]) -> None:
+    def __init__(self, name: str, optimizer: Optimizer, named: Callable[[], Named], ranks: Ranks) -> None:
         self.name = name
+        self._ranks = ranks
         self.optimizer = optimizer
         self._named = named
         self._frozen: list[dict[str, Any]] = []
@@ -57,10 +60,11 @@ class OptimizerPart:
         self._groups = [list(g["params"]) for g in self.optimizer.param_groups]
         params = [p for group in self._groups for p in group]
         known = self._named()
-        known = {id(p): (f"{i}", p) for i, p in enumerate(params)} | known
-        self._key = {i: name for i, (name, _) in known.items()}
+        known = {id(p): Known(f"{i}", p) for i, p in enumerate(params)} | known
+        self._key = {i: each.name for i, each in known.items()}
         #: Held, so that no new tensor takes the id of one that is gone.
-        self._param = dict(known.values())
+        self._param = {each.name: each.tensor for each in known.values()}
+        self._known = {each.name: each for each in known.values()}
         #: Groups whose numbers are only numbers are copied by one dict copy.
         self._plain = all(
             not isinstance(v, (torch.Tensor, list, dict))
@@ -111,17 +115,30 @@ class OptimizerPart:
         found: dict[int, Leaf] = {}
         others = 0
         for param, values in self.optimizer.state.items():
+            owner: Known | None = None
             if not isinstance(param, torch.Tensor):
                 prefix, others = f"{self.name}/other/{others}", others + 1
             elif (key := self._key.get(id(param))) is not None:
                 prefix = f"{self.name}/state/{key}"
+                owner = self._known[key]
             else:
                 continue
             for word, value in values.items() if isinstance(values, dict) else [("value", values)]:
                 for i, tensor in enumerate(tensors_in(value)):
                     name = f"{prefix}/{word}" if isinstance(value, torch.Tensor) else f"{prefix}/{word}.{i}"
-                    found.setdefault(id(tensor), Leaf(name, tensor, still=True, tier=Tier.MOMENTS))
+                    if id(tensor) not in found:
+                        found[id(tensor)] = self._leaf(name, tensor, owner)
         return list(found.values())
+
+    def _leaf(self, name: str, tensor: torch.Tensor, owner: Known | None) -> Leaf:
+        """State of a replicated parameter is replicated. Beside a shard optimizers keep the count of steps, which is
+        everybody's; what else is no DTensor there is made of one shard alone."""
+        declared = None if owner is None else owner.declared
+        if owner is not None and is_dtensor(owner.tensor) and not tensor.dim():
+            ranks = layout(owner.tensor).mesh
+            declared = Shared(ranks, ranks) if len(ranks) > 1 else None
+        span = () if owner is None else owner.span
+        return leaf(name, tensor, self._ranks, declared, span=span, still=True, tier=Tier.MOMENTS)
 
     def tree(self) -> Any:
         groups = [

@@ -21,6 +21,7 @@ from ...providers.errors import StateError
 from ..format.dtypes import dtype_name
 from ..format.encoding import decode, encode, same
 from ..format.leaf import Leaf
+from .shards import Ranks, is_dtensor, leaf, local
 from .storage import copyable, expanded, gap, lack
 
 #: Larger sets of tensors than this are not copied at each boundary but read in place and checked twice.
@@ -91,6 +92,10 @@ def freeze(value: Any) -> Any:
     if kind is tuple:
         return tuple([freeze(v) for v in value])
     if isinstance(value, torch.Tensor):
+        if is_dtensor(value):
+            raise StateError(
+                "a DTensor outside a module or an optimizer, which cannot be saved; use a plain tensor, or leave it out"
+            )
         if value.layout is torch.strided and value.device.type != "meta" and (why := lack(value)):
             raise StateError(f"{why}, which cannot be saved; use a plain tensor, or leave it out")
         return copyable(value.detach()).clone().view(value.dtype)
@@ -230,13 +235,16 @@ def _placed(saved: Any, here: Any) -> Any:
 class TensorPart:
     """A bare tensor. Small ones are copied at each boundary, large ones are read in place."""
 
-    def __init__(self, name: str, value: torch.Tensor) -> None:
+    def __init__(self, name: str, value: torch.Tensor, ranks: Ranks) -> None:
         self.name = name
+        self._ranks = ranks
         check_savable(name, value)
         check_restorable(name, value)
-        self._value = value
-        self._small = value.nbytes <= COPY_AT_BOUNDARY
-        self._alias = freeze(value) if self._small else value.detach()
+        #: As it is registered: perhaps a DTensor, of which only the shard that lies here is read.
+        self._whole = value
+        self._value = local(value)
+        self._small = self._value.nbytes <= COPY_AT_BOUNDARY
+        self._alias = freeze(self._value) if self._small else self._value.detach()
         #: What its memory lacks, where it was given back: then nothing is read, and each save refuses it by name.
         self._lacks = ""
 
@@ -247,13 +255,14 @@ class TensorPart:
                 copyable(self._alias).copy_(copyable(self._value.detach()))
 
     def leaves(self) -> list[Leaf]:
-        return [Leaf(self.name, self._value if self._lacks else self._alias, still=self._small)]
+        read_from = self._value if self._lacks else self._alias
+        return [leaf(self.name, self._whole, self._ranks, read_from=read_from, still=self._small)]
 
     def in_place(self) -> list[torch.Tensor]:
-        return [] if self._small else [self._value]
+        return [] if self._small else [self._whole]
 
     def sources(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        return [] if self._small else [(self._value, self._alias)]
+        return [] if self._small else [(self._whole, self._alias)]
 
     def tree(self) -> Any:
         return self._alias
@@ -261,14 +270,16 @@ class TensorPart:
     def targets(self, tree: Any) -> None:
         if not isinstance(tree, torch.Tensor):
             raise StateError(f"{self.name} is a tensor here and a {type(tree).__name__} in the checkpoint")
-        check_fits(self.name, self._value, tree)
+        if tree is not self._alias:
+            check_fits(self.name, self._whole, tree)
 
     def put_back(self, tree: Any) -> None:
         copy_into(self._value, tree)
 
 
 def check_savable(name: str, tensor: torch.Tensor) -> None:
-    """Raise `StateError` for a tensor whose bytes are not all of it."""
+    """Raise `StateError` for a tensor whose bytes are not all of it. Of a DTensor, those that lie here."""
+    tensor = local(tensor)
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         what = "on the meta device" if tensor.device.type == "meta" else f"of layout {tensor.layout}"
         raise StateError(f"{name} is {what}, which cannot be saved; make it dense, or leave it out")
@@ -282,7 +293,7 @@ def check_savable(name: str, tensor: torch.Tensor) -> None:
 
 def check_restorable(name: str, tensor: torch.Tensor) -> None:
     """Raise `StateError` for one of the user's own tensors that no restore could write to."""
-    if expanded(tensor):
+    if expanded(local(tensor)):
         raise StateError(
             f"{name} is expanded: its elements share memory, and nothing can be restored into them; "
             "give it memory of its own with .clone(), or leave it out"
@@ -290,8 +301,9 @@ def check_restorable(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_fits(name: str, here: torch.Tensor, saved: torch.Tensor) -> None:
-    """Raise `StateError` unless shape and dtype are the same, and there is memory to restore into."""
-    if why := gap(here):
+    """Raise `StateError` unless shape and dtype are the same, and there is memory to restore into. A DTensor's shape is
+    that of the whole, whatever of it lies here."""
+    if why := gap(local(here)):
         raise StateError(f"{name} is {why}, which cannot be restored into; use a plain tensor")
     check_restorable(name, here)
     if here.shape != saved.shape or here.dtype != saved.dtype:

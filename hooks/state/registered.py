@@ -16,9 +16,8 @@ from ...providers.clock import Clock, SystemClock
 from ...providers.errors import CheckpointError, StateError
 from ..format.coverage import MergedTensor
 from ..format.dtypes import torch_dtype
-from ..format.encoding import decode, encode
-from ..format.leaf import Leaf
-from ..format.manifest import private_name
+from ..format.encoding import decode
+from .collected import Collected, collect
 from .device import Fence
 from .environment import describe
 from .modules import ModulePart
@@ -26,6 +25,7 @@ from .optimizers import OptimizerPart, hook
 from .parts import InPlace, Part, check_fits, check_savable, prove
 from .registry import build, check_held
 from .rng import RngPart
+from .shards import Ranks, local
 from .storage import gap
 from .window import Witness
 
@@ -43,21 +43,6 @@ _LOOK_EVERY = 1.0
 _LATE_SECONDS, _LATE_SHARE = 1.0, 0.3
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """The state of one completed step, still lying where training has it."""
-
-    leaves: tuple[Leaf, ...]
-    #: Encoded trees by registered name, for the manifest.
-    trees: Mapping[str, Any]
-    #: The same for the lower level: optimizers with their numbers and without their moments.
-    light_trees: Mapping[str, Any]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(leaf.tensor.nbytes for leaf in self.leaves)
-
-
 class State:
     """The registered values.
 
@@ -66,13 +51,21 @@ class State:
             dicts of plain values.
         before_change: called on the training thread before a registered optimizer changes anything.
         clock: by which steps are measured.
+        rank: this process's, in the job.
+        world: the job's processes. More than one: what nobody declares to be shared is saved by each under its own name.
 
     Raises:
         StateError: a value cannot be saved; names it, its type, and what to do.
     """
 
     def __init__(
-        self, values: Mapping[str, Any], before_change: Callable[[], None], clock: Clock | None = None
+        self,
+        values: Mapping[str, Any],
+        before_change: Callable[[], None],
+        clock: Clock | None = None,
+        *,
+        rank: int = 0,
+        world: int = 1,
     ) -> None:
         #: Why saves wait for the boundary, "" where they can start at once. Only ever set, never unset.
         self.boundary_only = ""
@@ -95,7 +88,8 @@ class State:
         self._look_at = 0.0
         self._costly = 0
         self._late = 0
-        registered = build(values)
+        self._ranks = Ranks(rank, world)
+        registered = build(values, self._ranks)
         self.parts = registered.parts
         self._held = registered.held
         self._modules = [p for p in self.parts if isinstance(p, ModulePart)]
@@ -132,7 +126,7 @@ class State:
         numbers a parameter)."""
         held = sum(leaf.tensor.nbytes for part in self.parts for leaf in part.leaves())
         fresh = [part for part in self._optimizers if not part.optimizer.state]
-        return held + 2 * sum(p.nbytes for part in fresh for p in part.tensors)
+        return held + 2 * sum(local(p).nbytes for part in fresh for p in part.tensors)
 
     # --- the training thread ---
 
@@ -234,7 +228,7 @@ class State:
         watched = {id(t): t for part in self.parts if isinstance(part, InPlace) for t in part.in_place()}
         for tensor in owned:
             watched.pop(id(tensor), None)
-        self._witness = Witness(owned, list(watched.values()), sources)
+        self._witness = Witness([*map(local, owned)], [*map(local, watched.values())], sources)
         self.fence.follow([*owned, *watched.values(), *(live for live, _ in sources)])
         self._look_for_gaps()
 
@@ -270,7 +264,7 @@ class State:
             return "a module was given another parameter or buffer after guard.step()"
         return self._witness.broken()
 
-    def collect(self, rank: int = 0) -> Collected:
+    def collect(self, _rank: int = 0) -> Collected:
         """The state as it stands, nothing copied.
 
         Raises:
@@ -278,29 +272,7 @@ class State:
         """
         if self.poisoned:
             raise StateError(f"{self.poisoned}; it is not saved")
-        leaves: dict[str, Leaf] = {}
-        for part in self.parts:
-            for leaf in part.leaves():
-                check_savable(leaf.name, leaf.tensor)  # whoever reads it takes its address on trust
-                leaves.setdefault(leaf.name, leaf)
-        names = {id(leaf.tensor): leaf.name for leaf in reversed(leaves.values())}
-        trees: dict[str, Any] = {}
-        light: dict[str, Any] = {}
-        for part in self.parts:
-
-            def take(tensor: torch.Tensor, part: Part = part) -> str:
-                name = names.get(id(tensor))
-                if name is None:
-                    name = private_name(rank, f"{part.name}#{len(leaves)}")
-                    leaves[name] = Leaf(name, tensor, still=True)
-                    names[id(tensor)] = name
-                return name
-
-            tree = part.tree()
-            trees[part.name] = encode(tree, take, part.name)
-            if isinstance(part, OptimizerPart):
-                light[part.name] = encode(part.without_state(tree), take, part.name)
-        return Collected(tuple(leaves.values()), trees, {**trees, **light})
+        return collect(self.parts, self._ranks)
 
     # --- restore, on the main thread ---
 

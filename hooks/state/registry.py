@@ -13,10 +13,11 @@ from torch.optim import Optimizer
 
 from ...providers.errors import StateError
 from .loaders import LoaderPart, is_stateful_loader
-from .modules import ModulePart, module_part
+from .modules import Known, ModulePart, module_part
 from .optimizers import Named, optimizer_part
 from .parts import DictPart, Part, StatefulPart, TensorPart
 from .rng import RngPart
+from .shards import Ranks
 
 #: What is no object that a restore could put something back into.
 _PLAIN = (bool, int, float, complex, str, bytes, list, tuple, set, frozenset)
@@ -38,8 +39,12 @@ class Registered:
     optimizers: tuple[Optimizer, ...]
 
 
-def build(values: Mapping[str, Any]) -> Registered:
+def build(values: Mapping[str, Any], ranks: Ranks) -> Registered:
     """The parts for these values, which are left as they are.
+
+    Args:
+        values: by registered name.
+        ranks: which of the job's processes this is.
 
     Raises:
         StateError: a value cannot be saved.
@@ -49,15 +54,15 @@ def build(values: Mapping[str, Any]) -> Registered:
             raise StateError(f"{name} is the class {value.__name__}; register an object of it")
     if RNG in values:
         raise StateError(f"{RNG!r} is the name of the random number generators; register under another name")
-    modules = {n: module_part(n, v) for n, v in values.items() if isinstance(v, nn.Module)}
-    tensors = {id(v): (n, v) for n, v in values.items() if isinstance(v, torch.Tensor)}
+    modules = {n: module_part(n, v, ranks) for n, v in values.items() if isinstance(v, nn.Module)}
+    tensors = {id(v): Known(n, v) for n, v in values.items() if isinstance(v, torch.Tensor)}
 
     def named() -> Named:
         """Asked anew by who refreshes: ids of tensors that are gone may be anybody's."""
         found: Named = {}
         for part in modules.values():
             if isinstance(part, ModulePart):
-                found = {id(t): (n, t) for n, t in part.named().items()} | found
+                found = part.named() | found
         return found | tensors
 
     def held() -> set[int]:
@@ -79,17 +84,17 @@ def build(values: Mapping[str, Any]) -> Registered:
         if name in modules:
             parts.append(modules[name])
         elif name in optimizers:
-            parts.append(optimizer_part(name, value, named))
+            parts.append(optimizer_part(name, value, named, ranks))
         else:
-            parts.append(_other(name, value))
+            parts.append(_other(name, value, ranks))
             if hasattr(value, "param_groups") and hasattr(value, "step"):
                 boundary_only = f"torch's hooks do not reach {name} ({type(value).__name__})"
     return Registered((*parts, RngPart(RNG)), boundary_only, held, tuple(optimizers.values()))
 
 
-def _other(name: str, value: Any) -> Part:
+def _other(name: str, value: Any, ranks: Ranks) -> Part:
     if isinstance(value, torch.Tensor):
-        return TensorPart(name, value)
+        return TensorPart(name, value, ranks)
     if isinstance(value, dict):
         return DictPart(name, value)
     if is_stateful_loader(value):

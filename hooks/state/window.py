@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .shards import local
 from .storage import gap
 
 #: How many tensors are probed: evenly spread over the list, so that every layer kind is among them.
@@ -38,7 +39,7 @@ class Witness:
         owned: every tensor that only a hooked optimizer changes: parameters first, then their moments.
         others: what else is read in place: an EMA, frozen weights, large buffers. Anybody may change them, but
             between boundaries nobody does.
-        sources: (live tensor, alias that is read) pairs: both must stay the same memory.
+        sources: (live tensor, alias that is read) pairs: both must stay the same memory, a DTensor's local shard too.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Witness:
         sources: Sequence[tuple[torch.Tensor, torch.Tensor]],
     ) -> None:
         self._versioned = [t for t in (*owned, *others) if not t.is_inference()]
-        self._sources = [pair for pair in sources if not (gap(pair[0]) or gap(pair[1]))]
+        self._sources = [pair for pair in sources if not (gap(local(pair[0])) or gap(pair[1]))]
         # Aliases, so that the memory a probe reads stays ours even when `.data` is pointed elsewhere.
         self._held = [*_spread(owned), *_spread(others)]
         self._host, self._device = _probes(self._held)
@@ -86,7 +87,7 @@ class Witness:
             if not torch.equal(torch.cat(group), seen):
                 return "a parameter on the device was changed after guard.step()"
         for live, alias in self._sources:
-            if live.data_ptr() != alias.data_ptr():
+            if local(live).data_ptr() != alias.data_ptr():
                 return "a parameter's storage was replaced after guard.step()"
         return ""
 

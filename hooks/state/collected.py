@@ -1,0 +1,63 @@
+"""The state as one save writes it: tensors where they lie, and everything else as JSON that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..format.encoding import encode
+from ..format.leaf import Leaf
+from ..format.manifest import private_name
+from .optimizers import OptimizerPart
+from .parts import Part, check_savable
+from .shards import Ranks, local
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The state of one completed step, still lying where training has it."""
+
+    leaves: tuple[Leaf, ...]
+    #: Encoded trees by registered name, for the manifest.
+    trees: Mapping[str, Any]
+    #: The same for the lower level: optimizers with their numbers and without their moments.
+    light_trees: Mapping[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(leaf.tensor.nbytes for leaf in self.leaves)
+
+
+def collect(parts: Sequence[Part], ranks: Ranks) -> Collected:
+    """The state as it stands, nothing copied. With the gate shut.
+
+    Raises:
+        StateError: a tensor has no bytes of its own.
+    """
+    leaves: dict[str, Leaf] = {}
+    for part in parts:
+        for leaf in part.leaves():
+            check_savable(leaf.name, leaf.tensor)  # whoever reads it takes its address on trust
+            leaves.setdefault(leaf.name, leaf)
+    names = {id(leaf.tensor): leaf.name for leaf in reversed(leaves.values())}
+    trees: dict[str, Any] = {}
+    light: dict[str, Any] = {}
+    for part in parts:
+
+        def take(tensor: torch.Tensor, part: Part = part) -> str:
+            tensor = local(tensor)
+            name = names.get(id(tensor))
+            if name is None:
+                name = private_name(ranks.rank, f"{part.name}#{len(leaves)}")
+                leaves[name] = Leaf(name, tensor, still=True)
+                names[id(tensor)] = name
+            return name
+
+        tree = part.tree()
+        trees[part.name] = encode(tree, take, part.name)
+        if isinstance(part, OptimizerPart):
+            light[part.name] = encode(part.without_state(tree), take, part.name)
+    return Collected(tuple(leaves.values()), trees, {**trees, **light})
