@@ -54,7 +54,7 @@ def read(
     """
     parts: list[Part] = []
     for name, leaf in into.items():
-        parts += _parts(whole, whole.tensors[name], leaf)
+        parts += parts_of(whole, whole.tensors[name], leaf)
     return fill(store, parts, progress=progress, clock=clock)
 
 
@@ -84,16 +84,23 @@ def fill(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> int:
-    """As `read`, where the caller has said which chunks are for what memory."""
-    by_place = {_place(part.wanted): part for part in parts}
+    """As `read`, where the caller has said which chunks are for what memory. A chunk that is named twice is read once."""
+    by_place: dict[tuple[str, int, str], Part] = {}
+    for part in parts:
+        if (held := by_place.setdefault(_place(part.wanted), part)) is not part:
+            held.copies.extend(part.copies)
     wanted = [part.wanted for part in by_place.values()]
     make = partial(Frame, touched=False)
     Reading(store, plan(wanted), make, _Into(by_place), progress=progress, clock=clock).run()
     return sum(each.chunk.end - each.chunk.start for each in wanted)
 
 
-def _parts(whole: Coverage, tensor: MergedTensor, leaf: Leaf) -> list[Part]:
-    """The chunks that meet what this memory is of the tensor."""
+def parts_of(whole: Coverage, tensor: MergedTensor, leaf: Leaf) -> list[Part]:
+    """The chunks that meet what this memory is of the tensor, and which boxes of it they fill.
+
+    Raises:
+        CheckpointError: they do not fill it.
+    """
     memory = leaf.tensor.detach()
     here = tuple(memory.shape)
     own = Box((0,) * len(here) if leaf.offsets is None else leaf.offsets, here)

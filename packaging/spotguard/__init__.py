@@ -12,12 +12,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import testing
     from .hooks.callbacks import on_notice
+    from .hooks.dcp import StorageReader
     from .hooks.guard import Guard, register
     from .hooks.preempted import Preempted
     from .providers.errors import SpotguardError
     from .providers.notice import Notice
 
-__all__ = ["Guard", "Notice", "Preempted", "SpotguardError", "on_notice", "register", "testing"]
+__all__ = [
+    "Guard",
+    "Notice",
+    "Preempted",
+    "SpotguardError",
+    "StorageReader",
+    "on_notice",
+    "register",
+    "testing",
+]
 
 #: Public name -> the module it comes from, loaded at its first use.
 _HOMES = {
@@ -25,6 +35,7 @@ _HOMES = {
     "Notice": ".providers.notice",
     "Preempted": ".hooks.preempted",
     "SpotguardError": ".providers.errors",
+    "StorageReader": ".hooks.dcp",
     "on_notice": ".hooks.callbacks",
     "register": ".hooks.guard",
 }

@@ -14,16 +14,18 @@ import pytest
 
 #: What imports torch at its top: not looked at where there is none.
 NEEDS_TORCH = [
+    "agreement/test_channel.py",
     "state/test_*.py",
     *(
         f"checkpoints/test_{name}.py"
-        for name in ("crew", "draft", "frames", "idle", "reader", "shares", "writer")
+        for name in ("crew", "draft", "frames", "idle", "reader", "shares", "together", "writer")
     ),
     *(
         f"test_{name}.py"
         for name in (
             "arguments",
             "damage",
+            "dcp",
             "emergency",
             "going_back",
             "guard",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import assert_type
 
 import torch
+from torch.distributed.checkpoint.state_dict_loader import load
 
 import spotguard
-from spotguard import Guard, Notice, Preempted, SpotguardError, on_notice, register
+from spotguard import Guard, Notice, Preempted, SpotguardError, StorageReader, on_notice, register
 
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.AdamW(model.parameters())
@@ -53,6 +54,12 @@ def save(notice: Notice) -> None:
 
 
 on_notice(lambda notice: print(notice.kind, notice.source))
+
+# Into any mesh, by torch's own words.
+load(
+    {"model": model.state_dict()},
+    storage_reader=StorageReader("s3://bucket/prefix", "gpt-small-7", step=1200),
+)
 
 # For users' own tests.
 spotguard.testing.preempt(guard, seconds=30)
