@@ -1,0 +1,119 @@
+"""A line to the job's store: one connection, and one thread that alone uses it and that can be done without.
+
+A store whose host stands still keeps whoever asks it, for as long as it pleases. So the asking thread waits beside, by
+its own deadline. What it leaves behind ends by itself when the store answers again; until then the line is taken.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from ...providers.clock import Clock
+from . import c10d
+from .c10d import Silent, Store
+from .operations import Answer, Has, Saying, Wait, Waited
+
+#: Seconds between two looks for what is waited for, at first and at last, and how they grow. (A wait in c10d that ends
+#: by its timeout writes to the user's standard error; and what is waited for here is there in a millisecond, or is late.)
+_PAUSE, _LONGEST, _GROWTH = 0.0005, 0.03, 1.3
+#: Seconds after which who asks looks at its own deadline again: one that is known may move earlier.
+_LOOK = 0.25
+
+T = TypeVar("T")
+
+
+class _Errand(Generic[T]):
+    def __init__(self, saying: Saying[T], waiting: Callable[[], Waited | None]) -> None:
+        self.saying = saying
+        self.waiting = waiting
+        self.done = threading.Event()
+        #: Nobody waits for it any more.
+        self.dropped = threading.Event()
+        self.error: BaseException | None = None
+        self.result: T
+
+
+class Line:
+    """Named, a daemon: a process ends whatever the store does."""
+
+    def __init__(self, name: str, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._errands: queue.SimpleQueue[_Errand[object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def say(
+        self,
+        saying: Saying[T],
+        left: Callable[[], float | None],
+        waiting: Callable[[], Waited | None] | None = None,
+    ) -> T:
+        """Say all of it, and return what it returns. From any thread.
+
+        Args:
+            left: seconds until it is given up; None: as long as it takes.
+            waiting: asked now and then during a wait in the store, on the line's thread: how it is to end, or None.
+                By default it is late when nothing is left.
+
+        Raises:
+            Silent: the store is gone, or has not answered in time.
+        """
+        errand = _Errand(saying, waiting or (lambda: Waited.LATE if _spent(left()) else None))
+        self._errands.put(errand)  # type: ignore[arg-type]
+        while not errand.done.is_set():
+            seconds = left()
+            if _spent(seconds):
+                errand.dropped.set()
+                raise Silent("the job's store has not answered in time: its host is gone, or stands still")
+            self._clock.wait(errand.done, _LOOK if seconds is None else min(seconds, _LOOK))
+        if errand.error is not None:
+            raise errand.error
+        return errand.result
+
+    def close(self, seconds: float) -> None:
+        """Join the thread, unless it is kept."""
+        self._errands.put(None)
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while (errand := self._errands.get()) is not None:
+            try:
+                if not errand.dropped.is_set():
+                    errand.result = self._say(errand)
+            except Exception as error:  # noqa: BLE001 it is raised where the errand came from
+                errand.error = error
+            errand.done.set()
+
+    def _say(self, errand: _Errand[T]) -> T:
+        answer: Answer = None
+        while True:
+            try:
+                operation = errand.saying.send(answer)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            if errand.dropped.is_set():
+                raise Silent("nobody waits for this any more")
+            answer = (
+                self._wait(operation.keys, errand)
+                if isinstance(operation, Wait)
+                else c10d.do(self._store, operation)
+            )
+
+    def _wait(self, keys: tuple[str, ...], errand: _Errand[T]) -> Waited:
+        pause = _PAUSE
+        while not c10d.do(self._store, Has(keys)):
+            if (ended := errand.waiting()) is not None:
+                return ended
+            if self._clock.wait(errand.dropped, pause):
+                raise Silent("nobody waits for this any more")
+            pause = min(pause * _GROWTH, _LONGEST)
+        return Waited.THERE
+
+
+def _spent(seconds: float | None) -> bool:
+    return seconds is not None and seconds <= 0

@@ -1,0 +1,134 @@
+"""What one rank says to the job's store, operation by operation: to call, to hear calls, and to agree on one.
+
+These are the rules of section "agreeing", and all of them: whoever does the operations decides nothing. Between two of
+them any other rank may have said anything, and any rank may have died.
+
+* **The log.** Entry number e is claimed once, by whoever is first. *Before number e + 1 is claimed, e has rung*: so an
+  entry whose caller died before it could ring is rung by the next caller, and every rank hears every entry, in order,
+  by waiting for its own bell of one number after the other. (A bell for each rank, for a store can wait for all of
+  several keys, not for one of them: who wants to stop listening rings for itself alone.)
+* **The decision** of an epoch is claimed too. Who brings the last offer makes it from all of them; who runs out of time
+  makes it from those that are there; everybody else, and whoever came second, obeys it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from . import offers
+from .offers import Decision, Offer
+from .operations import Add, Claim, Drop, Get, Has, Hear, Saying, Set, Wait, Waited
+
+#: A rank's offers are forgotten when so many more calls were heard: nobody is left who could ask for them.
+_KEPT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Where things lie. No incarnation of a job sees another's: launchers give the same store to several."""
+
+    incarnation: str
+    world: int
+
+    def call(self, epoch: int) -> str:
+        return f"{self.incarnation}/call/{epoch}"
+
+    def bell(self, rank: int, epoch: int) -> str:
+        return f"{self.incarnation}/bell/{rank}/{epoch}"
+
+    def offer(self, epoch: int, rank: int) -> str:
+        return f"{self.incarnation}/offer/{epoch}/{rank}"
+
+    def offers(self, epoch: int) -> str:
+        return f"{self.incarnation}/offers/{epoch}"
+
+    def decision(self, epoch: int) -> str:
+        return f"{self.incarnation}/decision/{epoch}"
+
+    def ring(self, epoch: int) -> Set:
+        return Set(tuple((self.bell(rank, epoch), "1") for rank in range(self.world)))
+
+
+def call(keys: Keys, entry: str, heard: int) -> Saying[int]:
+    """Add an entry to the log, and ring for it.
+
+    Args:
+        entry: unlike every other one.
+        heard: a number up to which there are entries.
+
+    Returns:
+        Its number.
+    """
+    if heard:
+        yield keys.ring(heard)
+    while True:
+        heard += 1
+        found = yield Claim(keys.call(heard), entry)
+        yield keys.ring(heard)
+        if found == entry.encode():
+            # It counts only once the store has answered after it.
+            yield Has((keys.bell(keys.world - 1, heard),))
+            return heard
+
+
+def listen(keys: Keys, rank: int) -> Saying[None]:
+    """Hear entry after entry. Returns when a wait is over."""
+    epoch = 0
+    while True:
+        epoch += 1
+        if (yield Wait((keys.bell(rank, epoch),))) is not Waited.THERE:
+            return
+        yield Hear(epoch, _one((yield Get((keys.call(epoch),)))))
+        # The bell before this one is not rung again: number e + 1 is there, and who claims e + 2 rings for e + 1.
+        yield Drop((keys.bell(rank, epoch - 1), keys.offer(epoch - _KEPT, rank)))
+
+
+def agree(keys: Keys, epoch: int, offer: Offer) -> Saying[Decision | None]:
+    """Offer, and hear what is decided. None: the epoch does not count any more."""
+    yield Set(((keys.offer(epoch, offer.rank), offer.encode()),))
+    if (yield Add(keys.offers(epoch))) == keys.world:
+        return (yield from _settle(keys, epoch, tuple(range(keys.world))))
+    if offer.step is None:  # there is nothing to wait for
+        return (yield from _claim(keys, epoch, (offer,)))
+    waited = yield Wait((keys.decision(epoch),))
+    if waited is Waited.THERE:
+        return offers.read_decision(_one((yield Get((keys.decision(epoch),)))))
+    if waited is Waited.OVER:
+        return None
+    present = yield from _present(keys, epoch, tuple(range(keys.world)))
+    return (yield from _settle(keys, epoch, present))
+
+
+def _settle(keys: Keys, epoch: int, ranks: Sequence[int]) -> Saying[Decision]:
+    """Decide from the offers of these ranks, unless it is decided."""
+    raw = yield Get(tuple(keys.offer(epoch, rank) for rank in ranks))
+    assert isinstance(raw, tuple)
+    return (yield from _claim(keys, epoch, tuple(offers.read_offer(each) for each in raw)))
+
+
+def _claim(keys: Keys, epoch: int, heard: Sequence[Offer]) -> Saying[Decision]:
+    decision = offers.decide(epoch, keys.world, heard)
+    return offers.read_decision(_bytes((yield Claim(keys.decision(epoch), decision.encode()))))
+
+
+def _present(keys: Keys, epoch: int, ranks: tuple[int, ...]) -> Saying[tuple[int, ...]]:
+    """Those of the ranks whose offer is there. Few are missing, if any: halves are asked for, and not each one."""
+    if (yield Has(tuple(keys.offer(epoch, rank) for rank in ranks))):
+        return ranks
+    if len(ranks) == 1:
+        return ()
+    half = len(ranks) // 2
+    first = yield from _present(keys, epoch, ranks[:half])
+    second = yield from _present(keys, epoch, ranks[half:])
+    return first + second
+
+
+def _one(answer: object) -> bytes:
+    assert isinstance(answer, tuple)
+    return _bytes(answer[0])
+
+
+def _bytes(answer: object) -> bytes:
+    assert isinstance(answer, bytes)
+    return answer

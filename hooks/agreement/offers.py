@@ -1,0 +1,181 @@
+"""What each rank offers for a save, and what is decided from the offers. Pure; one decision is made for all ranks.
+
+The step is the latest of those that are offered: every rank offers the earliest that it can still give, and who is
+behind needs only collectives that those ahead have joined already.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Literal
+
+from ...providers.errors import ProtocolError
+from . import wire
+
+#: A doomed rank's save fits comfortably when it would even so much slower, and with the commit taking twice its
+#: seconds, and a second of anything else.
+_SLOWER, _COMMITS, _SPARE = 1.25, 2, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the ranks of one group hold together, as one of them sees it."""
+
+    #: Names the group; the same on all of its ranks.
+    group: str
+    #: How many ranks it has.
+    size: int
+    #: Of the names, types, shapes and places of what is shared.
+    digest: str
+
+
+def shared(fingerprints: Mapping[tuple[int, ...], str]) -> tuple[Shared, ...]:
+    """
+    Args:
+        fingerprints: by the ranks of the group.
+    """
+    return tuple(
+        Shared(sha256(repr(tuple(group)).encode()).hexdigest()[:16], len(group), digest)
+        for group, digest in sorted(fingerprints.items())
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One rank's, made in the same act in which it shut its gate."""
+
+    rank: int
+    #: The fewest completed steps at which its state can be had. None: it has no state, before or inside `restore`.
+    step: int | None
+    #: It can give none but at a parked boundary that it has not come to yet: it must train with the others to get there.
+    boundary: bool = False
+    #: Bytes that it would write now, the roles being what they are.
+    weights: int = 0
+    moments: int = 0
+    #: Bytes a second to the store, and seconds of a commit. None: not known yet.
+    rate: float | None = None
+    commit: float = 0.0
+    #: Seconds that its machine has for the save. None: it is not doomed.
+    left: float | None = None
+    #: Step of the newest committed checkpoint that it knows, -1 for none.
+    last: int = -1
+    #: What it shares with others.
+    plan: tuple[Shared, ...] = ()
+    #: Ranks that hold nothing which this one does not hold too.
+    covers: tuple[int, ...] = ()
+
+    def encode(self) -> str:
+        return wire.encode(dataclasses.asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What all ranks do about one call."""
+
+    epoch: int
+    #: All save this one. None: nobody saves anything, and `why` says who and what is to blame.
+    step: int | None
+    why: str = ""
+    #: Who saves. A rank that is not among them parks, and saves nothing.
+    ranks: tuple[int, ...] = ()
+    #: "weights-first": the weights are committed by themselves, and the moments follow.
+    level: Literal["full", "weights-first"] = "full"
+    #: Nobody relies on another: each writes all that it holds.
+    whole_each: bool = False
+
+    def encode(self) -> str:
+        return wire.encode(dataclasses.asdict(self))
+
+
+def decide(epoch: int, world: int, offers: Sequence[Offer]) -> Decision:
+    """One decision, from the offers that are there: all of them, or those that came in time.
+
+    Ranks that are silent are taken for dead. Training cannot go a step further without them; so those that are there
+    save without them only if all stand on one step already, and hold everything that the silent ones hold.
+    """
+    absent = [offer.rank for offer in offers if offer.step is None]
+    steps = {offer.step for offer in offers if offer.step is not None}
+    if absent:
+        return _nothing(epoch, f"{_ranks(absent)} of {world} has no state to save yet")
+    silent = sorted(set(range(world)) - {offer.rank for offer in offers})
+    if not steps:
+        return _nothing(epoch, f"none of {world} ranks has answered in time")
+    if silent:
+        lost = [rank for rank in silent if all(rank not in offer.covers for offer in offers)]
+        late = f"{_ranks(silent)} of {world} has not answered in time"
+        if lost:
+            return _nothing(epoch, f"{late}, and nobody else holds the state of {_ranks(lost)}")
+        if len(steps) > 1:
+            return _nothing(epoch, f"{late}, and the others stand on steps {min(steps)} to {max(steps)}")
+        if any(offer.boundary for offer in offers):
+            behind = [offer.rank for offer in offers if offer.boundary]
+            return _nothing(
+                epoch, f"{late}, and without it {_ranks(behind)} cannot come to the next guard.step()"
+            )
+    hurried = [offer.rank for offer in offers if not _comfortable(offer)]
+    return Decision(
+        epoch,
+        max(steps),
+        f"{late}; the others hold its state too" if silent else "",
+        tuple(sorted(offer.rank for offer in offers)),
+        "weights-first" if hurried else "full",
+        whole_each=_differ(offers, whole=not silent),
+    )
+
+
+def read_offer(raw: bytes | str) -> Offer:
+    """
+    Raises:
+        ProtocolError: this is no offer.
+    """
+    body = wire.decode(raw)
+    plan = body.get("plan")
+    if not isinstance(plan, list) or not all(isinstance(each, dict) for each in plan):
+        raise ProtocolError(f"plan must be a list of objects, not {str(plan)[:40]!r}")
+    parsed = {
+        "plan": tuple(wire.build(Shared, each) for each in plan),
+        "covers": wire.integers(body, "covers"),
+    }
+    return wire.build(Offer, {**body, **parsed})
+
+
+def read_decision(raw: bytes | str) -> Decision:
+    """
+    Raises:
+        ProtocolError: this is no decision.
+    """
+    body: dict[str, Any] = wire.decode(raw)
+    if body.get("level") not in ("full", "weights-first"):
+        raise ProtocolError(f"level is {str(body.get('level'))[:40]!r}")
+    return wire.build(Decision, {**body, "ranks": wire.integers(body, "ranks")})
+
+
+def _nothing(epoch: int, why: str) -> Decision:
+    return Decision(epoch, None, why)
+
+
+def _comfortable(offer: Offer) -> bool:
+    """Of a link of which nothing is known the best is hoped: the rank's own budget cuts it down."""
+    if offer.left is None or offer.rate is None:
+        return True
+    seconds = (offer.weights + offer.moments) / offer.rate * _SLOWER + _COMMITS * offer.commit + _SPARE
+    return seconds < offer.left
+
+
+def _differ(offers: Iterable[Offer], *, whole: bool) -> bool:
+    """Whether ranks see differently what they share: another digest, or a group that not all of its ranks know."""
+    seen: dict[str, list[Shared]] = {}
+    for offer in offers:
+        for each in offer.plan:
+            seen.setdefault(each.group, []).append(each)
+    return any(len(set(group)) > 1 or (whole and len(group) != group[0].size) for group in seen.values())
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    named = ", ".join(map(str, ranks[:8]))
+    return f"ranks {named}{' …' if len(ranks) > 8 else ''}"

@@ -1,0 +1,78 @@
+"""Values on their way between ranks: JSON objects of a few typed fields, since all ranks may read what one has written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any, TypeVar
+
+from ...providers.errors import ProtocolError
+
+#: Raised when a value on the wire, or the order of what is said, changes meaning. Ranks of different versions refuse
+#: each other when they meet.
+VERSION = 1
+
+T = TypeVar("T")
+
+#: Annotation -> what JSON may hold there.
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "int | None": (int, type(None)),
+    "float | None": (int, float, type(None)),
+}
+
+
+def encode(value: dict[str, Any]) -> str:
+    """ASCII, and the same text for the same value."""
+    return json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False)
+
+
+def decode(raw: bytes | str) -> dict[str, Any]:
+    """
+    Raises:
+        ProtocolError: this is no JSON object.
+    """
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"{raw[:40]!r} in the job's store is not JSON") from error
+    if not isinstance(body, dict):
+        raise ProtocolError(f"{raw[:40]!r} in the job's store is not an object")
+    return body
+
+
+def build(cls: type[T], body: dict[str, Any]) -> T:
+    """The dataclass from its fields, each of which must be there and of its type; others are passed over.
+
+    Raises:
+        ProtocolError: a field is missing, or is of another type.
+    """
+    values: dict[str, Any] = {}
+    for each in dataclasses.fields(cls):  # type: ignore[arg-type]
+        value: Any = body.get(each.name)
+        allowed = _TYPES.get(str(each.type))
+        if allowed is None:
+            values[each.name] = value  # read by the caller, before
+            continue
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            raise ProtocolError(f"{cls.__name__}.{each.name} must be {each.type}, not {str(value)[:40]!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ProtocolError(f"{cls.__name__}.{each.name} is out of range")
+        values[each.name] = float(value) if "float" in str(each.type) and isinstance(value, int) else value
+    return cls(**values)
+
+
+def integers(body: dict[str, Any], name: str) -> tuple[int, ...]:
+    """A list of whole numbers.
+
+    Raises:
+        ProtocolError: it is something else.
+    """
+    value = body.get(name)
+    if not isinstance(value, list) or any(type(each) is not int for each in value):
+        raise ProtocolError(f"{name} must be a list of integers, not {str(value)[:40]!r}")
+    return tuple(value)

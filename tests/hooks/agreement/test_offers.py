@@ -1,0 +1,130 @@
+"""One decision from the offers that are there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from spotguard.hooks.agreement.offers import (
+    Decision,
+    Offer,
+    Shared,
+    decide,
+    read_decision,
+    read_offer,
+    shared,
+)
+from spotguard.providers.errors import ProtocolError
+
+
+def test_the_latest_of_the_steps_is_saved_by_all() -> None:
+    """Whatever the order in which they offered."""
+    assert decide(4, 3, [Offer(2, 7), Offer(0, 8, boundary=True), Offer(1, 5)]) == Decision(
+        4, 8, "", (0, 1, 2), "full", whole_each=False
+    )
+
+
+def test_who_has_no_state_ends_it_for_all() -> None:
+    """Also when others are silent, and named."""
+    for offers in ([Offer(0, 3), Offer(1, None), Offer(2, 3)], [Offer(1, None)]):
+        decision = decide(1, 3, offers)
+        assert decision.step is None
+        assert "rank 1 of 3" in decision.why
+        assert decision.ranks == ()
+
+
+def test_without_the_silent_only_who_holds_all_that_they_hold() -> None:
+    """And only where nobody would have to train to get there."""
+    replica = (0, 1, 2)
+    there = [Offer(0, 6, covers=replica), Offer(2, 6, covers=replica)]
+    decision = decide(1, 3, there)
+    assert (decision.step, decision.ranks) == (6, (0, 2))
+    assert "rank 1 of 3" in decision.why
+    for instead in (
+        [Offer(0, 6, covers=(0,)), Offer(2, 6, covers=(2,))],
+        [there[0], replace(there[1], step=7)],
+        [there[0], replace(there[1], boundary=True)],
+        [],
+    ):
+        assert decide(1, 3, instead).step is None
+        assert decide(1, 3, instead).why
+
+
+def test_one_that_covers_the_silent_is_enough() -> None:
+    """Two groups of replicas of which each has lost one; and one that has lost both."""
+    there = [Offer(0, 6, covers=(0, 2)), Offer(3, 6, covers=(1, 3))]
+    assert decide(1, 4, there).ranks == (0, 3)
+    gone = [Offer(0, 6, covers=(0, 2)), Offer(2, 6, covers=(0, 2))]
+    assert "state of ranks 1, 3" in decide(1, 4, gone).why
+
+
+def test_weights_go_first_where_a_doomed_rank_is_short_of_time() -> None:
+    """A quarter slower, two commits and a second must fit; who is not doomed has time, and hope where nothing is known."""
+    short = Offer(0, 1, weights=100, moments=700, rate=100.0, commit=1.0, left=12.9)
+    assert decide(1, 2, [short, Offer(1, 1)]).level == "weights-first"
+    for enough in (replace(short, left=13.1), replace(short, left=None), replace(short, rate=None)):
+        assert decide(1, 2, [enough, Offer(1, 1)]).level == "full"
+
+
+def test_who_sees_differently_what_is_shared_is_not_relied_on() -> None:
+    """Another digest, or a group that one of its ranks does not know. Groups may differ from rank to rank."""
+    left, right = shared({(0, 1): "x"}), shared({(2, 3): "y"})
+    assert left[0].group != right[0].group
+    offers = [
+        Offer(0, 1, plan=left),
+        Offer(1, 1, plan=left),
+        Offer(2, 1, plan=right),
+        Offer(3, 1, plan=right),
+    ]
+    assert not decide(1, 4, offers).whole_each
+    assert decide(1, 4, [*offers[:3], replace(offers[3], plan=shared({(2, 3): "z"}))]).whole_each
+    assert decide(1, 4, [*offers[:3], replace(offers[3], plan=())]).whole_each
+
+
+def test_a_silent_rank_makes_nobody_differ() -> None:
+    """Its plan is simply not there."""
+    plan = shared({(0, 1): "x"})
+    decision = decide(1, 2, [Offer(0, 1, plan=plan, covers=(0, 1))])
+    assert decision.step == 1
+    assert not decision.whole_each
+
+
+def test_many_ranks_are_not_all_named() -> None:
+    """In one line."""
+    why = decide(1, 300, [Offer(0, 1)]).why
+    assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 … of 300" in why
+
+
+def test_offers_and_decisions_cross_the_wire() -> None:
+    """With all that they say."""
+    offer = Offer(3, None, True, 5, 6, 7.5, 0.25, 30.0, 12, (Shared("g", 2, "d"),), (3, 4))
+    assert read_offer(offer.encode()) == offer
+    decision = Decision(3, 9, "why", (0, 2), "weights-first", True)
+    assert read_decision(decision.encode().encode()) == decision
+    assert read_decision(Decision(3, None, "no").encode()).step is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("step", "3"),
+        ("step", True),
+        ("plan", {}),
+        ("plan", [3]),
+        ("plan", [{"group": "g"}]),
+        ("covers", ["a"]),
+    ],
+)
+def test_what_is_no_offer_is_refused(field: str, value: object) -> None:
+    """By the field that is wrong."""
+    body = {**json.loads(Offer(0, 1).encode()), field: value}
+    with pytest.raises(ProtocolError):
+        read_offer(json.dumps(body))
+
+
+def test_a_level_of_another_world_is_refused() -> None:
+    """It could not be obeyed."""
+    with pytest.raises(ProtocolError):
+        read_decision(Decision(3, 9).encode().replace("full", "half"))
