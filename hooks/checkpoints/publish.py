@@ -1,4 +1,7 @@
-"""The last two requests of a save: the manifest, with which it is whole, and the marker, which says so to listings."""
+"""The last two requests of a save: the manifest, with which it is whole, and the marker, which says so to listings.
+
+For a job of one rank. `together` is for several.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from .writer import Writer
 
 log = logging.getLogger("spotguard")
 
-#: Seconds for a marker, where it is a shortcut only.
-_MARKER = 2.0
+#: Seconds for a marker: it is a shortcut only.
+MARKING = 2.0
 
 
 def publish(writer: Writer, manifest: RankManifest, effort: Effort, clock: Clock) -> float:
@@ -26,23 +29,26 @@ def publish(writer: Writer, manifest: RankManifest, effort: Effort, clock: Clock
         StoreError: the store failed.
     """
     store = writer.store
+    seconds = put_own(writer, manifest, effort)
+    created = clock.time()
     try:
-        seconds = writer.ask(lambda left: put_manifest(store, manifest, timeout=left), effort)
+        # It is asked for once, and not for long: what it is worth is one request less for each listing.
+        seconds += writer.ask(
+            lambda left: commit_if_whole(store, manifest, created=created, timeout=left),
+            effort.part(clock.monotonic() + MARKING),
+            again=False,
+        )
+    except (Abandoned, StoreError) as error:
+        log.warning("step %d is committed, and its marker is not there: %s", manifest.step, error)
+    return seconds
+
+
+def put_own(writer: Writer, manifest: RankManifest, effort: Effort) -> float:
+    """This rank's manifest. Returns the seconds of the answer, and raises as `publish`."""
+    store = writer.store
+    try:
+        return writer.ask(lambda left: put_manifest(store, manifest, timeout=left), effort)
     except Abandoned as error:
         raise Abandoned(
             f"{error}; its manifest was on the way: if it arrives, a restore takes step {manifest.step}"
         ) from error
-    created = clock.time()
-    try:
-        # For one process it is asked for once, and not for long: what it is worth is one request less for each listing.
-        alone = manifest.world == 1
-        seconds += writer.ask(
-            lambda left: commit_if_whole(store, manifest, created=created, timeout=left),
-            effort.part(clock.monotonic() + _MARKER) if alone else effort,
-            again=not alone,
-        )
-    except (Abandoned, StoreError) as error:
-        if manifest.world > 1:
-            raise  # whether the other manifests are there, nobody has seen
-        log.warning("step %d is committed, and its marker is not there: %s", manifest.step, error)
-    return seconds

@@ -15,9 +15,9 @@ from .chunks import OBJECT_BYTES, Item, PlannedObject, plan
 from .leaf import Tier
 
 _MIB = 2**20
-#: So many objects for each holder of a group, if that makes them neither small nor large: with four the shares differ
-#: by a quarter at most, and a link that lags holds up a quarter of them.
-_EACH = 4
+#: So many objects for each holder of a group, where that makes them neither small nor large. Shares differ by an object at
+#: most, so that with sixteen the slowest has a sixteenth more than its part; with four it was a quarter.
+_EACH = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ def test_what_is_worth_most_leaves_first_whoever_holds_it() -> None:
 
 def test_objects_of_a_group_are_a_few_for_each_holder() -> None:
     """Neither so many that each is small, nor one that holds up a rank while the others wait."""
-    assert shared_target(100 * MIB, ALL) == 7 * MIB
+    assert shared_target(100 * MIB, ALL) == 2 * MIB
     assert shared_target(1000, (0, 1)) == MIB
     assert shared_target(2**40, (0, 1)) == OBJECT_BYTES
 
