@@ -59,6 +59,21 @@ def _namespaces() -> tuple[tuple[str, ...], tuple[str, ...], str]:
     return (), (), f"no network namespaces here ({said}): allow them (in a container: --cap-add=SYS_ADMIN)"
 
 
+def write_firmware(folder: Path, cloud: str) -> Path:
+    """The files that a machine of that cloud has in /sys/class/dmi/id, in a folder of their own."""
+    dmi = folder / "dmi"
+    dmi.mkdir()
+    name, said = FIRMWARE[cloud]
+    (dmi / name).write_text(f"{said}\n")
+    return dmi
+
+
+def say_no_address(env: dict[str, str]) -> None:
+    """Leave out of an environment where metadata services are: they are where they are by default."""
+    for variable in _SAID:
+        env.pop(variable, None)
+
+
 class Island:
     """Makes `machine` one of `cloud`'s, by its firmware, with these addresses on it.
 
@@ -73,10 +88,7 @@ class Island:
             pytest.skip(problem)
         if any(":" in address for address in addresses) and not Path("/proc/net/if_inet6").exists():
             pytest.skip("this kernel has no IPv6")
-        dmi = machine.folder / "dmi"
-        dmi.mkdir()
-        name, said = FIRMWARE[cloud]
-        (dmi / name).write_text(f"{said}\n")
+        dmi = write_firmware(machine.folder, cloud)
         path = machine.runtime / "island"
         with socket.socket(socket.AF_UNIX) as door:
             door.bind(os.fspath(path))
@@ -96,5 +108,4 @@ class Island:
         own, theirs = (os.stat(f"/proc/{pid}/ns/net").st_ino for pid in ("self", holder.pid))
         assert own != theirs, "what follows would ask the network of this machine"
         machine.enter(holder, *entering)
-        for variable in _SAID:
-            machine.env.pop(variable, None)
+        say_no_address(machine.env)

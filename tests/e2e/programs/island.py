@@ -20,11 +20,15 @@ def listen(address: str) -> socket.socket:
     return socket.create_server((address, 80), family=family, backlog=128)
 
 
-def main(path: str, dmi: str, addresses: list[str]) -> None:
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+def show_firmware(dmi: str) -> None:
     # The folder need not be there, and nothing can be made in /sys: so the one above it is ours.
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/sys/class"], check=True)
     shutil.copytree(dmi, "/sys/class/dmi/id")
+
+
+def main(path: str, dmi: str, addresses: list[str]) -> None:
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    show_firmware(dmi)
     listening = [listen(address) for address in addresses]
     with socket.socket(socket.AF_UNIX) as test:
         test.connect(path)
