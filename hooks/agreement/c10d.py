@@ -32,7 +32,12 @@ class Store(Protocol):
 
 
 def connect(store: Store) -> Store:
-    """A connection for one more thread: one that waits keeps all others from the connection that it waits on."""
+    """A connection for one more thread: one that waits keeps all others from the connection that it waits on. (It may
+    take seconds: c10d asks for the host's name.)
+
+    Raises:
+        Silent: the store is gone.
+    """
     try:
         return store.clone()
     except (
@@ -40,6 +45,8 @@ def connect(store: Store) -> Store:
         NotImplementedError,
     ):  # in this process's memory or in a file: there is no connection
         return store
+    except RuntimeError as error:
+        raise Silent(f"the job's store does not answer: {_line(error)}") from error
 
 
 def do(store: Store, operation: Operation) -> Answer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-import threading
 from collections.abc import Callable
 
 from ...providers.clock import Clock
@@ -56,11 +55,9 @@ class Channel:
         self._keys = Keys(f"spotguard/{incarnation}", world)
         self._numbers = itertools.count(1)
         self._tellings, self._gatherings = itertools.count(1), itertools.count(1)
-        self._caller = Line("spotguard-caller", c10d.connect(store), clock)
-        self._agreement = Line("spotguard-agreement", c10d.connect(store), clock)
-        self._meeting = Line("spotguard-meeting", c10d.connect(store), clock)
-        self._own = c10d.connect(store)
-        self._mailbox: threading.Thread | None = None
+        self._mailbox, self._caller, self._agreement, self._meeting = self._lines = [
+            Line(f"spotguard-{name}", store, clock) for name in ("mailbox", "caller", "agreement", "meeting")
+        ]
         #: Nothing more is heard: this rank leaves.
         self._leaving = False
         #: In a forked child: threads and connections are the parent's.
@@ -101,18 +98,15 @@ class Channel:
             )
         channel.machines = tuple(str(card.get("machine")) for card in cards)
         # Connections are made now, and not at the notice.
-        for line in (channel._caller, channel._agreement):
+        for line in channel._lines:
             line.say(_nothing(), channel._within(_MEET))
         return channel
 
     # --- calls ---
 
     def listen(self, hear: Hearer) -> None:
-        """Start the thread "spotguard-mailbox", which calls `hear` once for each entry, in order. It must not block."""
-        self._mailbox = threading.Thread(
-            target=self._listen, args=(hear,), name="spotguard-mailbox", daemon=True
-        )
-        self._mailbox.start()
+        """Have the thread "spotguard-mailbox" call `hear` once for each entry, in order. It must not block."""
+        self._mailbox.give(lambda store: self._listen(store, hear))
 
     def call(self, call: Call, left: Callable[[], float | None]) -> int:
         """Tell all ranks, this one too. Returns the call's number. From any thread.
@@ -197,15 +191,14 @@ class Channel:
         self._leaving = True
         try:
             self._caller.say(_wake(self._keys, self.rank, self.standing.epoch + 1), self._within(_JOIN))
-            if self._mailbox is not None:
-                self._mailbox.join(_JOIN)
+            self._mailbox.close(_JOIN)
             if not self._caller.say(meeting.leave(self._keys), self._within(_JOIN)) and self._hosts:
                 self._caller.say(
                     meeting.wait_left(self._keys), self._within(patience + _JOIN), self._late(patience)
                 )
         except Silent as why:
             log.debug("the end was not said: %s", why)
-        for line in (self._caller, self._agreement, self._meeting):
+        for line in self._lines:
             line.close(_JOIN / 10)  # one that the store keeps is left behind
 
     def forget(self) -> None:
@@ -214,7 +207,7 @@ class Channel:
 
     # --- inside ---
 
-    def _listen(self, hear: Hearer) -> None:
+    def _listen(self, store: Store, hear: Hearer) -> None:
         try:
             saying: Saying[None] = member.listen(self._keys, self.rank)
             operation = next(saying)
@@ -223,9 +216,9 @@ class Channel:
                 if isinstance(operation, Hear):
                     self._hear(operation, hear)
                 elif isinstance(operation, Wait):
-                    answer = self._wait(operation)
+                    answer = self._wait(store, operation)
                 else:
-                    answer = c10d.do(self._own, operation)
+                    answer = c10d.do(store, operation)
                 operation = saying.send(answer)
         except StopIteration:
             return
@@ -242,9 +235,9 @@ class Channel:
         except Exception:  # a mistake of ours must not end the only thread that hears calls
             log.exception("spotguard failed inside; please report this")
 
-    def _wait(self, operation: Wait) -> Waited:
+    def _wait(self, store: Store, operation: Wait) -> Waited:
         while not self._leaving:
-            if c10d.wait(self._own, operation.keys, _LONGEST):
+            if c10d.wait(store, operation.keys, _LONGEST):
                 break
         return Waited.OVER if self._leaving else Waited.THERE
 

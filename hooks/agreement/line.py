@@ -26,13 +26,12 @@ T = TypeVar("T")
 
 
 class _Errand(Generic[T]):
-    def __init__(self, saying: Saying[T], waiting: Callable[[], Waited | None]) -> None:
-        self.saying = saying
-        self.waiting = waiting
+    def __init__(self, job: Callable[[Store], T], dropped: threading.Event) -> None:
+        self.job = job
         self.done = threading.Event()
-        #: Nobody waits for it any more.
-        self.dropped = threading.Event()
-        self.error: BaseException | None = None
+        #: Set when nobody waits for it any more.
+        self.dropped = dropped
+        self.error: Exception | None = None
         self.result: T
 
 
@@ -62,54 +61,79 @@ class Line:
         Raises:
             Silent: the store is gone, or has not answered in time.
         """
-        errand = _Errand(saying, waiting or (lambda: Waited.LATE if _spent(left()) else None))
-        self._errands.put(errand)  # type: ignore[arg-type]
+        dropped = threading.Event()
+        asked = waiting or (lambda: Waited.LATE if _spent(left()) else None)
+        errand = self._give(lambda store: self._say(store, saying, asked, dropped), dropped)
         while not errand.done.is_set():
             seconds = left()
             if _spent(seconds):
-                errand.dropped.set()
+                dropped.set()
                 raise Silent("the job's store has not answered in time: its host is gone, or stands still")
             self._clock.wait(errand.done, _LOOK if seconds is None else min(seconds, _LOOK))
         if errand.error is not None:
             raise errand.error
         return errand.result
 
-    def close(self, seconds: float) -> None:
-        """Join the thread, unless it is kept."""
+    def give(self, job: Callable[[Store], None]) -> None:
+        """Something else to be done with the connection; nobody waits for it, and what it raises is lost."""
+        self._give(job, threading.Event())
+
+    def close(self, seconds: float) -> bool:
+        """Join the thread; whether it has ended. The store may keep it."""
         self._errands.put(None)
         self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _give(self, job: Callable[[Store], T], dropped: threading.Event) -> _Errand[T]:
+        errand = _Errand(job, dropped)
+        self._errands.put(errand)  # type: ignore[arg-type]
+        return errand
 
     def _run(self) -> None:
+        store: Store | None = None
         while (errand := self._errands.get()) is not None:
             try:
                 if not errand.dropped.is_set():
-                    errand.result = self._say(errand)
+                    # Here, and not where the line is made: it may take as long as anything else.
+                    store = store or c10d.connect(self._store)
+                    errand.result = errand.job(store)
             except Exception as error:  # noqa: BLE001 it is raised where the errand came from
                 errand.error = error
             errand.done.set()
 
-    def _say(self, errand: _Errand[T]) -> T:
+    def _say(
+        self,
+        store: Store,
+        saying: Saying[T],
+        waiting: Callable[[], Waited | None],
+        dropped: threading.Event,
+    ) -> T:
         answer: Answer = None
         while True:
             try:
-                operation = errand.saying.send(answer)
+                operation = saying.send(answer)
             except StopIteration as end:
                 result: T = end.value
                 return result
-            if errand.dropped.is_set():
+            if dropped.is_set():
                 raise Silent("nobody waits for this any more")
-            answer = (
-                self._wait(operation.keys, errand)
-                if isinstance(operation, Wait)
-                else c10d.do(self._store, operation)
-            )
+            if isinstance(operation, Wait):
+                answer = self._wait(store, operation.keys, waiting, dropped)
+            else:
+                answer = c10d.do(store, operation)
 
-    def _wait(self, keys: tuple[str, ...], errand: _Errand[T]) -> Waited:
+    def _wait(
+        self,
+        store: Store,
+        keys: tuple[str, ...],
+        waiting: Callable[[], Waited | None],
+        dropped: threading.Event,
+    ) -> Waited:
         pause = _PAUSE
-        while not c10d.do(self._store, Has(keys)):
-            if (ended := errand.waiting()) is not None:
+        while not c10d.do(store, Has(keys)):
+            if (ended := waiting()) is not None:
                 return ended
-            if self._clock.wait(errand.dropped, pause):
+            if self._clock.wait(dropped, pause):
                 raise Silent("nobody waits for this any more")
             pause = min(pause * _GROWTH, _LONGEST)
         return Waited.THERE

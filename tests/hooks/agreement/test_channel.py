@@ -317,8 +317,7 @@ def test_a_host_that_stands_still_and_then_goes_holds_nobody(
         ranks[1].channel.tell(None, 0.2)
     os.kill(host.pid, signal.SIGKILL)
     host.wait(PATIENCE)
-    assert ranks[0].channel._mailbox is not None
-    ranks[0].channel._mailbox.join(PATIENCE)
+    assert ranks[0].channel._mailbox.close(PATIENCE)
     assert ranks[0].channel.lost
     with pytest.raises(Silent, match="does not answer"):
         ranks[0].channel.call(NOTICE, within(PATIENCE))
