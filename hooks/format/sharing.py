@@ -8,7 +8,7 @@ which tensors were registered, no width that a rank has learnt.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .chunks import OBJECT_BYTES, Item, PlannedObject, plan
@@ -28,6 +28,8 @@ class Roles:
     doomed: frozenset[int] = frozenset()
     #: The ranks' plans differ: nobody relies on another, each writes all that it holds.
     whole_each: bool = False
+    #: Ranks that are not there: they write nothing, not even what nobody trains.
+    absent: frozenset[int] = frozenset()
 
 
 #: Nobody goes, and all share.
@@ -101,27 +103,37 @@ def share_of(objects: Sequence[PlannedObject], rank: int, roles: Roles) -> froze
     """The objects that this rank writes, by index: those it holds alone, and its share of each group's."""
     if roles.whole_each:
         return frozenset(range(len(objects)))
-    #: Bytes dealt to each holder, of a group's objects that go by the roles and of those that do not.
-    dealt: dict[tuple[tuple[int, ...], bool], dict[int, int]] = {}
+    hands = _Hands()
     ours = []
     for index, planned in enumerate(objects):
-        if not planned.holders:
+        holders = planned.holders
+        if not holders:
             ours.append(index)
             continue
-        # Most likely it is in the store already, and whoever put it refers to it: it keeps its owner, whoever goes.
-        frozen = planned.tier is Tier.FROZEN
-        loads = dealt.get((planned.holders, frozen))
-        if loads is None:
-            loads = _free(planned.holders, () if frozen else roles.doomed)
-            dealt[planned.holders, frozen] = loads
-        owner = min(loads, key=loads.__getitem__)  # the first of equals
-        loads[owner] += planned.size
+        if planned.tier is Tier.FROZEN:
+            # It is in the store already, most likely, and whoever put it refers to it: it keeps its owner, whoever goes.
+            owner = hands.deal("frozen", holders, holders, planned.size)
+        else:
+            there = [holder for holder in holders if holder not in roles.absent]
+            staying = [holder for holder in there if holder not in roles.doomed]
+            owner = hands.deal("", holders, staying or there or holders, planned.size)
+        if owner in roles.absent:
+            there = [holder for holder in holders if holder not in roles.absent]
+            owner = hands.deal("frozen, again", holders, there or holders, planned.size)
         if owner == rank:
             ours.append(index)
     return frozenset(ours)
 
 
-def _free(holders: Sequence[int], doomed: Collection[int]) -> dict[int, int]:
-    """Who has a share, and nothing so far: those that stay; all of them where none does."""
-    staying = [holder for holder in holders if holder not in doomed]
-    return dict.fromkeys(staying or holders, 0)
+class _Hands:
+    """What was dealt to whom so far, of each group."""
+
+    def __init__(self) -> None:
+        self._loads: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
+
+    def deal(self, what: str, group: tuple[int, ...], among: Sequence[int], nbytes: int) -> int:
+        """To whoever has the least of it so far, the first of equals."""
+        loads = self._loads.setdefault((what, group), dict.fromkeys(among, 0))
+        owner = min(loads, key=loads.__getitem__)
+        loads[owner] += nbytes
+        return owner

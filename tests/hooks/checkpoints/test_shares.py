@@ -207,6 +207,25 @@ def test_ranks_that_rely_on_nobody_write_all_that_they_hold(
     assert "odd" in coverage([manifest(draft) for draft in drafts]).tensors
 
 
+@settings(deadline=None, max_examples=30)
+@given(jobs(), st.integers(0, 5))
+def test_the_others_can_do_without_a_rank_whose_state_they_hold(
+    job: tuple[int, list[Spread], set[int]], gone: int
+) -> None:
+    """It died unseen: an empty manifest in its place, and the rest is whole."""
+    world, held, doomed = job
+    gone %= world
+    held = [spread for spread in held if spread.kind == "replica" and set(spread.holders) > {gone}]
+    roles = Roles(frozenset(doomed), absent=frozenset({gone}))
+    drafts = [draft_of(rank, world, held, roles) for rank in range(world)]
+    assert not drafts[gone].mine
+    for draft in drafts:
+        land(draft)
+    manifests = [manifest(draft) for draft in drafts]
+    manifests[gone] = manifest(draft_of(gone, world, [], roles))
+    once(manifests)
+
+
 def test_a_part_without_elements_is_listed_and_written_by_nobody() -> None:
     """A rank that FSDP left nothing of it, and one whose part another writes."""
     held = [

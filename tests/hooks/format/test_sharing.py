@@ -73,6 +73,19 @@ def test_what_nobody_trains_keeps_its_owner() -> None:
     assert all(dealt(frozen, ALL_STAY))
 
 
+def test_who_is_not_there_writes_nothing_at_all() -> None:
+    """Not even what nobody trains, and not where all who are there go: of that the others keep what they had."""
+    everybody_goes = dealt(replicas(), Roles(frozenset(ALL), absent=frozenset({1})))
+    assert everybody_goes[1] == 0
+    assert all(everybody_goes[rank] for rank in (0, 2, 3))
+    frozen = planned(replicas(tier=Tier.FROZEN), 0)
+    roles = Roles(frozenset({2}), absent=frozenset({1}))
+    before, after = ([share_of(frozen, rank, each) for rank in ALL] for each in (ALL_STAY, roles))
+    assert not after[1]
+    assert frozenset().union(*after) == set(range(len(frozen)))
+    assert all(after[rank] > before[rank] for rank in (0, 2, 3))
+
+
 def test_what_is_held_alone_is_written_by_who_holds_it() -> None:
     """Also by one that goes: nobody else has it."""
     own = [Item("@2/rng", "float32", (1024, 1024)), Item("b", "float32", (1024, 1024), holders=(2,))]
