@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.utils.data import Sampler
+
 from .parts import StatefulPart, prove
 
 
@@ -19,6 +21,11 @@ def is_stateful_loader(value: object) -> bool:
     )
 
 
+def is_position(value: object) -> bool:
+    """Whether its state is a place among the samples that one rank of so many reads."""
+    return is_stateful_loader(value) or isinstance(value, Sampler)
+
+
 class LoaderPart(StatefulPart):
     """A loader; its tree is None while it has not begun."""
 
@@ -27,7 +34,7 @@ class LoaderPart(StatefulPart):
         self._proven = False
 
     def at_boundary(self) -> None:
-        if self._value._iterator is None:
+        if self.value._iterator is None:
             return
         super().at_boundary()
         if not self._proven:
@@ -38,6 +45,6 @@ class LoaderPart(StatefulPart):
         self._frozen = tree
         if tree is not None:
             super().put_back(tree)
-            self._value.state_dict()
-        elif self._value._iterator is not None:
+            self.value.state_dict()
+        elif self.value._iterator is not None:
             super().put_back({})  # torchdata's word for "not begun"

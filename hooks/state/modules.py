@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -32,9 +32,10 @@ from .parts import (
     said,
 )
 from .replicas import declared
-from .shards import Ranks, Shared, group, is_dtensor, leaf, local
+from .shards import Memory, Ranks, Shared, group, is_dtensor, leaf, local
 from .storage import gap
 from .tables import Tables
+from .worlds import Trees
 
 log = logging.getLogger("spotguard")
 
@@ -286,6 +287,27 @@ class ModulePart:
     def tree(self) -> Any:
         self._copies.tensors()
         return {k: leaf.tensor for k, leaf in self._leaf.items()} | self._frozen_extra
+
+    def merge(self, trees: Trees) -> Any:
+        """Each key from the first rank that has it. Where one process has everything, also what it does not know."""
+        if trees.alone:
+            return trees.own
+        wanted = {*self._live, *self._extra_keys}
+        found: dict[str, Any] = {}
+        for _, tree in trees.each():
+            if not isinstance(tree, dict):
+                return tree
+            found |= {
+                k: v for k, v in tree.items() if k not in found and (k in wanted or self._ranks.world == 1)
+            }
+            if len(found) == len(wanted) and self._ranks.world > 1:
+                break
+        return found
+
+    def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[Memory]:
+        """What a save would read: live weights, and the copies of small buffers."""
+        for key, tensor in self._live.items():
+            yield Memory.of(tree[key], tensor, self._leaf[key].tensor)
 
     def targets(self, tree: Any) -> None:
         if not isinstance(tree, dict):

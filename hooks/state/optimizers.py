@@ -7,7 +7,7 @@ and leave `step = 1` behind; an optimizer that has not stepped yet has empty sta
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from ...providers.errors import CheckpointError, StateError
 from ..format.leaf import Leaf, Tier
 from .modules import Known
 from .parts import Part, StatefulPart, copy_into, freeze, tensors_in
-from .shards import Ranks, Shared, is_dtensor, layout, leaf
+from .shards import Memory, Ranks, Shared, is_dtensor, layout, leaf
+from .worlds import Trees
 
 log = logging.getLogger("spotguard")
 
@@ -167,7 +168,54 @@ class OptimizerPart:
         """The tree of an optimizer that is about to begin, with the learning rates of this one."""
         return {**{key: tree[key] for key in ("class", "param_groups")}, "state": {}, "on_host": []}
 
-    def targets(self, tree: Any) -> None:
+    def merge(self, trees: Trees) -> Any:
+        """By the parameters' names: numbers of the groups from the rank whose place this one has, and the state of each
+        parameter from the first rank whose optimizer steps it."""
+        if trees.alone:
+            return trees.own
+        wanted = {self._key[id(p)] for group in self._groups for p in group}
+        missing = set(wanted)
+        used: dict[int, dict[str, Any]] = {}
+        for rank, tree in trees.each():
+            self._check_kind(tree)
+            check_well_formed(self.name, tree)
+            used[rank] = tree
+            if len(tree["param_groups"]) != len(trees.own["param_groups"]):
+                return trees.own
+            missing -= _steps(tree)
+            if self._ranks.world > 1 and not missing:
+                break
+        whole = self._ranks.world == 1
+        groups = []
+        for i, group in enumerate(trees.own["param_groups"]):
+            names = [n for rank in sorted(used) for n in used[rank]["param_groups"][i]["params"]]
+            kept = [n for n in dict.fromkeys(names) if whole or n in wanted]
+            groups.append({**group, "params": kept})
+        state: dict[str, Any] = {}
+        passed: set[str] = set()
+        for tree in used.values():
+            for name, values in tree["state"].items():
+                if name not in passed and (whole or name in self._param):
+                    state[name] = values
+            passed |= {*_steps(tree), *tree["state"]}
+        on_host = sorted({name for tree in used.values() for name in tree["on_host"]})
+        return {**trees.own, "param_groups": groups, "state": state, "on_host": on_host}
+
+    def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[Memory]:
+        """State lies beside its parameter and in its layout, that of a shard as a shard."""
+        on_host = set(tree["on_host"])
+        for key, values in tree["state"].items():
+            for word, value in values.items() if isinstance(values, dict) else [("value", values)]:
+                for outline in tensors_in(value):
+                    made = self._empty(self._param[key], word, outline, name_of(outline) in on_host)
+                    yield Memory.of(outline, made)
+        first = next((p for group in self._groups for p in group), None)
+        for _, values in tree.get("other", ()):
+            for outline in tensors_in(values):
+                made = self._empty(first, "", outline, name_of(outline) in on_host)
+                yield Memory.of(outline, made)
+
+    def _check_kind(self, tree: Any) -> None:
         if not isinstance(tree, dict) or "class" not in tree or "param_groups" not in tree:
             raise StateError(f"{self.name}: the checkpoint holds no optimizer under this name")
         if (cls := tree["class"]) != type(self.optimizer).__qualname__:
@@ -175,6 +223,9 @@ class OptimizerPart:
                 f"{self.name} is {type(self.optimizer).__qualname__} here and {cls} in the checkpoint; "
                 "register the same optimizer, or leave it out of register to start it fresh"
             )
+
+    def targets(self, tree: Any) -> None:
+        self._check_kind(tree)
         check_well_formed(self.name, tree)
         theirs = [g["params"] for g in tree["param_groups"]]
         ours = [[self._key[id(p)] for p in g["params"]] for g in self.optimizer.param_groups]
@@ -210,17 +261,21 @@ class OptimizerPart:
             self.optimizer.state[key] = values
         self.refresh()
 
-    def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, on_host: bool) -> torch.Tensor:
-        """Memory for a state tensor that is to be read: beside its parameter, in its parameter's layout."""
-        key = name.removeprefix(f"{self.name}/state/").rpartition("/")[0]
-        param = self._param.get(key)
-        if name.startswith(f"{self.name}/other/"):
-            param = next((p for group in self._groups for p in group), None)
+    @staticmethod
+    def _empty(param: torch.Tensor | None, word: str, outline: torch.Tensor, on_host: bool) -> torch.Tensor:
+        """Memory for a state tensor that is to be read."""
+        if param is not None and is_dtensor(param) and param.shape == outline.shape and word != "step":
+            return torch.empty_like(param, dtype=outline.dtype, requires_grad=False)
         if param is None or on_host:
-            return torch.empty(shape, dtype=dtype, device="cpu")
-        if param.shape == shape:
-            return torch.empty_like(param, dtype=dtype, requires_grad=False)
-        return torch.empty(shape, dtype=dtype, device=param.device)
+            return torch.empty(outline.shape, dtype=outline.dtype, device="cpu")
+        if param.shape == outline.shape and not is_dtensor(param):
+            return torch.empty_like(param, dtype=outline.dtype, requires_grad=False)
+        return torch.empty(outline.shape, dtype=outline.dtype, device=param.device)
+
+
+def _steps(tree: dict[str, Any]) -> set[str]:
+    """The names of the parameters that the saved optimizer stepped."""
+    return {name for group in tree["param_groups"] for name in group["params"]}
 
 
 def check_well_formed(name: str, tree: dict[Any, Any]) -> None:

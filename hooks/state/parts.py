@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -21,7 +21,7 @@ from ...providers.errors import StateError
 from ..format.dtypes import dtype_name
 from ..format.encoding import decode, encode, same
 from ..format.leaf import Leaf
-from .shards import Ranks, is_dtensor, leaf, local
+from .shards import Memory, Ranks, is_dtensor, leaf, local
 from .storage import copyable, expanded, gap, lack
 
 #: Larger sets of tensors than this are not copied at each boundary but read in place and checked twice.
@@ -168,11 +168,11 @@ class StatefulPart:
 
     def __init__(self, name: str, value: Any) -> None:
         self.name = name
-        self._value = value
+        self.value = value
         self._frozen: Any = None
 
     def at_boundary(self) -> None:
-        self._frozen = freeze_of(self.name, self._value.state_dict())
+        self._frozen = freeze_of(self.name, self.value.state_dict())
 
     def leaves(self) -> list[Leaf]:
         return []
@@ -185,10 +185,10 @@ class StatefulPart:
 
     def put_back(self, tree: Any) -> None:
         try:
-            self._value.load_state_dict(tree)
+            self.value.load_state_dict(tree)
         except REFUSALS as error:
             raise StateError(
-                f"{self.name}: {type(self._value).__name__}.load_state_dict refuses the checkpoint's state "
+                f"{self.name}: {type(self.value).__name__}.load_state_dict refuses the checkpoint's state "
                 f"({said(error)}); register the same kind of object that was saved"
             ) from error
 
@@ -272,6 +272,11 @@ class TensorPart:
             raise StateError(f"{self.name} is a tensor here and a {type(tree).__name__} in the checkpoint")
         if tree is not self._alias:
             check_fits(self.name, self._whole, tree)
+
+    def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[Memory]:
+        yield Memory.of(
+            tree, self._whole, torch.empty(self._value.shape, dtype=self._value.dtype, device="cpu")
+        )
 
     def put_back(self, tree: Any) -> None:
         copy_into(self._value, tree)

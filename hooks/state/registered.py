@@ -7,23 +7,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ...providers.clock import Clock, SystemClock
-from ...providers.errors import CheckpointError, StateError
+from ...providers.errors import StateError
 from ..format.coverage import MergedTensor
-from ..format.dtypes import torch_dtype
-from ..format.encoding import decode
-from .collected import Collected, collect
+from .collected import Collected as Collected
+from .collected import collect
 from .device import Fence
 from .environment import describe
 from .modules import ModulePart
 from .optimizers import OptimizerPart, hook
-from .parts import InPlace, Part, check_fits, check_savable, prove
+from .parts import InPlace, check_savable, prove
 from .registry import build, check_held
+from .restoring import Restoring as Restoring
+from .restoring import plan
 from .rng import RngPart
 from .shards import Ranks, local
 from .storage import gap
@@ -276,11 +276,11 @@ class State:
 
     # --- restore, on the main thread ---
 
-    def targets(self, saved: Mapping[str, Any], entries: Mapping[str, MergedTensor]) -> Restoring:
+    def targets(self, states: Sequence[Mapping[str, Any]], entries: Mapping[str, MergedTensor]) -> Restoring:
         """Check that a checkpoint fits, before a byte is written, and say where each tensor goes.
 
         Args:
-            saved: the encoded trees by registered name.
+            states: of each rank of the job that saved, in order: the encoded trees by registered name.
             entries: the checkpoint's tensors by name.
 
         Raises:
@@ -288,42 +288,7 @@ class State:
             CheckpointError: it is not as this version writes it.
         """
         self._refresh()  # what was replaced or put in since `register`
-        trees: dict[str, Any] = {}
-        into: dict[str, torch.Tensor] = {}
-        left_out = sorted(set(saved) - {part.name for part in self.parts})
-        live = {leaf.name: leaf.tensor for part in self._modules for leaf in part.leaves()}
-
-        def shape_only(name: str) -> torch.Tensor:
-            if (entry := entries.get(name)) is None:
-                raise CheckpointError(f"its state names tensor {name!r}, and no rank wrote it")
-            return torch.empty(entry.shape, dtype=torch_dtype(entry.dtype), device="meta")
-
-        for part in self.parts:
-            if part.name not in saved:
-                held = ", ".join(sorted(saved))
-                raise StateError(
-                    f"the checkpoint holds no {part.name!r} (it holds {held}); register the same names, "
-                    "or start another run id"
-                )
-            outline = decode(saved[part.name], shape_only)
-            part.targets(outline)
-            on_host = set(outline["on_host"]) if isinstance(part, OptimizerPart) else set()
-
-            def give(name: str, part: Part = part, on_host: set[str] = on_host) -> torch.Tensor:
-                if name not in into:
-                    entry = entries[name]
-                    dtype = torch_dtype(entry.dtype)
-                    if name in live:
-                        check_fits(name, live[name], shape_only(name))
-                        into[name] = live[name]
-                    elif isinstance(part, OptimizerPart):
-                        into[name] = part.empty(name, entry.shape, dtype, name in on_host)
-                    else:
-                        into[name] = torch.empty(entry.shape, dtype=dtype, device="cpu")
-                return into[name]
-
-            trees[part.name] = decode(saved[part.name], give)
-        return Restoring(trees, into, left_out)
+        return plan(self.parts, states, entries, self._ranks)
 
     def put_back(self, restoring: Restoring) -> list[str]:
         """Hand every object its tree; returns warnings. All tensors are filled and verified by now.
@@ -332,21 +297,14 @@ class State:
             StateError: an object's own code refuses what was saved.
         """
         for part in self.parts:
-            part.put_back(restoring.trees[part.name])
+            if part.name in restoring.trees:
+                part.put_back(restoring.trees[part.name])
         self._refresh()
         self._environment = describe()
         left = next(part.left_out for part in self.parts if isinstance(part, RngPart))
-        warnings = [f"no generator here for the saved RNG state of {', '.join(left)}"] if left else []
+        warnings = [*restoring.warnings]
+        if left:
+            warnings.append(f"no generator here for the saved RNG state of {', '.join(left)}")
         if names := ", ".join(restoring.left_out):
             warnings.append(f"the checkpoint also holds {names}, registered nowhere here: not restored")
         return warnings
-
-
-@dataclass(frozen=True, slots=True)
-class Restoring:
-    """A checkpoint that fits: its trees, and the memory that each of their tensors is to be read into."""
-
-    trees: Mapping[str, Any]
-    into: Mapping[str, torch.Tensor]
-    #: Registered names of the checkpoint that nobody registered here.
-    left_out: Sequence[str]

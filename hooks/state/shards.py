@@ -117,6 +117,26 @@ def _cut(placement: Any, dims: int) -> Cut | None:
     return Cut(placement.dim % dims, int(getattr(placement, "split_factor", 1)))
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Where a tensor of an outline is to be read to."""
+
+    outline: torch.Tensor
+    #: What the restored tree has in its place. A DTensor: its local shard is filled.
+    tensor: torch.Tensor
+    offsets: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, outline: torch.Tensor, tensor: torch.Tensor, bytes_of: torch.Tensor | None = None) -> Memory:
+        """The whole of the tensor, or the shard of it that lies here; read into `bytes_of`, if that is not its own."""
+        into = tensor if bytes_of is None else bytes_of
+        if not is_dtensor(tensor):
+            return cls(outline, into)
+        offsets = layout(tensor).offsets
+        return cls(outline, into, offsets, None if offsets is None else tuple(tensor.shape))
+
+
 def leaf(
     name: str,
     tensor: torch.Tensor,

@@ -20,10 +20,11 @@ from spotguard.hooks.checkpoints.commit import put_manifest
 from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.format.codec import NewerFormatError, encode_manifest
 from spotguard.hooks.format.keys import manifest_name
+from spotguard.hooks.format.leaf import Leaf
 from spotguard.hooks.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
 from spotguard.hooks.preempted import Preempted
 from spotguard.hooks.restore import restore
-from spotguard.hooks.state.registered import Restoring
+from spotguard.hooks.state.restoring import Restoring
 from spotguard.providers.errors import CheckpointError, StateError
 from spotguard.providers.stores.localfs import FileStore
 from spotguard.providers.stores.store import BlobStore, ObjectInfo
@@ -234,7 +235,7 @@ def test_a_chunk_that_only_a_newer_version_can_hold_is_not_gone_back_behind() ->
         poisoned = ""
 
         def targets(self, trees: Any, entries: Any) -> Restoring:
-            return Restoring(trees, {"a": torch.empty(2**28, dtype=torch.uint8, device="meta")}, ())
+            return Restoring({}, {"a": Leaf("a", torch.empty(2**28, dtype=torch.uint8, device="meta"))}, ())
 
     store = Huge()
     Save(step=10).write(store)
@@ -438,7 +439,9 @@ def test_the_memory_of_a_damaged_checkpoint_is_given_back_first(
             restoring = plain(*args)
             if not held:
                 spoil()
-            moments = [each for name, each in restoring.into.items() if name.startswith("optimizer/state")]
+            moments = [
+                each.tensor for name, each in restoring.into.items() if name.startswith("optimizer/state")
+            ]
             held.extend(map(weakref.ref, moments))
             return restoring
 

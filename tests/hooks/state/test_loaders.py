@@ -177,9 +177,9 @@ def test_workers_inherit_nothing(
     monkeypatch.setenv("SPOTGUARD_SOCKET", str(path))
     values: dict[str, Any] = {"model": nn.Linear(1, 1)}
     with server, guarded(folder, values) as guard:
-        assert guard._client is not None
-        assert guard._client._socket is not None
-        ours = os.readlink(f"/proc/self/fd/{guard._client._socket.fileno()}")
+        assert guard._agent.client is not None
+        assert guard._agent.client._socket is not None
+        ours = os.readlink(f"/proc/self/fd/{guard._agent.client._socket.fileno()}")
         loader = data.StatefulDataLoader(
             Facts(2, ours), batch_size=1, num_workers=1, multiprocessing_context=context
         )

@@ -125,10 +125,14 @@ def test_a_wrapper_inside_and_a_compiled_one_declare_as_much() -> None:
     found = leaves(inside, 1, 2)
     assert where(found["model/first.module.weight"])[-1] == (0, 1)
     assert "@00001/model/last.weight" in found
-    for compiled in (
-        lambda w: torch.compile(ddp(w)),
-        lambda w: DistributedDataParallel(torch.compile(Model())),
-    ):
+
+    def outside(world: int) -> Any:
+        return torch.compile(ddp(world))
+
+    def within(world: int) -> nn.Module:
+        return DistributedDataParallel(torch.compile(Model()))
+
+    for compiled in (outside, within):
         assert where(leaves(compiled, 1, 2)["model/first.weight"])[-1] == (0, 1)
 
 
