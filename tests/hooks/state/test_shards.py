@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from spotguard.hooks.format.leaf import Leaf
 from spotguard.hooks.state.registered import State
 from spotguard.providers.errors import StateError
 from tests.fakes.ranks import rank_of
+from tests.fakes.several import Way, ddp, fsdp, hsdp, mesh_of, tp, tp_fsdp
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
-
-PLAN = {"first": ColwiseParallel(), "last": RowwiseParallel()}
 
 
 class Model(nn.Module):
@@ -35,38 +30,6 @@ class Model(nn.Module):
         self.last = nn.Linear(7, 1, bias=False)
 
 
-def mesh_of(*dims: int) -> Any:
-    """Of names that no mesh had before: torch keeps layouts by equal meshes, with the place that a rank had in them."""
-    names = tuple(f"dim{next(_NUMBER)}" for _ in dims)
-    return init_device_mesh("cpu", dims, mesh_dim_names=names)
-
-
-_NUMBER = count()
-
-
-def ddp(world: int) -> nn.Module:
-    return DistributedDataParallel(Model())
-
-
-def fsdp(world: int) -> nn.Module:
-    return fully_shard(Model(), mesh=mesh_of(world))  # type: ignore[return-value]
-
-
-def hsdp(world: int) -> nn.Module:
-    return fully_shard(Model(), mesh=mesh_of(2, world // 2))  # type: ignore[return-value]
-
-
-def tp(world: int) -> nn.Module:
-    return parallelize_module(Model(), mesh_of(world), PLAN)
-
-
-def tp_fsdp(world: int) -> nn.Module:
-    mesh = mesh_of(world // 2, 2)
-    data, tensor = (mesh[name] for name in mesh.mesh_dim_names)
-    model = parallelize_module(Model(), tensor, PLAN)
-    return fully_shard(model, mesh=data)  # type: ignore[return-value]
-
-
 def stepped(model: nn.Module) -> torch.optim.Optimizer:
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():
@@ -75,9 +38,9 @@ def stepped(model: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
-def leaves(make: Callable[[int], nn.Module], rank: int, world: int) -> dict[str, Leaf]:
+def leaves(make: Way, rank: int, world: int) -> dict[str, Leaf]:
     with rank_of(rank, world):
-        model = make(world)
+        model = make(Model(), world)
         values = {"model": model, "optimizer": stepped(model)}
         state = State(values, lambda: None, rank=rank, world=world)
         state.at_boundary()
@@ -100,12 +63,10 @@ def test_ddp_holds_replicas_and_one_rank_its_buffers() -> None:
 
 
 def test_what_ddp_does_not_broadcast_is_each_ranks_own() -> None:
-    model = lambda world: DistributedDataParallel(Model(), broadcast_buffers=False)  # noqa: E731
-    found = leaves(model, 1, 2)
+    found = leaves(lambda model, _: DistributedDataParallel(model, broadcast_buffers=False), 1, 2)
     assert where(found["@00001/model/norm.running_mean"]) == ((7,), None, None, ())
 
-    def ignoring(world: int) -> nn.Module:
-        model = Model()
+    def ignoring(model: nn.Module, world: int) -> nn.Module:
         ignored = ["norm.running_mean", "last.weight"]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
         return DistributedDataParallel(model)
@@ -117,20 +78,19 @@ def test_what_ddp_does_not_broadcast_is_each_ranks_own() -> None:
 
 
 def test_a_wrapper_inside_and_a_compiled_one_declare_as_much() -> None:
-    def inside(world: int) -> nn.Module:
-        model = Model()
-        model.first = DistributedDataParallel(model.first)  # type: ignore[assignment]
+    def inside(model: nn.Module, world: int) -> nn.Module:
+        model.first = DistributedDataParallel(model.first)
         return model
 
     found = leaves(inside, 1, 2)
     assert where(found["model/first.module.weight"])[-1] == (0, 1)
     assert "@00001/model/last.weight" in found
 
-    def outside(world: int) -> Any:
-        return torch.compile(ddp(world))
+    def outside(model: nn.Module, world: int) -> Any:
+        return torch.compile(ddp(model, world))
 
-    def within(world: int) -> nn.Module:
-        return DistributedDataParallel(torch.compile(Model()))
+    def within(model: nn.Module, world: int) -> nn.Module:
+        return DistributedDataParallel(torch.compile(model))
 
     for compiled in (outside, within):
         assert where(leaves(compiled, 1, 2)["model/first.weight"])[-1] == (0, 1)
