@@ -6,7 +6,8 @@ where the box that was written and the box that is wanted meet. A 0-d tensor is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from math import prod
 from typing import NamedTuple
 
@@ -37,6 +38,17 @@ def common(one: Box, other: Box) -> Box | None:
         offsets.append(first)
         sizes.append(size)
     return Box(tuple(offsets), tuple(sizes))
+
+
+def runs(part: Box, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """A part's elements, in order, as row-major pieces of a box of these sizes: (first element, how many)."""
+    strides = [prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
+    cut = max((dim for dim, size in enumerate(sizes) if part.sizes[dim] != size), default=0)
+    count = prod(part.sizes[cut:])
+    ranges = [range(at, at + size) for at, size in zip(*part, strict=True)]
+    last = sum(at * stride for at, stride in zip(part.offsets[cut:], strides[cut:], strict=True))
+    for place in product(*ranges[:cut]) if part.numel else ():
+        yield sum(at * stride for at, stride in zip(place, strides[:cut], strict=True)) + last, count
 
 
 def run(part: Box, sizes: Sequence[int]) -> int | None:

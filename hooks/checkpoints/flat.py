@@ -10,7 +10,7 @@ the first rank's, as with DCP itself. Every tensor also keeps its name in the ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -48,8 +48,11 @@ class Flat:
     paths: dict[str, Path] = field(default_factory=dict)
 
 
-def flat(whole: Coverage) -> Flat:
+def flat(whole: Coverage, *, twice: bool = True) -> Flat:
     """Every name that DCP has for what is in a checkpoint.
+
+    Args:
+        twice: an optimizer's values also by the names of `flatten_optimizer_state_dict`.
 
     Raises:
         CheckpointError: the state is not as this version writes it.
@@ -64,7 +67,7 @@ def flat(whole: Coverage) -> Flat:
             before.append(raw)
             source = Source(manifest.rank, part)
             outline = _Outline(whole.tensors)
-            leaves, paths = _leaves(whole, source, outline.give)
+            leaves, paths = _leaves(whole, source, outline.give, twice)
             for name, value in leaves.items():
                 if name in found.paths:
                     continue
@@ -132,7 +135,7 @@ def _entry(entries: Mapping[str, MergedTensor], name: str) -> MergedTensor:
 
 
 def _leaves(
-    whole: Coverage, source: Source, give: Callable[[str], torch.Tensor]
+    whole: Coverage, source: Source, give: Callable[[str], torch.Tensor], twice: bool = True
 ) -> tuple[dict[str, Any], dict[str, Path]]:
     """A saved tree's values by DCP's names, and their paths; nothing where two would have one name, which no user's
     state dict could ask for either."""
@@ -143,7 +146,7 @@ def _leaves(
     tree = decode(raw, give)
     leaves: dict[str, Any] = {}
     paths: dict[str, Path] = {}
-    for form in _forms(source.part, tree, state):
+    for form in _forms(source.part, tree, state)[: 2 if twice else 1]:
         try:
             values, mapping = flatten_state_dict({source.part: form})
         except ValueError:  # two of one name
@@ -153,29 +156,29 @@ def _leaves(
     return leaves, paths
 
 
-def _forms(part: str, tree: Any, state: Mapping[str, Any]) -> Iterator[Any]:
+def _forms(part: str, tree: Any, registered: Mapping[str, Any]) -> list[Any]:
     """A tree as `get_state_dict` would give it; an optimizer's also as with `flatten_optimizer_state_dict`."""
     if not is_optimizer(tree):
-        yield tree
-        return
+        return [tree]
     check_well_formed(part, tree)
 
     def short(name: str) -> str:
         """A parameter's name in its module: "fc.weight" for "model/fc.weight"."""
         module, _, key = name.partition("/")
-        return key if key and module in state else name
+        return key if key and module in registered else name
 
     groups = [
         {**group, "params": [short(name) for name in group["params"]]} for group in tree["param_groups"]
     ]
-    yield {"state": {short(name): values for name, values in tree["state"].items()}, "param_groups": groups}
-    yield {
+    state = {short(name): values for name, values in tree["state"].items()}
+    numbers = {
         f"param_groups.{name}.{key}": value
         for group in groups
         for name in group["params"]
         for key, value in group.items()
         if key != "params"
     }
+    return [{"state": state, "param_groups": groups}, numbers]
 
 
 def is_optimizer(tree: Any) -> bool:

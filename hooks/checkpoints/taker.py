@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -15,6 +16,16 @@ class Frame(Protocol):
     """Reused memory."""
 
     def view(self, start: int, end: int) -> memoryview: ...
+
+
+class PlainFrame:
+    """One without torch: who verifies or copies bytes may have none."""
+
+    def __init__(self, size: int) -> None:
+        self._view = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+    def view(self, start: int, end: int) -> memoryview:
+        return self._view[start:end]
 
 
 F = TypeVar("F", bound=Frame)

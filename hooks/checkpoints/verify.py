@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from ..format.manifest import Chunk
 from .catalog import Whole
 from .ranges import Load, Wanted, plan
 from .reading import Progress, Reading
-from .taker import Span
+from .taker import PlainFrame, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +34,6 @@ class Damage:
         return f"{self.key}: {what}: {self.reason}"
 
 
-class _Plain:
-    """A frame without torch: who verifies may have none."""
-
-    def __init__(self, size: int) -> None:
-        self._view = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-
-    def view(self, start: int, end: int) -> memoryview:
-        return self._view[start:end]
-
-
 class _Report:
     """Who the bytes are for here: only those that are damaged are of interest."""
 
@@ -53,7 +42,7 @@ class _Report:
         self._found: dict[tuple[str, int], Damage] = {}
         self._lost: dict[str, Damage] = {}
 
-    def take(self, wanted: Wanted, spans: Sequence[Span[_Plain]]) -> None:
+    def take(self, wanted: Wanted, spans: Sequence[Span[PlainFrame]]) -> None:
         """They agree."""
 
     def damaged(self, wanted: Wanted) -> None:
@@ -97,7 +86,7 @@ def verify(
     """
     wanted = _everything(whole)
     report = _Report()
-    Reading(store, plan(wanted), _Plain, report, progress=progress, clock=clock, timeout=timeout).run()
+    Reading(store, plan(wanted), PlainFrame, report, progress=progress, clock=clock, timeout=timeout).run()
     return report.damages(list(dict.fromkeys(each.key for each in wanted)))
 
 

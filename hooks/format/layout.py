@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii
 
 from .dtypes import safetensors_form
@@ -20,13 +20,16 @@ ALIGNMENT = 8
 _LENGTH = struct.Struct("<Q")
 
 
-def header(pieces: Iterable[tuple[str, str, Sequence[int], int]]) -> bytes:
+def header(
+    pieces: Iterable[tuple[str, str, Sequence[int], int]], notes: Mapping[str, str] | None = None
+) -> bytes:
     """The first bytes of an object that holds these pieces, back to back in this order.
 
     Args:
         pieces: (label, dtype of the bytes as torch says it, sizes, bytes) each; labels are unique.
+        notes: for people and for other tools.
     """
-    table: dict[str, dict[str, object]] = {}
+    table: dict[str, object] = {_RESERVED: dict(notes)} if notes else {}
     position = 0
     for label, dtype, sizes, nbytes in pieces:
         word, shape = safetensors_form(dtype, sizes)

@@ -26,6 +26,7 @@ COMMANDS = {
     "ls": "the checkpoints in a store",
     "inspect": "what is in one checkpoint",
     "verify": "read a checkpoint again and compare every checksum",
+    "export": "a checkpoint for other tools: plain DCP, or one safetensors file",
     "prune": "delete all but the newest checkpoints",
     "demo": "the whole story on a simulated cloud, in a minute or two",
 }

@@ -38,7 +38,8 @@ def _rows(parser: argparse.ArgumentParser) -> list[str]:
         if action.help == argparse.SUPPRESS or action.dest == "help" or subcommands:
             continue
         name = action.option_strings[0] if action.option_strings else ""
-        takes = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
+        metavar = action.metavar or action.dest.upper()
+        takes = "" if action.nargs == 0 else metavar if isinstance(metavar, str) else " ".join(metavar)
         if action.choices and action.metavar is None:
             takes = "{" + ",".join(map(str, action.choices)) + "}"
         words = (action.help or "").replace("%%", "%").replace("|", "\\|")

@@ -13,60 +13,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from spotguard import StorageReader
-from spotguard.hooks.format.encoding import encode
 from spotguard.hooks.format.manifest import private_name
 from spotguard.providers.errors import CheckpointError, UsageError
 from spotguard.providers.stores.opening import open_store
-from tests.fakes.cut import Cut, columns, rows
+from tests.fakes.cut import Cut, columns
+from tests.fakes.four import saved_by_four, trained
 from tests.hooks.programs import load as program
 
 pytestmark = pytest.mark.torch
-
-
-def trained() -> tuple[program.Small, torch.optim.Optimizer]:
-    torch.manual_seed(3)
-    model = program.Small()
-    model.seen.fill_(2.5)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.125, betas=(0.8, 0.99))
-    for _ in range(2):
-        model(torch.rand(5, 6)).square().sum().backward()
-        optimizer.step()
-    return model, optimizer
-
-
-def saved_by_four(url: str, model: nn.Module, optimizer: torch.optim.Optimizer, **others: Any) -> Cut:
-    """As four ranks would have saved them: names and trees are those that a restore reads."""
-    names = {id(param): f"model/{name}" for name, param in model.named_parameters()}
-    tensors = {f"model/{key}": value for key, value in model.state_dict().items() if key != "three.weight"}
-    groups = [
-        {**group, "params": [names[id(p)] for p in group["params"]]} for group in optimizer.param_groups
-    ]
-    state = {names[id(p)]: values for p, values in optimizer.state.items()}
-    for name, values in state.items():
-        tensors |= {f"optimizer/state/{name}/{word}": tensor for word, tensor in values.items()}
-    weights = {key: tensors.get(f"model/{key}", tensors["model/two.weight"]) for key in model.state_dict()}
-    moments = {"class": "AdamW", "param_groups": groups, "state": state, "on_host": []}
-    by_id = {id(tensor): name for name, tensor in tensors.items()}
-
-    def take(tensor: torch.Tensor) -> str:
-        if id(tensor) not in by_id:
-            by_id[id(tensor)] = f"extra#{len(by_id)}"
-            tensors[by_id[id(tensor)]] = tensor
-        return by_id[id(tensor)]
-
-    trees = {
-        name: encode(tree, take) for name, tree in {"model": weights, "optimizer": moments, **others}.items()
-    }
-    cut = Cut(tensors, rows, world=4, state=trees, private={"rng": torch.arange(5.0)})
-    cut.write(open_store(url))
-    return cut
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotguard.hooks.checkpoints.boxes import Box, common, run
+from spotguard.hooks.checkpoints.boxes import Box, common, run, runs
 
 np = pytest.importorskip("numpy")
 
@@ -52,3 +52,16 @@ def test_what_lies_in_one_piece_is_found_and_nothing_else(data: st.DataObject) -
     if inside.size:
         in_one_piece = inside[-1] - inside[0] + 1 == inside.size
         assert run(part, shape) == (inside[0] if in_one_piece else None)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_the_pieces_of_a_part_are_its_elements_in_order(data: st.DataObject) -> None:
+    """As few of them as there are rows that are cut."""
+    shape = data.draw(SHAPE)
+    part = boxes(shape, data)
+    inside = cut(np.arange(prod(shape)).reshape(shape), part).reshape(-1).tolist()
+    pieces = list(runs(part, shape))
+    assert [first + each for first, count in pieces for each in range(count)] == inside
+    if inside and run(part, shape) is not None:
+        assert len(pieces) <= max(1, len(inside))
