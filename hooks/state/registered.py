@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from ...providers.clock import Clock, SystemClock
 from ...providers.errors import StateError
 from ..format.coverage import MergedTensor
+from ..format.leaf import Leaf
 from .collected import Collected as Collected
 from .collected import collect
 from .device import Fence
@@ -26,6 +27,7 @@ from .restoring import Restoring as Restoring
 from .restoring import plan
 from .rng import RngPart
 from .shards import Ranks, local
+from .sharing import covers, digests, fingerprint
 from .storage import gap
 from .window import Witness
 
@@ -218,6 +220,7 @@ class State:
             self._wait_for_boundaries(f"copying what changes between steps costs {cost * 1e3:.1f} ms a step")
 
     def _refresh(self) -> None:
+        self._sharing: tuple[dict[tuple[int, ...], str], frozenset[int]] | None = None
         for module in self._modules:
             module.refresh()
         for optimizer in self._optimizers:
@@ -273,6 +276,30 @@ class State:
         if self.poisoned:
             raise StateError(f"{self.poisoned}; it is not saved")
         return collect(self.parts, self._ranks)
+
+    def fingerprint(self) -> Mapping[tuple[int, ...], str]:
+        """By the ranks that hold the same as this one: a hash of what that is, equal on all of them."""
+        return self._shared()[0]
+
+    def covers(self) -> frozenset[int]:
+        """The ranks of whose tensors this one has every byte, itself among them."""
+        return self._shared()[1]
+
+    def _shared(self) -> tuple[dict[tuple[int, ...], str], frozenset[int]]:
+        """Made when it is asked for, and again once tensors came or went."""
+        if (held := self._sharing) is None:
+            leaves = [leaf for part in self.parts for leaf in part.leaves()]
+            held = (fingerprint(leaves), covers(leaves, self._ranks.rank, self._ranks.world))
+            self._sharing = held
+        return held
+
+    def digests(self, leaves: Iterable[Leaf]) -> dict[str, int]:
+        """The CRC32 of what other ranks hold too, for `sharing.drifted`. Reads every byte of it.
+
+        Args:
+            leaves: as they were collected, or copies of them.
+        """
+        return digests(leaves, self._ranks.rank)
 
     # --- restore, on the main thread ---
 

@@ -1,0 +1,70 @@
+"""What ranks that hold the same must agree on before they write it in turns: that it is the same. Pure, of leaves alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+
+import torch
+
+from ..format.crc import crc32
+from ..format.leaf import Leaf
+from .storage import copyable
+
+
+def fingerprint(leaves: Iterable[Leaf]) -> dict[tuple[int, ...], str]:
+    """By the ranks that hold the same: a hash over what that is (names, types, shapes, places; no bytes), in order. Equal
+    on all of them, or they would deal it out among themselves in different ways."""
+    lines: dict[tuple[int, ...], list[str]] = {}
+    for leaf in leaves:
+        if len(leaf.holders) > 1:
+            what = (
+                leaf.name,
+                str(leaf.tensor.dtype),
+                leaf.shape,
+                leaf.offsets,
+                tuple(leaf.tensor.shape),
+                int(leaf.tier),
+            )
+            lines.setdefault(leaf.holders, []).append(repr(what))
+    return {
+        holders: blake2b("\n".join(held).encode(), digest_size=16).hexdigest()
+        for holders, held in sorted(lines.items())
+    }
+
+
+def covers(leaves: Iterable[Leaf], rank: int, world: int) -> frozenset[int]:
+    """The ranks of whose tensors this one has every byte: itself, and whoever holds whatever it holds. (Generators and
+    other extras are each rank's own, and are lost with it.)"""
+    covered = frozenset(range(world))
+    for leaf in leaves:
+        if not leaf.tensor.numel() or leaf.holders == (rank,):
+            continue
+        if len(leaf.holders) == 1:
+            covered -= {*leaf.holders}  # DDP's buffers: what is here is of the last broadcast
+        else:
+            covered &= {*leaf.holders}
+    return covered | {rank}
+
+
+def digests(leaves: Iterable[Leaf], rank: int) -> dict[str, int]:
+    """The CRC32 of all that others hold too, by what it is: the name, and where it lies in the whole. Reads every byte."""
+    return {
+        leaf.name if leaf.offsets is None else f"{leaf.name} at {list(leaf.offsets)}": _crc(leaf.tensor)
+        for leaf in leaves
+        if len(leaf.holders) > 1 and rank in leaf.holders
+    }
+
+
+def drifted(digests: Sequence[Mapping[str, int]]) -> list[str]:
+    """What the replicas of several ranks should have in common and have not, in order."""
+    first: dict[str, int] = {}
+    found: set[str] = set()
+    for held in digests:
+        found |= {name for name, digest in held.items() if first.setdefault(name, digest) != digest}
+    return sorted(found)
+
+
+def _crc(tensor: torch.Tensor) -> int:
+    flat = copyable(tensor.detach()).cpu().contiguous().reshape(-1).view(torch.uint8)
+    return crc32(flat.numpy().data)
