@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from ...providers.clock import Clock
 from ...providers.errors import CheckpointError, NotFoundError, StoreError
 from ...providers.stores.store import BlobStore
-from ..format.codec import decode_manifest, decode_marker
-from ..format.coverage import coverage
+from ..format.codec import decode_marker, open_manifest
 from ..format.keys import MARKER, checkpoint_prefix, manifest_name
 from ..format.manifest import RankManifest
+from ..format.merging import Merging
 from .commit import put_marker
 from .effort import Abandoned, Effort
 from .publish import MARKING, put_own
@@ -142,13 +142,12 @@ class _Others:
     lost: str = ""
     #: Ranks whose manifests are not in the store, as far as was seen: the next to be looked at first.
     missing: list[int] = field(init=False)
-    _held: dict[int, RankManifest] = field(init=False)
+    _merging: Merging = field(default_factory=Merging)
     #: Ranks in whose place another start's manifest was.
     _strange: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.missing = [rank for rank in range(self.world) if rank != self.mine.rank]
-        self._held = {self.mine.rank: self.mine}
 
     @property
     def world(self) -> int:
@@ -156,11 +155,12 @@ class _Others:
 
     @property
     def fetched(self) -> bool:
-        return len(self._held) == self.world
+        return len(self._merging.manifests) == self.world
 
     @property
     def manifests(self) -> list[RankManifest]:
-        return [self._held[rank] for rank in sorted(self._held)]
+        """Without their tensors."""
+        return [*self._merging.manifests.values()]
 
     def whose(self) -> str:
         """Who is missing, for a person."""
@@ -174,7 +174,10 @@ class _Others:
     def fetch(self, left: float | None) -> None:
         """Have the others' manifests, up to the first that is not there."""
         for rank in range(self.world):
-            if rank in self._held:
+            if rank in self._merging.manifests:
+                continue
+            if rank == self.mine.rank:
+                self._merging.add(self.mine, self.mine.tensors)
                 continue
             there = self._take(rank, left)
             self._forget(rank)
@@ -199,12 +202,12 @@ class _Others:
 
     def merge(self) -> None:
         """Raises CheckpointError where they are no whole."""
-        coverage(self.manifests)
+        self._merging.check()
 
     def _take(self, rank: int, left: float | None) -> bool:
         key = self._key(rank)
         try:
-            found = decode_manifest(self.store.get(key, timeout=left), key)
+            found, tensors = open_manifest(self.store.get(key, timeout=left), key)
         except NotFoundError:
             return False  # still writing; it will look in its turn
         if found.incarnation != self.mine.incarnation:
@@ -212,7 +215,7 @@ class _Others:
                 rank
             )  # of another start of the job that was given the same number: no part of ours
             return False
-        self._held[rank] = found
+        self._merging.add(found, tensors)
         return True
 
     def _is_marked(self, left: float | None) -> bool:

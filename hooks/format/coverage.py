@@ -41,12 +41,12 @@ def coverage(manifests: Iterable[RankManifest]) -> Coverage:
     Raises:
         CheckpointError: a rank is missing, two of them do not belong together, or a tensor is not tiled.
     """
-    full = _full_set(manifests)
+    full = full_set(manifests)
     tensors: dict[str, MergedTensor] = {}
     with collector_at_rest():
         _merge(full, tensors)
     for merged in tensors.values():
-        _tile(merged)
+        tile(merged)
     return Coverage(full, tensors)
 
 
@@ -58,16 +58,23 @@ def _merge(full: tuple[RankManifest, ...], tensors: dict[str, MergedTensor]) -> 
             if merged is None:
                 merged = tensors[name] = MergedTensor(name, dtype, shape, stored, [])
             elif merged.dtype != dtype or merged.shape != shape or merged.stored != stored:
-                raise CheckpointError(
-                    f"tensor {name!r} is {dtype}{list(shape)} for rank {rank}, "
-                    f"{merged.dtype}{list(merged.shape)} for another"
-                )
+                raise disagree(rank, name, dtype, shape, merged)
             for chunk in chunks:
                 merged.chunks.append((rank, chunk))
 
 
-def _full_set(manifests: Iterable[RankManifest]) -> tuple[RankManifest, ...]:
-    """In order of ranks, each once, all of one save of one process group."""
+def disagree(
+    rank: int, name: str, dtype: str, shape: tuple[int, ...], merged: MergedTensor
+) -> CheckpointError:
+    """What is wrong with a tensor that is another for this rank than for those before it."""
+    return CheckpointError(
+        f"tensor {name!r} is {dtype}{list(shape)} for rank {rank}, "
+        f"{merged.dtype}{list(merged.shape)} for another"
+    )
+
+
+def full_set(manifests: Iterable[RankManifest]) -> tuple[RankManifest, ...]:
+    """In order of ranks, each once, all of one save of one process group; raises `CheckpointError`."""
     full = tuple(sorted(manifests, key=lambda manifest: manifest.rank))
     if not full:
         raise CheckpointError("no manifest of any rank is there")
@@ -89,8 +96,9 @@ def _full_set(manifests: Iterable[RankManifest]) -> tuple[RankManifest, ...]:
     return full
 
 
-def _tile(tensor: MergedTensor) -> None:
-    """Prove that the chunks cover the tensor, each element once (or twice with the same bytes), and order them."""
+def tile(tensor: MergedTensor) -> None:
+    """Prove that the chunks cover the tensor, each element once (or twice with the same bytes), and order them; raises
+    `CheckpointError`."""
     if _in_rows(tensor):
         return
     chunks = tensor.chunks = _distinct(tensor.name, tensor.chunks)

@@ -7,6 +7,7 @@ A tensor is an object with named fields, and each of its chunks an array in the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 
@@ -87,7 +88,11 @@ def _confine(entry: ObjectEntry, name: CheckpointName, rank: int, world: int) ->
 
 def tensors_in(raw: list[Any], objects: tuple[ObjectEntry, ...]) -> tuple[TensorEntry, ...]:
     """The tensors, each chunk inside its shape and its bytes inside their object."""
-    entries: list[TensorEntry] = []
+    return tuple(each_tensor_in(raw, objects))
+
+
+def each_tensor_in(raw: Iterable[Any], objects: tuple[ObjectEntry, ...]) -> Iterator[TensorEntry]:
+    """The same, one after the other."""
     seen: set[str] = set()
     bounds = [(entry.header, entry.size) for entry in objects]
     for fields in raw:
@@ -95,9 +100,9 @@ def tensors_in(raw: list[Any], objects: tuple[ObjectEntry, ...]) -> tuple[Tensor
             name, dtype, shape, chunks = fields["name"], fields["dtype"], fields["shape"], fields["chunks"]
             stored = fields.get("stored", "")
         except (TypeError, KeyError, AttributeError) as error:
-            raise Invalid(f"tensors[{len(entries)}] is not a tensor's entry ({error})") from error
+            raise Invalid(f"tensors[{len(seen)}] is not a tensor's entry ({error})") from error
         if type(name) is not str or not 0 < len(name) <= _MAX_NAME:
-            raise Invalid(f"tensors[{len(entries)}] has no usable name")
+            raise Invalid(f"tensors[{len(seen)}] has no usable name")
         if name in seen:
             raise Invalid(f"tensor {name!r} is listed twice")
         seen.add(name)
@@ -106,8 +111,7 @@ def tensors_in(raw: list[Any], objects: tuple[ObjectEntry, ...]) -> tuple[Tensor
             raise Invalid(f"tensor {name!r} has no list of sizes and of chunks")
         box = _shape(name, shape, itemsize)
         made = tuple([_chunk(chunk, name, box, itemsize, bounds) for chunk in chunks])
-        entries.append(_new(TensorEntry, (name, dtype, box, made, stored)))
-    return tuple(entries)
+        yield _new(TensorEntry, (name, dtype, box, made, stored))
 
 
 def _itemsize(name: str, dtype: Any, stored: Any) -> int:
