@@ -1,0 +1,111 @@
+"""A sharded training script as a user writes it, for any number of ranks: `sharded.py STEPS [LIMIT]`, and alone where
+no launcher started it, without spotguard.
+
+The data of a step is drawn from its number and cut among the ranks, so the loss of each step is, but for the order of
+sums, the same in every world. Said on stdout, by rank 0 alone but for the first: `rank R of W on HOST`,
+`restored STEP DIGEST`, `step STEP LOSS DIGEST` (DIGEST: of the whole parameters and moments, none cut), `done`. Where
+a file LIMIT is named, no step is begun beyond the number in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import spotguard
+
+#: Samples of a step: one, two, three or four ranks have equally many.
+_BATCH = 12
+
+
+def tell(line: str) -> None:
+    os.write(1, f"{line}\n".encode())
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """All ranks have to call it."""
+    found = hashlib.sha256()
+    for parameter in model.parameters():
+        for tensor in (parameter.detach(), *optimizer.state[parameter].values()):
+            found.update(whole(tensor).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def loss_of(model: nn.Module, step: int, rank: int, world: int) -> Tensor:
+    """Of this rank's samples; its mean over the ranks is the mean over all samples."""
+    data = torch.randn(_BATCH, 8, generator=torch.Generator().manual_seed(step))
+    mine = data[rank::world]
+    loss: Tensor = (model(mine) - mine.sum(1, keepdim=True).sin()).pow(2).mean()
+    return loss
+
+
+def prepare() -> nn.Sequential:
+    torch.set_num_threads(1)
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(8, 50), nn.GELU(), nn.Linear(50, 1))
+
+
+def take_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, rank: int, world: int) -> Tensor:
+    loss = loss_of(model, step, rank, world)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach().clone()
+
+
+def alone(steps: int) -> None:
+    model = prepare()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(steps):
+        loss = take_step(model, optimizer, step, 0, 1)
+        tell(f"step {step + 1} {loss.item():.6f} {digest(model, optimizer)}")
+
+
+def together(steps: int, limit: Path | None) -> None:
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = prepare()
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    guard = spotguard.register(model=model, optimizer=optimizer)
+    tell(f"rank {rank} of {world} on {socket.gethostname()}")
+    done = guard.restore()
+    said = digest(model, optimizer)
+    if rank == 0:
+        tell(f"restored {done} {said}")
+    pause = threading.Event()
+    for step in range(done, steps):
+        while limit is not None and step >= int(limit.read_text() or 0):
+            pause.wait(0.05)
+        loss = take_step(model, optimizer, step, rank, world)
+        guard.step()
+        dist.all_reduce(loss)
+        said = digest(model, optimizer)
+        if rank == 0:
+            tell(f"step {step + 1} {loss.item() / world:.6f} {said}")
+    if rank == 0:
+        tell("done")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        together(int(sys.argv[1]), Path(sys.argv[2]) if sys.argv[2:] else None)
+    else:
+        alone(int(sys.argv[1]))
