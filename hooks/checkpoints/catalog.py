@@ -91,8 +91,9 @@ class Checkpoint:
     #: Bytes of all objects in its folder.
     nbytes: int
     marked: bool
-    #: None where no marker and no manifest could be read.
+    #: As the names in its folder say it; None where they disagree, or say nothing.
     world: int | None = None
+    #: None where no marker and no manifest could be read.
     level: Level | None = None
     kind: Kind | None = None
     created: float | None = None
@@ -245,7 +246,11 @@ def _describe(
         status, reason = "partial", str(error)
     except CheckpointError as error:
         status, reason = "newer" if isinstance(error, NewerFormatError) else "damaged", str(error)
-    return Checkpoint(folder.run_id, folder.name, status, reason, sum(objects), marked)
+    worlds = {
+        parsed[1] for name in folder.files if (parsed := parse_manifest_name(name) or parse_object_name(name))
+    }
+    world = worlds.pop() if len(worlds) == 1 else None
+    return Checkpoint(folder.run_id, folder.name, status, reason, sum(objects), marked, world)
 
 
 def _said(store: BlobStore, folder: Folder, timeout: float | None) -> CommitMarker | None:

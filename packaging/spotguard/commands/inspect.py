@@ -58,6 +58,10 @@ def as_json(whole: Whole, url: str) -> dict[str, Any]:
         "bytes": whole.nbytes,
         "environment": dict(first.environment),
         "state": sorted({name for manifest in whole.manifests for name in manifest.state}),
+        "ranks": [
+            {"rank": manifest.rank, "objects": len(manifest.objects), "bytes": manifest.nbytes}
+            for manifest in whole.manifests
+        ],
         "objects": [
             {"key": manifest.object_key(index), "bytes": entry.size}
             for manifest in whole.manifests
@@ -87,15 +91,33 @@ def _show(body: dict[str, Any]) -> None:
     ranks, objects = count(body["world"], "rank"), count(len(body["objects"]), "object")
     out.print(f"  {ranks}, {objects}, {amount(body['bytes'])}")
     out.print(f"  {count(len(body['tensors']), 'tensor')}, {count(elements, 'element')}")
+    if body["world"] > 1:
+        shares = [rank["bytes"] for rank in body["ranks"]]
+        out.print(f"  written by each rank: {amount(min(shares))} to {amount(max(shares))}")
     for name, value in body["environment"].items():
         out.print(f"  {name}: {value}")
     out.print(f"  state: {', '.join(body['state']) or '-'}")
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for name in ("tensor", "dtype", "shape", "size", "chunks"):
         table.add_column(name, justify="right" if name in ("size", "chunks") else "left", overflow="fold")
-    for tensor in body["tensors"]:
+    for tensor in _folded(body["tensors"]):
         stored = "" if tensor["stored"] == tensor["dtype"] else f" as {tensor['stored']}"
         shape = "x".join(map(str, tensor["shape"])) or "scalar"
         size, chunks = amount(tensor["bytes"]), str(tensor["chunks"])
         table.add_row(tensor["name"], tensor["dtype"] + stored, shape, size, chunks)
     out.print(table)
+
+
+def _folded(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What each rank has of its own in one line: `@…/rng` for those of 128 ranks."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for tensor in tensors:
+        rank, _, rest = tensor["name"].partition("/")
+        form = (tensor["dtype"], tensor["stored"], *tensor["shape"])
+        key = (rest, *form) if rank.startswith("@") else (tensor["name"],)
+        if (held := found.get(key)) is None:
+            found[key] = tensor
+        else:
+            sums = {word: held[word] + tensor[word] for word in ("bytes", "chunks")}
+            found[key] = {**held, **sums, "name": f"@…/{rest}"}
+    return list(found.values())
