@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from .format.sharing import ALL_STAY, Roles
+
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
@@ -13,16 +15,29 @@ class Agreed:
     step: int
     #: Which agreement it was; its checkpoints are numbered by it. 0: there was none to be made.
     epoch: int = 0
-    #: Ranks whose machine goes: they write only what nobody else holds.
-    doomed: frozenset[int] = frozenset()
-    #: Nobody relies on another: each writes all that it holds.
-    whole_each: bool = False
+    #: Who writes what of what several ranks hold.
+    roles: Roles = ALL_STAY
+    #: This rank speaks for those that are absent: the first of those that are there.
+    speaks: bool = False
     #: The weights are committed by themselves, before the moments.
     weights_first: bool = False
-    #: Monotonic seconds after which nothing more comes from those that are doomed.
+    #: Monotonic seconds after which nothing more comes from ranks whose machine goes.
     doomed_until: float = math.inf
 
     @property
     def numbers(self) -> tuple[int, int]:
         """Of the checkpoints that this save may make, the lower level's first."""
         return 2 * self.epoch, 2 * self.epoch + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a rank's part of a save would be."""
+
+    #: Bytes that it would write.
+    weights: int
+    moments: int
+    #: Bytes a second to the store; None: not known yet.
+    rate: float | None
+    #: Seconds of a commit.
+    commit: float

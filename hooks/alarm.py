@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from .protocol import Preempt
 
+#: The kind of a notice that a test makes in its own process: no agent will say what follows the commit.
+BY_HAND = "test"
 #: Seconds before the agent's reserve, where the agent kills, at which a save gives up: time to say why.
 _LAST_WORDS = 0.25
 
@@ -42,4 +44,5 @@ def alarm_of(notice: Preempt, now: float) -> Alarm:
         source=notice.source,
         kind=notice.kind,
         drill=notice.drill,
+        by_hand=notice.kind == BY_HAND,
     )

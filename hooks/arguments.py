@@ -54,22 +54,6 @@ def stage_folder() -> Path | None:
     return Path(text) if text else None
 
 
-def number(variable: str, default: int) -> int:
-    """A whole number of 1 or more from the environment.
-
-    Raises:
-        UsageError: it is none.
-    """
-    text = os.environ.get(variable, "")
-    try:
-        found = int(text) if text else default
-    except ValueError:
-        found = 0
-    if found < 1:
-        raise UsageError(f"{variable}={text!r} is not a number of 1 or more; correct it, or unset it")
-    return found
-
-
 def kept(variable: str) -> Keep:
     """How many checkpoints stay, from the environment.
 

@@ -11,7 +11,7 @@ from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, StoreError
 from ..providers.stores.store import BlobStore
 from ..providers.stores.urls import inside
-from .agreed import Agreed
+from .agreed import Agreed, Cost
 from .checkpoints.catalog import Whole
 from .checkpoints.commit import attempt_starts
 from .checkpoints.draft import ALL, WEIGHTS, Draft, Outline, Written
@@ -24,15 +24,19 @@ from .checkpoints.staging import Stage
 from .checkpoints.tidy import Tidier
 from .checkpoints.work import Progress
 from .checkpoints.writer import Spoiled, Writer
+from .committer import Committer
 from .emergency import EmergencySave
 from .format.keys import CheckpointName, checkpoint_prefix
 from .format.leaf import Leaf
-from .format.manifest import Kind, Level, RankManifest
+from .format.manifest import Kind, Level
+from .format.sharing import Roles
 from .promotion import Upload
 from .save import Save
 from .saved import Saved
+from .share import Share
 from .snapshot import Snapshot, differs
-from .state.registered import Collected, State
+from .state.collected import Collected
+from .state.registered import State
 
 log = logging.getLogger("spotguard")
 
@@ -53,6 +57,7 @@ class Checkpointer:
         keep: Keep,
         rank: int = 0,
         world: int = 1,
+        incarnation: str = "",
         lossy: bool = False,
         stage: Stage | None = None,
     ) -> None:
@@ -65,10 +70,13 @@ class Checkpointer:
         self._rank = rank
         self._world = world
         self._writer = Writer(store, run_id, rank, world)
+        self._committer = Committer(run_id, clock, rank=rank, world=world, incarnation=incarnation)
         self._tidier = Tidier(store, run_id, self._writer)
         self._stager = None if stage is None else Stager(stage, self._writer)
         self._count = itertools.count()
         self._snapshot = Snapshot()
+        #: By which the last save was written, or the next is planned.
+        self._outline: Outline | None = None
         #: The background save whose bytes are on their way.
         self._upload: Upload | None = None
         #: The newest committed checkpoint, of this attempt or restored from.
@@ -111,6 +119,16 @@ class Checkpointer:
         last = self.last
         return None if last is None else Earlier(last.step, self._clock.monotonic() - last.at)
 
+    def cost(self, roles: Roles) -> Cost:
+        """What this rank would write of a save shared so, as far as it is planned. At a notice: nothing is read."""
+        link, now = self._writer.link, self._clock.monotonic()
+        rate, commit = link.rate(now), link.commit or 0.0
+        if self._outline is None:
+            return Cost(self.nbytes, 0, None if rate is None else rate.expected, commit)
+        draft = Draft(self._outline, roles=roles)
+        weights = draft.share(WEIGHTS)
+        return Cost(weights, draft.share() - weights, None if rate is None else rate.expected, commit)
+
     def rehearse(self, state: State) -> None:
         """Plan for the state as it stands: names, shapes, headers. It stays for as long as they do.
 
@@ -118,7 +136,9 @@ class Checkpointer:
             StateError: it cannot be saved.
             CheckpointError: there is no memory for the buffers.
         """
-        self._writer.rehearse(state.collect(self._rank).leaves, lossy=self._lossy)
+        leaves = state.collect(self._rank).leaves
+        self._writer.rehearse(leaves, lossy=self._lossy)
+        self._outline = self._writer.outline(leaves)
 
     def put_small(self, key: str, data: memoryview, seconds: float) -> None:
         """Put something beside the checkpoints, once, by a connection that is open. On the saving thread.
@@ -213,7 +233,7 @@ class Checkpointer:
         leaves, name = save.collected.leaves, self._name(save)
 
         def commit(written: Written, effort: Effort) -> None:
-            self._commit(replace(save, effort=effort), name, "full", written, stager.writer)
+            self._committer.commit(replace(save, effort=effort), name, "full", written, stager.writer)
 
         outline = self._writer.outline(leaves, renew=True)
         return stager.hold(leaves, outline, name, save.effort, save.moved, commit)
@@ -223,7 +243,8 @@ class Checkpointer:
         try:
             draft = self._upload_all(save, name, started)
         except (StoreError, Spoiled):
-            if save.effort.left() is None:  # not while a notice waits for it
+            # Not while a notice waits for it; nor what other ranks may be making whole without this one's looking on.
+            if save.effort.left() is None and self._world == 1:
                 self._tidier.discard(name, save.effort)
             raise
         if name.attempt == self._attempt:
@@ -231,18 +252,19 @@ class Checkpointer:
         saved = self._saved(name, draft, started, blocked=blocked)
         if save.effort.left() is None:
             self._make_ready(draft.outline)
-            self._prune(save.effort, name, name.attempt)
+            if self._committer.marked:
+                self._prune(save.effort, name, name.attempt)
         return saved
 
     def _upload_all(self, save: Save, name: CheckpointName, started: float) -> Draft:
         held, leaves = save.held, save.collected.leaves
-        outline = held.draft.outline if held is not None else self._writer.outline(leaves, renew=True)
-        draft, fill = Draft(outline), None if held is None else held.fill
+        outline = held.draft.outline if held is not None else self._plan(save, renew=True)
+        draft, fill = Draft(outline, roles=save.agreed.roles), None if held is None else held.fill
         if not save.in_place:
             self._upload = Upload(self._writer, self._clock, draft, save.step, started)
         try:
             self._writer.write(leaves, name, save.effort, save.progress, save.moved, draft=draft, fill=fill)
-            self._commit(save, name, "full", draft.written(name), self._writer)
+            self._committer.commit(save, name, "full", draft.written(name), self._writer)
         finally:
             # Also before it is tidied up: there is nothing that a notice could let finish.
             self._upload = None
@@ -279,12 +301,16 @@ class Checkpointer:
 
     def _emergency(self, save: Save, started: float) -> Saved:
         """What fits."""
+        if save.agreed.epoch:
+            return self._share(save, started)
         emergency = EmergencySave(
             self._writer,
             save.effort,
             step=save.step,
             begin=lambda: self._name(save),
-            commit=lambda name, level, written: self._commit(save, name, level, written, self._writer),
+            commit=lambda name, level, written: self._committer.commit(
+                save, name, level, written, self._writer
+            ),
             look=save.moved,
             lossy=self._lossy,
             last=self._known(),
@@ -300,6 +326,31 @@ class Checkpointer:
                 saved = self._saved(name, emergency.draft, started, level, why, at)
         assert saved is not None
         return saved
+
+    def _share(self, save: Save, started: float) -> Saved:
+        """What the ranks agreed on."""
+        share = Share(
+            self._writer,
+            save.effort,
+            weights_first=save.agreed.weights_first,
+            begin=lambda: self._name(save),
+            put=lambda name, written: self._committer.put_own(save, name, written, self._writer),
+            commit=lambda name, level, written, effort: self._committer.commit(
+                replace(save, effort=effort), name, level, written, self._writer
+            ),
+            look=save.moved,
+            progress=save.progress,
+        )
+        draft = Draft(self._plan(save), roles=save.agreed.roles)
+        name, level, why = share.run(save.collected.leaves, draft)
+        return self._saved(name, draft, started, level, why)
+
+    def _plan(self, save: Save, *, renew: bool = False) -> Outline:
+        leaves = save.collected.leaves
+        if save.agreed.roles.whole_each:
+            return self._writer.apart(leaves)
+        self._outline = self._writer.outline(leaves, renew=renew)
+        return self._outline
 
     def _name(self, save: Save) -> CheckpointName:
         return CheckpointName(self._attempt, save.step, next(save.numbers))
@@ -321,40 +372,6 @@ class Checkpointer:
         if name.attempt == self._attempt:  # or training went back meanwhile, and goes on from elsewhere
             self.last = saved
         return saved
-
-    def _commit(
-        self, save: Save, name: CheckpointName, level: Level, written: Written, writer: Writer
-    ) -> None:
-        """See that the state stood still, then manifest, then marker.
-
-        Raises:
-            Spoiled: it did not.
-        """
-        effort = save.effort
-        if save.in_place:
-            changed = writer.unchanged(save.collected.leaves, written, effort)
-            if why := save.state.broken() or (changed and f"{changed} was changed while it was read"):
-                raise Spoiled(why)
-        effort.check()
-        seconds = publish(writer, self._manifest(save, name, level, written), effort, self._clock)
-        writer.link.committed(seconds)
-
-    def _manifest(self, save: Save, name: CheckpointName, level: Level, written: Written) -> RankManifest:
-        return RankManifest(
-            run_id=self._run_id,
-            step=name.step,
-            attempt=name.attempt,
-            save=name.save,
-            rank=self._rank,
-            world=self._world,
-            objects=written.objects,
-            tensors=written.tensors,
-            state=save.collected.trees if level == "full" else save.collected.light_trees,
-            environment=save.state.environment,
-            level=level,
-            kind=save.kind,
-            created=self._clock.time(),
-        )
 
     def _prune(self, effort: Effort, name: CheckpointName, attempt: int) -> None:
         """`name` is committed, so old checkpoints go, unless a newer attempt has begun."""

@@ -6,7 +6,6 @@ import atexit
 import logging
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +14,11 @@ from ..providers.errors import StateError, UsageError
 from ..providers.stores.opening import open_store
 from ..providers.stores.store import BlobStore
 from . import forks, protocol, signals
-from .alarm import Alarm
-from .arguments import completed_steps, kept, number, run_name, stage_folder, store_url, yes
+from .agreement.channel import Channel
+from .agreement.torch_group import join
+from .alarm import BY_HAND, Alarm
+from .arguments import completed_steps, kept, run_name, stage_folder, store_url, yes
+from .attachment import Attachment
 from .cadence import Cadence
 from .checkpointer import Checkpointer
 from .checkpoints.commit import claim_attempt
@@ -24,13 +26,15 @@ from .checkpoints.effort import Abandoned
 from .checkpoints.patience import PatientStore
 from .checkpoints.probe import probe
 from .checkpoints.staging import Stage
-from .client import Client
 from .format.keys import check_run_id
 from .gate import Gate, Shut
 from .interval import lost_training, mean_between
+from .meetings import of_the_first, restore_together
+from .naming import machine_token
 from .preempted import EX_TEMPFAIL, Preempted
+from .ranks import Ranks
 from .report import Report
-from .restore import restore, say_what_stays_behind
+from .restore import Restored, restore, say_what_stays_behind
 from .saved import Saved
 from .saver import Saver
 from .state.registered import State
@@ -38,8 +42,6 @@ from .words import Words
 
 log = logging.getLogger("spotguard")
 
-#: Seconds that `register` waits for the agent's welcome, to learn of a notice that is already there.
-_WELCOME = 2.0
 #: Boundaries after which the state is what it will be (optimizers make theirs at the first) and a save is planned.
 _SETTLED = 5
 #: Seconds that a process that ends waits for a background checkpoint under way.
@@ -70,11 +72,9 @@ def register(store: str | None = None, /, *, run_id: str | None = None, **state:
         raise UsageError("register() was called before in this process; register everything in one call")
     if not state:
         raise UsageError("register() was given nothing to save: register(model=model, optimizer=optimizer)")
-    if (world := number("WORLD_SIZE", 1)) > 1:
-        raise UsageError(
-            f"WORLD_SIZE is {world}: this version saves jobs of one process; unset it, or start one"
-        )
-    _current = Guard(open_store(store_url(store)), run_name(run_id), state, SystemClock())
+    where, run, clock = open_store(store_url(store)), run_name(run_id), SystemClock()
+    channel = join(machine_token(os.environ.get("SPOTGUARD_SOCKET", "")), clock)
+    _current = Guard(where, run, state, clock, channel)
     return _current
 
 
@@ -84,27 +84,38 @@ class Guard:
     One thread trains, and calls `restore`, `step` and `save`; the others are spotguard's own.
     """
 
-    def __init__(self, store: BlobStore, run_id: str, state: dict[str, Any], clock: Clock) -> None:
+    def __init__(
+        self,
+        store: BlobStore,
+        run_id: str,
+        state: dict[str, Any],
+        clock: Clock,
+        channel: Channel | None = None,
+    ) -> None:
         self._clock = clock
+        #: To the other ranks; None in a job of one process.
+        self._channel = channel
+        self._rank, self._world = (0, 1) if channel is None else (channel.rank, channel.world)
+        self._agent = Attachment(
+            self._hello,
+            self._position,
+            lambda message: self._words.hear(message),
+            lambda: self._saver.lost(),
+        )
+        self._ranks = None if channel is None else Ranks(channel, clock, self._agent.send)
         self._run_id = run_id
         self._store = store
         self._gate = Gate()
-        self._state = State(state, self._gate.before_change, clock)
+        self._state = State(state, self._gate.before_change, clock, rank=self._rank, world=self._world)
         self._cadence = Cadence(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
         self._nbytes = self._state.expected_bytes()
         self._restored = self.closed = self._forked = self._looked_back = False
-        self._built = threading.Event()
-        self._told = threading.Event()
-        self._client: Client | None = None
         try:
             self._build()
         except BaseException:
             self._undo()  # nothing of a guard that failed answers the agent, or gates the optimizer
             raise
-        self._built.set()
-        self._tell_position()
-        if self._client is not None and self._client.doomed:
-            self._told.wait(_WELCOME)  # or the first steps would be over before the notice is heard
+        self._agent.built()
         signals.hold_sigterm(self._hold)
         forks.in_child(self._forget)
         atexit.register(self.close)
@@ -112,18 +123,26 @@ class Guard:
     def _build(self) -> None:
         run_id, clock, keep = self._run_id, self._clock, kept("SPOTGUARD_KEEP")
         # Agent and rights before the claim: the attempt of one who is refused would fence the one that is not.
-        self._connect(os.environ.get("SPOTGUARD_SOCKET", ""))
+        self._agent.connect(os.environ.get("SPOTGUARD_SOCKET", ""))
         probe(self._patient(), run_id)
-        self._stage = Stage(folder, run_id, self._nbytes) if (folder := stage_folder()) else None
+        self._stage = self._own_stage(run_id)
         attempt = self._claim()
-        lossy = yes("SPOTGUARD_LOSSY_MOMENTS")
+        lossy = yes("SPOTGUARD_LOSSY_MOMENTS") and self._ranks is None
         self._checkpointer = Checkpointer(
-            self._store, run_id, attempt, clock=clock, keep=keep, lossy=lossy, stage=self._stage
+            self._store,
+            run_id,
+            attempt,
+            clock=clock,
+            keep=keep,
+            rank=self._rank,
+            world=self._world,
+            incarnation="" if self._channel is None else self._channel.incarnation,
+            lossy=lossy,
+            stage=self._stage,
         )
         self._checkpointer.nbytes = self._nbytes
-        self._report = Report(
-            self._checkpointer.put_small, run_id, attempt, clock, self._send, self._alarm_ended
-        )
+        put = self._checkpointer.put_small if self._rank == 0 else None
+        self._report = Report(put, run_id, attempt, clock, self._agent.send, self._alarm_ended)
         self._saver = Saver(
             gate=self._gate,
             state=self._state,
@@ -132,9 +151,21 @@ class Guard:
             listener=self._report,
             released=signals.redeliver,
             saved=self._counted,
+            assembly=self._ranks,
         )
-        self._words = Words(self._saver, self._cadence, self._report, clock, self.leave)
+        self._words = Words(self._saver, self._cadence, self._report, clock, self.leave, self._ranks)
         self._saver.start()
+        if self._ranks is not None:
+            self._ranks.begin(self._saver, self._checkpointer, self._state, self._report)
+
+    def _own_stage(self, run_id: str) -> Stage | None:
+        folder = stage_folder()
+        if folder is not None and self._channel is not None:
+            log.warning(
+                "SPOTGUARD_STAGE is set, and this version stages jobs of one process only: it is not used"
+            )
+            return None
+        return None if folder is None else Stage(folder, run_id, self._nbytes)
 
     def _counted(self, saved: Saved) -> None:
         """On the saving thread. The first one beside training also finds out how often this run was preempted."""
@@ -146,7 +177,13 @@ class Guard:
 
     def _claim(self) -> int:
         info = {"pid": os.getpid(), "command": sys.orig_argv}
-        attempt = claim_attempt(self._patient(), self._run_id, info, created=self._clock.time())
+
+        def claim() -> int:
+            return claim_attempt(
+                self._patient(), self._run_id, info, world=self._world, created=self._clock.time()
+            )
+
+        attempt = claim() if self._channel is None else of_the_first(self._channel, claim)
         if self._stage is not None:
             self._stage.begin(self._patient(), attempt)
         return attempt
@@ -186,21 +223,27 @@ class Guard:
         if self._restored:
             self._checkpointer.begin_attempt(self._claim())
         store = PatientStore(self._store, self._clock, "Nothing older was taken and nothing begun")
-        if run_id is not None and other:
+        if run_id is not None and other and self._rank == 0:
             say_what_stays_behind(store, self._run_id, run_id)
-        stage = None if other else self._stage
-        done = restore(store, run_id or self._run_id, self._state, step=step, must=other, stage=stage)
+        done = self._load(store, run_id or self._run_id, step, other)
         self._checkpointer.restored(done.stored)
         self._state.at_boundary()
         self._restored = self._saver.ready = True
         self._unsettled = _SETTLED
         self._cadence.restored(self._clock.monotonic())
         self._gate.arrive(done.step)
-        self._tell_position()
+        self._agent.tell_position()
         if done.staged is not None:
             self._saver.bring(done.staged)
         self._gate.stand()
         return done.step
+
+    def _load(self, store: BlobStore, run_id: str, step: int | None, other: bool) -> Restored:
+        if self._channel is not None:
+            return restore_together(self._channel, store, run_id, self._state, step=step, must=other)
+        return restore(
+            store, run_id, self._state, step=step, must=other, stage=None if other else self._stage
+        )
 
     def step(self) -> None:
         """The boundary: everything that belongs to this step is done. Once per completed optimizer step.
@@ -228,8 +271,10 @@ class Guard:
             self._unsettled -= 1
             if not self._unsettled:
                 self._saver.rehearse()
-        if self._clock.monotonic() >= self._cadence.due:
-            self._cadence.begun(self._clock.monotonic(), taken=self._saver.background())
+        # The first rank's clock is everybody's.
+        if self._rank == 0 and self._clock.monotonic() >= self._cadence.due:
+            taken = self._saver.background() if self._ranks is None else self._ranks.background("it is time")
+            self._cadence.begun(self._clock.monotonic(), taken=taken)
 
     def steps(self, total: int) -> Iterator[int]:
         """`for step in guard.steps(total)`: restore, then count, with a boundary after each step."""
@@ -274,22 +319,7 @@ class Guard:
                 f"guard.{method}() in a forked child: only the process that called register() saves and restores"
             )
 
-    # --- the agent's words, on the listener thread ---
-
-    def _connect(self, socket: str) -> None:
-        if not socket:
-            return
-        client = self._client = Client(
-            socket,
-            hello=self._hello,
-            on_message=self._on_message,
-            position=self._position_if_built,
-            on_lost=self._lost,
-        )
-        client.start()
-        client.wait_answered(_WELCOME)
-        if client.refused:
-            raise UsageError(f"the agent refuses this process: {client.refused}")
+    # --- what the agent is told, and hears ---
 
     def _hello(self) -> protocol.Register:
         return protocol.Register(
@@ -297,16 +327,11 @@ class Guard:
             run_id=self._run_id,
             name=os.path.basename(sys.argv[0] or "python"),
             store=self._store.url,
+            rank=self._rank,
+            world=self._world,
             nbytes=self._nbytes,
             checkpoints=True,
         )
-
-    def _tell_position(self) -> None:
-        if self._client is not None:
-            self._client.tell_position()
-
-    def _position_if_built(self) -> protocol.Position | None:
-        return self._position() if self._built.is_set() and not self.closed else None
 
     def _position(self) -> protocol.Position:
         last = self._checkpointer.last
@@ -318,22 +343,6 @@ class Guard:
             detail=self._state.boundary_only,
         )
 
-    def _on_message(self, message: protocol.Message) -> None:
-        self._built.wait()  # a notice that is there already comes right behind the welcome
-        if self.closed:
-            return
-        self._words.hear(message)
-        if isinstance(message, protocol.Preempt):
-            self._told.set()
-
-    def _lost(self) -> None:
-        self._built.wait()
-        if not self.closed:
-            self._saver.lost()
-
-    def _send(self, message: protocol.Message, *, droppable: bool = False) -> bool:
-        return self._client is not None and self._client.send(message, droppable=droppable)
-
     def _alarm_ended(self, alarm: Alarm, committed: bool) -> None:
         """A notice that came by hand (`spotguard.testing.preempt`) has no agent to say what follows."""
         if alarm.by_hand and committed:
@@ -344,8 +353,11 @@ class Guard:
         # Here, not when the saving thread gets its turn: a test's ten small steps would be over by then.
         self._gate.close(Shut.AT_BOUNDARY if self._state.boundary_only else Shut.BEFORE_CHANGE)
         now = self._clock.monotonic()
+        if self._ranks is not None:
+            self._ranks.notice(protocol.Preempt("by hand", seconds, 0.0, BY_HAND, "spotguard.testing"))
+            return
         self._saver.emergency(
-            Alarm(["by hand"], now + seconds, now + seconds, "spotguard.testing", "test", by_hand=True)
+            Alarm(["by hand"], now + seconds, now + seconds, "spotguard.testing", BY_HAND, by_hand=True)
         )
 
     def leave(self, code: int) -> None:
@@ -359,16 +371,16 @@ class Guard:
             return signals.Hold.SAVING
         if self._saver.alarmed:
             return signals.Hold.LEAVING
-        guarded = self._client is not None and self._client.guarded
-        return signals.Hold.GUARDED if guarded else signals.Hold.NOTHING
+        return signals.Hold.GUARDED if self._agent.guarded else signals.Hold.NOTHING
 
     def _forget(self) -> None:
         """In a forked child: it is not the process that is guarded."""
         self._gate.inert = True
         self.closed = self._forked = True
         atexit.unregister(self.close)
-        if self._client is not None:
-            self._client.forget()
+        if self._channel is not None:
+            self._channel.forget()
+        self._agent.forget()
 
     def close(self) -> None:
         """Wait for what is being saved, say goodbye. Runs by itself when the interpreter exits."""
@@ -380,8 +392,9 @@ class Guard:
 
     def _undo(self) -> None:
         self.closed = True
-        self._built.set()
+        self._agent.end()
         self._gate.retire()
         self._state.close()
-        if self._client is not None:
-            self._client.close()
+        if self._channel is not None:
+            self._channel.close()
+        self._agent.close()

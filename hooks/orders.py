@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 
 from ..providers.clock import Clock
-from ..providers.errors import UsageError
+from ..providers.errors import CheckpointError, UsageError
 from .alarm import Alarm
 from .assembly import Assembly
 from .checkpointer import Checkpointer
@@ -129,6 +129,19 @@ class Orders:
             job.error = Abandoned("a notice came")
             job.done.set()
         self._by_hand = {step: job for step, job in self._by_hand.items() if job.epoch}
+
+    def again(self, epoch: int) -> None:
+        """Some rank's state moved while it was read for a notice: all save once more, at a boundary."""
+        if (alarm := self._alarm) is not None:
+            self.emergency(alarm, epoch, at_boundary=True)
+
+    def unheard_by_hand(self, step: int, why: str) -> None:
+        """The other ranks could not be called for a save by hand."""
+        with self._lock:
+            job = self._by_hand.pop(step, None)
+        if job is not None:
+            job.error = CheckpointError(f"step {step} is not saved: {why}")
+            job.done.set()
 
     def _give_way(self, job: Job, alarm: Alarm) -> None:
         """Call off what is under way, unless it is a background save whose rest is worth more than a new one."""

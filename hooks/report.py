@@ -35,14 +35,15 @@ class Report:
     """Implements `hearer.Listener`.
 
     Args:
-        put: puts something small into the store, within so many seconds (`Checkpointer.put_small`).
+        put: puts something small into the store, within so many seconds (`Checkpointer.put_small`). None: another rank
+            keeps the record.
         send: to the agent; False when there is none. What is said to be droppable it never waits for.
         ended: called with each alarm that ended, and whether it committed.
     """
 
     def __init__(
         self,
-        put: Callable[[str, memoryview, float], None],
+        put: Callable[[str, memoryview, float], None] | None,
         run_id: str,
         attempt: int,
         clock: Clock,
@@ -103,6 +104,8 @@ class Report:
 
     def _record(self, alarm: Alarm, **facts: object) -> None:
         """One JSON object beside the checkpoints, for whoever asks later what became of a notice."""
+        if self._put is None:
+            return
         self._count += 1
         record = {
             "notice": {"ids": alarm.ids, "kind": alarm.kind, "source": alarm.source, "drill": alarm.drill},

@@ -16,10 +16,9 @@ from .checkpoints.worth import worth_it
 from .format.codec import NewerFormatError
 from .format.coverage import Coverage
 from .format.keys import MARKER, CheckpointName
-from .format.leaf import Leaf
 from .format.manifest import LEVELS
 from .state.environment import differences
-from .state.registered import State
+from .state.registered import Restoring, State
 
 log = logging.getLogger("spotguard")
 
@@ -66,7 +65,7 @@ def restore(
     tried: set[tuple[type[Whole], CheckpointName]] = set()
     for look in range(1, _LOOKS + 1):
         gone: list[CheckpointName] = []
-        for whole in _candidates(store, run_id, step, stage, gone):
+        for whole in candidates(store, run_id, step, stage, gone):
             if gone and look < _LOOKS:
                 break  # pruned for a newer one, perhaps: what is older may be gone as well
             if (key := (type(whole), whole.name)) in tried:
@@ -84,23 +83,30 @@ def restore(
                     raise
                 # What was already copied in is overwritten by the next, or nobody trains on it: it is poisoned.
                 failed = str(error)
-                _let_go(error)
+                let_go(error)
                 if isinstance(error, NotFoundError) and not near:
                     gone.append(whole.name)
                     log.warning("checkpoint %s went away while it was read: %s", whole.name, failed)
                 else:
                     log.error("checkpoint %s is damaged, the next older one is taken: %s", whole.name, failed)
                 continue
-            if whole.level != "full":
-                log.warning(
-                    "step %d is restored without the optimizer's moments, which did not fit into the window: they "
-                    "begin anew, and the loss may rise for some hundred steps",
-                    whole.name.step,
-                )
+            said_of(whole)
             return _found(store, whole, near)
         if not gone:
             break
         failed = failed or f"checkpoint {gone[0]} went away while it was read"
+    return none_left(store, run_id, step, must, failed)
+
+
+def none_left(store: BlobStore, run_id: str, step: int | None, must: bool, failed: str) -> Restored:
+    """Nothing can be loaded: a fresh start, where that is right.
+
+    Args:
+        failed: what was wrong with the last one tried; "" where none was there.
+
+    Raises:
+        CheckpointError: it is not.
+    """
     if failed:
         raise CheckpointError(
             f"no checkpoint of run {run_id} in {store.url} can be restored; the oldest whole one fails so: {failed}. "
@@ -115,6 +121,16 @@ def restore(
     return Restored(0, None)
 
 
+def said_of(whole: Whole) -> None:
+    """Warn of what is not in it."""
+    if whole.level != "full":
+        log.warning(
+            "step %d is restored without the optimizer's moments, which did not fit into the window: they "
+            "begin anew, and the loss may rise for some hundred steps",
+            whole.name.step,
+        )
+
+
 def _found(store: BlobStore, whole: Whole, near: bool) -> Restored:
     if not near:
         return Restored(whole.name.step, whole, stored=whole)
@@ -127,7 +143,7 @@ def _found(store: BlobStore, whole: Whole, near: bool) -> Restored:
     return Restored(whole.name.step, whole, stored=stored, staged=whole)
 
 
-def _candidates(
+def candidates(
     store: BlobStore, run_id: str, step: int | None, stage: Stage | None, gone: list[CheckpointName]
 ) -> Iterator[Whole]:
     """What to try, in this order; `gone` is told of what went away before it could be examined."""
@@ -150,7 +166,7 @@ def _all(
     return whole_checkpoints(store, run_id, step=step, levels=LEVELS, skipped=skipped)
 
 
-def _let_go(error: BaseException | None) -> None:
+def let_go(error: BaseException | None) -> None:
     """Drop the frames of an error and of what it came from: they hold the memory that was to be filled, for a model's
     moments as much again as the model twice, and the next checkpoint wants its own."""
     while error is not None:
@@ -171,12 +187,30 @@ def say_what_stays_behind(store: BlobStore, own: str, other: str) -> None:
 
 
 def _load(store: BlobStore, whole: Whole, state: State) -> None:
-    manifest = whole.manifests[0]
-    restoring = state.targets(manifest.state, whole.tensors)
+    fill(store, whole, state, fit(whole, state))
+
+
+def fit(whole: Whole, state: State) -> Restoring:
+    """See that it fits what is registered; nothing is changed.
+
+    Raises:
+        StateError: it does not.
+        CheckpointError: it is not as this version writes it.
+    """
+    return state.targets([manifest.state for manifest in whole.manifests], whole.tensors)
+
+
+def fill(store: BlobStore, whole: Whole, state: State, restoring: Restoring, rank: int = 0) -> None:
+    """Read it, verified, and hand every object its state.
+
+    Raises:
+        StateError: an object's own code refuses.
+        CheckpointError: it is damaged.
+        StoreError: the store failed.
+    """
     state.poisoned = f"restoring {whole.name} ended in its middle: what is in memory is a mix of two states"
     with Meter(f"restoring step {whole.name.step}") as meter:
-        into = {name: Leaf(name, tensor) for name, tensor in restoring.into.items()}
-        nbytes = read(store, Coverage(whole.manifests, whole.tensors), into, progress=meter.show)
+        nbytes = read(store, Coverage(whole.manifests, whole.tensors), restoring.into, progress=meter.show)
     try:
         warnings = state.put_back(restoring)
     except StateError as error:
@@ -184,7 +218,7 @@ def _load(store: BlobStore, whole: Whole, state: State) -> None:
             f"{error}. The tensors are the checkpoint's already; guard.step() refuses until a restore succeeds"
         ) from error
     state.poisoned = ""
-    warnings += differences(manifest.environment)
+    warnings += differences(whole.manifests[rank % len(whole.manifests)].environment)
     log.info("restored step %d from %s (%d bytes, verified)", whole.name.step, whole.name, nbytes)
     for warning in warnings:
         log.warning("%s", warning)

@@ -10,7 +10,8 @@ from .checkpoints.effort import Effort
 from .checkpoints.stager import Held
 from .checkpoints.work import Progress
 from .format.manifest import Kind
-from .state.registered import Collected, State
+from .state.collected import Collected
+from .state.registered import State
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class Stillness:
         at_boundary = boundary_only and (together or job.kind != "manual")
         how = Shut.AT_BOUNDARY if at_boundary else Shut.BEFORE_CHANGE
         decision = self._decide(job, how) if together else None
-        self._gate.close(how)
+        self._gate.close(how, None if decision is None else decision.step)
         step = self._gate.wait_steady(job.effort.left, lambda: job.effort.abandoned or self._ending())
         if step is None and job.effort.left() == 0:
             raise Abandoned("out of time: no guard.step() was reached in the window")
@@ -89,8 +89,8 @@ class Stillness:
         assembly = self._assembly
         assert assembly is not None
         place = self._gate.close(how)
-        step = place.completed if place.steady() else place.completed + 1
-        return self._take_part(assembly, job, step, boundary=how is Shut.AT_BOUNDARY)
+        ahead = how is Shut.AT_BOUNDARY and not (place.at_boundary or place.resting)
+        return self._take_part(assembly, job, place.earliest(), boundary=ahead)
 
     def _take_part(self, assembly: Assembly, job: Job, step: int | None, *, boundary: bool) -> Decision:
         effort = job.effort

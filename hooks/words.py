@@ -9,6 +9,7 @@ from ..providers.clock import Clock
 from . import protocol
 from .alarm import alarm_of
 from .cadence import Cadence
+from .ranks import Ranks
 from .report import Report
 from .saver import Saver
 
@@ -20,16 +21,24 @@ class Words:
 
     Args:
         leave: has training end with an exit code.
+        ranks: the others of this job, who are to hear of it too.
     """
 
     def __init__(
-        self, saver: Saver, cadence: Cadence, report: Report, clock: Clock, leave: Callable[[int], None]
+        self,
+        saver: Saver,
+        cadence: Cadence,
+        report: Report,
+        clock: Clock,
+        leave: Callable[[int], None],
+        ranks: Ranks | None = None,
     ) -> None:
         self._saver = saver
         self._cadence = cadence
         self._report = report
         self._clock = clock
         self._leave = leave
+        self._ranks = ranks
 
     def hear(self, message: protocol.Message) -> None:
         """One of them."""
@@ -40,15 +49,26 @@ class Words:
                 log.warning(
                     "%s from %s: %.1f s left, saving", message.kind, message.source, message.seconds_left
                 )
-                self._saver.emergency(alarm_of(message, now))
+                if self._ranks is not None:
+                    self._ranks.notice(message)
+                else:
+                    self._saver.emergency(alarm_of(message, now))
             case protocol.Checkpoint(reason=reason, going=going):
                 if self._cadence.ask(going=going):
+                    if self._ranks is not None:
+                        self._ranks.background(reason)
                     log.info("a checkpoint at the next step, beside training: %s", reason)
                 else:
                     log.info("no checkpoint, for background checkpoints are switched off: %s", reason)
             case protocol.Withdrawn(id=id):
-                self._saver.release(id, "the notice was withdrawn")
+                self._release(id, "the notice was withdrawn")
             case protocol.Resume(id=id):
-                self._saver.release(id, "the drill is over")
+                self._release(id, "the drill is over")
             case protocol.Leave(code=code):
                 self._leave(code)
+
+    def _release(self, id: str, why: str) -> None:
+        if self._ranks is not None:
+            self._ranks.withdrawn(id, why)
+        else:
+            self._saver.release(id, why)

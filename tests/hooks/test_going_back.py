@@ -67,7 +67,7 @@ def test_the_upload_of_the_way_that_is_left_ends_first(caplog: pytest.LogCapture
         for number in (1, 2):
             job.step(number)
             guard.step()
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         committed = heard.wait(protocol.Committed, 2)
         assert (committed.id, committed.step) == ("n1", 3)
         bits = job.bits()

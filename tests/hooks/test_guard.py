@@ -360,7 +360,7 @@ def test_a_closed_guard_saves_nothing_and_says_so(folder: Path) -> None:
         ("SPOTGUARD_KEEP", "0", "SPOTGUARD_KEEP='0'"),
         ("SPOTGUARD_EVERY", "often", "'often'"),
         ("WORLD_SIZE", "8", "WORLD_SIZE is 8"),
-        ("WORLD_SIZE", "x", "WORLD_SIZE='x'"),
+        ("WORLD_SIZE", "x", "WORLD_SIZE is x"),
         ("SPOTGUARD_RUN_ID", "../x", "run id '../x'"),
         ("SPOTGUARD_STORE", "ftp://x/y", "'ftp://x/y'"),
     ],

@@ -52,7 +52,7 @@ def test_a_deadline_behind_the_manifest_finds_it_committed(
 
     with trained(store, clock=clock) as (guard, _, heard):
         store.hold(hangs)
-        guard._on_message(notice("n1", 10, reserve=3))
+        guard._agent.hear(notice("n1", 10, reserve=3))
         assert store.reached.wait(PATIENCE)
         clock.advance(8)
         if also == "outcome":
@@ -86,7 +86,7 @@ def test_a_marker_that_is_refused_fails_no_save() -> None:
         assert heard.wait(protocol.Committed, 2).step == 3
         job.step(3)
         guard.step()
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         assert heard.wait(protocol.Committed, 3).step == 4
     assert store.kinds() == {"objects": 6, "manifests": 3, "markers": 0}
     restores(store, 4)
@@ -99,7 +99,7 @@ def test_a_notice_at_the_marker_of_this_very_step_has_nothing_to_save() -> None:
         store.hold(is_marker)
         guard._saver.background()
         assert store.reached.wait(PATIENCE)
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         committed = heard.wait(protocol.Committed, 2)
         assert (committed.id, committed.step) == ("n1", 2)
         store.let_go()
@@ -112,9 +112,9 @@ def test_a_withdrawal_at_the_marker_keeps_what_is_whole() -> None:
     store = WatchedStore()
     with trained(store) as (guard, job, heard):
         store.hold(is_marker)
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         assert store.reached.wait(PATIENCE)
-        guard._on_message(protocol.Withdrawn("n1"))
+        guard._agent.hear(protocol.Withdrawn("n1"))
         committed = heard.wait(protocol.Committed)
         assert (committed.id, committed.step) == ("", 2)
         store.let_go()
@@ -134,7 +134,7 @@ def test_a_manifest_that_hangs_is_no_commit_and_may_become_one() -> None:
         job.step(2)
         guard.step()
         store.hold(is_manifest)
-        guard._on_message(notice("n1", 10, reserve=3))
+        guard._agent.hear(notice("n1", 10, reserve=3))
         assert store.reached.wait(PATIENCE)
         clock.advance(8)
         failed = heard.wait(protocol.Failed)
@@ -158,7 +158,7 @@ def test_a_notice_does_not_wait_for_a_manifest_that_hangs() -> None:
         assert store.reached.wait(PATIENCE)
         job.step(2)
         guard.step()
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         assert heard.wait(protocol.Committed).step == 3
         assert [key.split("/")[2][:9] for key in store.objects if is_manifest(key)] == ["000000003"]
         store.let_go()
@@ -189,7 +189,7 @@ def test_one_that_is_asked_for_during_another_is_made_after_it(monkeypatch: pyte
         assert store.reached.wait(PATIENCE)
         first = guard._saver._running
         assert first is not None
-        guard._on_message(protocol.Checkpoint("the machine goes in 5 minutes", going=True))
+        guard._agent.hear(protocol.Checkpoint("the machine goes in 5 minutes", going=True))
         job.step(2)
         guard.step()
         store.let_go()
@@ -213,9 +213,9 @@ def test_a_notice_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         job.step(2)
         guard.step()
         store.calls.clear()
-        guard._on_message(notice("d1", drill=True))
+        guard._agent.hear(notice("d1", drill=True))
         assert heard.wait(protocol.Committed, 2).step == 3
-        guard._on_message(protocol.Resume("d1"))
+        guard._agent.hear(protocol.Resume("d1"))
         job.step(3)
         guard.step()
         assert {verb for verb, _ in store.calls} == {"put"}
@@ -232,9 +232,9 @@ def test_a_notice_whose_save_fails_deletes_nothing() -> None:
             store.calls.clear()
             full = [Fault(n, verbs=("put",), error=lambda: FullError("no room")) for n in range(at, 10)]
             store.faults = full
-            guard._on_message(notice())
+            guard._agent.hear(notice())
             assert heard.wait(protocol.Failed).reason == "no room"
-            guard._on_message(protocol.Withdrawn("n1"))
+            guard._agent.hear(protocol.Withdrawn("n1"))
         assert {verb for verb, _ in store.calls} == {"put"}
 
 
@@ -247,12 +247,12 @@ def test_what_a_dead_attempt_left_goes_with_the_next_commit() -> None:
         guard.step()
         store.calls.clear()
         store.faults = [Fault(2, verbs=("put",), error=lambda: DeniedError("no manifest"))]
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         assert heard.wait(protocol.Failed).last_step == 2
         orphans = {key for key in store.objects if "/000000003-0001-" in key}
         assert len(orphans) == 2
         store.faults = []
-        guard._on_message(protocol.Withdrawn("n1"))
+        guard._agent.hear(protocol.Withdrawn("n1"))
     job = small()
     with guarded(store, job.values) as guard:
         assert guard.restore() == 2
@@ -278,7 +278,7 @@ def test_a_notice_at_the_prune_of_another_save_comes_before_it(monkeypatch: pyte
         trainer.start()
         trainer.join(PATIENCE)
         assert store.reached.wait(PATIENCE)
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         assert heard.wait(protocol.Committed, 3).id == "n1"
         assert {verb for verb, _ in store.calls} == {"put"}
         store.let_go()
@@ -293,9 +293,9 @@ def test_an_earlier_deadline_ends_the_wait_for_a_boundary() -> None:
     store, clock = WatchedStore(), ManualClock()
     with trained(store, clock=clock) as (guard, job, heard):
         job.step(2)
-        guard._on_message(notice("n1", 600.0))
+        guard._agent.hear(notice("n1", 600.0))
         wait_shut(guard)
-        guard._on_message(notice("n2", seconds=3.0, reserve=3.0))
+        guard._agent.hear(notice("n2", seconds=3.0, reserve=3.0))
         assert "no guard.step() was reached" in heard.wait(protocol.Failed, 2).reason
         assert {message.id for message in heard.of(protocol.Failed)} == {"n1", "n2"}
     assert store.kinds() == {"objects": 0, "manifests": 0, "markers": 0}

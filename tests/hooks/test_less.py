@@ -33,7 +33,7 @@ def test_everything_needs_no_words() -> None:
     clock = ManualClock()
     store = SlowStore(clock)
     with trained(store, clock=clock) as (guard, _, heard):
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         committed = heard.wait(protocol.Committed)
         assert (committed.level, committed.detail) == ("full", "")
     assert (outcome(store)["level"], outcome(store)["reason"]) == ("full", "")
@@ -56,7 +56,7 @@ def test_weights_alone_are_said_with_the_numbers(known: bool) -> None:
         guard.step()
         store.hold(lambda key: key.endswith("/0001.safetensors"))  # the moments
         before = store.kinds()["markers"]
-        guard._on_message(notice("n1", seconds=8.5, reserve=0.0))
+        guard._agent.hear(notice("n1", seconds=8.5, reserve=0.0))
         store.wait_committed(before + 1)
         clock.advance(8.5)
         committed = heard.wait(protocol.Committed, 3 if known else 2)
@@ -80,7 +80,7 @@ def weights_alone() -> Iterator[tuple[SlowStore, Guard, Job, Heard]]:
         guard.step()
         store.calls.clear()
         store.faults = [Fault(1, verbs=("put",), error=lambda: FullError("no room"))]
-        guard._on_message(notice("n1"))
+        guard._agent.hear(notice("n1"))
         committed = heard.wait(protocol.Committed, 2)
         assert (committed.id, committed.step, committed.level) == ("n1", 3, "weights")
         yield store, guard, job, heard
@@ -89,7 +89,7 @@ def weights_alone() -> Iterator[tuple[SlowStore, Guard, Job, Heard]]:
 def test_a_second_notice_saves_the_moments_too() -> None:
     """In the same step, of which only the weights are committed: there is more to be had."""
     with weights_alone() as (store, guard, job, heard):
-        guard._on_message(notice("n2"))
+        guard._agent.hear(notice("n2"))
         committed = heard.wait(protocol.Committed, 4)
         assert (committed.step, committed.level) == (3, "full")
         assert {message.id for message in heard.of(protocol.Committed)[-2:]} == {"n1", "n2"}
@@ -104,7 +104,7 @@ def test_a_second_notice_that_finds_no_more_has_the_weights() -> None:
     with weights_alone() as (store, guard, _, heard):
         before = store.kinds()
         store.faults = [Fault(n, verbs=("put",), error=lambda: DeniedError("no")) for n in range(99)]
-        guard._on_message(notice("n2"))
+        guard._agent.hear(notice("n2"))
         committed = heard.wait(protocol.Committed, 4)
         assert (committed.step, committed.level) == (3, "weights")
         assert committed.detail.endswith("; the moments: no room; after it: no")
@@ -122,7 +122,7 @@ def test_weights_after_which_the_state_moved_are_no_background_checkpoint() -> N
         job.step(2)
         guard.step()
         store.hold(lambda key: key.endswith("/0001.safetensors"))
-        guard._on_message(notice("n1", seconds=8.5, reserve=0.0))
+        guard._agent.hear(notice("n1", seconds=8.5, reserve=0.0))
         store.wait_committed(2)
         with torch.no_grad():
             job.values["model"][0].weight.add_(1.0)
@@ -130,7 +130,7 @@ def test_weights_after_which_the_state_moved_are_no_background_checkpoint() -> N
         store.let_go()
         with guard._gate._changed:
             assert guard._gate._changed.wait_for(lambda: guard._gate.place.shut is Shut.AT_BOUNDARY, PATIENCE)
-        guard._on_message(notice("n1", seconds=0.0, reserve=0.0))
+        guard._agent.hear(notice("n1", seconds=0.0, reserve=0.0))
         committed = heard.wait(protocol.Committed, 2)
         assert (committed.id, committed.step, committed.level) == ("n1", 3, "weights")
         assert committed.detail.startswith("parameters and extras first, ")
@@ -147,7 +147,7 @@ def test_nothing_is_said_with_the_numbers() -> None:
         job.step(2)
         guard.step()
         before = store.kinds()
-        guard._on_message(notice("n1", seconds=10.0, reserve=0.0))
+        guard._agent.hear(notice("n1", seconds=10.0, reserve=0.0))
         reason = heard.wait(protocol.Failed).reason
         assert reason.startswith("nothing is saved, parameters and extras alone do not fit: ")
         assert "9.8 s are left; step 2 stays" in reason

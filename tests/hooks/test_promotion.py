@@ -100,7 +100,7 @@ def newest(store: SlowStore, step: int, kind: str, make: Make = small) -> None:
 def test_of_this_very_step_it_is_the_commit_of_the_notice() -> None:
     """However much time there is: nothing is put twice, and training does not go beyond it."""
     with uploading() as (store, guard, _, heard):
-        guard._on_message(notice("n1", 600.0))
+        guard._agent.hear(notice("n1", 600.0))
         assert guard._gate.place.shut is not Shut.OPEN
         store.let_go()
         end = answer(heard)
@@ -115,7 +115,7 @@ def test_of_an_older_step_it_is_called_off_where_a_new_save_fits() -> None:
     """The newer step is worth the bytes; of the older one no manifest is left."""
     with uploading() as (store, guard, job, heard):
         goes_on(guard, job)
-        guard._on_message(notice("n1", 600.0))
+        guard._agent.hear(notice("n1", 600.0))
         store.let_go()
         end = answer(heard)
         assert isinstance(end, protocol.Committed)
@@ -132,7 +132,7 @@ def test_of_an_older_step_it_is_let_finish_where_a_new_save_does_not_fit() -> No
     """Its rest does. The outcome says that it is no new save, and why."""
     with uploading() as (store, guard, job, heard):
         goes_on(guard, job)
-        guard._on_message(notice("n1", rest(store) + 1, reserve=0.0))
+        guard._agent.hear(notice("n1", rest(store) + 1, reserve=0.0))
         assert guard._gate.place.shut is Shut.OPEN
         store.let_go()
         end = answer(heard)
@@ -148,7 +148,7 @@ def test_how_far_it_is_reaches_the_agent() -> None:
     """Under the notice's id, as of any save of it."""
     with uploading() as (store, guard, job, heard):
         goes_on(guard, job)
-        guard._on_message(notice("n1", rest(store) + 1, reserve=0.0))
+        guard._agent.hear(notice("n1", rest(store) + 1, reserve=0.0))
         store.let_go()
         answer(heard)
         said = [each for each in heard.of(protocol.Progress) if each.step == 4]
@@ -161,7 +161,7 @@ def test_when_time_is_left_after_it_the_present_step_is_saved_too() -> None:
     """The link was better than it had been: the newer checkpoint is the notice's."""
     with uploading() as (store, guard, job, heard):
         goes_on(guard, job)
-        guard._on_message(notice("n1", rest(store) + 1, reserve=0.0))
+        guard._agent.hear(notice("n1", rest(store) + 1, reserve=0.0))
         store.rate *= 1000
         store.let_go()
         end = answer(heard)
@@ -175,7 +175,7 @@ def test_where_nothing_fits_it_may_try() -> None:
     """Neither its rest nor the parameters alone: nothing else can be done with the seconds."""
     with uploading() as (store, guard, job, heard):
         goes_on(guard, job)
-        guard._on_message(notice("n1", rest(store) - 1, reserve=0.0))
+        guard._agent.hear(notice("n1", rest(store) - 1, reserve=0.0))
         store.rate *= 3
         store.let_go()
         assert answer(heard).type == "committed"
@@ -190,7 +190,7 @@ def test_one_that_stalls_ends_with_the_deadline() -> None:
     with uploading() as (store, guard, job, heard):
         goes_on(guard, job)
         seconds = rest(store) + 1
-        guard._on_message(notice("n1", seconds, reserve=0.0))
+        guard._agent.hear(notice("n1", seconds, reserve=0.0))
         store.clock.advance(seconds)
         end = answer(heard)
         assert isinstance(end, protocol.Failed)
@@ -204,8 +204,8 @@ def test_an_earlier_deadline_is_its_deadline_too() -> None:
     """A second notice while it is let finish: it ends with the earlier of both."""
     with uploading() as (store, guard, job, heard):
         goes_on(guard, job)
-        guard._on_message(notice("n0", rest(store) + 1.5, reserve=0.0))
-        guard._on_message(notice("n1", rest(store) + 0.5, reserve=0.0))
+        guard._agent.hear(notice("n0", rest(store) + 1.5, reserve=0.0))
+        guard._agent.hear(notice("n1", rest(store) + 0.5, reserve=0.0))
         store.clock.advance(rest(store) + 0.5)
         end = answer(heard)
         assert isinstance(end, protocol.Failed)
@@ -217,7 +217,7 @@ def test_when_its_link_gets_slower_the_parameters_of_now_come_first() -> None:
     """It is looked at again as its bytes leave. Of a wide network the parameters are a third, and less than the rest."""
     with uploading(lambda: small(width=2048)) as (store, guard, job, heard):
         goes_on(guard, job)
-        guard._on_message(notice("n1", 9.0, reserve=0.0))
+        guard._agent.hear(notice("n1", 9.0, reserve=0.0))
         store.rate /= 1.6
         store.hold(lambda key: is_moments(key) and "/000000005-" in key)
         store.wait_committed(3)
@@ -233,8 +233,8 @@ def test_when_its_link_gets_slower_the_parameters_of_now_come_first() -> None:
 def test_a_withdrawal_in_its_middle_leaves_a_background_checkpoint() -> None:
     """Training goes on bit for bit, nobody is told of a failure, and it is committed as any other."""
     with uploading() as (store, guard, job, heard):
-        guard._on_message(notice("n1", 600.0))
-        guard._on_message(protocol.Withdrawn("n1"))
+        guard._agent.hear(notice("n1", 600.0))
+        guard._agent.hear(protocol.Withdrawn("n1"))
         with guard._gate._changed:
             assert guard._gate._changed.wait_for(lambda: guard._gate.place.shut is Shut.OPEN, PATIENCE)
         store.let_go()
@@ -251,10 +251,10 @@ def test_one_that_was_hurried_by_a_notice_that_is_void_does_not_end_unheard(
 ) -> None:
     """It keeps the deadline: what it did not finish in that time the next one saves, and the log says so."""
     with uploading() as (store, guard, _, heard):
-        guard._on_message(notice("n1", 600.0, reserve=0.0))
+        guard._agent.hear(notice("n1", 600.0, reserve=0.0))
         hurried = guard._saver._running
         assert hurried is not None
-        guard._on_message(protocol.Withdrawn("n1"))
+        guard._agent.hear(protocol.Withdrawn("n1"))
         store.clock.advance(600.0)
         assert hurried.done.wait(PATIENCE)
         assert "background checkpoint failed, training goes on: out of time" in caplog.text

@@ -27,14 +27,14 @@ def test_a_notice_finds_the_save_planned(monkeypatch: pytest.MonkeyPatch) -> Non
         ready.set()
         return chunks.plan(items, size)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("spotguard.hooks.checkpoints.draft.plan", plan)
+    monkeypatch.setattr("spotguard.hooks.checkpoints.draft.plan_shares", plan)
     store = WatchedStore()
     with trained(store, steps=5) as (guard, job, heard):
         assert ready.wait(PATIENCE)
         for step in (5, 6):  # training goes on: the rehearsal has opened its gate
             job.step(step)
             guard.step()
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         assert heard.wait(protocol.Committed).step == 7
         assert len(planned) == 1
     step, state = restored(store, small)
@@ -63,12 +63,12 @@ def test_after_a_drill_the_next_notice_is_made_ready_for(monkeypatch: pytest.Mon
             again.set()
 
         monkeypatch.setattr(guard._checkpointer, "rehearse", rehearsed)
-        guard._on_message(notice("n1", drill=True))
+        guard._agent.hear(notice("n1", drill=True))
         heard.wait(protocol.Committed)
         assert not again.is_set()
-        guard._on_message(protocol.Resume("n1"))
+        guard._agent.hear(protocol.Resume("n1"))
         assert again.wait(PATIENCE)
         job.step(6)
         guard.step()
-        guard._on_message(notice("n2"))
+        guard._agent.hear(notice("n2"))
         assert heard.wait(protocol.Committed, 2).step == 7

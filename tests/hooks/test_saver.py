@@ -46,14 +46,14 @@ def test_a_notice_is_told_saved_and_committed() -> None:
     """In this order, with step, bytes and URL; the outcome stands in the store; then the process leaves."""
     store = WatchedStore()
     with trained(store) as (guard, job, heard):
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         committed = heard.wait(protocol.Committed)
         assert (committed.id, committed.step) == ("n1", 2)
         assert committed.url.endswith("run/checkpoints/000000002-0001-0000/")
         phases = [message.phase for message in heard.of(protocol.Progress)]
         assert phases == ["begun", "gate", "first-byte", "writing", "written"]
         assert isinstance(heard.messages[0], protocol.Told)
-        guard._on_message(protocol.Leave("n1", 75))
+        guard._agent.hear(protocol.Leave("n1", 75))
         with pytest.raises(Preempted):
             job.step(2)
     outcome = json.loads(next(data for key, data in store.objects.items() if "/outcomes/" in key))
@@ -64,9 +64,9 @@ def test_a_notice_is_told_saved_and_committed() -> None:
 def test_leave_has_the_code_it_was_given() -> None:
     """`--exit-code` reaches the training process."""
     with trained(WatchedStore()) as (guard, job, heard):
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         heard.wait(protocol.Committed)
-        guard._on_message(protocol.Leave("n1", 42))
+        guard._agent.hear(protocol.Leave("n1", 42))
         with pytest.raises(Preempted) as ended:
             job.step(2)
         assert ended.value.code == 42
@@ -78,7 +78,7 @@ def test_a_notice_before_restore_parks_who_has_not_begun() -> None:
     before = job.bits()
     with guarded(store, job.values) as guard:
         heard = Heard(guard)
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         assert "not begun" in heard.wait(protocol.Failed).reason
         ended: list[BaseException] = []
 
@@ -90,7 +90,7 @@ def test_a_notice_before_restore_parks_who_has_not_begun() -> None:
 
         trainer = threading.Thread(target=begin, name="trainer")
         trainer.start()
-        guard._on_message(protocol.Leave("n1", 75))
+        guard._agent.hear(protocol.Leave("n1", 75))
         trainer.join(PATIENCE)
         assert [error.code for error in ended if isinstance(error, Preempted)] == [75]
     assert store.kinds() == {"objects": 0, "manifests": 0, "markers": 0}
@@ -102,12 +102,12 @@ def test_a_notice_withdrawn_before_restore_lets_it_begin() -> None:
     store, job = WatchedStore(), small()
     with guarded(store, job.values) as guard:
         heard = Heard(guard)
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         heard.wait(protocol.Failed)
         done: list[int] = []
         trainer = threading.Thread(target=lambda: done.append(guard.restore()), name="trainer")
         trainer.start()
-        guard._on_message(protocol.Withdrawn("n1"))
+        guard._agent.hear(protocol.Withdrawn("n1"))
         trainer.join(PATIENCE)
         assert done == [0]
 
@@ -117,7 +117,7 @@ def test_a_step_that_is_committed_already_is_not_saved_again() -> None:
     store = WatchedStore()
     with trained(store) as (guard, _, heard):
         saved = guard.save()
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         committed = heard.wait(protocol.Committed, 2)
         assert (committed.id, committed.step, committed.url) == ("n1", 2, saved.url)
     assert store.kinds()["manifests"] == 1
@@ -133,7 +133,7 @@ def test_a_notice_during_a_background_save_comes_first() -> None:
         gate_opens(guard._gate)  # copied: training goes on while it uploads
         job.step(2)
         guard.step()
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         store.let_go()
         assert heard.wait(protocol.Committed).step == 3
     manifests = [key for key in store.objects if "-of-" in key and key.endswith(".json")]
@@ -157,10 +157,10 @@ def test_a_notice_during_a_save_by_hand_comes_first() -> None:
         trainer = threading.Thread(target=save, name="trainer")
         trainer.start()
         assert store.reached.wait(PATIENCE)
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         store.let_go()
         assert heard.wait(protocol.Committed).id == "n1"
-        guard._on_message(protocol.Leave("n1", 75))
+        guard._agent.hear(protocol.Leave("n1", 75))
         trainer.join(PATIENCE)
         assert ended == [75]
     assert store.kinds()["manifests"] == 1
@@ -185,10 +185,10 @@ def test_a_notice_comes_before_what_waits_its_turn() -> None:
         trainer.start()
         with guard._gate._changed:  # it stands at its boundary: its save is in the queue, or about to be
             assert guard._gate._changed.wait_for(lambda: guard._gate.place.at_boundary, PATIENCE)
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         store.let_go()
         assert heard.wait(protocol.Committed).id == "n1"
-        guard._on_message(protocol.Leave("n1", 75))
+        guard._agent.hear(protocol.Leave("n1", 75))
         trainer.join(PATIENCE)
         assert ended == [75]
     whole = find_whole(store, "run")
@@ -205,9 +205,9 @@ def test_a_second_notice_moves_the_deadline_of_the_save_under_way() -> None:
     store, clock = WatchedStore(), ManualClock()
     with trained(store, clock=clock) as (guard, _, heard):
         store.hold(lambda key: key.endswith(".safetensors"))
-        guard._on_message(notice("n1", 60))
+        guard._agent.hear(notice("n1", 60))
         assert store.reached.wait(PATIENCE)
-        guard._on_message(notice("n2", 10))
+        guard._agent.hear(notice("n2", 10))
         clock.advance(20)
         store.let_go()
         failed = heard.wait(protocol.Failed, 2)
@@ -220,9 +220,9 @@ def test_a_second_notice_is_answered_after_the_commit() -> None:
     """It learns at once that the step is committed."""
     store = WatchedStore()
     with trained(store) as (guard, _, heard):
-        guard._on_message(notice("n1"))
+        guard._agent.hear(notice("n1"))
         heard.wait(protocol.Committed)
-        guard._on_message(notice("n2"))
+        guard._agent.hear(notice("n2"))
         heard.wait(protocol.Committed, 3)
         assert {message.id for message in heard.of(protocol.Committed)} == {"n1", "n2"}
     assert store.kinds()["manifests"] == 1
@@ -235,12 +235,12 @@ def test_a_withdrawn_notice_lets_training_go_on_bit_for_bit(when: str) -> None:
     with trained(store) as (guard, job, heard):
         if when == "during":
             store.hold(lambda key: key.endswith(".safetensors"))
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         if when == "during":
             assert store.reached.wait(PATIENCE)
         else:
             heard.wait(protocol.Committed)
-        guard._on_message(protocol.Withdrawn("n1"))
+        guard._agent.hear(protocol.Withdrawn("n1"))
         gate_opens(guard._gate)
         store.let_go()
         go_on(guard, job)
@@ -254,13 +254,13 @@ def test_a_notice_right_behind_a_withdrawal_has_its_own_save() -> None:
     store = WatchedStore()
     with trained(store) as (guard, job, heard):
         store.hold(lambda key: key.endswith(".safetensors"))
-        guard._on_message(notice("n1"))
+        guard._agent.hear(notice("n1"))
         assert store.reached.wait(PATIENCE)
-        guard._on_message(protocol.Withdrawn("n1"))
-        guard._on_message(notice("n2"))
+        guard._agent.hear(protocol.Withdrawn("n1"))
+        guard._agent.hear(notice("n2"))
         store.let_go()
         assert heard.wait(protocol.Committed).id == "n2"
-        guard._on_message(protocol.Leave("n2", 75))
+        guard._agent.hear(protocol.Leave("n2", 75))
         with pytest.raises(Preempted):
             job.step(2)
     assert store.kinds()["manifests"] == 1
@@ -271,13 +271,13 @@ def test_of_two_notices_one_withdrawn_the_other_holds() -> None:
     """Training goes on when the last is gone."""
     store = WatchedStore()
     with trained(store) as (guard, job, heard):
-        guard._on_message(notice("n1"))
-        guard._on_message(notice("n2"))
+        guard._agent.hear(notice("n1"))
+        guard._agent.hear(notice("n2"))
         heard.wait(protocol.Committed)
-        guard._on_message(protocol.Withdrawn("n1"))
-        guard._on_message(protocol.Withdrawn("unknown"))
+        guard._agent.hear(protocol.Withdrawn("n1"))
+        guard._agent.hear(protocol.Withdrawn("unknown"))
         assert guard._gate.place.shut is not Shut.OPEN
-        guard._on_message(protocol.Withdrawn("n2"))
+        guard._agent.hear(protocol.Withdrawn("n2"))
         gate_opens(guard._gate)
         go_on(guard, job)
 
@@ -286,9 +286,9 @@ def test_a_drill_saves_and_training_goes_on() -> None:
     """A real save of the whole state, and every bit after it is as without it."""
     store = WatchedStore()
     with trained(store) as (guard, job, heard):
-        guard._on_message(notice("d1", drill=True))
+        guard._agent.hear(notice("d1", drill=True))
         assert heard.wait(protocol.Committed).step == 2
-        guard._on_message(protocol.Resume("d1"))
+        guard._agent.hear(protocol.Resume("d1"))
         gate_opens(guard._gate)
         go_on(guard, job)
     assert restored(store, small)[0] == 2
@@ -300,7 +300,7 @@ def test_a_deadline_that_is_outlived_lets_training_go_on() -> None:
         store, clock = WatchedStore(), ManualClock()
         with trained(store, clock=clock) as (guard, job, heard):
             store.hold(lambda key: key.endswith(".safetensors"))
-            guard._on_message(notice("n1", 10))
+            guard._agent.hear(notice("n1", 10))
             assert store.reached.wait(PATIENCE)
             if fails:
                 clock.advance(100)
@@ -310,7 +310,7 @@ def test_a_deadline_that_is_outlived_lets_training_go_on() -> None:
                 store.let_go()
                 heard.wait(protocol.Committed)
                 clock.advance(100)
-                guard._on_message(notice("n1", 0))  # a word that wakes the saver: it looks at the clock again
+                guard._agent.hear(notice("n1", 0))  # a word that wakes the saver: it looks at the clock again
             gate_opens(guard._gate)
             go_on(guard, job)
 
@@ -326,7 +326,7 @@ def test_out_of_time_leaves_the_last_checkpoint_as_it_was() -> None:
         job.step(2)
         guard.step()
         store.hold(lambda key: key.endswith(".safetensors"))
-        guard._on_message(notice("n1", 10, reserve=3))
+        guard._agent.hear(notice("n1", 10, reserve=3))
         assert store.reached.wait(PATIENCE)
         clock.advance(8)
         store.let_go()
@@ -343,7 +343,7 @@ def test_a_long_step_ends_at_the_deadline_not_later() -> None:
     store = WatchedStore()
     with trained(store) as (guard, job, heard):
         job.step(2)
-        guard._on_message(notice("n1", seconds=0.1, reserve=0.05))
+        guard._agent.hear(notice("n1", seconds=0.1, reserve=0.05))
         assert "no guard.step() was reached" in heard.wait(protocol.Failed).reason
     assert store.kinds() == {"objects": 0, "manifests": 0, "markers": 0}
 
@@ -356,7 +356,7 @@ def test_a_store_that_fails_once_is_asked_again(at: int, after: bool) -> None:
     with trained(store) as (guard, _, heard):
         store.calls.clear()
         store.faults = [Fault(at, verbs=("put",), after=after)]
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         assert heard.wait(protocol.Committed).step == 2
     assert different(restored(store, small)[1], trajectory(small, 2)[2]) == []
 
@@ -367,7 +367,7 @@ def test_a_store_that_is_gone_until_the_deadline_is_named() -> None:
     with trained(store) as (guard, _, heard):
         store.calls.clear()
         store.faults = [Fault(n, verbs=("put",)) for n in range(100)]
-        guard._on_message(notice("n1", seconds=0.4, reserve=0.1))
+        guard._agent.hear(notice("n1", seconds=0.4, reserve=0.1))
         reason = heard.wait(protocol.Failed).reason
         assert "out of time" in reason
         assert "as it was told to" in reason
@@ -380,7 +380,7 @@ def test_a_store_that_refuses_is_not_asked_again() -> None:
     with trained(store) as (guard, _, heard):
         store.calls.clear()
         store.faults = [Fault(0, verbs=("put",), error=lambda: DeniedError("no"))]
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         assert heard.wait(protocol.Failed).reason == "no"
         assert [verb for verb, key in store.calls if "/checkpoints/" in key] == ["put"]
     assert store.kinds()["manifests"] == 0
@@ -392,9 +392,9 @@ def test_a_bug_of_ours_parks_nobody_for_ever() -> None:
     with trained(store) as (guard, _, heard):
         store.calls.clear()
         store.faults = [Fault(0, verbs=("put",), error=lambda: ZeroDivisionError("oh"))]
-        guard._on_message(notice("n1"))
+        guard._agent.hear(notice("n1"))
         assert "ZeroDivisionError: oh" in heard.wait(protocol.Failed).reason
-        guard._on_message(notice("n2"))
+        guard._agent.hear(notice("n2"))
         heard.wait(protocol.Committed)
 
 

@@ -190,7 +190,7 @@ def test_a_restored_step_that_lies_here_only_is_not_committed(stage: Path) -> No
         heard = Heard(guard)
         assert guard.restore() == 2
         assert guard._position().checkpoint_step == 1
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         committed = heard.wait(protocol.Committed)
         assert committed.step == 2
         assert "-0002-" in committed.url
@@ -377,7 +377,7 @@ def test_a_notice_does_not_wait_for_the_disk(stage: Path) -> None:
         guard._checkpointer._stager.writer.store = slow  # type: ignore[union-attr]
         guard._saver.background()
         assert slow.reached.wait(PATIENCE)
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         assert heard.wait(protocol.Committed).step == 2
         slow.let_go()
     restores(store, 2)

@@ -57,7 +57,7 @@ def test_a_notice_does_not_wait_for_a_store_that_hangs_over_what_is_old(
         store.hangs = verb
         guard._saver.background()
         assert store.asked.wait(PATIENCE)
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         assert heard.wait(protocol.Committed, 2 if after == "a failure" else 3).id == "n1"
         store.free.set()
     assert store.kinds()["manifests"] >= 1
@@ -79,7 +79,7 @@ def test_one_that_failed_is_not_let_finish(caplog: pytest.LogCaptureFixture) -> 
         guard._saver.background()
         assert store.asked.wait(PATIENCE)
         assert [verb for verb, _ in store.calls] == ["put", "put"]
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         assert guard._checkpointer.uploading is None
         committed = heard.wait(protocol.Committed)
         assert (committed.id, committed.step) == ("n1", 2)
@@ -97,7 +97,7 @@ def test_one_that_fails_under_a_notice_is_not_tidied_up() -> None:
         store.calls.clear()
         guard._saver.background()
         assert store.reached.wait(PATIENCE)
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         assert guard._saver._running is not None
         assert guard._saver._running.promoted
         store.faults = [Fault(2, verbs=("put",), error=lambda: FullError("no room"))]

@@ -14,8 +14,10 @@ import torch
 
 from spotguard.hooks.checkpoints.catalog import find_whole
 from spotguard.hooks.checkpoints.commit import put_manifest, put_marker
-from spotguard.hooks.checkpoints.draft import ALL, Draft
+from spotguard.hooks.checkpoints.draft import ALL, Draft, Written
 from spotguard.hooks.checkpoints.effort import Effort
+from spotguard.hooks.checkpoints.stager import Stager
+from spotguard.hooks.checkpoints.staging import Stage
 from spotguard.hooks.checkpoints.together import Incomplete, Published, publish_together
 from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.checkpoints.writer import Writer
@@ -358,3 +360,53 @@ def test_a_rank_that_dies_at_any_request_leaves_nothing_that_only_looks_whole(
         assert (found is not None) == names.issubset(at_any_moment.objects)
         if found is not None:
             assert verify(at_any_moment, found) == []
+
+
+def test_a_rank_that_has_nothing_to_write_takes_part_all_the_same(folder: Path) -> None:
+    """Its manifest says what it holds; without it the checkpoint would not be whole."""
+    store, effort = FileStore(folder), Effort(SystemClock(), SystemClock().monotonic() + 30)
+    held = [Leaf("model/weight", WEIGHT, holders=(0, 1))]
+    roles, manifests = Roles(frozenset({1})), []
+    for rank in range(2):
+        with closing(Writer(store, "run", rank, 2)) as writer:
+            draft = Draft(writer.outline(held), roles=roles)
+            assert (draft.share() == 0) == (rank == 1)
+            written = writer.write(held, NAME, effort, draft=draft)
+            assert (writer.second_look(held, draft.outline, roles) == 0) == (rank == 1)
+            manifests.append(RankManifest("run", 10, 1, 0, rank, 2, written.objects, written.tensors))
+    assert manifests[1].objects == ()
+    put_manifest(store, manifests[0])
+    assert find_whole(store, "run") is None
+    put_manifest(store, manifests[1])
+    whole = find_whole(store, "run")
+    assert whole is not None
+    assert verify(store, whole) == []
+
+
+def test_a_share_on_this_machines_disk_goes_to_the_store_as_it_is(folder: Path) -> None:
+    """Numbers of objects are those of the plan, of which this rank writes only some: also for another process that finds only
+    the manifest there."""
+    files, store = Stage(folder, "run"), FakeStore()
+    effort = Effort(SystemClock(), SystemClock().monotonic() + 30)
+    held, roles = leaves(1, WORLD), Roles(frozenset({0, 3}))
+    with closing(Writer(store, "run", 1, WORLD)) as writer:
+        stager = Stager(files, writer)
+        manifests: list[RankManifest] = []
+
+        def commit(written: Written, limit: Effort) -> None:
+            manifests.append(RankManifest("run", 10, 1, 0, 1, WORLD, written.objects, written.tensors))
+
+        outline = writer.outline(held)
+        staged = stager.hold(held, outline, NAME, effort, str, commit, roles)
+        assert staged is not None
+        assert set(staged.draft.landed) == set(staged.draft.mine) != set(range(len(outline.objects)))
+        direct = writer.write((), NAME, effort, draft=Draft(outline, roles=roles), fill=staged.fill)
+        objects = dict(store.objects)
+        assert len(objects) == len(staged.draft.mine)
+        store.objects.clear()
+        found = stager.left_behind(manifests[0], effort)
+        again = writer.write((), NAME, effort, draft=Draft(found.draft.outline), fill=found.fill)
+        stager.writer.close()
+    assert store.objects == objects
+    assert again.objects == direct.objects == manifests[0].objects
+    assert again.tensors == direct.tensors == manifests[0].tensors

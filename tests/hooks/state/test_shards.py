@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -11,7 +12,11 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from spotguard.hooks.format.leaf import Leaf
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it scripts functions, which torch has deprecated
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from spotguard.hooks.format.leaf import Leaf, Tier
 from spotguard.hooks.state.registered import State
 from spotguard.providers.errors import StateError
 from tests.fakes.ranks import rank_of
@@ -32,7 +37,7 @@ class Model(nn.Module):
 
 def stepped(model: nn.Module) -> torch.optim.Optimizer:
     optimizer = torch.optim.AdamW(model.parameters())
-    for parameter in model.parameters():
+    for parameter in filter(lambda each: each.requires_grad, model.parameters()):
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     return optimizer
@@ -53,7 +58,16 @@ def where(leaf: Leaf) -> tuple[Any, ...]:
 
 
 def test_ddp_holds_replicas_and_one_rank_its_buffers() -> None:
-    found = leaves(ddp, 1, 4)
+
+    def partly_frozen(model: Any, world: int) -> nn.Module:
+        model.last.weight.requires_grad_(False)
+        return ddp(model, world)
+
+    found = leaves(partly_frozen, 1, 4)
+    assert (found["model/last.weight"].tier, found["model/last.weight"].holders) == (
+        Tier.FROZEN,
+        (0, 1, 2, 3),
+    )
     everyone = (0, 1, 2, 3)
     assert where(found["model/first.weight"]) == ((7, 5), None, None, everyone)
     assert where(found["optimizer/state/model/first.weight/exp_avg"]) == ((7, 5), None, None, everyone)
@@ -186,8 +200,16 @@ def test_what_is_no_part_of_a_tensor_is_refused_by_name() -> None:
 def test_fsdp1_is_refused_with_what_to_use() -> None:
     with rank_of(0, 2):
         model = FullyShardedDataParallel(Model(), device_id=torch.device("cpu"))
-        with pytest.raises(StateError, match="use fully_shard"):
+        with pytest.raises(StateError, match=r"^model is wrapped by FullyShardedDataParallel"):
             State({"model": model}, lambda: None, rank=0, world=2)
+
+
+def test_an_optimizer_that_shards_by_itself_is_refused_with_what_to_use() -> None:
+    with rank_of(0, 2):
+        model = ddp(Model(), 2)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW)
+        with pytest.raises(StateError, match=r"^optimizer is a ZeroRedundancyOptimizer"):
+            State({"model": model, "optimizer": optimizer}, lambda: None, rank=0, world=2)
 
 
 def test_a_module_that_nobody_shares_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

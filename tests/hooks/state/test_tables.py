@@ -179,12 +179,12 @@ def test_a_notice_right_behind_it_waits_for_the_boundary(change: Callable[[Model
         trained(values)
         guard.step()
         change(model)
-        guard._on_message(notice())
+        guard._agent.hear(notice())
         wait_shut(guard)
 
         def leave() -> None:
             heard.wait(protocol.Committed)
-            guard._on_message(protocol.Leave("n1", 75))
+            guard._agent.hear(protocol.Leave("n1", 75))
 
         agent = threading.Thread(target=leave, name="agent")
         agent.start()

@@ -68,6 +68,15 @@ class Saved:
         }
 
 
+@dataclass
+class Kept:
+    saved: Saved
+    #: What torch gathers.
+    full: dict[str, torch.Tensor]
+    #: The loss of the next step, had nobody stopped.
+    after: float
+
+
 def batch(way: str, rank: int, number: int) -> torch.Tensor:
     return torch.randn(6, 5, generator=torch.Generator().manual_seed(100 * number + share_of(way, rank)))
 
@@ -129,7 +138,7 @@ def put_together(leaves: Sequence[Leaf], rank: int) -> dict[str, torch.Tensor]:
     return found
 
 
-def save(way: str, rank: int) -> tuple[Saved, dict[str, torch.Tensor]]:
+def save(way: str, rank: int) -> Kept:
     plain_model, plain_optimizer = make(way)
     plain = [step(plain_model, plain_optimizer, batch(way, rank, number)) for number in range(STEPS)]
     model, optimizer = make(way)
@@ -153,7 +162,17 @@ def save(way: str, rank: int) -> tuple[Saved, dict[str, torch.Tensor]]:
         state.take_again()
         now = state.collect()
     assert set(bytes_of(now.leaves)) == set(bytes_of(collected.leaves))
-    return saved, expected
+    return Kept(saved, expected, step(plain_model, plain_optimizer, batch(way, rank, STEPS)))
+
+
+def save_alone() -> Saved:
+    """What one process has, that nobody helped."""
+    model, optimizer = make("alone")
+    state = State({"model": model, "optimizer": optimizer}, lambda: None)
+    step(model, optimizer, batch("alone", 0, 0))
+    state.at_boundary()
+    collected = state.collect()
+    return Saved({leaf.name: leaf.tensor.clone() for leaf in collected.leaves}, [dict(collected.trees)])
 
 
 def mid_forward(way: str, rank: int, model: nn.Module, state: State) -> None:
@@ -192,8 +211,11 @@ def fill(into: Mapping[str, Leaf], tensors: Mapping[str, torch.Tensor]) -> None:
         leaf.tensor.detach().copy_(part)
 
 
-def restore(way: str, rank: int, world: int, saved: Saved) -> dict[str, torch.Tensor]:
+def restore(way: str, rank: int, world: int, saved: Saved) -> tuple[dict[str, torch.Tensor], float]:
+    """Into a model that has been evaluated; gives what it is then, and the loss of its next step."""
     model, optimizer = make(way)
+    with torch.no_grad():
+        model(batch(way, rank, 0))
     state = State({"model": model, "optimizer": optimizer}, lambda: None, rank=rank, world=world)
     with no_collective():
         restoring = state.targets(saved.states, saved.entries)
@@ -202,10 +224,7 @@ def restore(way: str, rank: int, world: int, saved: Saved) -> dict[str, torch.Te
         state.at_boundary()
         state.collect()
     found = full(model, optimizer)
-    assert (
-        step(model, optimizer, batch(way, rank, STEPS)) >= 0
-    )  # its moments are of the kind that it steps with
-    return found
+    return found, step(model, optimizer, batch(way, rank, STEPS))
 
 
 def compare(what: str, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
@@ -224,18 +243,23 @@ def main(rank: int, file: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=WORLD)
-    kept: dict[str, tuple[Saved, dict[str, torch.Tensor]]] = {}
+    kept: dict[str, Kept] = {}
     for way in WAYS:
-        saved, expected = kept[way] = save(way, rank)
+        one = kept[way] = save(way, rank)
         group = (
             rank % 2 if way == "tp_fsdp" else rank
         )  # what tensor parallel left alone bears the first rank's number
-        found = by_name(saved.tensors, group)
-        compare(way, {name: found[name] for name in expected}, expected)
+        found = by_name(one.saved.tensors, group)
+        compare(way, {name: found[name] for name in one.full}, one.full)
     for old, new in ROADS:
-        compare(f"{old} to {new}", restore(new, rank, WORLD, kept[old][0]), kept[old][1])
-    single = restore("alone", 0, 1, kept["fsdp"][0])
-    compare("fsdp to one process", single, kept["fsdp"][1])
+        tensors, loss = restore(new, rank, WORLD, kept[old].saved)
+        compare(f"{old} to {new}", tensors, kept[old].full)
+        assert loss == kept[old].after or old != new, f"{old} goes on with {loss} for {kept[old].after}"
+    tensors, _ = restore("alone", 0, 1, kept["fsdp"].saved)
+    compare("fsdp to one process", tensors, kept["fsdp"].full)
+    single = save_alone()
+    tensors, _ = restore("fsdp", rank, WORLD, single)
+    compare("one process to fsdp", tensors, {name: single.tensors[name] for name in tensors})
     dist.destroy_process_group()
     print("held", flush=True)
 

@@ -1,0 +1,116 @@
+"""This process at its machine's agent: what it says of itself, and whom the agent's words reach, from when they may.
+
+The agent may speak as soon as the connection stands, and a guard that is half made can do nothing with it: words wait.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ..providers.errors import UsageError
+from . import protocol
+from .client import Client
+
+#: Seconds that `register` waits for the agent's welcome, to learn of a notice that is already there.
+_WELCOME = 2.0
+
+
+class Attachment:
+    """None, where there is no agent: everything is said to nobody then.
+
+    Args:
+        hello: the first words of each connection.
+        position: where training stands; asked for once the guard is `built`.
+        hear: called with each word of the agent, on the listener thread.
+        lost: called when an agent that had welcomed us is gone.
+    """
+
+    def __init__(
+        self,
+        hello: Callable[[], protocol.Register],
+        position: Callable[[], protocol.Position],
+        hear: Callable[[protocol.Message], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self._hello = hello
+        self._position = position
+        self._heard = hear
+        self._lost = lost
+        self._built = threading.Event()
+        self._told = threading.Event()
+        self._closed = False
+        self.client: Client | None = None
+
+    def connect(self, socket: str) -> None:
+        """
+        Args:
+            socket: the agent's; "" for none.
+
+        Raises:
+            UsageError: the agent refuses this process.
+        """
+        if not socket:
+            return
+        client = self.client = Client(
+            socket,
+            hello=self._hello,
+            on_message=self.hear,
+            position=lambda: self._position() if self._built.is_set() and not self._closed else None,
+            on_lost=self._on_lost,
+        )
+        client.start()
+        client.wait_answered(_WELCOME)
+        if client.refused:
+            raise UsageError(f"the agent refuses this process: {client.refused}")
+
+    def built(self) -> None:
+        """From here on words are heard. Returns when the notice is, that was there before us."""
+        self._built.set()
+        self.tell_position()
+        if self.client is not None and self.client.doomed:
+            self._told.wait(_WELCOME)  # or the first steps would be over before the notice is heard
+
+    def tell_position(self) -> None:
+        if self.client is not None:
+            self.client.tell_position()
+
+    def send(self, message: protocol.Message, *, droppable: bool = False) -> bool:
+        """Implements `report.Send`."""
+        return self.client is not None and self.client.send(message, droppable=droppable)
+
+    @property
+    def guarded(self) -> bool:
+        """An agent watches, and may have something to say any moment."""
+        return self.client is not None and self.client.guarded
+
+    def forget(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        self._closed = True
+        if self.client is not None:
+            self.client.forget()
+
+    def end(self) -> None:
+        """Nothing that is said is heard any more."""
+        self._closed = True
+        self._built.set()
+
+    def close(self) -> None:
+        """Say goodbye."""
+        self.end()
+        if self.client is not None:
+            self.client.close()
+
+    def hear(self, message: protocol.Message) -> None:
+        """A word of the agent, on the listener thread; it waits until the guard is built."""
+        self._built.wait()  # a notice that is there already comes right behind the welcome
+        if self._closed:
+            return
+        self._heard(message)
+        if isinstance(message, protocol.Preempt):
+            self._told.set()
+
+    def _on_lost(self) -> None:
+        self._built.wait()
+        if not self._closed:
+            self._lost()

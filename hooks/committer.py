@@ -1,0 +1,94 @@
+"""How one rank commits what it has written: the state is looked at once more, then the manifest, then the marker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..providers.clock import Clock
+from .checkpoints.draft import Written
+from .checkpoints.publish import publish, put_own
+from .checkpoints.together import publish_together
+from .checkpoints.writer import Spoiled, Writer
+from .format.keys import CheckpointName
+from .format.manifest import Level, RankManifest
+from .save import Save
+
+
+class Committer:
+    """Of one rank of one process group. On the saving thread."""
+
+    def __init__(self, run_id: str, clock: Clock, *, rank: int, world: int, incarnation: str) -> None:
+        self._run_id = run_id
+        self._clock = clock
+        self._rank = rank
+        self._world = world
+        self._incarnation = incarnation
+        #: Whether the last commit was marked by this rank, so that what follows a commit is its to do.
+        self.marked = True
+
+    def commit(
+        self, save: Save, name: CheckpointName, level: Level, written: Written, writer: Writer
+    ) -> None:
+        """See that the state stood still, then manifest, then marker; of several ranks, see all manifests.
+
+        Raises:
+            Spoiled: it did not.
+        """
+        self._look(save, written, writer)
+        manifest = self._manifest(save, name, level, written)
+        self.marked = True
+        if self._world == 1:
+            seconds = publish(writer, manifest, save.effort, self._clock)
+        else:
+            self._speak_for_the_absent(save, manifest, writer)
+            published = publish_together(writer, manifest, save.effort, self._clock, self._hopeless(save))
+            seconds, self.marked = published.seconds, published.marked
+        writer.link.committed(seconds)
+
+    def put_own(self, save: Save, name: CheckpointName, written: Written, writer: Writer) -> None:
+        """The lower level's manifest, on the way to the full one: whether the others' are there is looked at only where the
+        full one fails."""
+        self._look(save, written, writer)
+        manifest = self._manifest(save, name, "weights", written)
+        self._speak_for_the_absent(save, manifest, writer)
+        put_own(writer, manifest, save.effort)
+
+    def _look(self, save: Save, written: Written, writer: Writer) -> None:
+        if save.in_place:
+            changed = writer.unchanged(save.collected.leaves, written, save.effort)
+            if why := save.state.broken() or (changed and f"{changed} was changed while it was read"):
+                raise Spoiled(why)
+        save.effort.check()
+
+    def _speak_for_the_absent(self, save: Save, manifest: RankManifest, writer: Writer) -> None:
+        """Ranks that are gone hold nothing that the others do not: their manifests say so."""
+        for rank in sorted(save.agreed.roles.absent) if save.agreed.speaks else ():
+            put_own(writer, replace(manifest, rank=rank, objects=(), tensors=()), save.effort)
+
+    def _hopeless(self, save: Save) -> Callable[[int], str]:
+        doomed, until = save.agreed.roles.doomed, save.agreed.doomed_until
+
+        def why(rank: int) -> str:
+            gone = rank in doomed and self._clock.monotonic() > until
+            return "its machine's time is over" if gone else ""
+
+        return why
+
+    def _manifest(self, save: Save, name: CheckpointName, level: Level, written: Written) -> RankManifest:
+        return RankManifest(
+            run_id=self._run_id,
+            step=name.step,
+            attempt=name.attempt,
+            save=name.save,
+            rank=self._rank,
+            world=self._world,
+            objects=written.objects,
+            tensors=written.tensors,
+            state=save.collected.trees if level == "full" else save.collected.light_trees,
+            environment=save.state.environment,
+            level=level,
+            kind=save.kind,
+            incarnation=self._incarnation,
+            created=self._clock.time(),
+        )

@@ -1,0 +1,182 @@
+"""What all ranks do at once where there is no hurry: claim their attempt, and go on from one checkpoint.
+
+The first rank picks, all use what it picked, and nobody goes on before everybody has said how it went: one rank with a
+corrupt chunk sends all of them to the next older checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..providers.errors import (
+    CheckpointError,
+    CorruptError,
+    NotFoundError,
+    SpotguardError,
+    StateError,
+    StoreError,
+)
+from ..providers.stores.store import BlobStore
+from .agreement.channel import Channel
+from .checkpoints.catalog import Whole, examine, scan
+from .format.codec import NewerFormatError
+from .format.keys import CheckpointName
+from .restore import Restored, candidates, fill, fit, let_go, none_left, said_of
+from .state.registered import State
+
+log = logging.getLogger("spotguard")
+
+#: Seconds in which all ranks have read their part of a checkpoint: of a terabyte, over a slow link.
+_READING = 7200.0
+#: Seconds for anything else that they wait for each other with.
+_PATIENCE = 300.0
+
+#: By which name an error crosses; whoever hears another one takes it for the store's.
+_ERRORS: dict[str, type[SpotguardError]] = {
+    cls.__name__: cls for cls in (StateError, StoreError, CheckpointError, NewerFormatError)
+}
+_T = TypeVar("_T", int, str)
+
+
+def of_the_first(channel: Channel, ask: Callable[[], _T]) -> _T:
+    """What the first rank gets, for all; its error, where it fails."""
+    said: dict[str, Any] = {}
+    error: SpotguardError | None = None
+    if channel.rank == 0:
+        try:
+            said = {"got": ask()}
+        except SpotguardError as why:
+            error, said = why, _as_said(why)
+    said = json.loads(channel.tell(json.dumps(said).encode() if channel.rank == 0 else None, _PATIENCE))
+    if error is not None:
+        raise error
+    if "error" in said:
+        raise _heard(said, 0)
+    got: _T = said["got"]
+    return got
+
+
+def restore_together(
+    channel: Channel, store: BlobStore, run_id: str, state: State, *, step: int | None, must: bool
+) -> Restored:
+    """As `restore.restore`, of all ranks at once: all of them raise where one does.
+
+    Raises:
+        StateError: it does not fit what some rank registered. Nothing was changed anywhere; or as `restore` says.
+        CheckpointError: as `restore`.
+        StoreError: as `restore`, of any rank; or not all ranks came.
+    """
+    gone: list[CheckpointName] = []
+    found: Iterator[Whole] = candidates(store, run_id, step, None, gone) if channel.rank == 0 else iter(())
+    failed = ""
+    while True:
+        pick = _Pick(found)
+        name = CheckpointName.parse(of_the_first(channel, pick.next))
+        if name is None:
+            return none_left(store, run_id, step, must, failed)
+        trial = _Trial(channel, state, name)
+        whole = _try(trial, store, run_id, pick.whole)
+        if whole is not None:
+            said_of(whole)
+            return Restored(name.step, whole, stored=whole)
+        failed = trial.failed
+
+
+def _try(trial: _Trial, store: BlobStore, run_id: str, picked: Whole | None) -> Whole | None:
+    """Load it on all ranks; None where it is damaged for one."""
+    rank, state, name = trial.channel.rank, trial.state, trial.name
+    whole = trial.ask(lambda: picked or _examine(store, run_id, name), _PATIENCE)
+    if whole is None:
+        return None
+    restoring = trial.ask(lambda: fit(whole, state), _PATIENCE)
+    if restoring is None:
+        return None
+
+    def filled() -> Whole:
+        trial.filled = True
+        fill(store, whole, state, restoring, rank)
+        return whole
+
+    return trial.ask(filled, _READING)
+
+
+class _Pick:
+    """The next that the first rank would take."""
+
+    def __init__(self, found: Iterator[Whole]) -> None:
+        self._found = found
+        self.whole: Whole | None = None
+
+    def next(self) -> str:
+        self.whole = next(self._found, None)
+        return "" if self.whole is None else str(self.whole.name)
+
+
+_R = TypeVar("_R")
+
+
+@dataclass(slots=True)
+class _Trial:
+    """One checkpoint, tried by all ranks, step by step."""
+
+    channel: Channel
+    state: State
+    name: CheckpointName
+    #: Why it is not taken, by any of them.
+    failed: str = ""
+    #: What is in memory is no longer what was there before.
+    filled: bool = False
+
+    def ask(self, what: Callable[[], _R], patience: float) -> _R | None:
+        """Do it, and hear how it went for all. None: it is damaged for some. An error that is no damage is everybody's.
+
+        Raises:
+            StateError, StoreError, NewerFormatError: of any rank.
+        """
+        result: _R | None = None
+        mine: dict[str, Any] = {}
+        own: SpotguardError | None = None
+        try:
+            result = what()
+        except SpotguardError as error:
+            own, mine = error, _as_said(error)
+            let_go(error)
+        verdicts = self.channel.gather(json.dumps(mine).encode(), patience)
+        for rank, raw in enumerate(verdicts):
+            said = json.loads(raw)
+            if "error" not in said:
+                continue
+            if not said["damage"]:
+                if self.filled:
+                    self.state.poisoned = f"rank {rank} could not restore {self.name}, and this one has"
+                raise own if own is not None and not mine["damage"] else _heard(said, rank)
+            self.failed = self.failed or f"rank {rank}: {said['why']}"
+        if self.failed:
+            log.error("checkpoint %s is damaged, the next older one is taken: %s", self.name, self.failed)
+            return None
+        return result
+
+
+def _examine(store: BlobStore, run_id: str, name: CheckpointName) -> Whole:
+    folders = scan(store, run_id)
+    folder = next((each for each in folders if each.name == name), None)
+    if folder is None:
+        raise NotFoundError(f"checkpoint {name} of run {run_id} is not in {store.url}")
+    return examine(store, folder, folders)
+
+
+def _as_said(error: SpotguardError) -> dict[str, Any]:
+    damage = isinstance(error, (CheckpointError, CorruptError, NotFoundError))
+    damage = damage and not isinstance(error, (NewerFormatError, StateError))
+    kind = next((name for name, cls in _ERRORS.items() if type(error) is cls), "")
+    if not kind:
+        kind = "StateError" if isinstance(error, StateError) else "StoreError"
+    return {"error": kind, "why": str(error), "damage": damage}
+
+
+def _heard(said: dict[str, Any], rank: int) -> SpotguardError:
+    return _ERRORS.get(str(said.get("error")), StoreError)(f"rank {rank}: {said.get('why')}")

@@ -1,0 +1,263 @@
+"""This rank among those of its job: what its agent says becomes a call to all, what is called becomes a save here.
+
+Nothing is decided here. A call is an entry in a log that every rank reads in the same order; what follows from the
+entries is `agreement.standing`, what all do about one is a decision that one rank writes for all.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from ..providers.clock import Clock
+from ..providers.errors import SpotguardError
+from . import protocol
+from .agreed import Agreed
+from .agreement.calls import AtBoundary, Background, Call, Manual, Notice, Withdrawn
+from .agreement.channel import Channel
+from .agreement.offers import Decision, Offer, shared
+from .agreement.standing import Standing
+from .alarm import BY_HAND, Alarm, alarm_of
+from .checkpointer import Checkpointer
+from .checkpoints.effort import Abandoned
+from .format.sharing import Roles
+from .job import Job
+from .orders import Orders
+from .report import Send
+from .state.registered import State
+
+log = logging.getLogger("spotguard")
+
+#: What the agent calls a notice of another machine (`providers.notice.NoticeKind.PEER`).
+_PEER = "peer"
+#: Seconds that a machine which stays gives its own save: far more than any takes, and it is no machine's deadline.
+STAYS = 600.0
+#: Seconds for which a rank may still write after its machine's deadline: clouds are late more often than early.
+_LATE = 10.0
+#: Of a notice's time, what calling the others may take: they answer in milliseconds.
+_CALLING = 0.3
+#: Seconds for any other call.
+_PATIENCE = 10.0
+#: Standings that are remembered, by call: a save is never further behind.
+_REMEMBERED = 16
+
+
+class Reporter(Protocol):
+    """Who hears that nothing will be saved: `report.Report`."""
+
+    def failed(self, alarm: Alarm, reason: str, last_step: int) -> None: ...
+
+
+class Ranks:
+    """Implements `assembly.Assembly`; `begin` before the first call is heard.
+
+    Args:
+        send: to this machine's agent.
+    """
+
+    def __init__(self, channel: Channel, clock: Clock, send: Send) -> None:
+        self.channel = channel
+        self._clock = clock
+        self._send = send
+        self._machine = channel.machines[channel.rank]
+        self._lock = threading.Lock()  # guards what follows
+        #: What this machine's own agent said, by notice.
+        self._own: dict[str, Alarm] = {}
+        self._called: set[str] = set()
+        self._standings: dict[int, Standing] = {}
+        self._until: dict[str, float] = {}
+        self._asking = False
+
+    def begin(self, saver: Orders, checkpointer: Checkpointer, state: State, report: Reporter) -> None:
+        """From here on calls are heard."""
+        self._saver = saver
+        self._checkpointer = checkpointer
+        self._state = state
+        self._report = report
+        self.channel.listen(self._hear)
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank speaks for the job where one has to."""
+        return self.channel.rank == 0
+
+    # --- to the others ---
+
+    def notice(self, message: protocol.Preempt) -> None:
+        """This machine's agent was told, or was told of an earlier deadline."""
+        alarm = alarm_of(message, self._clock.monotonic())
+        if message.kind == _PEER:
+            self._saver.emergency(
+                alarm
+            )  # known from the call itself; or this process came after it, and parks
+            return
+        with self._lock:
+            self._own.setdefault(message.id, alarm).join(alarm)
+            known = message.id in self._called
+            self._called.add(message.id)
+        self._saver.emergency(alarm)
+        if known:
+            return
+        left, window = message.seconds_left, message.seconds_left
+        call = Notice(message.id, message.kind, message.source, left, self._machine, window, message.drill)
+
+        def unheard(why: str) -> None:
+            last = self._checkpointer.last
+            self._report.failed(alarm, why, -1 if last is None else last.step)
+            if message.drill:
+                self._saver.release(message.id, why)
+
+        self._call(call, left * _CALLING, unheard)
+
+    def withdrawn(self, id: str, why: str) -> None:
+        """This machine's agent takes a notice back, or ends its drill. (Of another machine's it is that one's to say.)"""
+        with self._lock:
+            ours = self._own.pop(id, None) is not None
+            self._called.discard(id)
+        if ours:
+            self.over(id, why)
+
+    def background(self, why: str) -> bool:
+        """Ask for a checkpoint beside training. Returns at once; False while it is asked for already."""
+        with self._lock:
+            if self._asking:
+                return False
+            self._asking = True
+
+        def unheard(why: str) -> None:
+            self._asking = False
+            log.warning("no background checkpoint: %s", why)
+
+        self._call(Background(why), _PATIENCE, unheard)
+        return True
+
+    def again(self, job: Job, why: str) -> None:
+        self._call(AtBoundary(job.epoch, why), _PATIENCE, lambda why: log.error("nothing is saved: %s", why))
+
+    def by_hand(self, step: int) -> None:
+        if self.first:
+            self._call(Manual(step), _PATIENCE, lambda why: self._saver.unheard_by_hand(step, why))
+
+    def over(self, id: str, why: str) -> None:
+        self._call(Withdrawn(id), _PATIENCE, lambda said: self._saver.release(id, f"{why}; {said}"))
+
+    def _call(self, call: Call, seconds: float, unheard: Callable[[str], None]) -> None:
+        until = self._clock.monotonic() + seconds
+
+        def run() -> None:
+            try:
+                self.channel.call(call, lambda: max(0.0, until - self._clock.monotonic()))
+            except SpotguardError as error:
+                unheard(str(error))
+
+        threading.Thread(target=run, name="spotguard-call", daemon=True).start()
+
+    # --- from the others, on the mailbox's thread ---
+
+    def _hear(self, epoch: int, call: Call, standing: Standing) -> None:
+        with self._lock:
+            self._standings[epoch] = standing
+            self._standings.pop(epoch - _REMEMBERED, None)
+        match call:
+            case Notice():
+                self._noticed(epoch, call, standing)
+            case Withdrawn(id=id):
+                if id not in self._own:
+                    self._send(protocol.Uncalled(id))
+                self._saver.release(id, "the notice was withdrawn, or the drill is over")
+            case Background() | AtBoundary():
+                self._asking = False
+                self._wanted(epoch, standing)
+            case Manual(step=step):
+                if standing.counts(epoch):
+                    self._saver.by_hand(step, epoch)
+
+    def _noticed(self, epoch: int, call: Notice, standing: Standing) -> None:
+        now = self._clock.monotonic()
+        with self._lock:
+            self._until[call.machine] = now + call.seconds_left + _LATE
+            alarm = self._own.get(call.id)
+        if alarm is None:
+            ours = call.machine == self._machine or call.kind == BY_HAND
+            seconds = call.seconds_left if ours else STAYS
+            kind = call.kind if ours else _PEER
+            message = protocol.Preempt(call.id, seconds, seconds / 10, kind, call.source, call.drill)
+            alarm = alarm_of(message, now)
+            if not ours:
+                log.warning(
+                    "%s from %s on another machine of this job: saving with it", call.kind, call.source
+                )
+                self._send(
+                    protocol.Called(
+                        call.id, call.kind, call.source, call.seconds_left, now, call.machine, call.drill
+                    )
+                )
+        wanted = standing.counts(epoch)
+        at_boundary = wanted and standing.wanted is not None and standing.wanted.boundary
+        self._saver.emergency(alarm, epoch if wanted else 0, at_boundary=at_boundary)
+
+    def _wanted(self, epoch: int, standing: Standing) -> None:
+        wanted = standing.wanted
+        if wanted is None or wanted.epoch != epoch:
+            return
+        if wanted.cause == "notice":
+            self._saver.again(epoch)
+        elif wanted.cause == "background":
+            self._saver.background(epoch, at_boundary=wanted.boundary)
+
+    # --- for the saving thread ---
+
+    def decide(
+        self,
+        job: Job,
+        step: int | None,
+        left: Callable[[], float],
+        over: Callable[[], bool],
+        *,
+        boundary: bool,
+    ) -> Decision:
+        channel = self.channel
+        roles = Roles(self._doomed(job.epoch))
+        cost = self._checkpointer.cost(roles)
+        last = self._checkpointer.last
+        offer = Offer(
+            rank=channel.rank,
+            step=step,
+            boundary=boundary,
+            weights=cost.weights,
+            moments=cost.moments,
+            rate=cost.rate,
+            commit=cost.commit,
+            left=job.effort.left() if channel.rank in roles.doomed else None,
+            last=-1 if last is None else last.step,
+            plan=shared(self._state.fingerprint()),
+            covers=tuple(sorted(self._state.covers())),
+        )
+        decision = channel.agree(job.epoch, offer, left, over)
+        if decision.step is not None and channel.rank not in decision.ranks:
+            raise Abandoned(
+                f"the other ranks save step {decision.step} without this one: it answered too late"
+            )
+        return decision
+
+    def agreed(self, job: Job, decision: Decision, step: int) -> Agreed:
+        everybody = range(self.channel.world)
+        absent = frozenset(rank for rank in everybody if rank not in decision.ranks)
+        doomed = self._doomed(job.epoch)
+        with self._lock:
+            until = max(self._until.values(), default=self._clock.monotonic() + STAYS)
+        return Agreed(
+            step,
+            job.epoch,
+            Roles(doomed, decision.whole_each, absent),
+            speaks=self.channel.rank == min(decision.ranks),
+            weights_first=decision.level == "weights-first",
+            doomed_until=until,
+        )
+
+    def _doomed(self, epoch: int) -> frozenset[int]:
+        with self._lock:
+            standing = self._standings.get(epoch)
+        return frozenset() if standing is None else standing.doomed_ranks(self.channel.machines)
