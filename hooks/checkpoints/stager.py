@@ -21,6 +21,7 @@ from ..format.dtypes import torch_dtype
 from ..format.keys import CheckpointName, checkpoint_prefix, object_name, parse_object_name
 from ..format.leaf import Leaf
 from ..format.manifest import RankManifest
+from ..format.sharing import ALL_STAY, Roles
 from .draft import Draft, Form, Landed, Outline, Written
 from .effort import Abandoned, Effort
 from .frames import Frame
@@ -69,26 +70,29 @@ class Stager:
         effort: Effort,
         moved: Callable[[], str],
         commit: Callable[[Written, Effort], None],
+        roles: Roles = ALL_STAY,
     ) -> Held | None:
         """Write a checkpoint onto the disk, planned as for the store. None: it cannot be had there, and why is said.
 
         Args:
             moved: as of `Writer.write`.
             commit: puts its manifest through `writer`; raises as that does.
+            roles: those of the save: no more is staged than it will put.
 
         Raises:
             Abandoned: `effort` was called off.
             Spoiled: the state moved while it was read.
         """
-        seconds = _PATIENCE + outline.nbytes / _SLOWEST
-        limit, draft = effort.part(effort.now() + seconds), Draft(outline)
+        draft = Draft(outline, roles=roles)
+        seconds = _PATIENCE + draft.share() / _SLOWEST
+        limit = effort.part(effort.now() + seconds)
         self.writer.adopt(outline)
         try:
             self.writer.write(leaves, name, limit, None, moved, draft=draft)
             commit(draft.written(name), limit)
         except Abandoned:
             effort.check()
-            self.stage.switch_off(f"its disk did not take {outline.nbytes >> 20} MiB in {seconds:.0f} s")
+            self.stage.switch_off(f"its disk did not take {draft.share() >> 20} MiB in {seconds:.0f} s")
             return None
         except (StoreError, CheckpointError) as error:
             log.warning("step %d is not staged, it is copied to host memory instead: %s", name.step, error)
