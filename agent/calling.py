@@ -13,9 +13,10 @@ import logging
 
 from ..hooks import protocol
 from ..providers.notice import Notice, NoticeKind
-from .actions import Send
+from .actions import Rest, Send
 from .events import Heard
-from .hearing import Policy
+from .hearing import OUTLIVED, Command, Policy
+from .horizon import span
 from .pending import Pending
 from .roster import NAME, TEXT, Session, clip
 from .telling import Telling
@@ -23,6 +24,11 @@ from .telling import Telling
 #: Seconds from the call to the end of a save that never comes to one: longer than any other machine's warning, and than
 #: what its state takes on a slow link.
 PATIENCE = 600.0
+#: Seconds for which a command that was started again may look for the job's other machines, which are started again too,
+#: or are new and still boot: torchrun gives up after 100 s in which nobody answers where its rendezvous was (seen).
+REJOIN = 900.0
+#: Before it looks again.
+PAUSE = 5.0
 #: Withdrawn calls that are remembered.
 _KEPT = 64
 
@@ -101,6 +107,22 @@ class Calling(Telling):
         elif p is not None and _key(id) in p.standing:
             self._log("the other machine's notice was withdrawn", logging.WARNING)
             self._gone(_key(id))
+
+    def _is_alone(self, command: Command) -> bool:
+        """Whether it ended because the others are not there yet: it was started again for a call, and never trained."""
+        return not command.joined and self._now < self._rejoin_until
+
+    def _look_again(self, code: int) -> None:
+        left = self._rejoin_until - self._now
+        self._log(
+            f"the command ended with {code} before a training process had registered: the job's other machines may not be "
+            f"there yet, so it is started again in {PAUSE:.0f} s, and for {span(left)} more",
+            logging.WARNING,
+        )
+        self.command, self._outlived = None, set()
+        self._patience = OUTLIVED if self.policy.outlive else 0.0
+        self._again, self.outlive_at = "the job's other machines may be there now", self._now + PAUSE
+        self._do(Rest())
 
 
 def _key(id: str) -> str:

@@ -177,3 +177,14 @@ def has_ended(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether the process runs nothing of its own any more, though it is not gone: one that was killed gives its memory
+    back first, which takes seconds where there is much of it (proc_pid_stat(5), flags: PF_EXITING)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            flags = file.read().rpartition(b")")[2].split()[6]
+    except OSError:  # it has just gone
+        return True
+    return bool(int(flags) & 0x4)

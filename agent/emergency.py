@@ -17,6 +17,7 @@ from typing import Any
 from ..hooks import protocol
 from ..providers.notice import Notice, NoticeKind
 from .actions import Action, Finish, Launch, Rest, Send, SignalGroup
+from .calling import REJOIN
 from .ending import Ending
 from .events import (
     Asked,
@@ -122,7 +123,9 @@ class Machine(Ending):
 
     @property
     def phase(self) -> str:
-        """For `status`: "watching", "saving", "ending", "outliving" or "waiting"."""
+        """For `status`: "watching", "saving", "ending", "outliving", "waiting" or "rejoining"."""
+        if self._again:
+            return "rejoining"
         if self.outlive_at is not None:
             return "outliving" if self.policy.outlive else "waiting"
         if self.pending is None:
@@ -221,7 +224,9 @@ class Machine(Ending):
             self._after(self.command)
         if self.outlive_at is None or self._now < self.outlive_at:
             return
-        if self.policy.outlive:
+        if self._again:
+            self._relaunch(self._again)
+        elif self.policy.outlive:
             self._relaunch("this machine is still here")
         else:
             self._finish(self.policy.exit_code)
@@ -303,6 +308,7 @@ class Machine(Ending):
         """It is another machine that goes: the job is started again at once, and that is no crash."""
         self._publish(p, p.ending or "ended by itself", returncode, None)
         self._forget(p)
+        self._rejoin_until = self._now + REJOIN
         self._relaunch("another machine of the job was noticed, this one stays")
 
     def _began_in_vain(self, p: Pending, command: Command) -> bool:
@@ -331,6 +337,8 @@ class Machine(Ending):
                 self._relaunch("the notice was withdrawn")
             else:
                 self._finish(self.policy.exit_code)
+        elif code != 0 and not self._by_hand(code) and self._is_alone(command):
+            self._look_again(code)
         elif code != 0 and not self._by_hand(code) and self.restarts < self.policy.max_restarts:
             self.restarts += 1
             self._relaunch(f"it crashed with {code}, restart {self.restarts} of {self.policy.max_restarts}")
@@ -343,7 +351,7 @@ class Machine(Ending):
     def _relaunch(self, why: str) -> None:
         self._log(f"starting the command again: {why}", logging.WARNING)
         self._kill_all()  # whatever is there still holds the run id
-        self.outlive_at, self.command = None, None
+        self.outlive_at, self.command, self._again = None, None, ""
         self._outlived = set()
         self._do(Launch())
 

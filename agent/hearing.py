@@ -46,6 +46,8 @@ class Command:
     since: float = 0.0
     returncode: int | None = None
     ended_at: float = 0.0
+    #: A training process of it has registered: it got as far as that.
+    joined: bool = False
     #: It got the signal of a notice that was then withdrawn: an end before this instant is that signal's doing.
     leave_by: float | None = None
     #: Its group got a signal that asks it to end.
@@ -72,11 +74,15 @@ class Hearing:
         #: What training goes on under: deadlines that are far off, and warnings.
         self.horizon = Horizon(policy.window)
         self.command: Command | None = None
-        #: When what follows a preemption is due, where that is waited for: the relaunch (`--outlive`), or the exit of a
-        #: run that began in vain. The notices that are waited out, and for how long after their deadlines.
+        #: When what follows a preemption is due, where that is waited for: a relaunch (`--outlive`, or `_again`), or the
+        #: exit of a run that began in vain. The notices that are waited out, and for how long after their deadlines.
         self.outlive_at: float | None = None
         self._outlived: set[str] = set()
         self._patience = OUTLIVED
+        #: Why the command is started again when `outlive_at` comes, where that is no matter of `--outlive`.
+        self._again = ""
+        #: Until when a command that does not get as far as to register is started again without charge.
+        self._rejoin_until = 0.0
         #: Notices that had their end: seeing them again changes nothing.
         self._settled: dict[str, Notice] = {}
         #: Notices that were far off, and of which nobody has said yet that they have begun.
@@ -101,6 +107,8 @@ class Hearing:
     def _opened(self, event: Opened) -> None:
         session = Session.of(event.session, event.pid, event.uid, event.register, self._now)
         self.sessions[session.number] = session
+        if self.command is not None and session.store:
+            self.command.joined = True
         self.lost = {n: s for n, s in self.lost.items() if not s.same_client(session)}
         p = self.pending
         if p is None and (reason := self.horizon.near(self._now)):

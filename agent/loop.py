@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..hooks.protocol import Answer
 from ..providers.clock import Clock, SystemClock
 from ..providers.notice import NoticeSource
-from . import journal, local, overdue, sources
+from . import journal, launchers, local, overdue, sources
 from . import outcome as outcomes
 from .actions import (
     Acknowledge,
@@ -295,6 +295,7 @@ def _serve(
         supervisor, env = None, dict(os.environ)
         if command is not None:
             env = exported(options, server.path, os.environ)
+            env |= launchers.told(command, options.window, env)
             supervisor = Supervisor(command, env=env, post=post)
             stack.callback(supervisor.close)
         herald = _herald(options, env, post, clock)

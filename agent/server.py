@@ -23,7 +23,7 @@ from ..hooks import protocol
 from ..hooks.protocol import Message, Role
 from ..providers.clock import Clock
 from ..providers.errors import ProtocolError
-from .connection import Connection, Limits, has_ended
+from .connection import Connection, Limits, has_ended, is_exiting
 from .events import Asked, Closed, Event, Heard, Opened, StatusAsked, Watching
 from .sockets import listen
 
@@ -301,7 +301,9 @@ class Server:
             said = other.register
             if said is None or not message.store or other.pid == connection.pid:
                 continue
-            if (other.uid, said.run_id, said.store, said.rank) == mine and not has_ended(other.pidfd):
+            if (other.uid, said.run_id, said.store, said.rank) == mine and not (
+                has_ended(other.pidfd) or is_exiting(other.pid)
+            ):
                 return other
         return None
 

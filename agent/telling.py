@@ -126,6 +126,7 @@ class Telling(Hearing):
             return
         self._settled[notice.id] = notice
         if self.outlive_at is not None:
+            self._again = ""
             self._outlived.add(notice.id)
             self.outlive_at = max(self.outlive_at, said.deadline + self._patience)
         p = Pending(notice, self._now, self.policy.reserve)

@@ -133,16 +133,65 @@ def test_a_launcher_that_ends_first_is_waited_for_by_nobody_who_saves() -> None:
     assert story.outcomes[0].step == 7
 
 
-def test_a_crash_after_the_new_start_is_a_crash() -> None:
-    """The relaunch is free; what it makes of it is not."""
-    story, sessions = torchrun(max_restarts=0)
+def relaunched(**policy: Any) -> Story:
+    story, sessions = torchrun(**policy)
     story.called(sessions[0])
     for session in sessions:
         story.commits(session)
         story.closes(session)
-    story.ends(75)
+    story.ends(-15)
+    assert story.pid == 101
+    return story
+
+
+def test_a_crash_after_the_new_start_is_a_crash() -> None:
+    """The relaunch is free; what it makes of it is not."""
+    story = relaunched()
+    story.closes(story.opens(502))
     story.ends(1)
     assert (story.pid, story.code) == (101, 1)
+
+
+def test_until_the_others_are_there_it_is_started_again_and_again() -> None:
+    """torchrun gives up where nobody answers at its rendezvous; a new machine takes minutes to come up."""
+    story = relaunched()
+    for again in range(3):
+        story.until(100 * again + 100)
+        story.ends(1)
+        assert (story.machine.phase, story.code) == ("rejoining", None)
+        story.until(100 * again + 104)
+        assert story.pid == 101 + again
+        story.until(100 * again + 105)
+        assert story.pid == 102 + again
+    assert story.machine.restarts == 0
+    story.until(900)
+    story.ends(1)
+    assert story.code == 1
+
+
+def test_while_the_others_are_looked_for_this_machine_may_be_noticed_too() -> None:
+    """Nothing is to be saved. It exits with 75 when the machine goes, and starts nothing on it before."""
+    story = relaunched()
+    story.ends(1)
+    story.notice(60)
+    story.until(59)
+    assert (story.pid, story.code) == (101, None)
+    story.until(60)
+    assert (story.pid, story.code) == (101, 75)
+
+
+def test_while_the_others_are_looked_for_a_sigterm_ends_it() -> None:
+    story = relaunched()
+    story.ends(1)
+    story.signal(TERM)
+    assert (story.pid, story.code) == (101, 75)
+
+
+def test_who_ends_it_by_hand_is_obeyed() -> None:
+    """Ctrl-C while torchrun looks for the others."""
+    story = relaunched()
+    story.ends(-signal.SIGINT)
+    assert story.code == 130
 
 
 def test_training_that_ends_by_itself_is_not_started_again() -> None:

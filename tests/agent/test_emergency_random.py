@@ -173,8 +173,8 @@ class AnyStory(RuleBasedStateMachine):
             assert not self.alive or self.story.pid != self.pid or self.story.machine.command is None
         if isinstance(action, Send):
             if isinstance(action.message, Leave):
-                assert p is not None
-                assert all(part.done for part in p.parts.values()), "told to leave before all had answered"
+                done = p is None or all(part.done for part in p.parts.values())  # None: it is over since
+                assert done, "told to leave before all had answered"
                 mine = self.open.get(action.session) == self.story.pid
                 gone = not self.alive and not self.story.group_left
                 assert mine or gone, "a worker was told to leave before its launcher"

@@ -124,7 +124,9 @@ class FarStory(RuleBasedStateMachine):
         story = getattr(self, "story", None)
         if story is not None and not self.over:
             shown = {
-                e["id"]: e["seconds_left"] for e in story.machine.horizon.status(story.now) if e["then_in"]
+                e["id"]: e["seconds_left"]
+                for e in story.machine.horizon.status(story.now)
+                if e["then_in"] is not None
             }
             assert shown.keys() == self.standing.keys()
             assert all(abs(shown[id] - (at - story.now)) < 0.01 for id, at in self.standing.items())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from spotguard.agent.connection import is_exiting
 from spotguard.agent.events import Asked, Closed, Heard, Opened, StatusAsked, Watching
 from spotguard.agent.server import Server
 from spotguard.hooks.protocol import (
@@ -260,3 +261,13 @@ def test_stopping_says_what_was_to_be_said(serve: Serving, events: Events, folde
         assert hook.hear(Preempt).id == "last"
         assert hook.hears_the_end()
     assert not (folder / "b.sock").exists()
+
+
+def test_who_was_killed_runs_nothing_more_though_it_is_not_gone() -> None:
+    """Its place is free for who is started after it: a launcher starts workers anew where it has just ended others."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert not is_exiting(process.pid)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is dead, and still there
+        assert is_exiting(process.pid)
+    assert is_exiting(process.pid)

@@ -1,0 +1,41 @@
+"""What is known of launchers: which command is torchrun, and how long it lets its workers live once it is told to end.
+
+torchrun that gets SIGTERM, or loses its rendezvous (0.4 s after the machine that held it is gone: seen), passes SIGTERM on
+to its workers and kills them 30 s later. A worker that saves holds SIGTERM, and needs as long as its window, or, on a
+machine that stays, as long as its state takes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from .calling import PATIENCE
+
+#: Seconds (pytorch#172596, of March 2026: an older one does not read it). `--shutdown-timeout` beats it. Where a worker
+#: of the same machine dies, or another machine joins, torchrun's 30 s hold all the same (pytorch#192815).
+SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+#: By then the agent has ended all of them itself.
+_AFTER = 60.0
+
+_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+
+
+def is_torchrun(command: Sequence[str]) -> bool:
+    """Whether one of these words starts torchrun: by its name, or as a module, behind whatever stands before it (`env`,
+    `numactl`). A script that starts it is not looked into."""
+    for at, word in enumerate(command):
+        if os.path.basename(word) == "torchrun":
+            return True
+        if word == "-m" and command[at + 1 : at + 2] and command[at + 1] in _MODULES:
+            return True
+        if word.startswith("-m") and word[2:] in _MODULES:
+            return True
+    return False
+
+
+def told(command: Sequence[str], window: float | None, env: Mapping[str, str]) -> dict[str, str]:
+    """What a launcher is given by the environment, where nobody has said otherwise."""
+    if not is_torchrun(command) or env.get(SHUTDOWN_TIMEOUT):
+        return {}
+    return {SHUTDOWN_TIMEOUT: str(round(max(PATIENCE, window or 0.0) + _AFTER))}

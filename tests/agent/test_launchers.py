@@ -1,0 +1,48 @@
+"""Which commands are torchrun, and what it is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotguard.agent.launchers import SHUTDOWN_TIMEOUT, is_torchrun, told
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "torchrun --nnodes 2:4 train.py",
+        "/opt/venv/bin/torchrun train.py",
+        "python -m torch.distributed.run train.py",
+        "python3.11 -u -m torch.distributed.launch train.py",
+        "python -mtorch.distributed.run train.py",
+        "numactl --interleave=all torchrun train.py",
+        "env NCCL_DEBUG=INFO torchrun train.py",
+    ],
+)
+def test_torchrun_is_known_by_its_words(command: str) -> None:
+    assert is_torchrun(command.split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python train.py",
+        "python -m torch.distributed.elastic",
+        "python torchrun.py",
+        "sh train-with-torchrun.sh",
+        "python -m",
+    ],
+)
+def test_nothing_else_is_torchrun(command: str) -> None:
+    assert not is_torchrun(command.split())
+
+
+@pytest.mark.parametrize(("window", "seconds"), [(None, "660"), (30.0, "660"), (3600.0, "3660")])
+def test_torchrun_waits_for_its_workers_longer_than_any_save(window: float | None, seconds: str) -> None:
+    """Also for those of a machine that stays, which may save on for ten minutes."""
+    assert told(["torchrun", "train.py"], window, {}) == {SHUTDOWN_TIMEOUT: seconds}
+
+
+def test_what_the_user_has_set_stays() -> None:
+    assert told(["torchrun", "train.py"], None, {SHUTDOWN_TIMEOUT: "30"}) == {}
+    assert told(["python", "train.py"], None, {}) == {}

@@ -1,0 +1,118 @@
+"""What stands between `run` and the ranks: ended after the commit, started again after a call, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Machine
+from tests.e2e.processes import Running, eventually
+
+pytestmark = [pytest.mark.wholepath]
+
+RANKED = str(Path(__file__).parent / "programs" / "ranked.py")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
+
+
+class Ranks:
+    """Two of them on one machine, below some launcher, below `spotguard run`."""
+
+    def __init__(self, machine: Machine, *command: str) -> None:
+        self.machine = machine
+        for rank in range(2):
+            os.mkfifo(machine.folder / f"rank-{rank}")
+        root = str(Path(__file__).parents[2] / "packaging")
+        self.run: Running = machine.run("--window 20", *command, PYTHONPATH=root)
+
+    def ready(self) -> int:
+        """Both have registered. The pid of what started them."""
+        parents = set()
+        for _ in range(2):
+            said = self.run.out.until(r"^rank [01] ready \d+ (\d+) restart (\d+) refused '(.*)'$")
+            parents.add(int(said[1]))
+            assert (said[2], said[3]) == ("0", "")
+        (parent,) = parents
+        return parent
+
+    def told(self, kind: str) -> None:
+        for _ in range(2):
+            self.run.out.until(f"^rank [01] told {kind}$")
+
+    def order(self, rank: int, words: str) -> None:
+        (self.machine.folder / f"rank-{rank}").write_text(words + "\n")
+
+    def commit(self, rank: int) -> None:
+        self.order(rank, "commit 1200")
+        self.run.err.until(f"rank {rank} .*committed step 1200")
+
+    def nobody_is_left(self) -> None:
+        eventually(lambda: not list(self.machine._mine()), "processes were left behind")
+
+
+@pytest.mark.torch
+def test_torchrun_is_ended_after_the_commit_and_started_again_after_a_call(machine: Machine) -> None:
+    """A call: its workers save on while torchrun, which has lost its rendezvous, waits for them; then all of it is
+    started anew. A notice of its own: no signal before the last commit, no worker started again, nobody left."""
+    pytest.importorskip("torch")
+    ranks = Ranks(machine, *TORCHRUN, RANKED)
+    launcher = ranks.ready()
+    shown = [(each["rank"], each["world"]) for each in machine.status()["sessions"]]
+    assert sorted(shown) == [(0, 2), (1, 2)]
+    ranks.order(1, "call x")
+    ranks.told("peer")
+    ranks.commit(0)
+    os.kill(launcher, signal.SIGTERM)  # as it would itself
+    for _ in range(2):
+        ranks.run.out.until("^rank [01] SIGTERM while (saving|leaving)$")
+    assert machine.status()["phase"] == "saving"
+    ranks.commit(1)
+    ranks.run.err.until("starting the command again: another machine of the job was noticed")
+    outcome = machine.outcome()
+    assert (outcome["kind"], outcome["step"], outcome["code"]) == ("peer", 1200, None)
+    assert ranks.ready() != launcher
+
+    ranks.run.send(signal.SIGTERM)
+    ranks.told("signal")
+    ranks.commit(1)
+    assert "SIGTERM" not in ranks.run.out.text.rpartition("ready")[2]
+    ranks.commit(0)
+    assert ranks.run.ended() == 75
+    outcome = machine.outcome()
+    assert (outcome["ended"], outcome["step"], outcome["code"]) == ("TERM after the commit", 1200, 75)
+    assert not re.search("restart 1", ranks.run.out.to_the_end())
+    ranks.nobody_is_left()
+
+
+def test_a_parent_that_spawned_its_ranks_is_ended_with_them(machine: Machine) -> None:
+    """`mp.spawn`: nobody is told to leave before the others, and the parent, which knows nothing, gets TERM with them."""
+    ranks = Ranks(machine, sys.executable, RANKED, "spawn")
+    ranks.ready()
+    ranks.run.send(signal.SIGTERM)
+    ranks.told("signal")
+    ranks.commit(0)
+    assert machine.status()["phase"] == "saving"
+    ranks.commit(1)
+    assert ranks.run.ended() == 75
+    said = ranks.run.out.to_the_end()
+    assert "leaves" not in said
+    assert machine.outcome()["ended"] == "TERM after the commit"
+    ranks.nobody_is_left()
+
+
+def test_one_process_for_each_machine_leaves_and_is_started_again(machine: Machine) -> None:
+    """Started by hand: `run` is its launcher."""
+    ranks = Ranks(machine, sys.executable, RANKED)
+    ranks.run.out.until("^rank 0 ready")
+    ranks.order(0, "call x")
+    ranks.run.out.until("^rank 0 told peer$")
+    ranks.order(0, "commit 3")
+    ranks.run.out.until("^rank 0 leaves$")
+    ranks.run.out.until("^rank 0 ready")
+    ranks.order(0, "end")
+    assert ranks.run.ended() == 0
+    ranks.nobody_is_left()
