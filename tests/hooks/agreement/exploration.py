@@ -1,0 +1,466 @@
+"""Every order in which the acts of several ranks can come: the real rules of agreement and gate in a small model of training.
+
+What is real: the log folded (`Standing`), what is said to the store (`member.agree`), the decision (`decide`), and the
+gate's rule (`Place`). What is a model: training (steps of collectives, changes and boundaries), the store (a mapping),
+deaths, and time, which is that a wait may end at any moment. The log itself is explored by `test_log`: here a call is
+there at once, and each rank hears of it whenever.
+
+Acts that nobody else can see are done at once (the end of a collective, coming to rest at a boundary, taking up what was
+heard): whatever comes between would come out the same before them or after. Training that skips a change (a scaler that
+saw an overflow), steps several optimizers or accumulates gradients is, for the gate, a step like any other; collectives
+inside a step (a closure's further calls, an evaluation before `guard.step()`) are `inner`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+from spotguard.hooks.agreement import member
+from spotguard.hooks.agreement.calls import AtBoundary, Call
+from spotguard.hooks.agreement.member import Keys
+from spotguard.hooks.agreement.offers import Decision, Offer, read_offer
+from spotguard.hooks.agreement.operations import Answer, Claim, Get, Saying, Set, Wait, Waited
+from spotguard.hooks.agreement.standing import Standing
+from spotguard.hooks.gate import Place, Shut
+from tests.hooks.agreement.sayings import Sayings, Violation, perform
+
+#: Makes what a rank says to agree.
+Agree = Callable[[Keys, int, Offer], Saying[Decision | None]]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What may happen."""
+
+    ranks: int
+    #: Called in this order, each at any moment.
+    calls: tuple[Call, ...]
+    #: Steps that are trained while nobody calls; then there is nothing more to train on.
+    steps: int = 1
+    #: Of each rank, those whose collectives it takes part in; by default all.
+    partners: tuple[tuple[int, ...], ...] = ()
+    #: A step has a second collective, after its change.
+    inner: bool = False
+    #: Can save at boundaries only.
+    boundary_only: frozenset[int] = frozenset()
+    #: All hold the same: each covers all others.
+    replicas: bool = False
+    #: May run out of time while they wait for a decision.
+    hasty: frozenset[int] = frozenset()
+    #: One of these may die, at any moment.
+    mortal: frozenset[int] = frozenset()
+    #: One of these may lose the store, at any moment.
+    cut: frozenset[int] = frozenset()
+    #: Inside `restore`, at first.
+    restoring: frozenset[int] = frozenset()
+    #: One of these may find that its state has moved while it was read between boundaries.
+    moving: frozenset[int] = frozenset()
+    # --- what is broken, to see that it is found ---
+    offers: Callable[[Place], int] = Place.earliest
+    agree: Agree = member.agree
+    #: The position is read, and then the gate is shut.
+    reads_first: bool = False
+    #: A claim overwrites what is there.
+    overwrites: bool = False
+    #: Whoever is behind is not let through.
+    stays_shut: bool = False
+
+
+class Rank(NamedTuple):
+    place: tuple[int, bool, bool, Shut, int | None, bool] = (0, False, False, Shut.OPEN, None, False)
+    #: Which act of its step training has come to.
+    at: int = 0
+    heard: int = 0
+    #: "idle", "read" (broken), "agreeing", "decided", "obeying", "saved", "ended", "gone" (dead), with the epoch.
+    phase: str = "idle"
+    epoch: int = 0
+    #: What it is saying to the store.
+    saying: int | None = None
+    decision: Decision | None = None
+    restoring: bool = False
+    cut: bool = False
+
+
+class World(NamedTuple):
+    ranks: tuple[Rank, ...]
+    log: tuple[Call, ...] = ()
+    #: Scripted calls that were made.
+    called: int = 0
+    store: frozenset[tuple[str, object]] = frozenset()
+    #: What was saved by anybody: decisions by epoch.
+    saved: frozenset[tuple[int, Decision]] = frozenset()
+    moved: bool = False
+    #: A time-out, a death or a lost store has come.
+    troubled: bool = False
+
+
+@cache
+def standing_after(log: tuple[Call, ...]) -> Standing:
+    return standing_after(log[:-1]).after(log[-1]) if log else Standing()
+
+
+class Exploration:
+    """One scene's. `run` walks through all of it."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.keys = Keys("x", scene.ranks)
+        self.sayings = Sayings()
+        everybody = tuple(range(scene.ranks))
+        self.partners = scene.partners or (everybody,) * scene.ranks
+        self.came_from: dict[World, tuple[World, str] | None] = {}
+        self.acts = ("meet", "change", *(("meet",) if scene.inner else ()), "complete", "leave")
+        self.meets = self.acts.count("meet")
+
+    def run(self) -> int:
+        """
+        Returns:
+            The number of different worlds.
+
+        Raises:
+            Violation: one of them is wrong.
+        """
+        first = World(tuple(Rank(restoring=rank in self.scene.restoring) for rank in range(self.scene.ranks)))
+        first = self._settle(first)
+        self.came_from[first] = None
+        stack, seen = [first], {self._alike(first)}
+        while stack:
+            world = stack.pop()
+            stuck = True
+            for name, following in self._nexts(world):
+                stuck = False
+                following = self._settle(following)
+                if (alike := self._alike(following)) not in seen:
+                    seen.add(alike)
+                    self.came_from[following] = (world, name)
+                    stack.append(following)
+            if stuck:
+                self._check_end(world)
+        return len(self.came_from)
+
+    def _alike(self, world: World) -> object:
+        """Worlds that differ in the ranks' numbers alone are explored once, where no rank is unlike the others."""
+        scene = self.scene
+        if (
+            scene.partners
+            or scene.boundary_only
+            or scene.hasty
+            or scene.mortal
+            or scene.cut
+            or scene.restoring
+        ):
+            return world
+        ranks = Counter(rank._replace(saying=self._says(rank)) for rank in world.ranks)
+        store = Counter(_nameless(key, value) for key, value in world.store)
+        return world._replace(ranks=frozenset(ranks.items()), store=frozenset(store.items()))  # type: ignore[arg-type]
+
+    def _says(self, rank: Rank) -> Any:
+        if rank.saying is None:
+            return None
+        operation = self.sayings.pending[rank.saying]
+        return operation.value if isinstance(operation, Claim) else type(operation).__name__
+
+    def fail(self, world: World, why: str, last: str = "") -> Violation:
+        path, at = [last] if last else [], world
+        while (step := self.came_from.get(at)) is not None:
+            at, name = step
+            path.append(name)
+        return Violation(f"{why}\n  " + "\n  ".join(reversed(path)) + f"\n{world}")
+
+    # --- all that can come next ---
+
+    def _nexts(self, world: World) -> Iterator[tuple[str, World]]:
+        scene = self.scene
+        if world.called < len(scene.calls):
+            call = scene.calls[world.called]
+            yield f"called: {call}", world._replace(log=(*world.log, call), called=world.called + 1)
+        for index, rank in enumerate(world.ranks):
+            if rank.phase == "gone":
+                continue
+            yield from ((f"{index}: {name}", after) for name, after in self._of_rank(world, index, rank))
+            if not world.troubled:
+                if index in scene.mortal:
+                    yield (
+                        f"{index}: dies",
+                        _with(world, index, rank._replace(phase="gone"))._replace(troubled=True),
+                    )
+                if index in scene.cut and not rank.cut:
+                    yield (
+                        f"{index}: loses the store",
+                        _with(world, index, rank._replace(cut=True))._replace(troubled=True),
+                    )
+
+    def _of_rank(self, world: World, index: int, rank: Rank) -> Iterator[tuple[str, World]]:
+        if rank.heard < len(world.log) and not rank.cut:
+            yield "hears", _with(world, index, rank._replace(heard=rank.heard + 1))
+        if rank.restoring:
+            yield "restored", _with(world, index, rank._replace(restoring=False))
+        else:
+            yield from self._train(world, index, rank)
+        if rank.phase == "read":
+            yield "shuts", _with(world, index, self._offer(world, index, rank, rank.epoch))
+        if rank.phase == "agreeing":
+            yield from self._agree(world, index, rank)
+        if rank.phase == "decided":
+            yield "obeys", _with(world, index, self._obey(world, index, rank))
+        if rank.phase == "obeying" and _place(rank).steady():
+            yield from self._save(world, index, rank)
+
+    # --- training ---
+
+    def _train(self, world: World, index: int, rank: Rank) -> Iterator[tuple[str, World]]:
+        place, act = _place(rank), self.acts[rank.at]
+        if act == "change":
+            if place.may_change():
+                self._check_change(world, index, rank)
+                yield "changes", _with(world, index, _placed(rank, place)._replace(at=rank.at + 1))
+        elif act == "complete":
+            if place.complete():
+                yield "completes", _with(world, index, _placed(rank, place)._replace(at=0))
+            else:
+                place.rest()
+                yield "rests", _with(world, index, _placed(rank, place)._replace(at=rank.at + 1))
+        elif act == "leave" and place.may_leave_boundary():
+            yield "leaves its boundary", _with(world, index, _placed(rank, place)._replace(at=0))
+
+    def _arrived(self, rank: Rank) -> int:
+        """How many collectives it has come to."""
+        place = rank.place
+        if rank.restoring:
+            return 0
+        if self.acts[rank.at] == "leave":
+            return place[0] * self.meets
+        idle = rank.at == 0 and place[0] >= self.scene.steps and place[3] is Shut.OPEN
+        return place[0] * self.meets + (0 if idle else self.acts[: rank.at + 1].count("meet"))
+
+    # --- saving ---
+
+    def _take_up(self, world: World, index: int, rank: Rank) -> Rank:
+        """What was heard, by a saver that is not in the middle of agreeing."""
+        standing = standing_after(world.log[: rank.heard])
+        wanted = standing.wanted
+        if wanted is None:
+            place = _place(rank)
+            place.close(Shut.OPEN)
+            return _placed(rank, place)._replace(phase="idle", epoch=0, decision=None)
+        place = _place(rank)
+        if self.scene.reads_first:
+            return rank._replace(phase="read", epoch=wanted.epoch, decision=Decision(0, place.earliest()))
+        return self._offer(world, index, rank, wanted.epoch)
+
+    def _offer(self, world: World, index: int, rank: Rank, epoch: int) -> Rank:
+        place = _place(rank)
+        at_boundary = self._at_boundary(world, index, epoch)
+        place.close(Shut.AT_BOUNDARY if at_boundary else Shut.BEFORE_CHANGE)
+        step: int | None = self.scene.offers(place)
+        if rank.phase == "read":
+            assert rank.decision is not None
+            step = rank.decision.step
+        if rank.restoring:
+            step = None
+        everybody = tuple(range(self.scene.ranks))
+        offer = Offer(
+            index,
+            step,
+            boundary=at_boundary and step != place.completed,
+            covers=everybody if self.scene.replicas else (index,),
+        )
+        saying = self.sayings.begin((epoch, offer), lambda: self.scene.agree(self.keys, epoch, offer))
+        return _placed(rank, place)._replace(phase="agreeing", epoch=epoch, saying=saying, decision=None)
+
+    def _at_boundary(self, world: World, index: int, epoch: int) -> bool:
+        wanted = standing_after(world.log[:epoch]).wanted
+        return index in self.scene.boundary_only or (wanted is not None and wanted.boundary)
+
+    def _agree(self, world: World, index: int, rank: Rank) -> Iterator[tuple[str, World]]:
+        if rank.cut:
+            yield "gives up the store", _with(world, index, self._returned(rank, Decision(rank.epoch, None)))
+            return
+        assert rank.saying is not None
+        operation = self.sayings.pending[rank.saying]
+        if isinstance(operation, Wait):
+            if not standing_after(world.log[: rank.heard]).counts(rank.epoch):
+                yield from self._go_on(world, index, rank, Waited.OVER)
+            if index in self.scene.hasty:
+                yield from self._go_on(world._replace(troubled=True), index, rank, Waited.LATE)
+            return
+        yield from self._say(world, index, rank)
+
+    def _quiet(self, world: World, rank: Rank) -> bool:
+        """What is said next reads what will never change, or says what nobody looks for yet."""
+        assert rank.saying is not None
+        operation = self.sayings.pending[rank.saying]
+        if isinstance(operation, Wait):
+            return _has(world, operation.keys)
+        if isinstance(operation, Claim):
+            return not self.scene.overwrites and _has(world, (operation.key,))
+        if isinstance(operation, Set):
+            return not (self.scene.hasty or self.scene.mortal)
+        return isinstance(operation, Get)
+
+    def _say(self, world: World, index: int, rank: Rank) -> Iterator[tuple[str, World]]:
+        assert rank.saying is not None
+        operation = self.sayings.pending[rank.saying]
+        if isinstance(operation, Wait):
+            yield from self._go_on(world, index, rank, Waited.THERE)
+            return
+        store = dict(world.store)
+        answer = perform(store, operation, overwrites=self.scene.overwrites)
+        yield from self._go_on(world._replace(store=frozenset(store.items())), index, rank, answer)
+
+    def _go_on(self, world: World, index: int, rank: Rank, answer: Answer) -> Iterator[tuple[str, World]]:
+        assert rank.saying is not None
+        known, said = self.sayings.answer(rank.saying, answer)
+        after = self._returned(rank, said) if known is None else rank._replace(saying=known)
+        word = type(self.sayings.pending[rank.saying]).__name__.lower()
+        yield f"{word}: {answer!r}", _with(world, index, after)
+
+    def _returned(self, rank: Rank, decision: Decision | None) -> Rank:
+        phase = "ended" if decision is None else "decided"
+        return rank._replace(phase=phase, saying=None, decision=decision)
+
+    def _obey(self, world: World, index: int, rank: Rank) -> Rank:
+        decision, place = rank.decision, _place(rank)
+        assert decision is not None
+        if decision.step is None or index not in decision.ranks:
+            if self._beside(world, rank.epoch):
+                place.close(Shut.OPEN)
+            return _placed(rank, place)._replace(phase="ended")
+        place.close(place.shut, None if self.scene.stays_shut else decision.step)
+        return _placed(rank, place)._replace(phase="obeying")
+
+    def _save(self, world: World, index: int, rank: Rank) -> Iterator[tuple[str, World]]:
+        decision, place = rank.decision, _place(rank)
+        assert decision is not None
+        if decision.step != place.completed:
+            raise self.fail(world, f"rank {index} saves step {place.completed} for {decision}", "saves")
+        others = [each for epoch, each in world.saved if epoch == rank.epoch and each != decision]
+        if others:
+            raise self.fail(world, f"rank {index} saves {decision}, and others {others}", "saves")
+        if self._beside(world, rank.epoch):
+            place.close(Shut.OPEN)
+        saved = _with(world, index, _placed(rank, place)._replace(phase="saved"))
+        yield "saves", saved._replace(saved=world.saved | {(rank.epoch, decision)})
+        if index in self.scene.moving and not world.moved and place.shut is not Shut.AT_BOUNDARY:
+            moved = _with(world, index, rank._replace(phase="ended"))
+            yield "has moved", moved._replace(log=(*world.log, AtBoundary(rank.epoch)), moved=True)
+
+    def _beside(self, world: World, epoch: int) -> bool:
+        """Training goes on once the state is copied."""
+        wanted = standing_after(world.log[:epoch]).wanted
+        return wanted is not None and wanted.cause == "background"
+
+    # --- what nobody else can see is done at once ---
+
+    def _settle(self, world: World) -> World:
+        while (after := self._settled_once(world)) is not None:
+            world = after
+        return world
+
+    def _settled_once(self, world: World) -> World | None:
+        for index, rank in enumerate(world.ranks):
+            if rank.phase == "gone":
+                continue
+            if not rank.restoring and self.acts[rank.at] == "meet":
+                here = self._arrived(rank)
+                idle = rank.at == 0 and here == rank.place[0] * self.meets
+                if not idle and all(
+                    self._arrived(world.ranks[other]) >= here for other in self.partners[index]
+                ):
+                    return _with(world, index, rank._replace(at=rank.at + 1))
+            if rank.phase == "agreeing" and not rank.cut and self._quiet(world, rank):
+                ((_, after),) = self._say(world, index, rank)
+                return after
+            if rank.phase not in ("agreeing", "read") and not rank.cut:
+                wanted = standing_after(world.log[: rank.heard]).wanted
+                if (0 if wanted is None else wanted.epoch) != rank.epoch:
+                    return _with(world, index, self._take_up(world, index, rank))
+        return None
+
+    # --- what must hold ---
+
+    def _check_change(self, world: World, index: int, rank: Rank) -> None:
+        """Nobody who takes part in a save goes on while another has saved and is parked."""
+        standing = standing_after(world.log)
+        for epoch, decision in world.saved:
+            if not standing.counts(epoch) or self._beside(world, epoch) or index not in decision.ranks:
+                continue
+            assert decision.step is not None
+            if rank.place[0] >= decision.step and not rank.place[1]:
+                raise self.fail(world, f"rank {index} goes on, and others have saved {decision}", "changes")
+
+    def _check_end(self, world: World) -> None:
+        standing = standing_after(world.log)
+        alive = [(index, rank) for index, rank in enumerate(world.ranks) if rank.phase != "gone"]
+        for index, rank in alive:
+            if rank.cut:
+                continue
+            if rank.heard != len(world.log):
+                raise self.fail(world, f"rank {index} has not heard all")
+            if rank.phase in ("agreeing", "decided", "read"):
+                raise self.fail(world, f"rank {index} waits for ever")
+            wanted = standing.wanted
+            trains = wanted is None or wanted.cause == "background"
+            if trains and rank.place[3] is not Shut.OPEN and rank.phase != "obeying":
+                raise self.fail(world, f"rank {index} is left parked")
+            whole = len(alive) == len(world.ranks) and not any(other.cut for _, other in alive)
+            if trains and whole and rank.place[0] < self.scene.steps:
+                raise self.fail(world, f"rank {index} does not train on")
+            if wanted is None:
+                continue
+            if rank.phase == "obeying" and not world.troubled:
+                raise self.fail(world, f"rank {index} does not come to its step")
+            if rank.phase not in ("obeying", "saved", "ended"):
+                raise self.fail(world, f"rank {index} has done nothing")
+            if not world.troubled and not self.scene.restoring and rank.phase != "saved":
+                raise self.fail(world, f"rank {index} has not saved, and nothing was in its way")
+        if any(
+            rank.phase == "saved" and rank.epoch == (standing.wanted.epoch if standing.wanted else -1)
+            for _, rank in alive
+        ):
+            self._check_others(world, alive)
+
+    def _check_others(self, world: World, alive: list[tuple[int, Rank]]) -> None:
+        """Where one has saved, all that are named have, unless one of them has died or lost the store."""
+        (decision,) = {rank.decision for _, rank in alive if rank.phase == "saved"} - {None}
+        assert decision is not None
+        lost = len(alive) < len(world.ranks) or any(rank.cut for _, rank in alive)
+        for index, rank in alive:
+            if index in decision.ranks and rank.phase != "saved" and not lost:
+                raise self.fail(world, f"rank {index} has not saved what others have")
+
+
+@cache
+def _nameless(key: str, value: object) -> object:
+    """An offer without who made it."""
+    if "/offer/" not in key:
+        return key, value
+    offer = read_offer(str(value))
+    return key.split("/")[2], offer.step, offer.boundary
+
+
+def _place(rank: Rank) -> Place:
+    return Place(*rank.place)
+
+
+def _placed(rank: Rank, place: Place) -> Rank:
+    return rank._replace(
+        place=(place.completed, place.dirty, place.at_boundary, place.shut, place.target, place.resting)
+    )
+
+
+def _with(world: World, index: int, rank: Rank) -> World:
+    return world._replace(ranks=(*world.ranks[:index], rank, *world.ranks[index + 1 :]))
+
+
+def _has(world: World, keys: tuple[str, ...]) -> bool:
+    there = {key for key, _ in world.store}
+    return all(key in there for key in keys)
+
+
+def explore(scene: Scene) -> int:
+    return Exploration(scene).run()
