@@ -28,7 +28,7 @@ PATIENCE = 600.0
 #: or are new and still boot: torchrun gives up after 100 s in which nobody answers where its rendezvous was (seen).
 REJOIN = 900.0
 #: Before it looks again.
-PAUSE = 5.0
+PAUSE = 1.0
 #: Withdrawn calls that are remembered.
 _KEPT = 64
 

@@ -18,8 +18,9 @@ from .pending import Pending
 #: Training had ended by itself: so long may the script take to end too, before it is told by the signal that the machine
 #: goes. What it still does it has to bring to an end by its own handler, so not longer.
 GOODBYE_GRACE = 2.0
-#: Where no machine goes, so long may a command take to end after the commit: as torchrun gives its workers.
-PARTING = 30.0
+#: Where no machine goes, so long may a command take to end after the commit. A worker that stands in a collective never runs
+#: its handler of SIGTERM, and the other machines wait for the new start of this one.
+PARTING = 15.0
 
 
 class Ending(Clearing):

@@ -1,8 +1,11 @@
-"""What is known of launchers: which command is torchrun, and how long it lets its workers live once it is told to end.
+"""What is known of launchers: which command is torchrun, and what it has to be told so that a save survives it.
 
 torchrun that gets SIGTERM, or loses its rendezvous (0.4 s after the machine that held it is gone: seen), passes SIGTERM on
 to its workers and kills them 30 s later. A worker that saves holds SIGTERM, and needs as long as its window, or, on a
 machine that stays, as long as its state takes.
+
+Its rendezvous' store is also the workers' (torch 2.13), with the keys of every round before: a machine that joins, and one
+that starts again where the store has stayed, find the addresses of those that are gone (seen: refused for ever).
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from .calling import PATIENCE
 #: Seconds (pytorch#172596, of March 2026: an older one does not read it). `--shutdown-timeout` beats it. Where a worker
 #: of the same machine dies, or another machine joins, torchrun's 30 s hold all the same (pytorch#192815).
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+#: "1": rank 0's worker makes a store of its own for each start. Nothing to a rendezvous that is static.
+UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 #: By then the agent has ended all of them itself.
 _AFTER = 60.0
 
@@ -36,6 +41,7 @@ def is_torchrun(command: Sequence[str]) -> bool:
 
 def told(command: Sequence[str], window: float | None, env: Mapping[str, str]) -> dict[str, str]:
     """What a launcher is given by the environment, where nobody has said otherwise."""
-    if not is_torchrun(command) or env.get(SHUTDOWN_TIMEOUT):
+    if not is_torchrun(command):
         return {}
-    return {SHUTDOWN_TIMEOUT: str(round(max(PATIENCE, window or 0.0) + _AFTER))}
+    said = {SHUTDOWN_TIMEOUT: str(round(max(PATIENCE, window or 0.0) + _AFTER)), UNSHARED: "1"}
+    return {name: value for name, value in said.items() if not env.get(name)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotguard.agent.launchers import SHUTDOWN_TIMEOUT, is_torchrun, told
+from spotguard.agent.launchers import SHUTDOWN_TIMEOUT, UNSHARED, is_torchrun, told
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,14 @@ def test_nothing_else_is_torchrun(command: str) -> None:
 @pytest.mark.parametrize(("window", "seconds"), [(None, "660"), (30.0, "660"), (3600.0, "3660")])
 def test_torchrun_waits_for_its_workers_longer_than_any_save(window: float | None, seconds: str) -> None:
     """Also for those of a machine that stays, which may save on for ten minutes."""
-    assert told(["torchrun", "train.py"], window, {}) == {SHUTDOWN_TIMEOUT: seconds}
+    assert told(["torchrun", "train.py"], window, {})[SHUTDOWN_TIMEOUT] == seconds
+
+
+def test_the_workers_store_is_not_that_of_the_rendezvous() -> None:
+    """It would still have the addresses of those that are gone."""
+    assert told(["torchrun", "train.py"], None, {})[UNSHARED] == "1"
 
 
 def test_what_the_user_has_set_stays() -> None:
-    assert told(["torchrun", "train.py"], None, {SHUTDOWN_TIMEOUT: "30"}) == {}
+    assert told(["torchrun", "train.py"], None, {SHUTDOWN_TIMEOUT: "30", UNSHARED: "0"}) == {}
     assert told(["python", "train.py"], None, {}) == {}
