@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from spotguard.hooks import protocol
-from spotguard.hooks.format import chunks
+from spotguard.hooks.format import sharing
 from spotguard.hooks.state.registered import State
 from tests.fakes.noticed import notice, trained
 from tests.fakes.training import different, restored, small, trajectory
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.torch
 def test_a_notice_finds_the_save_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a job that has settled, nothing is planned on the way: in pure Python, beside a busy training thread, that
     would take longer than the bytes of a small model."""
-    planned: list[int] = []
+    planned: list[object] = []
     ready = threading.Event()
 
-    def plan(items: object, size: int) -> object:
-        planned.append(size)
+    def plan(items: object, rank: int, sizes: object) -> object:
+        planned.append(sizes)
         ready.set()
-        return chunks.plan(items, size)  # type: ignore[arg-type]
+        return sharing.plan_shares(items, rank, sizes)  # type: ignore[arg-type]
 
     monkeypatch.setattr("spotguard.hooks.checkpoints.draft.plan_shares", plan)
     store = WatchedStore()
