@@ -2,7 +2,8 @@
 
 In the module's own tables lie the shards only between steps, and not always then: in forward and backward the gathered
 weights lie there, and after an evaluation the root's stay. The shards are held by FSDP2 itself, by the same objects all
-along, and there they are asked for. (Its public word for it, `reshard`, would take the gathered ones away.)
+along, and there they are asked for. (Its public word for it, `reshard`, takes the
+gathered ones away: right for a restore, and for nothing else.)
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
 from torch import nn
 
 from ...providers.errors import StateError
@@ -18,8 +20,12 @@ from ...providers.errors import StateError
 SHARDED = "sharded_param"
 
 
-def shards(module: nn.Module) -> dict[tuple[int, str], dict[str, Any]]:
+def shards(name: str, module: nn.Module) -> dict[tuple[int, str], dict[str, Any]]:
     """(id of a module inside, parameter's name) -> the table that holds its shard, under `SHARDED`.
+
+    Args:
+        name: the module's, for an error.
+        module: perhaps sharded, or with parts that are.
 
     Raises:
         StateError: it is wrapped by FSDP1, or this torch keeps them elsewhere.
@@ -30,22 +36,30 @@ def shards(module: nn.Module) -> dict[tuple[int, str], dict[str, Any]]:
     for each in module.modules():
         if one is not None and isinstance(each, one.FullyShardedDataParallel):
             raise StateError(
-                "FullyShardedDataParallel gathers its weights to say what they are, which no emergency has time "
-                "for; use fully_shard (FSDP2)"
+                f"{name} is wrapped by FullyShardedDataParallel, which gathers weights from all ranks to say what they "
+                "are; use fully_shard (FSDP2)"
             )
         if two is not None and isinstance(each, two.FSDPModule):
-            for record in _records(each):
+            for record in _records(name, each):
                 info = record._module_info
                 table = vars(record)
-                for owner, name in (
+                for owner, key in (
                     (info.module, info.param_name),
                     *zip(info.shared_modules, info.shared_param_names, strict=True),
                 ):
-                    found[id(owner), name] = table
+                    found[id(owner), key] = table
     return found
 
 
-def _records(module: Any) -> list[Any]:
+def let_go(module: nn.Module) -> None:
+    """Have forward gather the weights anew: those that an evaluation left behind are of before a restore. Nothing is sent."""
+    two = sys.modules.get("torch.distributed.fsdp")
+    for each in module.modules():
+        if two is not None and isinstance(each, two.FSDPModule):
+            each.reshard()
+
+
+def _records(name: str, module: Any) -> list[Any]:
     try:
         state = module._get_fsdp_state()
         groups = vars(state).get("_fsdp_param_groups")
@@ -57,7 +71,7 @@ def _records(module: Any) -> list[Any]:
         records, missing = [], True
     if missing:
         raise StateError(
-            "this version of torch keeps fully_shard's shards where spotguard does not know them; "
-            "use a version that spotguard's documentation names"
+            f"{name}: torch {torch.__version__} keeps the shards of fully_shard where spotguard does not look; use "
+            "another version of one of them"
         )
     return records

@@ -18,7 +18,7 @@ from torch import nn
 from ...providers.errors import CheckpointError, StateError
 from ..format.leaf import Leaf, Tier
 from .copies import Copies
-from .gathered import SHARDED, shards
+from .gathered import SHARDED, let_go, shards
 from .parts import (
     COPY_AT_BOUNDARY,
     REFUSALS,
@@ -68,7 +68,7 @@ def module_part(name: str, module: nn.Module, ranks: Ranks) -> Part:
         cls.state_dict is not nn.Module.state_dict or cls.load_state_dict is not nn.Module.load_state_dict
     ) and not isinstance(module, torch.jit.ScriptModule):
         return StatefulPart(name, module)  # it has words of its own
-    shards(module)  # refuses what it must before anything is asked of the module
+    shards(name, module)  # refuses what it must before anything is asked of the module
     entries = _entries(name, module)
     if entries is None:
         return StatefulPart(name, module)
@@ -132,7 +132,7 @@ class ModulePart:
         shared = declared(self._registered) if self._ranks.world > 1 else {}
         #: key -> who has it too, where a wrapper says so.
         self._declared = {key: shared.get(id(tensor)) for key, tensor in self._live.items()}
-        self._shards = shards(self._module)
+        self._shards = shards(self.name, self._module)
         #: Where each tensor hangs: a module may put another one there at any time.
         self._places = self._hung(operator.attrgetter("_buffers"))
         self._weights = self._hung(operator.attrgetter("_parameters"))
@@ -330,6 +330,7 @@ class ModulePart:
                 check_fits(f"{self.name}.{key}", tensor, tree[key])
 
     def put_back(self, tree: Any) -> None:
+        let_go(self._module)
         for key, tensor in self._live.items():
             copy_into(local(tensor), local(tree[key]))
         for prefix, module in self._module.named_modules(remove_duplicate=False):

@@ -7,6 +7,7 @@ and leave `step = 1` behind; an optimizer that has not stepped yet has empty sta
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,6 +35,12 @@ def optimizer_part(name: str, optimizer: Optimizer, named: Callable[[], Named], 
         named: the tensors of the registered modules, as they are now.
     """
     cls = type(optimizer)
+    zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    if zero is not None and isinstance(optimizer, zero.ZeroRedundancyOptimizer):
+        raise StateError(
+            f"{name} is a ZeroRedundancyOptimizer, which gathers its state from all ranks to say what it is; use "
+            "fully_shard with a plain optimizer"
+        )
     if cls.state_dict is not Optimizer.state_dict or cls.load_state_dict is not Optimizer.load_state_dict:
         return StatefulPart(name, optimizer)
     return OptimizerPart(name, optimizer, named, ranks)

@@ -36,8 +36,9 @@ class Model(nn.Module):
 
 
 def stepped(model: nn.Module) -> torch.optim.Optimizer:
-    optimizer = torch.optim.AdamW(model.parameters())
-    for parameter in filter(lambda each: each.requires_grad, model.parameters()):
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trained)
+    for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     return optimizer

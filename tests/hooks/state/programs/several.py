@@ -214,9 +214,9 @@ def fill(into: Mapping[str, Leaf], tensors: Mapping[str, torch.Tensor]) -> None:
 def restore(way: str, rank: int, world: int, saved: Saved) -> tuple[dict[str, torch.Tensor], float]:
     """Into a model that has been evaluated; gives what it is then, and the loss of its next step."""
     model, optimizer = make(way)
+    state = State({"model": model, "optimizer": optimizer}, lambda: None, rank=rank, world=world)
     with torch.no_grad():
         model(batch(way, rank, 0))
-    state = State({"model": model, "optimizer": optimizer}, lambda: None, rank=rank, world=world)
     with no_collective():
         restoring = state.targets(saved.states, saved.entries)
         fill(restoring.into, saved.tensors)
