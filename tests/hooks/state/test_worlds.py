@@ -67,6 +67,7 @@ def filled(value: float) -> nn.Linear:
 
 def value_of(layer: nn.Module) -> float:
     """Of a layer whose every number is this one."""
+    value: float
     (value,) = {each.item() for parameter in layer.parameters() for each in parameter.flatten()}
     return value
 
