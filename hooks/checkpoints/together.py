@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ...providers.clock import Clock
-from ...providers.errors import CheckpointError, NotFoundError, StoreError
-from ...providers.stores.store import BlobStore
-from ..format.codec import decode_marker, open_manifest
-from ..format.keys import MARKER, checkpoint_prefix, manifest_name
+from ...providers.errors import StoreError
 from ..format.manifest import RankManifest
-from ..format.merging import Merging
 from .commit import put_marker
 from .effort import Abandoned, Effort
+from .others import AT_ONCE, Others
 from .publish import MARKING, put_own
 from .writer import Writer
 
@@ -31,8 +28,8 @@ _FIRST, _MOST = 0.05, 1.0
 #: Seconds that the one who came last has for its merge and the marker, and those for each rank that it merges: 128 ranks
 #: take 2 s to check, and a fiftieth each to fetch.
 _MERGE, _MERGE_EACH = 2.0, 0.05
-#: Ranks whose manifests are asked for in one look, each for a byte of it; and how many of them an error names.
-_AT_ONCE, _NAMED = 8, 8
+#: Manifests for which a thread is worth having, with its connection, to fetch them beside others.
+_FOR_EACH = 16
 #: Seconds that a rank without a deadline waits for a manifest when nobody says that it is hopeless: longer than any share
 #: takes that is written beside others of its size.
 _PATIENCE = 900.0
@@ -72,9 +69,9 @@ def publish_together(
         CheckpointError: all manifests are there, and do not make a whole.
     """
     seconds = put_own(writer, manifest, effort)
-    others = _Others(writer.store, manifest, hopeless)
+    others = Others(writer.store, manifest, hopeless)
     try:
-        seconds += writer.ask(others.fetch, effort)
+        seconds += _fetch(writer, others, effort)
         if others.fetched or _wait(writer, others, effort):
             return _mark(writer, others, effort, clock, seconds)
     except Incomplete:
@@ -84,7 +81,7 @@ def publish_together(
     return Published(seconds, marked=False)
 
 
-def _wait(writer: Writer, others: _Others, effort: Effort) -> bool:
+def _wait(writer: Writer, others: Others, effort: Effort) -> bool:
     """Until it is marked; True: until it is for this rank to do so, and all manifests are fetched."""
     pause, until = _FIRST, effort.now() + _PATIENCE
     complete: float | None = None
@@ -106,15 +103,23 @@ def _wait(writer: Writer, others: _Others, effort: Effort) -> bool:
         merge = _MERGE + _MERGE_EACH * others.world
         left = effort.left()
         if now - complete >= merge or (left is not None and left < 2 * merge):
-            writer.ask(others.fetch, effort)
+            _fetch(writer, others, effort)
             if others.fetched:
                 return True
 
 
-def _mark(writer: Writer, others: _Others, effort: Effort, clock: Clock, seconds: float) -> Published:
+def _fetch(writer: Writer, others: Others, effort: Effort) -> float:
+    """Have the others' manifests, up to the first that is not there. Returns the seconds."""
+    hands = min(writer.store.parallel, -(-others.world // _FOR_EACH), AT_ONCE)
+    others.begin()
+    seconds = writer.ask(others.fetch, effort, hands=hands)
+    return seconds + writer.ask(others.take, effort)
+
+
+def _mark(writer: Writer, others: Others, effort: Effort, clock: Clock, seconds: float) -> Published:
     """All manifests are here: see whether they are a whole, and say so to listings."""
     store, created = writer.store, clock.time()
-    seconds += writer.ask(lambda left: others.merge(), effort)
+    seconds += writer.ask(others.check, effort)
     marking = effort.part(clock.monotonic() + MARKING)
     try:
         seconds += writer.ask(
@@ -127,119 +132,3 @@ def _mark(writer: Writer, others: _Others, effort: Effort, clock: Clock, seconds
         log.warning("step %d is committed, and its marker is not there: %s", step, error)
         return Published(seconds, marked=False)
     return Published(seconds, marked=True)
-
-
-@dataclass(slots=True)
-class _Others:
-    """What this rank has seen of the others' manifests. Its methods are called one at a time, on the writer's thread."""
-
-    store: BlobStore
-    mine: RankManifest
-    hopeless: Callable[[int], str]
-    #: It is whole, and says so.
-    marked: bool = False
-    #: What was said of a rank that is not there.
-    lost: str = ""
-    #: Ranks whose manifests are not in the store, as far as was seen: the next to be looked at first.
-    missing: list[int] = field(init=False)
-    _merging: Merging = field(default_factory=Merging)
-    #: Ranks in whose place another start's manifest was.
-    _strange: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.missing = [rank for rank in range(self.world) if rank != self.mine.rank]
-
-    @property
-    def world(self) -> int:
-        return self.mine.world
-
-    @property
-    def fetched(self) -> bool:
-        return len(self._merging.manifests) == self.world
-
-    @property
-    def manifests(self) -> list[RankManifest]:
-        """Without their tensors."""
-        return [*self._merging.manifests.values()]
-
-    def whose(self) -> str:
-        """Who is missing, for a person."""
-        if not self.missing:
-            return f"the manifests of all {self.world} ranks are there: a restore takes step {self.mine.step}"
-        few = sorted(self.missing)[:_NAMED]
-        ranks = ", ".join(map(str, few)) + (", …" if len(self.missing) > _NAMED else "")
-        one = len(self.missing) == 1
-        return f"rank{'' if one else 's'} {ranks} of {self.world} {'has' if one else 'have'} put no manifest"
-
-    def fetch(self, left: float | None) -> None:
-        """Have the others' manifests, up to the first that is not there."""
-        for rank in range(self.world):
-            if rank in self._merging.manifests:
-                continue
-            if rank == self.mine.rank:
-                self._merging.add(self.mine, self.mine.tensors)
-                continue
-            there = self._take(rank, left)
-            self._forget(rank)
-            if not there:
-                self.missing.append(rank)
-                return
-
-    def look(self, left: float | None) -> None:
-        """Whether it is marked, and of the next few that were missing, who is there by now."""
-        if self._is_marked(left):
-            self.marked = True
-            return
-        for rank in self.missing[:_AT_ONCE]:
-            there = self._take(rank, left) if rank in self._strange else self._is_there(rank, left)
-            self._forget(rank)
-            if there:
-                continue
-            self.missing.append(rank)  # behind those that were not looked at
-            if why := self.hopeless(rank):
-                self.lost = f"rank {rank} of {self.world} will put no manifest: {why}"
-                return
-
-    def merge(self) -> None:
-        """Raises CheckpointError where they are no whole."""
-        self._merging.check()
-
-    def _take(self, rank: int, left: float | None) -> bool:
-        key = self._key(rank)
-        try:
-            found, tensors = open_manifest(self.store.get(key, timeout=left), key)
-        except NotFoundError:
-            return False  # still writing; it will look in its turn
-        if found.incarnation != self.mine.incarnation:
-            self._strange.add(
-                rank
-            )  # of another start of the job that was given the same number: no part of ours
-            return False
-        self._merging.add(found, tensors)
-        return True
-
-    def _is_marked(self, left: float | None) -> bool:
-        key = checkpoint_prefix(self.mine.run_id, self.mine.checkpoint) + MARKER
-        try:
-            decode_marker(self.store.get(key, timeout=left), key)
-        except (
-            NotFoundError,
-            CheckpointError,
-        ):  # one that cannot be read is written anew, with the same bytes
-            return False
-        return True
-
-    def _is_there(self, rank: int, left: float | None) -> bool:
-        """For one byte of it."""
-        try:
-            self.store.read_into(self._key(rank), 0, memoryview(bytearray(1)), timeout=left)
-        except NotFoundError:
-            return False
-        return True
-
-    def _forget(self, rank: int) -> None:
-        if rank in self.missing:
-            self.missing.remove(rank)
-
-    def _key(self, rank: int) -> str:
-        return checkpoint_prefix(self.mine.run_id, self.mine.checkpoint) + manifest_name(rank, self.world)

@@ -182,20 +182,22 @@ class Writer:
         """Of those, the bytes."""
         return sum(outline.objects[index].size for index in self.known(outline))
 
-    def ask(self, what: Callable[[float | None], object], effort: Effort, *, again: bool = True) -> float:
+    def ask(
+        self, what: Callable[[float | None], object], effort: Effort, *, again: bool = True, hands: int = 1
+    ) -> float:
         """Ask the store for something else than an object, on one of the threads: one that hangs is left behind. Returns
         the seconds of the answer; those for which the store was away are not among them.
 
         Args:
             what: called with the seconds that are left.
             again: while it only fails for now, as an object is.
+            hands: so many threads do it at once, or as many as there are.
 
         Raises:
             Abandoned: as `write`; whether it is done after all, nobody knows.
             StoreError: as `write`.
             CheckpointError: there is no thread to be had.
         """
-        errand = Errand(1, effort)
         took: list[float] = []
 
         def task(frame: Frame) -> None:
@@ -210,11 +212,12 @@ class Writer:
                 errand.fail(error)
 
         try:
-            clerk = self._clerk.ready(1, 1, effort.left())
+            clerks = self._clerk.ready(hands, 1, effort.left())
         except (RuntimeError, MemoryError) as error:
             raise CheckpointError(f"a save needs a thread: {error}") from error
-        _give(clerk, task, errand)
-        return sum(took)
+        errand = Errand(len(clerks), effort)
+        _give(clerks, task, errand)
+        return max(took, default=0.0)
 
     def unchanged(self, leaves: Sequence[Leaf], written: Written, effort: Effort) -> str:
         """Read what anybody may have changed a second time; "" or the name of a tensor that differs by now.

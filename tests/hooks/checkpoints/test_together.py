@@ -155,6 +155,33 @@ def test_who_comes_last_asks_for_each_manifest_once_and_marks_it() -> None:
     ]
 
 
+def test_many_manifests_are_fetched_by_several_threads(folder: Path) -> None:
+    """Two of them are on their way at the same time; and one that is not there is missing in whatever order they come."""
+    store, save = FakeStore(), Save(world=40)
+    *others, last = (save.write_objects(store, rank) for rank in range(40))
+    for manifest in others:
+        if manifest.rank != 17:
+            put_manifest(store, manifest)
+    meeting = threading.Barrier(2)
+
+    class Slow(FakeStore):
+        def get(self, key: str, *, timeout: float | None = None) -> bytes:
+            if key.endswith((manifest_name(0, 40), manifest_name(1, 40))):
+                meeting.wait(30)
+            return super().get(key, timeout=timeout)
+
+    slow = Slow()
+    slow.objects = store.objects
+    with pytest.raises(Incomplete, match="rank 17 of 40 has put no manifest"):
+        publish(slow, last)
+    assert save.prefix + MARKER not in store.objects
+    put_manifest(store, others[17])
+    slow.calls.clear()
+    assert publish(slow, last).marked
+    assert len([verb for verb, _ in slow.calls if verb == "get"]) == 39
+    assert find_whole(store, "run") is not None
+
+
 def test_who_was_earlier_waits_for_the_marker_and_merges_nothing() -> None:
     """Of a manifest that comes later it reads one byte."""
     store, save = FakeStore(), Save(world=3)
