@@ -143,7 +143,7 @@ def test_the_shares_are_the_whole_each_part_once(job: tuple[int, list[Spread], s
     that stays holds too; and without any one rank's manifest it is no checkpoint."""
     world, held, doomed = job
     drafts = [draft_of(rank, world, held, Roles(frozenset(doomed))) for rank in range(world)]
-    loads: dict[tuple[int, ...], dict[int, int]] = {}
+    loads: dict[tuple[tuple[int, ...], bool], dict[int, int]] = {}
     largest: dict[tuple[int, ...], int] = {}
     for rank, draft in enumerate(drafts):
         assert draft.share() == sum(draft.outline.objects[index].size for index in draft.mine)
@@ -153,10 +153,11 @@ def test_the_shares_are_the_whole_each_part_once(job: tuple[int, list[Spread], s
             if not planned.holders or planned.tier is Tier.FROZEN:
                 continue
             assert rank not in doomed or doomed.issuperset(planned.holders)
-            dealt = loads.setdefault(planned.holders, dict.fromkeys(planned.holders, 0))
-            dealt[rank] += planned.size
             largest[planned.holders] = max(largest.get(planned.holders, 0), planned.size)
-    for group, dealt in loads.items():
+            for full in {True, planned.tier is not Tier.WEIGHTS}:
+                dealt = loads.setdefault((planned.holders, full), dict.fromkeys(planned.holders, 0))
+                dealt[rank] += planned.size
+    for (group, _), dealt in loads.items():
         busy = [nbytes for rank, nbytes in dealt.items() if rank not in doomed or doomed.issuperset(group)]
         assert max(busy) - min(busy) <= largest[group]
     for draft in drafts:

@@ -16,11 +16,13 @@ from spotguard.hooks.checkpoints.catalog import find_whole
 from spotguard.hooks.checkpoints.commit import put_manifest, put_marker
 from spotguard.hooks.checkpoints.draft import ALL, Draft, Written
 from spotguard.hooks.checkpoints.effort import Effort
+from spotguard.hooks.checkpoints.reader import read
 from spotguard.hooks.checkpoints.stager import Stager
 from spotguard.hooks.checkpoints.staging import Stage
 from spotguard.hooks.checkpoints.together import Incomplete, Published, publish_together
 from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.checkpoints.writer import Writer
+from spotguard.hooks.format.coverage import Coverage
 from spotguard.hooks.format.keys import MARKER, CheckpointName, checkpoint_prefix, manifest_name
 from spotguard.hooks.format.leaf import Leaf, Tier
 from spotguard.hooks.format.manifest import RankManifest, private_name
@@ -136,7 +138,10 @@ def test_four_ranks_write_one_checkpoint(folder: Path, doomed: set[int]) -> None
         assert max(puts) - min(puts[0], *puts[2:]) < 2**20 + 2**15
     else:
         assert max(puts) - min(puts) < 2**20 + 2**15
-    assert whole.tensors["model/rows"].shape == (10, 1000)
+    saved = {"model/weight": WEIGHT, "model/rows": ROWS, "optimizer/weight/exp_avg": MOMENT}
+    into = {name: Leaf(name, torch.empty_like(tensor)) for name, tensor in saved.items()}
+    read(store, Coverage(whole.manifests, whole.tensors), into)
+    assert all(torch.equal(into[name].tensor, tensor) for name, tensor in saved.items())
 
 
 def test_who_comes_last_asks_for_each_manifest_once_and_marks_it() -> None:
