@@ -54,6 +54,9 @@ class Rest:
 class Launch:
     """Start the command (again). The loop answers with `Launched`."""
 
+    #: Machines that are gone since the last start: (their names and addresses, where to meet instead), in order.
+    moves: tuple[tuple[frozenset[str], str], ...] = ()
+
 
 @dataclass(frozen=True, slots=True)
 class Finish:

@@ -40,6 +40,8 @@ class Calling(Telling):
         super().__init__(policy)
         #: Calls that were withdrawn, and the sessions that have said so.
         self._void: dict[str, set[int]] = {}
+        #: By call: the names of the machine that goes, and where those that stay meet instead.
+        self._moves: dict[str, tuple[frozenset[str], str]] = {}
 
     def _heard(self, event: Heard) -> None:
         session = self.sessions.get(event.session)
@@ -55,6 +57,8 @@ class Calling(Telling):
             return
         if self._is_late(session, said.id):
             return
+        if said.gone and said.meet and not said.drill:
+            self._moves[said.id] = (frozenset(said.gone.lower().split()), clip(said.meet, NAME))
         p = self.pending
         if p is not None and p.rehearsal and not said.drill:
             self._rehearsed(p, "broken off: another machine of the job was noticed")
@@ -99,6 +103,7 @@ class Calling(Telling):
 
     def _uncalled(self, session: Session, id: str) -> None:
         self._void.setdefault(id, set()).add(session.number)
+        self._moves.pop(id, None)
         if len(self._void) > _KEPT:
             del self._void[next(iter(self._void))]
         p = self.pending

@@ -353,7 +353,8 @@ class Machine(Ending):
         self._kill_all()  # whatever is there still holds the run id
         self.outlive_at, self.command, self._again = None, None, ""
         self._outlived = set()
-        self._do(Launch())
+        self._do(Launch(tuple(self._moves.values())))
+        self._moves.clear()
 
     # --- as a service ---
 

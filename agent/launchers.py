@@ -23,6 +23,8 @@ UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 #: By then the agent has ended all of them itself.
 _AFTER = 60.0
 
+#: Where torchruns meet. What `torch.distributed.run` takes with a hyphen it takes with an underline too.
+_ENDPOINT = ("--rdzv-endpoint", "--rdzv_endpoint")
 _MODULES = ("torch.distributed.run", "torch.distributed.launch")
 
 
@@ -45,3 +47,30 @@ def told(command: Sequence[str], window: float | None, env: Mapping[str, str]) -
         return {}
     said = {SHUTDOWN_TIMEOUT: str(round(max(PATIENCE, window or 0.0) + _AFTER)), UNSHARED: "1"}
     return {name: value for name, value in said.items() if not env.get(name)}
+
+
+def moved(command: Sequence[str], gone: frozenset[str], meet: str) -> list[str]:
+    """The command with its rendezvous on `meet`, where it was on the machine that is `gone` (its names and addresses). Who
+    is at home at `meet` hosts it then, as torchrun finds out for itself."""
+    words = list(command)
+    if not is_torchrun(words):
+        return words
+    for at, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option not in _ENDPOINT:
+            continue
+        if equals:
+            words[at] = f"{option}={_elsewhere(value, gone, meet)}"
+        elif at + 1 < len(words):
+            words[at + 1] = _elsewhere(words[at + 1], gone, meet)
+        break  # behind the script's name it would be an option of the script
+    return words
+
+
+def _elsewhere(endpoint: str, gone: frozenset[str], meet: str) -> str:
+    host, colon, port = endpoint.rpartition(":") if not endpoint.endswith("]") else (endpoint, "", "")
+    if not colon:
+        host, port = endpoint, ""
+    if host.strip("[]").lower() not in gone:
+        return endpoint
+    return (f"[{meet}]" if ":" in meet else meet) + colon + port

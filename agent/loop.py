@@ -226,6 +226,12 @@ class Agent:
             seen = GroupSeen(supervisor.pid, supervisor.group_left())
             self._carry_out(self._machine.handle(seen, self._clock.monotonic()))
         else:
+            for gone, meet in action.moves:
+                if (moved := launchers.moved(supervisor.command, gone, meet)) != supervisor.command:
+                    supervisor.change(moved)
+                    logger.warning(
+                        "the rendezvous was on the machine that goes: it is on %s from now on", meet
+                    )
             pid = supervisor.start()
             logger.info("guarding pid %d as run %s", pid, self._facts.run_id)
             self._carry_out(self._machine.handle(Launched(pid), self._clock.monotonic()))

@@ -117,6 +117,14 @@ class Supervisor:
             self._send(signal.SIGKILL)
 
     @property
+    def command(self) -> list[str]:
+        return list(self._command)
+
+    def change(self, command: Sequence[str]) -> None:
+        """The next `start` starts this one."""
+        self._command = list(command)
+
+    @property
     def pid(self) -> int:
         """The command's, also after its end; 0 where none was started."""
         return self._pid

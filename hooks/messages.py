@@ -153,6 +153,11 @@ class Called(Message):
     detail: str = ""
     #: After the commit training goes on.
     drill: bool = False
+    #: The names and addresses of that machine, with spaces between; "" where they are not known.
+    gone: str = ""
+    #: A name or an address of a machine that stays, the same in every process of the job: where they meet from now on, if
+    #: the one that goes held the launchers' rendezvous.
+    meet: str = ""
 
 
 @_on_the_wire

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.actions import Announce, Log
+from spotguard.agent.actions import Announce, Launch, Log
 from spotguard.hooks.protocol import Bye, Committed, Leave, Preempt, Resume, Withdrawn
 from tests.fakes.story import Story
 
@@ -167,6 +167,25 @@ def test_until_the_others_are_there_it_is_started_again_and_again() -> None:
     story.until(900)
     story.ends(1)
     assert story.code == 1
+
+
+def test_the_new_start_is_told_which_machines_are_gone() -> None:
+    """In the order of the calls: the place to meet may be the next that goes. What was withdrawn is not gone."""
+    story, (first, second) = torchrun()
+    story.called(first, "x", gone="node1 10.0.0.1", meet="node2")
+    story.called(second, "x", gone="node1 10.0.0.1", meet="node2")
+    story.called(first, "z", gone="node4", meet="node3")
+    story.uncalled(first, "z")
+    story.called(first, "y", gone="NODE2", meet="node3")
+    for session in (first, second):
+        story.commits(session)
+        story.closes(session)
+    story.ends(-15)
+    moves = ((frozenset({"node1", "10.0.0.1"}), "node2"), (frozenset({"node2"}), "node3"))
+    assert [launch.moves for launch in story.all(Launch)] == [(), moves]
+    story.ends(1)
+    story.until(1)
+    assert story.all(Launch)[-1].moves == ()
 
 
 def test_while_the_others_are_looked_for_this_machine_may_be_noticed_too() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotguard.agent.launchers import SHUTDOWN_TIMEOUT, UNSHARED, is_torchrun, told
+from spotguard.agent.launchers import SHUTDOWN_TIMEOUT, UNSHARED, is_torchrun, moved, told
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,40 @@ def test_the_workers_store_is_not_that_of_the_rendezvous() -> None:
 def test_what_the_user_has_set_stays() -> None:
     assert told(["torchrun", "train.py"], None, {SHUTDOWN_TIMEOUT: "30", UNSHARED: "0"}) == {}
     assert told(["python", "train.py"], None, {}) == {}
+
+
+GONE = frozenset({"node1", "node1.example.org", "10.0.0.1", "fd00::1"})
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("--rdzv-endpoint node1:29400", "--rdzv-endpoint node2:29400"),
+        ("--rdzv-endpoint=Node1.example.org:29400", "--rdzv-endpoint=node2:29400"),
+        ("--rdzv_endpoint 10.0.0.1", "--rdzv_endpoint node2"),
+        ("--rdzv_endpoint=[fd00::1]:29400", "--rdzv_endpoint=node2:29400"),
+        ("--rdzv_endpoint=[fd00::1]", "--rdzv_endpoint=node2"),
+        ("--rdzv-endpoint head:29400", "--rdzv-endpoint head:29400"),
+        ("--rdzv-endpoint", "--rdzv-endpoint"),
+        ("", ""),
+    ],
+)
+def test_a_rendezvous_on_the_machine_that_goes_is_moved(before: str, after: str) -> None:
+    """To a machine that stays, with the same port; one that is elsewhere stays where it is."""
+    command = f"torchrun --nnodes 2:4 {before}".split()
+    assert moved(command, GONE, "node2") == f"torchrun --nnodes 2:4 {after}".split()
+
+
+def test_only_torchruns_own_rendezvous_is_moved() -> None:
+    """The first is its own, a later one its script's; and what is no torchrun is not touched."""
+    command = ["torchrun", "--rdzv-endpoint", "head:1", "train.py", "--rdzv-endpoint", "node1:1"]
+    assert moved(command, GONE, "node2") == command
+    assert moved(["train", "--rdzv-endpoint", "node1:1"], GONE, "node2") == [
+        "train",
+        "--rdzv-endpoint",
+        "node1:1",
+    ]
+
+
+def test_an_address_of_the_new_kind_is_put_into_brackets() -> None:
+    assert moved(["torchrun", "--rdzv-endpoint=node1:1"], GONE, "fd00::2")[1] == "--rdzv-endpoint=[fd00::2]:1"

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.wholepath]
 
 RANKED = str(Path(__file__).parent / "programs" / "ranked.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
+MEETING = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
 
 
 class Ranks:
@@ -59,11 +60,11 @@ def test_torchrun_is_ended_after_the_commit_and_started_again_after_a_call(machi
     """A call: its workers save on while torchrun, which has lost its rendezvous, waits for them; then all of it is
     started anew. A notice of its own: no signal before the last commit, no worker started again, nobody left."""
     pytest.importorskip("torch")
-    ranks = Ranks(machine, *TORCHRUN, RANKED)
+    ranks = Ranks(machine, *TORCHRUN, *MEETING, RANKED)
     launcher = ranks.ready()
     shown = [(each["rank"], each["world"]) for each in machine.status()["sessions"]]
     assert sorted(shown) == [(0, 2), (1, 2)]
-    ranks.order(1, "call x")
+    ranks.order(1, "call 127.0.0.1 localhost")
     ranks.told("peer")
     ranks.commit(0)
     os.kill(launcher, signal.SIGTERM)  # as it would itself
@@ -74,7 +75,10 @@ def test_torchrun_is_ended_after_the_commit_and_started_again_after_a_call(machi
     ranks.run.err.until("starting the command again: another machine of the job was noticed")
     outcome = machine.outcome()
     assert (outcome["kind"], outcome["step"], outcome["code"]) == ("peer", 1200, None)
-    assert ranks.ready() != launcher
+    ranks.run.err.until("the rendezvous was on the machine that goes: it is on localhost from now on")
+    again = ranks.ready()
+    assert again != launcher
+    assert "--rdzv-endpoint=localhost:0" in Path(f"/proc/{again}/cmdline").read_text().split("\0")
 
     ranks.run.send(signal.SIGTERM)
     ranks.told("signal")
@@ -108,7 +112,7 @@ def test_one_process_for_each_machine_leaves_and_is_started_again(machine: Machi
     """Started by hand: `run` is its launcher."""
     ranks = Ranks(machine, sys.executable, RANKED)
     ranks.run.out.until("^rank 0 ready")
-    ranks.order(0, "call x")
+    ranks.order(0, "call node1 node2")
     ranks.run.out.until("^rank 0 told peer$")
     ranks.order(0, "commit 3")
     ranks.run.out.until("^rank 0 leaves$")

@@ -117,13 +117,18 @@ class Story:
         return self.on(Heard(session, message))
 
     def called(
-        self, session: int, id: str = "x", *, left: float = 118.0, drill: bool = False
+        self,
+        session: int,
+        id: str = "x",
+        *,
+        left: float = 118.0,
+        drill: bool = False,
+        gone: str = "",
+        meet: str = "",
     ) -> list[Action]:
         """This rank has heard that another machine of its job was noticed."""
-        kind = "drill" if drill else "terminate"
-        return self.says(
-            session, Called(id, kind, "aws spot/instance-action", left, self.now, "rack 7", drill)
-        )
+        kind, source = "drill" if drill else "terminate", "aws spot/instance-action"
+        return self.says(session, Called(id, kind, source, left, self.now, "rack 7", drill, gone, meet))
 
     def uncalled(self, session: int, id: str = "x") -> list[Action]:
         return self.says(session, Uncalled(id))

@@ -1,6 +1,6 @@
 """A rank without tensors: registers by the real client, holds SIGTERM by the real handler, and answers as a hook does.
 
-It does what is written to the FIFO `rank-N` in its folder, line by line: `call ID`, `commit STEP`, `end`. With the word
+It does what is written to the FIFO `rank-N` in its folder, line by line: `call GONE MEET`, `commit STEP`, `end`. With the word
 `spawn` it starts two of itself first, as `mp.spawn` does, and waits for them.
 """
 
@@ -62,7 +62,8 @@ class Rank:
             for what, *words in map(str.split, orders):
                 now = time.monotonic()
                 if what == "call":
-                    self.client.send(Called(words[0], "terminate", "aws spot/instance-action", 118.0, now))
+                    source, (gone, meet) = "aws spot/instance-action", words
+                    self.client.send(Called("x", "terminate", source, 118.0, now, gone=gone, meet=meet))
                 elif what == "commit":
                     self.client.send(Committed(self.notice, int(words[0]), 1000, 0.1, "file:///s/x", now))
                     self.hold = Hold.LEAVING
