@@ -24,6 +24,8 @@ class Attachment:
         position: where training stands; asked for once the guard is `built`.
         hear: called with each word of the agent, on the listener thread.
         lost: called when an agent that had welcomed us is gone.
+        welcomed: called with each connection, from when words are heard, and whether this agent knows what a call of the
+            job's ranks is.
     """
 
     def __init__(
@@ -32,14 +34,18 @@ class Attachment:
         position: Callable[[], protocol.Position],
         hear: Callable[[protocol.Message], None],
         lost: Callable[[], None],
+        welcomed: Callable[[bool], None],
     ) -> None:
         self._hello = hello
         self._position = position
         self._heard = hear
         self._lost = lost
+        self._welcomed = welcomed
         self._built = threading.Event()
         self._told = threading.Event()
         self._closed = False
+        #: The agent knows what a call is.
+        self._calls = False
         self.client: Client | None = None
 
     def connect(self, socket: str) -> None:
@@ -58,6 +64,7 @@ class Attachment:
             on_message=self.hear,
             position=lambda: self._position() if self._built.is_set() and not self._closed else None,
             on_lost=self._on_lost,
+            on_welcome=self._on_welcome,
         )
         client.start()
         client.wait_answered(_WELCOME)
@@ -67,6 +74,7 @@ class Attachment:
     def built(self) -> None:
         """From here on words are heard. Returns when the notice is, that was there before us."""
         self._built.set()
+        self._welcomed(self._calls)
         self.tell_position()
         if self.client is not None and self.client.doomed:
             self._told.wait(_WELCOME)  # or the first steps would be over before the notice is heard
@@ -114,3 +122,8 @@ class Attachment:
         self._built.wait()
         if not self._closed:
             self._lost()
+
+    def _on_welcome(self, welcome: protocol.Welcome) -> None:
+        self._calls = welcome.calls
+        if self._built.is_set() and not self._closed:
+            self._welcomed(welcome.calls)

@@ -45,6 +45,7 @@ class Client:
         on_message: called on the listener thread with each message of the agent. It must not block.
         position: makes the `Position` that is sent after each welcome and then every few seconds; None while there is none.
         on_lost: called on the listener thread when an agent that had welcomed us is gone.
+        on_welcome: called on the listener thread when an agent has welcomed us.
     """
 
     def __init__(
@@ -55,12 +56,14 @@ class Client:
         on_message: Callable[[Message], None],
         position: Callable[[], Message | None],
         on_lost: Callable[[], None] = lambda: None,
+        on_welcome: Callable[[Welcome], None] = lambda welcome: None,
     ) -> None:
         self._path = path
         self._hello = hello
         self._on_message = on_message
         self._position = position
         self._on_lost = on_lost
+        self._on_welcome = on_welcome
         self._lock = threading.Lock()  # guards _socket for senders on other threads
         self._socket: socket.socket | None = None
         self._connecting: socket.socket | None = None
@@ -224,6 +227,7 @@ class Client:
                 self.refused = ""
                 self._joined.set()
                 self._answered.set()
+                self._on_welcome(message)
                 self.tell_position()
             case Refused(reason=reason):
                 if not self._warned:

@@ -29,8 +29,8 @@ from .checkpoints.staging import Stage
 from .format.keys import check_run_id
 from .gate import Gate, Shut
 from .interval import lost_training, mean_between
+from .machine import this_machine
 from .meetings import of_the_first, restore_together
-from .naming import machine_token
 from .preempted import EX_TEMPFAIL, Preempted
 from .ranks import Ranks
 from .report import Report
@@ -73,7 +73,7 @@ def register(store: str | None = None, /, *, run_id: str | None = None, **state:
     if not state:
         raise UsageError("register() was given nothing to save: register(model=model, optimizer=optimizer)")
     where, run, clock = open_store(store_url(store)), run_name(run_id), SystemClock()
-    channel = join(machine_token(os.environ.get("SPOTGUARD_SOCKET", "")), clock)
+    channel = join(this_machine(os.environ.get("SPOTGUARD_SOCKET", "")).encode(), clock)
     _current = Guard(where, run, state, clock, channel)
     return _current
 
@@ -97,11 +97,9 @@ class Guard:
         self._channel = channel
         self._rank, self._world = (0, 1) if channel is None else (channel.rank, channel.world)
         self._agent = Attachment(
-            self._hello,
-            self._position,
-            lambda message: self._words.hear(message),
-            lambda: self._saver.lost(),
-        )
+            self._hello, self._position, lambda word: self._words.hear(word), lambda: self._saver.lost(),
+            lambda calls: None if self._ranks is None else self._ranks.welcomed(calls),
+        )  # fmt: skip
         self._ranks = None if channel is None else Ranks(channel, clock, self._agent.send)
         self._run_id = run_id
         self._store = store
@@ -170,7 +168,7 @@ class Guard:
     def _counted(self, saved: Saved) -> None:
         """On the saving thread. The first one beside training also finds out how often this run was preempted."""
         cost = lost_training(saved.blocked, saved.seconds) if saved.blocked else None
-        if saved.blocked and not (self._looked_back or self._saver.alarmed):
+        if saved.blocked and not (self._looked_back or self._saver.alarmed or self._rank):
             self._looked_back = True
             self._cadence.preempted_every(mean_between(self._checkpointer.starts(), self._clock.time()))
         self._cadence.saved(saved.at, saved.seconds, cost)

@@ -29,12 +29,3 @@ def default_run_id(command: Sequence[str], folder: str) -> str:
 
 def default_store(folder: str) -> str:
     return f"{Path(folder, STORE_FOLDER).as_uri()}"
-
-
-def machine_token(socket: str) -> str:
-    """The same for all processes that one agent watches over, and for those of no other: a kernel's boot, and a socket on it."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:  # no Linux, or hidden: a name will do
-        boot = os.uname().nodename
-    return f"{boot} {os.path.realpath(socket) if socket else os.uname().nodename}"

@@ -24,6 +24,7 @@ from .checkpointer import Checkpointer
 from .checkpoints.effort import Abandoned
 from .format.sharing import Roles
 from .job import Job
+from .machine import Machine
 from .orders import Orders
 from .report import Send
 from .state.registered import State
@@ -62,6 +63,9 @@ class Ranks:
         self._clock = clock
         self._send = send
         self._machine = channel.machines[channel.rank]
+        #: What the agent is told on each connection: the calls of other machines that stand.
+        self._foreign: dict[str, protocol.Called] = {}
+        self._agent_knows = False
         self._lock = threading.Lock()  # guards what follows
         #: What this machine's own agent said, by notice.
         self._own: dict[str, Alarm] = {}
@@ -77,6 +81,15 @@ class Ranks:
         self._state = state
         self._report = report
         self.channel.listen(self._hear)
+
+    def welcomed(self, knows: bool) -> None:
+        """An agent is there, or is back. It hears of the calls that stand, if it knows what that is: an older one would drop
+        this process for an unknown word."""
+        with self._lock:
+            self._agent_knows = knows
+            said = [*self._foreign.values()] if knows else []
+        for each in said:
+            self._send(each)
 
     @property
     def first(self) -> bool:
@@ -164,7 +177,9 @@ class Ranks:
             case Notice():
                 self._noticed(epoch, call, standing)
             case Withdrawn(id=id):
-                if id not in self._own:
+                with self._lock:
+                    foreign = self._foreign.pop(id, None) is not None and self._agent_knows
+                if foreign:
                     self._send(protocol.Uncalled(id))
                 self._saver.release(id, "the notice was withdrawn, or the drill is over")
             case Background() | AtBoundary():
@@ -189,14 +204,32 @@ class Ranks:
                 log.warning(
                     "%s from %s on another machine of this job: saving with it", call.kind, call.source
                 )
-                self._send(
-                    protocol.Called(
-                        call.id, call.kind, call.source, call.seconds_left, now, call.machine, call.drill
-                    )
-                )
+                self._tell_agent(self._called_by(call, standing, now))
         wanted = standing.counts(epoch)
         at_boundary = wanted and standing.wanted is not None and standing.wanted.boundary
         self._saver.emergency(alarm, epoch if wanted else 0, at_boundary=at_boundary)
+
+    def _called_by(self, call: Notice, standing: Standing, now: float) -> protocol.Called:
+        machines, gone = self.channel.machines, Machine.decode(call.machine)
+        staying = (machine for machine in machines if machine not in standing.doomed)
+        return protocol.Called(
+            call.id,
+            call.kind,
+            call.source,
+            call.seconds_left,
+            now,
+            detail="".join(gone.names[:1]),
+            drill=call.drill,
+            gone=" ".join(gone.names),
+            meet=next((found for each in staying if (found := Machine.decode(each).address)), ""),
+        )
+
+    def _tell_agent(self, called: protocol.Called) -> None:
+        with self._lock:
+            self._foreign[called.id] = called
+            knows = self._agent_knows
+        if knows:
+            self._send(called)
 
     def _wanted(self, epoch: int, standing: Standing) -> None:
         wanted = standing.wanted

@@ -20,10 +20,10 @@ from .state.registered import State
 if TYPE_CHECKING:
     from .agreement.offers import Decision
 
-#: Seconds that ranks with no deadline wait for each other's offers: theirs come from threads that nothing blocks, so who
-#: has not answered by then is dead, and all others stand still meanwhile.
+#: Seconds that ranks wait for each other's offers: these come from threads that nothing blocks, so who has not answered
+#: by then is dead, and all others stand still meanwhile.
 _PATIENCE = 10.0
-#: Of the time that is left for the save, what agreeing may take, of what is usually some milliseconds.
+#: And of the time that is left for the save at most. It is usually some milliseconds.
 _SHARE = 0.4
 
 
@@ -95,7 +95,7 @@ class Stillness:
     def _take_part(self, assembly: Assembly, job: Job, step: int | None, *, boundary: bool) -> Decision:
         effort = job.effort
         left = effort.left()
-        until = effort.now() + (_PATIENCE if left is None else left * _SHARE)
+        until = effort.now() + (_PATIENCE if left is None else min(_PATIENCE, left * _SHARE))
         decision = assembly.decide(
             job,
             step,
