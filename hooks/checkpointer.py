@@ -67,7 +67,6 @@ class Checkpointer:
         self._attempt = attempt
         self._clock = clock
         self._keep = keep
-        self._rank = rank
         self._world = world
         self._writer = Writer(store, run_id, rank, world)
         self._committer = Committer(run_id, clock, rank=rank, world=world, incarnation=incarnation)
@@ -136,7 +135,7 @@ class Checkpointer:
             StateError: it cannot be saved.
             CheckpointError: there is no memory for the buffers.
         """
-        leaves = state.collect(self._rank).leaves
+        leaves = state.collect().leaves
         self._writer.rehearse(leaves, lossy=self._lossy)
         self._outline = self._writer.outline(leaves)
 
@@ -197,7 +196,7 @@ class Checkpointer:
         """
         self.spoiled = ""
         started = self._clock.monotonic()
-        collected = state.collect(self._rank)
+        collected = state.collect()
         self.nbytes = collected.nbytes
         numbers = iter(agreed.numbers) if agreed.epoch else self._count
         save = Save(state, collected, agreed, numbers, kind, effort, progress, in_place=True)

@@ -267,7 +267,7 @@ class State:
             return "a module was given another parameter or buffer after guard.step()"
         return self._witness.broken()
 
-    def collect(self, _rank: int = 0) -> Collected:
+    def collect(self) -> Collected:
         """The state as it stands, nothing copied.
 
         Raises:
