@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.machines import Rack
+from tests.e2e.machines import Node, Rack
+from tests.e2e.processes import eventually
 from tests.e2e.sharded import Sharded
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
@@ -19,27 +22,127 @@ def rack(tmp_path: Path) -> Iterator[Rack]:
         yield made
 
 
-def test_those_that_stay_go_on_from_the_step_that_all_have_saved(rack: Rack) -> None:
-    """Three machines, a notice on the last. It leaves with 75 and is gone; the two others save with it, start their
-    launchers again by themselves, and train on in a world of two."""
+def saved_with_another(node: Node, step: int) -> None:
+    """It was told by the other ranks, committed with them, and stays."""
+    outcome = node.outcome()
+    assert (outcome["kind"], outcome["step"], outcome["why"]) == ("peer", step, "")
+
+
+def test_the_machine_of_rank_0_goes_and_the_others_go_on_at_once(rack: Rack) -> None:
+    """Three machines; the one that has rank 0, and the store of the job, is noticed. It leaves with 75 and is gone. The two
+    others save with it, start their launchers again by themselves, meet anew, and train on in a world of two."""
+    job = Sharded(rack, "2:3", apart=True)
     nodes = [rack.add() for _ in range(3)]
-    going, *staying = reversed(nodes)
+    job.begin(*nodes)
+    going = job.world(*nodes)
+    assert job.restored(going) == 0
+    job.allow(5)
+    job.stepped(going, 5)
+
+    going.preempt(60)
+    assert job.runs[going].ended() == 75
+    going.take()
+    assert going.outcome()["step"] == 5
+    staying = [node for node in nodes if node is not going]
+    first = job.world(*staying)
+    assert job.restored(first) == 5
+    for node in staying:
+        saved_with_another(node, 5)
+    job.allow(8)
+    job.stepped(first, 8)
+    job.as_if_alone()
+
+
+@pytest.mark.soak
+def test_those_that_stay_meet_where_they_have_met(rack: Rack) -> None:
+    """The launchers meet on a machine of the job, and that one stays: its torchrun is a new one, and so is the place."""
+    nodes = [rack.add() for _ in range(3)]
     job = Sharded(rack, "2:3")
     job.begin(*nodes)
     first = job.world(*nodes)
     assert job.restored(first) == 0
     job.allow(5)
     job.stepped(first, 5)
-
+    *staying, going = nodes
     going.preempt(60)
     assert job.runs[going].ended() == 75
     going.take()
-    assert going.outcome()["step"] == 5
     first = job.world(*staying)
     assert job.restored(first) == 5
     for node in staying:
-        outcome = node.outcome()
-        assert (outcome["kind"], outcome["step"], outcome["why"]) == ("peer", 5, "")
+        saved_with_another(node, 5)
     job.allow(8)
     job.stepped(first, 8)
+    job.as_if_alone()
+
+
+@pytest.mark.soak
+def test_all_machines_are_noticed_in_the_same_second(rack: Rack) -> None:
+    """AWS makes a notice's id of its time, so they have equal ones. All save the step, and all leave. One new machine goes on."""
+    job = Sharded(rack, "1:2")
+    nodes = [rack.add(), rack.add()]
+    job.begin(*nodes)
+    first = job.world(*nodes)
+    assert job.restored(first) == 0
+    job.allow(5)
+    job.stepped(first, 5)
+    for node in nodes:
+        node.preempt(60)
+    assert [job.runs[node].ended() for node in nodes] == [75, 75]
+    assert [node.outcome()["kind"] for node in nodes] == ["terminate", "terminate"]
+    assert [node.outcome()["step"] for node in nodes] == [5, 5]
+    for node in nodes:
+        node.take()
+
+    new = rack.add()
+    job.meet_on(new)
+    job.begin(new)
+    assert job.world(new) == new
+    assert job.restored(new) == 5
+    job.allow(8)
+    job.stepped(new, 8)
+    job.as_if_alone()
+
+
+@pytest.mark.soak
+def test_a_machine_that_comes_joins(rack: Rack) -> None:
+    """Two machines train; torchrun starts their ranks anew when a third one comes, from the newest checkpoint."""
+    job = Sharded(rack, "2:3")
+    nodes = [rack.add(), rack.add()]
+    share = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    job.begin(*nodes, options="--every 1", **share)
+    job.world(*nodes)
+    job.allow(100_000)
+    eventually(job.committed, "a checkpoint beside training")
+    nodes.append(rack.add())
+    job.begin(nodes[-1], options="--every off", **share)
+    first = job.world(*nodes)
+    done = job.restored(first)
+    assert done > 0
+    job.stepped(first, done + 3)
+    job.as_if_alone()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(6))
+def test_a_machine_that_is_gone_in_mid_save_takes_nothing_with_it(rack: Rack, seed: int) -> None:
+    """Noticed, and gone up to a third of a second later, without a word. The two others go on, from the step that all saved or
+    from the checkpoint before."""
+    dice = random.Random(seed)
+    job = Sharded(rack, "2:3", apart=True)
+    nodes = [rack.add() for _ in range(3)]
+    job.begin(*nodes, options="--every 1")
+    job.world(*nodes)
+    job.allow(100_000)
+    eventually(job.committed, "a checkpoint beside training")
+    going = dice.choice(nodes)
+    going.preempt(5)
+    going.service.wait_for(1, "GET", "spot/instance-action", 200, timeout=30)
+    threading.Event().wait(dice.uniform(0.0, 0.3))  # the instant at which it goes is what is tried
+    going.take()
+    staying = [node for node in nodes if node is not going]
+    first = job.world(*staying)
+    done = job.restored(first)
+    assert done >= 1
+    job.stepped(first, done + 3)
     job.as_if_alone()
