@@ -89,6 +89,13 @@ class Outcome:
     code: int | None
     sessions: tuple[SessionOutcome, ...] = ()
 
+    def tally(self) -> str:
+        """How many of how many ranks have committed: of the job's, as far as they are on this machine."""
+        done = sum(each.committed is not None for each in self.sessions)
+        here, world = len(self.sessions), max((each.world for each in self.sessions), default=1)
+        elsewhere = f" here ({world} in all)" if here < world else ""
+        return f"{done} of {here} ranks{elsewhere}"
+
     def summary(self) -> dict[str, Any]:
         """Everything in plain JSON, without clocks."""
         body = dataclasses.asdict(self)
@@ -107,8 +114,11 @@ class Outcome:
         parts = [f"{what} from {self.source}: seen with {self.left:.1f} s left"]
         if self.told is not None:
             parts.append(f"told in {self.told * 1000:.0f} ms")
-        if self.step is not None:
-            parts.append(f"step {self.step}")
+        step = "" if self.step is None else f"step {self.step}"
+        if any(each.world > 1 for each in self.sessions):
+            parts.append(f"{self.tally()} committed {step}".rstrip())
+        elif step:
+            parts.append(step)
         if self.bytes:
             parts.append(_amount(self.bytes) + (f" at {_amount(self.rate)}/s" if self.rate else ""))
         if self.first_byte is not None:

@@ -77,6 +77,19 @@ def test_the_line_says_it_to_a_person() -> None:
     )
 
 
+def test_the_line_counts_the_ranks() -> None:
+    """Those of this machine, and how many there are in all."""
+    story = Story()
+    a, b = (story.opens(201 + rank, rank=rank, world=4) for rank in range(2))
+    story.notice()
+    story.commits(a, step=7)
+    story.fails(b, "full disk")
+    story.closes(a)
+    story.closes(b)
+    story.ends(1)
+    assert "1 of 2 ranks here (4 in all) committed step 7, " in story.outcomes[0].line()
+
+
 def test_what_was_not_committed_says_why() -> None:
     """By rank where there are several; and the steps that differ are no agreed step."""
     story = Story()

@@ -177,11 +177,28 @@ def test_several_processes_are_a_table() -> None:
     sessions = [a_session(rank=1, world=2, pid=7, mode="boundary", detail=why), a_session(world=2, step=-1)]
     lines = shown(a_body(sessions=sessions), 132)
     assert lines[2:] == [
-        "  rank  pid    name      step  checkpoint           state    saves     now",
-        "  0/2   26954  train.py  -     step 5000, 12 s ago  5.3 MiB  window    training",
-        "  1/2   7      train.py  5210  step 5000, 12 s ago  5.3 MiB  boundary  training",
+        "  ranks         train.py, step 5210, checkpoint step 5000, 12 s ago",
+        "  rank  pid    step  checkpoint           state    saves     now",
+        "  0/2   26954  -     step 5000, 12 s ago  5.3 MiB  window    training",
+        "  1/2   7      5210  step 5000, 12 s ago  5.3 MiB  boundary  training",
         f"  saves         at the next guard.step(): {why} (pid 7)",
     ]
+
+
+def test_eight_ranks_that_save_fit_a_terminal() -> None:
+    """The whole job in one line, then a short line for each."""
+    saving = {"phase": "writing", "step": 1, "bytes": 2**30, "why": ""}
+    going = saving | {"total": 2**32, "rate": 2.0**26, "seconds_to_go": 48.0, "seconds_left": 20.4}
+    sessions = [a_session(rank=n, world=16, pid=26954 + n, step=5210 + n % 2, saving=going) for n in range(8)]
+    sessions[0]["saving"] = saving | {"phase": "committed"}
+    body = a_body(sessions=sessions)
+    lines = shown(body)
+    assert max(map(len, lines)) <= 80
+    said = "train.py, 8 of 16 here, step 5210 to 5211, checkpoint step 5000, 12 s ago, 1 committed, 7 writing"
+    assert said in " ".join(" ".join(lines[2:4]).split())
+    assert lines[5].endswith("window  committed 1.0 GiB")
+    assert lines[6].endswith("window  25 %, 48.0 s to go")
+    assert f"; {said}; " in glance.pulse(body)
 
 
 def test_a_service_names_the_runs_of_its_processes() -> None:

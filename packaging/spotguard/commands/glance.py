@@ -7,6 +7,7 @@ colours say, and end without spaces, so that they can be piped, searched and pas
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -67,9 +68,12 @@ def pulse(body: dict[str, Any]) -> str:
     parts = ["service" if body["service"] else f"run {body['run_id']}"]
     if body["notice"] is not None:
         parts.append(_notice(body["notice"]))
-    for each in _ranked(body["sessions"]):
-        who = f"rank {each['rank']} " if len(body["sessions"]) > 1 else ""
-        parts.append(f"{who}step {_step(each)}, checkpoint {_checkpoint(each)}" + _saving(each, ", "))
+    if _is_one_job(body["sessions"]):
+        parts.append(_job(body["sessions"]))
+    else:
+        for each in _ranked(body["sessions"]):
+            who = f"rank {each['rank']} " if len(body["sessions"]) > 1 else ""
+            parts.append(f"{who}step {_step(each)}, checkpoint {_checkpoint(each)}" + _saving(each, ", "))
     parts += [f"{source['name']}: {_sight(source)}" for source in body["sources"] if not _fine(source)]
     if not body["sessions"]:
         parts.append("no training process")
@@ -112,6 +116,8 @@ def _rows(body: dict[str, Any], now: datetime) -> Iterator[tuple[str, str, str]]
         yield "training", _NOBODY.get(body["phase"], _UNREGISTERED), "yellow"
     elif len(body["sessions"]) == 1:
         yield from _session(body["sessions"][0])
+    elif _is_one_job(body["sessions"]):
+        yield "ranks", _job(body["sessions"]), ""
 
 
 def _error(body: dict[str, Any]) -> str:
@@ -191,9 +197,29 @@ def _below(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "last", body["last_outcome"]["line"], ""
 
 
+def _is_one_job(sessions: Sequence[dict[str, Any]]) -> bool:
+    """Whether these are ranks that save together, and nothing else."""
+    alike = {(each["run_id"], each["name"], each["world"]) for each in sessions}
+    return len(sessions) > 1 and len(alike) == 1 and sessions[0]["world"] > 1
+
+
+def _job(sessions: Sequence[dict[str, Any]]) -> str:
+    """The ranks that are here, in one line."""
+    here, world = len(sessions), sessions[0]["world"]
+    words = f"{sessions[0]['name']}, {here} of {world} here" if here < world else sessions[0]["name"]
+    steps = sorted({each["step"] for each in sessions if each["step"] >= 0})
+    words += f", step {steps[0]}" if steps else ", no step yet"
+    words += f" to {steps[-1]}" if len(steps) > 1 else ""
+    newest = max(sessions, key=lambda each: int(each["checkpoint_step"]))
+    words += f", checkpoint {_checkpoint(newest)}"
+    phases = Counter(each["saving"]["phase"] for each in sessions if each["saving"])
+    return words + "".join(f", {number} {phase}" for phase, number in sorted(phases.items()))
+
+
 def _table(sessions: Sequence[dict[str, Any]]) -> Iterator[Line]:
     """Several training processes, a line each."""
     ranked = _ranked(sessions)
+    one_job = _is_one_job(sessions)
     several = len({each["run_id"] for each in ranked}) > 1
     rows = [("run", "rank", "pid", "name", "step", "checkpoint", "state", "saves", "now")]
     rows += [
@@ -206,11 +232,13 @@ def _table(sessions: Sequence[dict[str, Any]]) -> Iterator[Line]:
             _checkpoint(each),
             amount(each["bytes"]) if each["bytes"] else "-",
             each["mode"],
-            _saving(each) or "training",
+            _short(each) if one_job else _saving(each) or "training",
         )
         for each in ranked
     ]
     columns = list(zip(*rows, strict=True))[0 if several else 1 :]
+    if one_job:  # its name stands above
+        del columns[2]
     widths = [max(map(len, column)) for column in columns]
     for number, row in enumerate(zip(*columns, strict=True)):
         text = "  ".join(f"{cell:<{wide}}" for cell, wide in zip(row, widths, strict=True))
@@ -246,6 +274,16 @@ def _mode(session: dict[str, Any]) -> str:
         case "callback":
             return f"by a function of its own{because}"
     return f"{session['mode']}{because}"  # a newer hook's word
+
+
+def _short(session: dict[str, Any]) -> str:
+    """How far its save is, in a few words: the line above the table has the rest."""
+    saving = session["saving"]
+    if saving is None or not saving.get("total") or saving["phase"] not in ("first-byte", "writing"):
+        return _saving(session) or "training"
+    rest = saving.get("seconds_to_go")
+    words = f"{100 * saving['bytes'] // saving['total']} %"
+    return f"{saving['phase']} {words}" if rest is None else f"{words}, {rest:.1f} s to go"
 
 
 def _saving(session: dict[str, Any], begin: str = "") -> str:
