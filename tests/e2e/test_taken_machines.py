@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.machines import Node, Rack
+from tests.e2e.machines import Rack
 from tests.e2e.processes import eventually
 from tests.e2e.sharded import Sharded
 
@@ -22,23 +22,26 @@ def rack(tmp_path: Path) -> Iterator[Rack]:
         yield made
 
 
-def saved_with_another(node: Node, step: int) -> None:
-    """It was told by the other ranks, committed with them, and stays."""
-    outcome = node.outcome()
-    assert (outcome["kind"], outcome["step"], outcome["why"]) == ("peer", step, "")
-
-
-def test_the_machine_of_rank_0_goes_and_the_others_go_on_at_once(rack: Rack) -> None:
-    """Three machines; the one that has rank 0, and the store of the job, is noticed. It leaves with 75 and is gone. The two
-    others save with it, start their launchers again by themselves, meet anew, and train on in a world of two."""
-    job = Sharded(rack, "2:3", apart=True)
+@pytest.mark.parametrize(
+    ("apart", "last"),
+    [
+        pytest.param(False, False, id="where-they-met"),  # and rank 0 with the store of the job
+        pytest.param(True, False, id="rank-0", marks=pytest.mark.soak),
+        pytest.param(False, True, id="another", marks=pytest.mark.soak),
+    ],
+)
+def test_a_machine_goes_and_the_others_go_on_at_once(rack: Rack, apart: bool, last: bool) -> None:
+    """One of three is noticed, leaves with 75, and is gone. The two others save with it, start their launchers again by
+    themselves, meet anew, and train on in a world of two."""
+    job = Sharded(rack, "2:3", apart=apart)
     nodes = [rack.add() for _ in range(3)]
     job.begin(*nodes)
-    going = job.world(*nodes)
-    assert job.restored(going) == 0
+    first = job.world(*nodes)
+    assert job.restored(first) == 0
     job.allow(5)
-    job.stepped(going, 5)
+    job.stepped(first, 5)
 
+    going = nodes[-1] if last else first
     going.preempt(60)
     assert job.runs[going].ended() == 75
     going.take()
@@ -46,31 +49,9 @@ def test_the_machine_of_rank_0_goes_and_the_others_go_on_at_once(rack: Rack) -> 
     staying = [node for node in nodes if node is not going]
     first = job.world(*staying)
     assert job.restored(first) == 5
-    for node in staying:
-        saved_with_another(node, 5)
-    job.allow(8)
-    job.stepped(first, 8)
-    job.as_if_alone()
-
-
-@pytest.mark.soak
-def test_those_that_stay_meet_where_they_have_met(rack: Rack) -> None:
-    """The launchers meet on a machine of the job, and that one stays: its torchrun is a new one, and so is the place."""
-    nodes = [rack.add() for _ in range(3)]
-    job = Sharded(rack, "2:3")
-    job.begin(*nodes)
-    first = job.world(*nodes)
-    assert job.restored(first) == 0
-    job.allow(5)
-    job.stepped(first, 5)
-    *staying, going = nodes
-    going.preempt(60)
-    assert job.runs[going].ended() == 75
-    going.take()
-    first = job.world(*staying)
-    assert job.restored(first) == 5
-    for node in staying:
-        saved_with_another(node, 5)
+    for node in staying:  # told by the other ranks, and committed with them
+        outcome = node.outcome()
+        assert (outcome["kind"], outcome["step"], outcome["why"]) == ("peer", 5, "")
     job.allow(8)
     job.stepped(first, 8)
     job.as_if_alone()
