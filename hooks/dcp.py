@@ -172,7 +172,7 @@ def metadata_of(whole: Whole, names: Flat, *, own: bool = True) -> Metadata:
     """What DCP plans by.
 
     Args:
-        own: every tensor under its name in the checkpoint, too.
+        own: every tensor under its name in the checkpoint, too. Else only what is shared and stands in no tree.
     """
     tensors = {name: _metadata(entry) for name, entry in whole.tensors.items()}
     entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
@@ -181,8 +181,9 @@ def metadata_of(whole: Whole, names: Flat, *, own: bool = True) -> Metadata:
         entries[name] = tensors[tensor]
     for name in names.values:
         entries[name] = BytesStorageMetadata()
-    for name in tensors if own else ():
-        if name not in entries:
+    reached = set(names.tensors.values())
+    for name in tensors:
+        if name not in entries and (own or not (name in reached or name.startswith("@"))):
             entries[name] = tensors[name]
             names.tensors[name] = name
             paths[name] = (name,)

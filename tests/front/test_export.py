@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from torch.distributed.checkpoint.state_dict_loader import load  # noqa: E402
 
 import spotguard  # noqa: E402
 from spotguard.cli import main  # noqa: E402
+from spotguard.commands.export import appearing  # noqa: E402
+from spotguard.providers.errors import UsageError  # noqa: E402
 from spotguard.providers.stores.opening import open_store  # noqa: E402
 from tests.fakes.cut import Cut, grid  # noqa: E402
 from tests.fakes.four import saved_by_four, trained  # noqa: E402
@@ -132,6 +134,19 @@ def test_stock_dcp_load_reads_the_folder(store: str, out: Path, capsys: pytest.C
     assert sorted(os.listdir(out)) == ["plain", "torch.pt"]
 
 
+def test_a_tensor_that_stands_in_no_tree_is_not_lost(store: str, out: Path) -> None:
+    """Nobody is locked in; but what each rank has of its own is nobody else's."""
+    Cut(ODD, grid, private={"rng": torch.arange(3)}).write(open_store(store))
+    assert export(store, "--to", "dcp", out / "plain") == 0
+    state = {name: torch.zeros_like(tensor) for name, tensor in ODD.items()}
+    reader = FileSystemReader(out / "plain")
+    assert reader.read_metadata().state_dict_metadata.keys() == ODD.keys()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # DCP's, about being alone
+        load(state, storage_reader=reader)
+    assert all(torch.equal(state[name], tensor) for name, tensor in ODD.items())
+
+
 @contextmanager
 def little_room(nbytes: int) -> Iterator[None]:
     """No file may grow larger."""
@@ -165,6 +180,29 @@ def test_where_it_fails_nothing_is_left(
     assert export(store, "--to", form, out / "x") == 1
     assert "(model/a) are damaged" in capsys.readouterr().err
     assert os.listdir(out) == []
+
+
+@pytest.mark.parametrize("folder", [True, False], ids=["folder", "file"])
+def test_who_is_ended_in_the_middle_leaves_nothing(folder: bool, out: Path) -> None:
+    """By SIGTERM, as at a shutdown; and what took the name meanwhile keeps it."""
+
+    def export_until(then: Callable[[], object]) -> None:
+        with appearing(out / "x") as path:
+            if folder:
+                path.mkdir()
+            else:
+                path.write_text("all of it")
+            then()
+
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit, match="143"):
+        export_until(lambda: signal.raise_signal(signal.SIGTERM))
+    assert os.listdir(out) == []
+    assert signal.getsignal(signal.SIGTERM) is handler
+    with pytest.raises(UsageError, match="is there already"):
+        export_until(lambda: (out / "x").write_text("theirs"))
+    assert os.listdir(out) == ["x"]
+    assert (out / "x").read_text() == "theirs"
 
 
 def test_what_cannot_be_meant_is_said_before_anything_is_written(

@@ -11,10 +11,11 @@ import importlib.util
 import os
 import secrets
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from spotguard.hooks.checkpoints import single
 from spotguard.hooks.checkpoints.catalog import Whole
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     meant = target(arguments)
     whole = meant.whole()
     store = PatientStore(meant.store, SystemClock(), "Nothing was exported")
-    with _appearing(dest) as path:
+    with appearing(dest) as path:
         tensors = (
             _safetensors(store, whole, path, everything=arguments.all)
             if form == "safetensors"
@@ -141,9 +142,10 @@ def _meter(whole: Whole) -> Meter:
 
 
 @contextmanager
-def _appearing(dest: Path) -> Iterator[Path]:
+def appearing(dest: Path) -> Iterator[Path]:
     """A name beside the destination. What lies there takes the destination's at the end, or goes."""
     path = dest.with_name(f".{dest.name}.{secrets.token_hex(4)}.part")
+    before = signal.signal(signal.SIGTERM, _leave)
     try:
         yield path
         _rename(path, dest)
@@ -156,6 +158,12 @@ def _appearing(dest: Path) -> Iterator[Path]:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    """By way of what is to be tidied up, and with the code that a shell would see."""
+    raise SystemExit(128 + number)
 
 
 def _rename(path: Path, dest: Path) -> None:
