@@ -259,6 +259,8 @@ class Checkpointer:
         held, leaves = save.held, save.collected.leaves
         outline = held.draft.outline if held is not None else self._plan(save, renew=True)
         draft, fill = Draft(outline, roles=save.agreed.roles), None if held is None else held.fill
+        if not save.in_place and self._world > 1:
+            save = replace(save, digests=save.state.digests(leaves))
         if not save.in_place:
             self._upload = Upload(self._writer, self._clock, draft, save.step, started)
         try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ..providers.clock import Clock
@@ -13,6 +14,12 @@ from .checkpoints.writer import Spoiled, Writer
 from .format.keys import CheckpointName
 from .format.manifest import Level, RankManifest
 from .save import Save
+from .state.sharing import drifted
+
+log = logging.getLogger("spotguard")
+
+#: Tensors that a warning names.
+_NAMED = 5
 
 
 class Committer:
@@ -44,6 +51,7 @@ class Committer:
             self._speak_for_the_absent(save, manifest, writer)
             published = publish_together(writer, manifest, save.effort, self._clock, self._hopeless(save))
             seconds, self.marked = published.seconds, published.marked
+            say_what_drifted(name, published.digests)
         writer.link.committed(seconds)
 
     def put_own(self, save: Save, name: CheckpointName, written: Written, writer: Writer) -> None:
@@ -91,4 +99,17 @@ class Committer:
             kind=save.kind,
             incarnation=self._incarnation,
             created=self._clock.time(),
+            digests=save.digests,
+        )
+
+
+def say_what_drifted(name: CheckpointName, digests: Sequence[Mapping[str, int]]) -> None:
+    """What replicas should have in common was written by one of them: whoever restores gets that one's."""
+    if names := drifted(digests):
+        few = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        log.warning(
+            "replicas have drifted apart by step %d: %s differ between ranks that should hold the same; each is saved as one "
+            "of them has it. Look for a parameter that some rank changes alone, or that no gradient is averaged for",
+            name.step,
+            few,
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from .agreed import Agreed
 from .checkpoints.effort import Effort
@@ -30,6 +30,8 @@ class Save:
     in_place: bool
     #: Its bytes on this machine's disk, and not in `collected`.
     held: Held | None = None
+    #: Of what other ranks hold too, where there is time to take them.
+    digests: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def step(self) -> int:

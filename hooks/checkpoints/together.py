@@ -9,7 +9,7 @@ last one has died, and they do it themselves. Two that do so write the same.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...providers.clock import Clock
@@ -47,6 +47,8 @@ class Published:
     seconds: float
     #: This rank has marked it: what is done once for all ranks, as the pruning that follows, is for it to do.
     marked: bool
+    #: What each rank's manifest says of what it holds with others; of the one that has marked it.
+    digests: Sequence[Mapping[str, int]] = ()
 
 
 def publish_together(
@@ -131,4 +133,4 @@ def _mark(writer: Writer, others: Others, effort: Effort, clock: Clock, seconds:
         step = others.mine.step
         log.warning("step %d is committed, and its marker is not there: %s", step, error)
         return Published(seconds, marked=False)
-    return Published(seconds, marked=True)
+    return Published(seconds, marked=True, digests=[each.digests for each in others.manifests])

@@ -216,8 +216,17 @@ def _manifest(raw: dict[str, Any]) -> RankManifest:
         kind=word(raw, "kind", KINDS),
         incarnation=text(raw, "incarnation", 256),
         created=seconds(raw, "created"),
+        digests=_digests(raw),
         format=raw["format"],
     )
+
+
+def _digests(raw: dict[str, Any]) -> dict[str, int]:
+    """Older manifests have none."""
+    found = raw.get("digests", {})
+    if not isinstance(found, dict) or not all(type(each) is int for each in found.values()):
+        raise Invalid("digests are not numbers by name")
+    return found
 
 
 def _marker(raw: dict[str, Any]) -> CommitMarker:

@@ -94,6 +94,8 @@ class RankManifest:
     incarnation: str = ""
     #: Wall seconds, for people.
     created: float = 0.0
+    #: CRC32 of what other ranks should hold bit for bit as this one does, where it was taken: replicas may drift apart.
+    digests: Mapping[str, int] = field(default_factory=dict)
     format: int = FORMAT
 
     @property
