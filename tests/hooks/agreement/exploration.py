@@ -6,101 +6,32 @@ deaths, and time, which is that a wait may end at any moment. The log itself is 
 there at once, and each rank hears of it whenever.
 
 Acts that nobody else can see are done at once (the end of a collective, coming to rest at a boundary, taking up what was
-heard): whatever comes between would come out the same before them or after. Training that skips a change (a scaler that
-saw an overflow), steps several optimizers or accumulates gradients is, for the gate, a step like any other; collectives
-inside a step (a closure's further calls, an evaluation before `guard.step()`) are `inner`.
+heard): whatever comes between would come out the same before them or after.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cache
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
-from spotguard.hooks.agreement import member
-from spotguard.hooks.agreement.calls import AtBoundary, Call
+from spotguard.hooks.agreement.calls import AtBoundary
 from spotguard.hooks.agreement.member import Keys
-from spotguard.hooks.agreement.offers import Decision, Offer, read_offer
-from spotguard.hooks.agreement.operations import Answer, Claim, Get, Saying, Set, Wait, Waited
-from spotguard.hooks.agreement.standing import Standing
-from spotguard.hooks.gate import Place, Shut
+from spotguard.hooks.agreement.offers import Decision, Offer
+from spotguard.hooks.agreement.operations import Answer, Claim, Get, Set, Wait, Waited
+from spotguard.hooks.gate import Shut
 from tests.hooks.agreement.sayings import Sayings, Violation, perform
-
-#: Makes what a rank says to agree.
-Agree = Callable[[Keys, int, Offer], Saying[Decision | None]]
-
-
-@dataclass(frozen=True)
-class Scene:
-    """What may happen."""
-
-    ranks: int
-    #: Called in this order, each at any moment.
-    calls: tuple[Call, ...]
-    #: Steps that are trained while nobody calls; then there is nothing more to train on.
-    steps: int = 1
-    #: Of each rank, those whose collectives it takes part in; by default all.
-    partners: tuple[tuple[int, ...], ...] = ()
-    #: A step has a second collective, after its change.
-    inner: bool = False
-    #: Can save at boundaries only.
-    boundary_only: frozenset[int] = frozenset()
-    #: All hold the same: each covers all others.
-    replicas: bool = False
-    #: May run out of time while they wait for a decision.
-    hasty: frozenset[int] = frozenset()
-    #: One of these may die, at any moment.
-    mortal: frozenset[int] = frozenset()
-    #: One of these may lose the store, at any moment.
-    cut: frozenset[int] = frozenset()
-    #: Inside `restore`, at first.
-    restoring: frozenset[int] = frozenset()
-    #: One of these may find that its state has moved while it was read between boundaries.
-    moving: frozenset[int] = frozenset()
-    # --- what is broken, to see that it is found ---
-    offers: Callable[[Place], int] = Place.earliest
-    agree: Agree = member.agree
-    #: The position is read, and then the gate is shut.
-    reads_first: bool = False
-    #: A claim overwrites what is there.
-    overwrites: bool = False
-    #: Whoever is behind is not let through.
-    stays_shut: bool = False
-
-
-class Rank(NamedTuple):
-    place: tuple[int, bool, bool, Shut, int | None, bool] = (0, False, False, Shut.OPEN, None, False)
-    #: Which act of its step training has come to.
-    at: int = 0
-    heard: int = 0
-    #: "idle", "read" (broken), "agreeing", "decided", "obeying", "saved", "ended", "gone" (dead), with the epoch.
-    phase: str = "idle"
-    epoch: int = 0
-    #: What it is saying to the store.
-    saying: int | None = None
-    decision: Decision | None = None
-    restoring: bool = False
-    cut: bool = False
-
-
-class World(NamedTuple):
-    ranks: tuple[Rank, ...]
-    log: tuple[Call, ...] = ()
-    #: Scripted calls that were made.
-    called: int = 0
-    store: frozenset[tuple[str, object]] = frozenset()
-    #: What was saved by anybody: decisions by epoch.
-    saved: frozenset[tuple[int, Decision]] = frozenset()
-    moved: bool = False
-    #: A time-out, a death or a lost store has come.
-    troubled: bool = False
-
-
-@cache
-def standing_after(log: tuple[Call, ...]) -> Standing:
-    return standing_after(log[:-1]).after(log[-1]) if log else Standing()
+from tests.hooks.agreement.worlds import (
+    Rank,
+    Scene,
+    World,
+    changed,
+    has,
+    nameless,
+    place_of,
+    placed,
+    standing_after,
+)
 
 
 class Exploration:
@@ -113,7 +44,7 @@ class Exploration:
         everybody = tuple(range(scene.ranks))
         self.partners = scene.partners or (everybody,) * scene.ranks
         self.came_from: dict[World, tuple[World, str] | None] = {}
-        self.acts = ("meet", "change", *(("meet",) if scene.inner else ()), "complete", "leave")
+        self.acts = scene.step
         self.meets = self.acts.count("meet")
 
     def run(self) -> int:
@@ -155,7 +86,7 @@ class Exploration:
         ):
             return world
         ranks = Counter(rank._replace(saying=self._says(rank)) for rank in world.ranks)
-        store = Counter(_nameless(key, value) for key, value in world.store)
+        store = Counter(nameless(key, value) for key, value in world.store)
         return world._replace(ranks=frozenset(ranks.items()), store=frozenset(store.items()))  # type: ignore[arg-type]
 
     def _says(self, rank: Rank) -> Any:
@@ -186,46 +117,46 @@ class Exploration:
                 if index in scene.mortal:
                     yield (
                         f"{index}: dies",
-                        _with(world, index, rank._replace(phase="gone"))._replace(troubled=True),
+                        changed(world, index, rank._replace(phase="gone"))._replace(troubled=True),
                     )
                 if index in scene.cut and not rank.cut:
                     yield (
                         f"{index}: loses the store",
-                        _with(world, index, rank._replace(cut=True))._replace(troubled=True),
+                        changed(world, index, rank._replace(cut=True))._replace(troubled=True),
                     )
 
     def _of_rank(self, world: World, index: int, rank: Rank) -> Iterator[tuple[str, World]]:
         if rank.heard < len(world.log) and not rank.cut:
-            yield "hears", _with(world, index, rank._replace(heard=rank.heard + 1))
+            yield "hears", changed(world, index, rank._replace(heard=rank.heard + 1))
         if rank.restoring:
-            yield "restored", _with(world, index, rank._replace(restoring=False))
+            yield "restored", changed(world, index, rank._replace(restoring=False))
         else:
             yield from self._train(world, index, rank)
         if rank.phase == "read":
-            yield "shuts", _with(world, index, self._offer(world, index, rank, rank.epoch))
+            yield "shuts", changed(world, index, self._offer(world, index, rank, rank.epoch))
         if rank.phase == "agreeing":
             yield from self._agree(world, index, rank)
         if rank.phase == "decided":
-            yield "obeys", _with(world, index, self._obey(world, index, rank))
-        if rank.phase == "obeying" and _place(rank).steady():
+            yield "obeys", changed(world, index, self._obey(world, index, rank))
+        if rank.phase == "obeying" and place_of(rank).steady():
             yield from self._save(world, index, rank)
 
     # --- training ---
 
     def _train(self, world: World, index: int, rank: Rank) -> Iterator[tuple[str, World]]:
-        place, act = _place(rank), self.acts[rank.at]
-        if act == "change":
-            if place.may_change():
+        place, act = place_of(rank), self.acts[rank.at]
+        if act in ("change", "begin"):
+            if place.may_change() if act == "change" else place.may_begin_boundary():
                 self._check_change(world, index, rank)
-                yield "changes", _with(world, index, _placed(rank, place)._replace(at=rank.at + 1))
+                yield "changes", changed(world, index, placed(rank, place)._replace(at=rank.at + 1))
         elif act == "complete":
             if place.complete():
-                yield "completes", _with(world, index, _placed(rank, place)._replace(at=0))
+                yield "completes", changed(world, index, placed(rank, place)._replace(at=0))
             else:
                 place.rest()
-                yield "rests", _with(world, index, _placed(rank, place)._replace(at=rank.at + 1))
+                yield "rests", changed(world, index, placed(rank, place)._replace(at=rank.at + 1))
         elif act == "leave" and place.may_leave_boundary():
-            yield "leaves its boundary", _with(world, index, _placed(rank, place)._replace(at=0))
+            yield "leaves its boundary", changed(world, index, placed(rank, place)._replace(at=0))
 
     def _arrived(self, rank: Rank) -> int:
         """How many collectives it has come to."""
@@ -244,16 +175,16 @@ class Exploration:
         standing = standing_after(world.log[: rank.heard])
         wanted = standing.wanted
         if wanted is None:
-            place = _place(rank)
+            place = place_of(rank)
             place.close(Shut.OPEN)
-            return _placed(rank, place)._replace(phase="idle", epoch=0, decision=None)
-        place = _place(rank)
+            return placed(rank, place)._replace(phase="idle", epoch=0, decision=None)
+        place = place_of(rank)
         if self.scene.reads_first:
             return rank._replace(phase="read", epoch=wanted.epoch, decision=Decision(0, place.earliest()))
         return self._offer(world, index, rank, wanted.epoch)
 
     def _offer(self, world: World, index: int, rank: Rank, epoch: int) -> Rank:
-        place = _place(rank)
+        place = place_of(rank)
         at_boundary = self._at_boundary(world, index, epoch)
         place.close(Shut.AT_BOUNDARY if at_boundary else Shut.BEFORE_CHANGE)
         step: int | None = self.scene.offers(place)
@@ -270,7 +201,7 @@ class Exploration:
             covers=everybody if self.scene.replicas else (index,),
         )
         saying = self.sayings.begin((epoch, offer), lambda: self.scene.agree(self.keys, epoch, offer))
-        return _placed(rank, place)._replace(phase="agreeing", epoch=epoch, saying=saying, decision=None)
+        return placed(rank, place)._replace(phase="agreeing", epoch=epoch, saying=saying, decision=None)
 
     def _at_boundary(self, world: World, index: int, epoch: int) -> bool:
         wanted = standing_after(world.log[:epoch]).wanted
@@ -278,7 +209,10 @@ class Exploration:
 
     def _agree(self, world: World, index: int, rank: Rank) -> Iterator[tuple[str, World]]:
         if rank.cut:
-            yield "gives up the store", _with(world, index, self._returned(rank, Decision(rank.epoch, None)))
+            yield (
+                "gives up the store",
+                changed(world, index, self._returned(rank, Decision(rank.epoch, None))),
+            )
             return
         assert rank.saying is not None
         operation = self.sayings.pending[rank.saying]
@@ -295,9 +229,9 @@ class Exploration:
         assert rank.saying is not None
         operation = self.sayings.pending[rank.saying]
         if isinstance(operation, Wait):
-            return _has(world, operation.keys)
+            return has(world, operation.keys)
         if isinstance(operation, Claim):
-            return not self.scene.overwrites and _has(world, (operation.key,))
+            return not self.scene.overwrites and has(world, (operation.key,))
         if isinstance(operation, Set):
             return not (self.scene.hasty or self.scene.mortal)
         return isinstance(operation, Get)
@@ -317,24 +251,24 @@ class Exploration:
         known, said = self.sayings.answer(rank.saying, answer)
         after = self._returned(rank, said) if known is None else rank._replace(saying=known)
         word = type(self.sayings.pending[rank.saying]).__name__.lower()
-        yield f"{word}: {answer!r}", _with(world, index, after)
+        yield f"{word}: {answer!r}", changed(world, index, after)
 
     def _returned(self, rank: Rank, decision: Decision | None) -> Rank:
         phase = "ended" if decision is None else "decided"
         return rank._replace(phase=phase, saying=None, decision=decision)
 
     def _obey(self, world: World, index: int, rank: Rank) -> Rank:
-        decision, place = rank.decision, _place(rank)
+        decision, place = rank.decision, place_of(rank)
         assert decision is not None
         if decision.step is None or index not in decision.ranks:
             if self._beside(world, rank.epoch):
                 place.close(Shut.OPEN)
-            return _placed(rank, place)._replace(phase="ended")
+            return placed(rank, place)._replace(phase="ended")
         place.close(place.shut, None if self.scene.stays_shut else decision.step)
-        return _placed(rank, place)._replace(phase="obeying")
+        return placed(rank, place)._replace(phase="obeying")
 
     def _save(self, world: World, index: int, rank: Rank) -> Iterator[tuple[str, World]]:
-        decision, place = rank.decision, _place(rank)
+        decision, place = rank.decision, place_of(rank)
         assert decision is not None
         if decision.step != place.completed:
             raise self.fail(world, f"rank {index} saves step {place.completed} for {decision}", "saves")
@@ -343,10 +277,10 @@ class Exploration:
             raise self.fail(world, f"rank {index} saves {decision}, and others {others}", "saves")
         if self._beside(world, rank.epoch):
             place.close(Shut.OPEN)
-        saved = _with(world, index, _placed(rank, place)._replace(phase="saved"))
+        saved = changed(world, index, placed(rank, place)._replace(phase="saved"))
         yield "saves", saved._replace(saved=world.saved | {(rank.epoch, decision)})
         if index in self.scene.moving and not world.moved and place.shut is not Shut.AT_BOUNDARY:
-            moved = _with(world, index, rank._replace(phase="ended"))
+            moved = changed(world, index, rank._replace(phase="ended"))
             yield "has moved", moved._replace(log=(*world.log, AtBoundary(rank.epoch)), moved=True)
 
     def _beside(self, world: World, epoch: int) -> bool:
@@ -371,14 +305,14 @@ class Exploration:
                 if not idle and all(
                     self._arrived(world.ranks[other]) >= here for other in self.partners[index]
                 ):
-                    return _with(world, index, rank._replace(at=rank.at + 1))
+                    return changed(world, index, rank._replace(at=rank.at + 1))
             if rank.phase == "agreeing" and not rank.cut and self._quiet(world, rank):
                 ((_, after),) = self._say(world, index, rank)
                 return after
             if rank.phase not in ("agreeing", "read") and not rank.cut:
                 wanted = standing_after(world.log[: rank.heard]).wanted
                 if (0 if wanted is None else wanted.epoch) != rank.epoch:
-                    return _with(world, index, self._take_up(world, index, rank))
+                    return changed(world, index, self._take_up(world, index, rank))
         return None
 
     # --- what must hold ---
@@ -432,34 +366,6 @@ class Exploration:
         for index, rank in alive:
             if index in decision.ranks and rank.phase != "saved" and not lost:
                 raise self.fail(world, f"rank {index} has not saved what others have")
-
-
-@cache
-def _nameless(key: str, value: object) -> object:
-    """An offer without who made it."""
-    if "/offer/" not in key:
-        return key, value
-    offer = read_offer(str(value))
-    return key.split("/")[2], offer.step, offer.boundary
-
-
-def _place(rank: Rank) -> Place:
-    return Place(*rank.place)
-
-
-def _placed(rank: Rank, place: Place) -> Rank:
-    return rank._replace(
-        place=(place.completed, place.dirty, place.at_boundary, place.shut, place.target, place.resting)
-    )
-
-
-def _with(world: World, index: int, rank: Rank) -> World:
-    return world._replace(ranks=(*world.ranks[:index], rank, *world.ranks[index + 1 :]))
-
-
-def _has(world: World, keys: tuple[str, ...]) -> bool:
-    there = {key for key, _ in world.store}
-    return all(key in there for key in keys)
 
 
 def explore(scene: Scene) -> int:

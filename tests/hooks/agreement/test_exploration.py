@@ -11,8 +11,9 @@ from spotguard.hooks.agreement.calls import Background, Notice, Withdrawn
 from spotguard.hooks.agreement.member import Keys
 from spotguard.hooks.agreement.offers import Decision, Offer, read_decision
 from spotguard.hooks.agreement.operations import Claim, Saying, Waited
-from tests.hooks.agreement.exploration import Scene, explore
+from tests.hooks.agreement.exploration import explore
 from tests.hooks.agreement.sayings import Violation
+from tests.hooks.agreement.worlds import Scene
 
 
 def notice(id: str, machine: str = "m0") -> Notice:
@@ -40,7 +41,10 @@ SCENES = {
     "a state that moves": Scene(2, ONE, moving=PAIR),
     "a state that moves beside training": Scene(2, (Background(),), steps=2, moving=PAIR),
     "a state that moves under two notices": Scene(2, TWO, moving=PAIR),
-    "collectives inside a step": Scene(3, ONE, steps=2, inner=True),
+    "collectives inside a step": Scene(3, ONE, steps=2, step=("meet", "change", "meet", "complete", "leave")),
+    "two optimizers": Scene(2, BACK, step=("meet", "change", "change", "begin", "complete", "leave")),
+    "steps that change nothing": Scene(2, BACK, step=("meet", "begin", "complete", "leave")),
+    "accumulated gradients": Scene(2, BACK, step=("meet", "meet", "change", "complete", "leave")),
     # one unlike the others
     "one saves at boundaries only": Scene(3, ONE, boundary_only=frozenset({1})),
     "all save at boundaries only": Scene(2, BACK, boundary_only=PAIR),
@@ -57,7 +61,7 @@ SCENES = {
     "replicas, out of time": Scene(2, ONE, hasty=PAIR, replicas=True),
     "a death": Scene(2, ONE, hasty=PAIR, mortal=PAIR),
     "a death among replicas": Scene(2, BACK, hasty=PAIR, mortal=PAIR, replicas=True),
-    "a death beside training": Scene(2, BESIDE, hasty=PAIR, mortal=frozenset({0})),
+    "a death beside training": Scene(2, (Background(),), hasty=PAIR, mortal=PAIR),
     "a store that goes silent": Scene(2, ONE, hasty=PAIR, cut=PAIR, replicas=True),
 }
 
@@ -69,6 +73,7 @@ LARGE = {
     "three ranks, a state that moves": Scene(3, TWO, moving=THREE),
     "three ranks, all out of time": Scene(3, ONE, hasty=THREE),
     "three replicas, a death": Scene(3, ONE, hasty=frozenset({0, 1}), mortal=THREE, replicas=True),
+    "a death beside training, then a notice": Scene(2, BESIDE, hasty=PAIR, mortal=frozenset({0})),
     "a long pipeline": Scene(3, ONE, steps=3, partners=STAGES),
     "a pipeline of four": Scene(4, ONE, steps=2, partners=(*STAGES, (2, 3))),
     "one of four saves at boundaries only": Scene(4, ONE, boundary_only=frozenset({1})),

@@ -77,7 +77,7 @@ def main() -> None:
     if sys.argv[1] == "forked":
         forked(int(sys.argv[2]), int(sys.argv[3]))
     else:
-        mp.spawn(rank, args=(free_port(), "returns", 0), nprocs=2)  # type: ignore[attr-defined]
+        mp.spawn(rank, args=(free_port(), "returns", 0), nprocs=2)  # type: ignore[attr-defined,no-untyped-call]
         print("spawned: ended with 0", flush=True)
 
 

@@ -1,0 +1,121 @@
+"""What there is in an exploration of the agreement: the scene, each rank, and the world that they make up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from spotguard.hooks.agreement import member
+from spotguard.hooks.agreement.calls import Call
+from spotguard.hooks.agreement.member import Keys
+from spotguard.hooks.agreement.offers import Decision, Offer, read_offer
+from spotguard.hooks.agreement.operations import Saying
+from spotguard.hooks.agreement.standing import Standing
+from spotguard.hooks.gate import Place, Shut
+
+#: The acts of a step: a collective, the change of an optimizer, what `guard.step()` does, and leaving it. One that changes
+#: nothing (a scaler saw an overflow) has a "begin" instead: the boundary asks the gate itself.
+STEP = ("meet", "change", "complete", "leave")
+#: Makes what a rank says to agree.
+Agree = Callable[[Keys, int, Offer], Saying[Decision | None]]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What may happen."""
+
+    ranks: int
+    #: Called in this order, each at any moment.
+    calls: tuple[Call, ...]
+    #: Steps that are trained while nobody calls; then there is nothing more to train on.
+    steps: int = 1
+    #: Of each rank, those whose collectives it takes part in; by default all.
+    partners: tuple[tuple[int, ...], ...] = ()
+    #: The acts of a step.
+    step: tuple[str, ...] = STEP
+    #: Can save at boundaries only.
+    boundary_only: frozenset[int] = frozenset()
+    #: All hold the same: each covers all others.
+    replicas: bool = False
+    #: May run out of time while they wait for a decision.
+    hasty: frozenset[int] = frozenset()
+    #: One of these may die, at any moment.
+    mortal: frozenset[int] = frozenset()
+    #: One of these may lose the store, at any moment.
+    cut: frozenset[int] = frozenset()
+    #: Inside `restore`, at first.
+    restoring: frozenset[int] = frozenset()
+    #: One of these may find that its state has moved while it was read between boundaries.
+    moving: frozenset[int] = frozenset()
+    # --- what is broken, to see that it is found ---
+    offers: Callable[[Place], int] = Place.earliest
+    agree: Agree = member.agree
+    #: The position is read, and then the gate is shut.
+    reads_first: bool = False
+    #: A claim overwrites what is there.
+    overwrites: bool = False
+    #: Whoever is behind is not let through.
+    stays_shut: bool = False
+
+
+class Rank(NamedTuple):
+    place: tuple[int, bool, bool, Shut, int | None, bool] = (0, False, False, Shut.OPEN, None, False)
+    #: Which act of its step training has come to.
+    at: int = 0
+    heard: int = 0
+    #: "idle", "read" (broken), "agreeing", "decided", "obeying", "saved", "ended", "gone" (dead), with the epoch.
+    phase: str = "idle"
+    epoch: int = 0
+    #: What it is saying to the store.
+    saying: int | None = None
+    decision: Decision | None = None
+    restoring: bool = False
+    cut: bool = False
+
+
+class World(NamedTuple):
+    ranks: tuple[Rank, ...]
+    log: tuple[Call, ...] = ()
+    #: Scripted calls that were made.
+    called: int = 0
+    store: frozenset[tuple[str, object]] = frozenset()
+    #: What was saved by anybody: decisions by epoch.
+    saved: frozenset[tuple[int, Decision]] = frozenset()
+    moved: bool = False
+    #: A time-out, a death or a lost store has come.
+    troubled: bool = False
+
+
+@cache
+def standing_after(log: tuple[Call, ...]) -> Standing:
+    return standing_after(log[:-1]).after(log[-1]) if log else Standing()
+
+
+@cache
+def nameless(key: str, value: object) -> object:
+    """An offer without who made it."""
+    if "/offer/" not in key:
+        return key, value
+    offer = read_offer(str(value))
+    return key.split("/")[2], offer.step, offer.boundary
+
+
+def place_of(rank: Rank) -> Place:
+    return Place(*rank.place)
+
+
+def placed(rank: Rank, place: Place) -> Rank:
+    return rank._replace(
+        place=(place.completed, place.dirty, place.at_boundary, place.shut, place.target, place.resting)
+    )
+
+
+def changed(world: World, index: int, rank: Rank) -> World:
+    return world._replace(ranks=(*world.ranks[:index], rank, *world.ranks[index + 1 :]))
+
+
+def has(world: World, keys: tuple[str, ...]) -> bool:
+    there = {key for key, _ in world.store}
+    return all(key in there for key in keys)
