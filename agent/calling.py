@@ -57,7 +57,7 @@ class Calling(Telling):
             return
         if self._is_late(session, said.id):
             return
-        if said.gone and said.meet and not said.drill:
+        if said.gone and said.meet and not said.drill and self.policy.command:
             self._moves[said.id] = (frozenset(said.gone.lower().split()), clip(said.meet, NAME))
         p = self.pending
         if p is not None and p.rehearsal and not said.drill:

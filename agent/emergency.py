@@ -271,6 +271,7 @@ class Machine(Ending):
             if any(not part.done for part in p.parts.values()):
                 self._kill_all()  # the launcher is gone, what it left behind is out of time
             return True
+        self._saves_are_over(p)
         return self._cleared(command, p.limit if self._force_at is None else min(p.limit, self._force_at))
 
     def _conclude(self, p: Pending, command: Command) -> None:

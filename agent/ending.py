@@ -65,8 +65,7 @@ class Ending(Clearing):
         there = {number: part for number, part in p.parts.items() if part.open}
         spent = self._now - p.notice.seen_at
         self._log(f"everybody has answered {spent:.2f} s after the notice: ending{p.left_words(self._now)}")
-        if p.of_peers:  # it was the saves that had all the time they need
-            p.deadline = p.limit = min(p.limit, self._now + PARTING)
+        self._saves_are_over(p)
         # A client without a store is a function given to `on_notice`: it does not know how to leave.
         direct = all(part.session.pid == pid for part in there.values())
         if direct and any(part.session.store for part in there.values()):
@@ -80,6 +79,11 @@ class Ending(Clearing):
         # 75 into 1: seen). So the launcher goes first, and the workers stay parked until it takes them along.
         p.ending = "TERM after the commit" if any(part.committed for part in p.parts.values()) else "TERM"
         self._term(p)
+
+    def _saves_are_over(self, p: Pending) -> None:
+        """Where no machine goes it was the saves that had all the time they need, and not the end after them."""
+        if p.of_peers:
+            p.deadline = p.limit = min(p.limit, self._now + PARTING)
 
     def _term(self, p: Pending) -> None:
         p.again_at = (self._now + p.limit) / 2

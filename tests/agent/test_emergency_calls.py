@@ -133,6 +133,22 @@ def test_a_launcher_that_ends_first_is_waited_for_by_nobody_who_saves() -> None:
     assert story.outcomes[0].step == 7
 
 
+def test_what_a_launcher_left_behind_is_not_waited_for_after_its_commit() -> None:
+    """A worker that stands in a collective hears nothing: neither `Leave`, nor a handler of SIGTERM."""
+    story, sessions = torchrun()
+    story.called(sessions[0])
+    story.ends(1)
+    story.until(300)
+    for session in sessions:
+        story.commits(session)
+    assert [number for number, _ in story.sent(Leave)] == sessions
+    story.until(314)
+    assert not story.killed
+    story.until(315)
+    assert story.killed
+    assert story.pid == 101
+
+
 def relaunched(**policy: Any) -> Story:
     story, sessions = torchrun(**policy)
     story.called(sessions[0])
