@@ -125,7 +125,7 @@ class Guard:
         probe(self._patient(), run_id)
         self._stage = self._own_stage(run_id)
         attempt = self._claim()
-        lossy = yes("SPOTGUARD_LOSSY_MOMENTS") and self._ranks is None
+        lossy = self._for_one_process("SPOTGUARD_LOSSY_MOMENTS", yes("SPOTGUARD_LOSSY_MOMENTS"))
         self._checkpointer = Checkpointer(
             self._store,
             run_id,
@@ -158,12 +158,14 @@ class Guard:
 
     def _own_stage(self, run_id: str) -> Stage | None:
         folder = stage_folder()
-        if folder is not None and self._channel is not None:
-            log.warning(
-                "SPOTGUARD_STAGE is set, and this version stages jobs of one process only: it is not used"
-            )
+        if folder is None or not self._for_one_process("SPOTGUARD_STAGE", True):
             return None
-        return None if folder is None else Stage(folder, run_id, self._nbytes)
+        return Stage(folder, run_id, self._nbytes)
+
+    def _for_one_process(self, variable: str, said: bool) -> bool:
+        if said and self._channel is not None:
+            log.warning("%s is set, and is for jobs of one process: in this one it is not used", variable)
+        return said and self._channel is None
 
     def _counted(self, saved: Saved) -> None:
         """On the saving thread. The first one beside training also finds out how often this run was preempted."""
