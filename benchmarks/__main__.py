@@ -22,6 +22,7 @@ NAMES = (
     "scenarios",
     "first_byte",
     "agent",
+    "agreement",
     "rate",
     "links",
     "background",

@@ -51,6 +51,7 @@ ROWS = {
         for way in ("run", "agent")
         for what in ("resident", "its proportional", "CPU")
     ],
+    "agreement": ["call to decision, 2 ranks"],
     "rate": [
         f"{verb} in memory (tmpfs){what}: spotguard"
         for verb in ("save", "restore")
