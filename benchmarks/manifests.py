@@ -3,12 +3,16 @@
 2,169 items a rank is about a model of 70 billion parameters with Adam. Each tensor is split among all ranks along
 its first dimension, as FSDP does, so 128 ranks make 277,632 chunks. Beside it: the global plan that
 `torch.distributed.checkpoint` makes on its coordinator from the same, with its unpickling of what ranks send.
+
+Twice: all at once on the main thread, as a restore begins; and one after the other on a thread beside it, where the
+collector goes on, as a rank commits for all others.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -16,10 +20,11 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from spotguard.hooks.format.codec import decode_manifests, encode_manifest
+from spotguard.hooks.format.codec import decode_manifests, encode_manifest, open_manifest
 from spotguard.hooks.format.coverage import coverage
 from spotguard.hooks.format.keys import object_name
 from spotguard.hooks.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
+from spotguard.hooks.format.merging import Merging
 
 from .rows import Row
 from .scale import Scale
@@ -43,6 +48,22 @@ def measure(scale: Scale) -> Iterator[Row]:
         peer=planned[len(planned) // 2],
         peer_name="DCP's global plan",
     )
+    committed = [_on_a_thread(lambda: seconds(lambda: _commit(files))) for _ in range(times)]
+    yield Row(
+        "  the same as a commit does it, on a thread beside training", "s", tuple(committed), figure=2.0
+    )
+
+
+def _commit(files: list[tuple[str, bytes]]) -> None:
+    merging = Merging()
+    for key, data in files:
+        merging.add(*open_manifest(data, key))
+    merging.check()
+
+
+def _on_a_thread(call: Callable[[], float]) -> float:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
 
 
 def _manifest(rank: int, world: int, tensors: int) -> bytes:

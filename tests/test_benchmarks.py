@@ -82,7 +82,7 @@ ROWS = {
             *["  not kept of what the window allows"] * bool(cloud.windows),
         )
     ],
-    "manifests": ["manifests of 4 ranks × 20 tensors"],
+    "manifests": ["manifests of 4 ranks × 20 tensors", "  the same as a commit does it"],
 }
 
 
