@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.data import Sampler
 
 from spotguard.hooks.format.coverage import MergedTensor
 from spotguard.hooks.state.registered import State
 from spotguard.providers.errors import StateError
+from tests.fakes.ranks import rank_of
+from tests.fakes.several import mesh_of
 
 pytestmark = pytest.mark.torch
 
@@ -208,3 +211,35 @@ def test_what_does_not_fit_is_refused_by_name_and_changes_nothing() -> None:
     refused(r"^model.a.weight is \(2, 3\)", 0, 2, model=other)
     model = filled(7)
     refused("^the checkpoint holds no 'else'", 0, 2, **{"else": model})
+
+
+def pair(tied: bool) -> nn.ModuleDict:
+    one = filled(1)
+    return nn.ModuleDict({"a": one, "b": one if tied else filled(2)})
+
+
+@pytest.mark.parametrize(("there", "here"), [(True, False), (False, True), (True, True)])
+def test_weights_tied_on_one_side_alone(there: bool, here: bool) -> None:
+    """One tensor into two; and of two into one the later, whole."""
+    saved, into = pair(there), pair(here)
+    for parameter in into.parameters():
+        nn.init.zeros_(parameter)
+    goes_on([Rank(0, 1, model=saved)], Rank(0, 1, model=into))
+    expected = [1, 1] if there else [2, 2]
+    assert [value_of(layer) for layer in into.values()] == expected
+
+
+def test_one_tensor_into_two_that_are_cut_differently_is_refused() -> None:
+    saved = Rank(0, 1, model=pair(tied=True))
+    with rank_of(1, 2):
+        mesh = mesh_of(2)
+        model = pair(tied=False)
+        for name, dim in (("a", 0), ("b", 1)):
+            for key in ("weight", "bias"):
+                cut = distribute_tensor(
+                    getattr(model[name], key).detach(), mesh, [Shard(dim if key == "weight" else 0)]
+                )
+                setattr(model[name], key, nn.Parameter(cut))
+        here = Rank(1, 2, model=model)
+        with pytest.raises(StateError, match=r"^model holds twice, and sharded in two ways"):
+            goes_on([saved], here)
