@@ -71,6 +71,9 @@ class Stillness:
         job.effort.check()
         if step is None:
             raise Abandoned("training ended before its next guard.step()")
+        if decision is not None and step != decision.step:
+            # A notice of this machine has shut the gate anew, where it stood: its own call is on its way.
+            raise Abandoned(f"step {decision.step} was agreed on, and training is held at step {step}")
         self._state.fence.wait(job.effort.pause)
         if at_boundary:
             self._state.look_again()
