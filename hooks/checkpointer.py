@@ -82,6 +82,8 @@ class Checkpointer:
         self.last: Saved | None = None
         #: Why the last save was thrown away: "" or what moved while it was read.
         self.spoiled = ""
+        #: An emergency save that was not committed: attempt and step, and what is in the store of it.
+        self._unfinished: tuple[tuple[int, int], Draft] | None = None
         #: Bytes of a full save; 0 before it is known.
         self.nbytes = 0
 
@@ -208,7 +210,7 @@ class Checkpointer:
             save, name = self._apart(save, opened)
             return self._whole(save, name, started, blocked=self._clock.monotonic() - started)
         except Spoiled as error:
-            self.spoiled = str(error)
+            self.spoiled, self._unfinished = str(error), None
             return None
 
     def _apart(self, save: Save, opened: Callable[[], None]) -> tuple[Save, CheckpointName]:
@@ -342,9 +344,23 @@ class Checkpointer:
             look=save.moved,
             progress=save.progress,
         )
-        draft = Draft(self._plan(save), roles=save.agreed.roles)
+        draft = self._begun(save)
         name, level, why = share.run(save.collected.leaves, draft)
+        self._unfinished = None
         return self._saved(name, draft, started, level, why)
+
+    def _begun(self, save: Save) -> Draft:
+        """What this rank has put of this very state already, for a call that another one has superseded: a second machine
+        goes, and the ranks share otherwise. It stays where it is."""
+        outline, roles = self._plan(save), save.agreed.roles
+        before, self._unfinished = self._unfinished, None
+        key = (self._attempt, save.step)
+        if before is not None and before[0] == key and before[1].outline is outline:
+            draft = before[1].with_roles(roles)
+        else:
+            draft = Draft(outline, roles=roles)
+        self._unfinished = key, draft
+        return draft
 
     def _plan(self, save: Save, *, renew: bool = False) -> Outline:
         leaves = save.collected.leaves

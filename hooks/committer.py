@@ -33,6 +33,8 @@ class Committer:
         self._incarnation = incarnation
         #: Whether the last commit was marked by this rank, so that what follows a commit is its to do.
         self.marked = True
+        #: What was said of a lower level, on the way to the full one.
+        self._lower: RankManifest | None = None
 
     def commit(
         self, save: Save, name: CheckpointName, level: Level, written: Written, writer: Writer
@@ -43,7 +45,10 @@ class Committer:
             Spoiled: it did not.
         """
         self._look(save, written, writer)
-        manifest = self._manifest(save, name, level, written)
+        # A key is never written twice with different bytes: what this rank has said of the lower level stays said.
+        said = self._lower
+        same = said is not None and said.checkpoint == name
+        manifest = said if said is not None and same else self._manifest(save, name, level, written)
         self.marked = True
         if self._world == 1:
             seconds = publish(writer, manifest, save.effort, self._clock)
@@ -58,7 +63,7 @@ class Committer:
         """The lower level's manifest, on the way to the full one: whether the others' are there is looked at only where the
         full one fails."""
         self._look(save, written, writer)
-        manifest = self._manifest(save, name, "weights", written)
+        manifest = self._lower = self._manifest(save, name, "weights", written)
         self._speak_for_the_absent(save, manifest, writer)
         put_own(writer, manifest, save.effort)
 
