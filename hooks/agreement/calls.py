@@ -37,6 +37,8 @@ class Background:
     """It is time for a checkpoint beside training."""
 
     why: str = ""
+    #: How many calls whoever says so had heard by then. (The channel fills it in.)
+    heard: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

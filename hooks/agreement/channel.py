@@ -6,12 +6,13 @@ import itertools
 import logging
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 
 from ...providers.clock import Clock
 from ...providers.errors import UsageError
 from . import c10d, calls, meeting, member, wire
 from .c10d import Silent, Store
-from .calls import Call
+from .calls import Background, Call
 from .line import Line
 from .member import Keys
 from .offers import Decision, Offer
@@ -58,6 +59,8 @@ class Channel:
         self._mailbox, self._caller, self._agreement, self._meeting = self._lines = [
             Line(f"spotguard-{name}", store, clock) for name in ("mailbox", "caller", "agreement", "meeting")
         ]
+        #: The newest epoch that this rank has offered for.
+        self._offered = 0
         #: Nothing more is heard: this rank leaves.
         self._leaving = False
         #: In a forked child: threads and connections are the parent's.
@@ -114,8 +117,11 @@ class Channel:
         Raises:
             Silent: the store is gone, or has not answered before nothing was left. The call may be heard all the same.
         """
+        heard = self.standing.epoch
+        if isinstance(call, Background):
+            call = replace(call, heard=heard)
         entry = calls.encode(call, self.rank, next(self._numbers))
-        return self._caller.say(member.call(self._keys, entry, self.standing.epoch), left)
+        return self._caller.say(member.call(self._keys, entry, heard), left)
 
     def agree(
         self, epoch: int, offer: Offer, left: Callable[[], float | None], over: Callable[[], bool]
@@ -127,9 +133,12 @@ class Channel:
             over: it does not count any more. A call that supersedes this one is seen without it.
 
         Returns:
-            Its step is None where nothing is saved: decided for all; or here alone, where the store is silent or the
-            epoch does not count any more.
+            Its step is None where nothing is saved: decided for all; or here alone, where the store is silent, the
+            epoch does not count any more, or this rank has offered for it before.
         """
+        if epoch <= self._offered:  # it would be counted twice, and what it offered may be decided on already
+            return Decision(epoch, None, "this rank has offered for it before")
+        self._offered = epoch
         total = left()
         kept = 0.0 if total is None else min(_SETTLE_MOST, total * _SETTLE)
 

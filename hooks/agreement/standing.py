@@ -2,7 +2,7 @@
 
 One save counts at a time. A notice outranks what is saved beside training and what is saved by hand: while one stands,
 those are void. A later call that needs a save supersedes the earlier one, and what was begun for it is given up or
-taken over by whoever saves.
+taken over by whoever saves; but what is saved beside training never supersedes what its caller had not heard of.
 """
 
 from __future__ import annotations
@@ -68,8 +68,10 @@ class Standing:
                 return on._noticed(call)
             case Withdrawn(id=id):
                 return on._withdrawn(id)
-            case Background():
-                return on if on.notices else replace(on, wanted=Wanted(on.epoch, "background"))
+            case Background(heard=heard):
+                # Whoever asks knows of no save under way; of one that was called meanwhile it has not heard yet.
+                unheard = heard is not None and on.wanted is not None and on.wanted.epoch > heard
+                return on if on.notices or unheard else replace(on, wanted=Wanted(on.epoch, "background"))
             case Manual():
                 return on if on.notices else replace(on, wanted=Wanted(on.epoch, "manual"))
             case AtBoundary(epoch=epoch):

@@ -14,7 +14,7 @@ import pytest
 
 #: What imports torch at its top: not looked at where there is none.
 NEEDS_TORCH = [
-    "agreement/test_channel.py",
+    *(f"agreement/test_{name}.py" for name in ("channel", "endings", "torch_group")),
     "state/test_*.py",
     *(
         f"checkpoints/test_{name}.py"

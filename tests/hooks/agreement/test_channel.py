@@ -132,6 +132,7 @@ def test_all_ranks_hear_the_same_calls_and_obey_one_decision(stores: list[Any]) 
         assert all(rank.channel.standing.counts(1) for rank in ranks)
         decided = together(*(lambda r=r, s=s: r.agree(1, s) for r, s in zip(ranks, (4, 6, 5), strict=True)))
         assert decided == [Decision(1, 6, "", (0, 1, 2))] * 3
+        assert ranks[0].agree(1, 9).step is None  # twice is not asked for
         told = together(
             *(
                 lambda r=r: r.channel.tell(b"\x00\xff" if r.channel.rank == 0 else None, PATIENCE)
@@ -157,7 +158,7 @@ def test_the_next_life_of_a_job_sees_nothing_of_the_last(stores: list[Any]) -> N
         assert ranks[2].agree(1, None).step is None
     with a_job(stores, "second") as ranks:
         assert ranks[1].channel.call(Background(), within(PATIENCE)) == 1
-        assert [rank.hears(1) for rank in ranks] == [[Background()]] * 3
+        assert [rank.hears(1) for rank in ranks] == [[Background(heard=0)]] * 3
         decided = together(*(lambda r=r: r.agree(1, 2) for r in ranks))
         assert [each.step for each in decided] == [2, 2, 2]
 

@@ -90,6 +90,14 @@ def test_a_notice_supersedes_what_is_saved_beside_training() -> None:
     assert standing.after(Withdrawn("a")).wanted is None
 
 
+def test_what_was_asked_for_before_a_call_was_heard_does_not_supersede_it() -> None:
+    """The clock of background checkpoints strikes while the script saves by hand: that is not called off."""
+    by_hand = after(Background(heard=0), Manual(4))
+    assert by_hand.after(Background(heard=1)).wanted == Wanted(2, "manual")
+    assert by_hand.after(Background(heard=2)).wanted == Wanted(3, "background")
+    assert after(Background(heard=0), Background(heard=0)).wanted == Wanted(1, "background")
+
+
 def test_a_state_that_moved_is_saved_at_a_boundary() -> None:
     """By all, once, for the same cause; and a save that does not count any more is not saved again."""
     standing = after(Background(), AtBoundary(1, "moved"), AtBoundary(1, "moved here too"))
