@@ -31,7 +31,12 @@ class Terminal:
         self._readers: list[threading.Thread] = []
         programs = folder / ".bin"
         programs.mkdir()
-        for name, words in {"spotguard": "-m spotguard", "python": "", "python3": ""}.items():
+        for name, words in {
+            "spotguard": "-m spotguard",
+            "torchrun": "-m torch.distributed.run",
+            "python": "",
+            "python3": "",
+        }.items():
             (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
             (programs / name).chmod(0o755)
         runtime = Path(os.environ["XDG_RUNTIME_DIR"], f"docs-{os.getpid()}-{self._port}")
