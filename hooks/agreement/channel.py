@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ...providers.clock import Clock
-from ...providers.errors import UsageError
+from ...providers.errors import SpotguardError, UsageError
 from . import c10d, calls, meeting, member, wire
 from .c10d import Silent, Store
 from .calls import Background, Call
@@ -92,18 +92,25 @@ class Channel:
         """
         incarnation = meet(secrets.token_hex(8).encode() if rank == 0 else None).decode()
         channel = cls(store, rank, world, incarnation, clock, hosts=hosts)
+        try:
+            channel._greet(machine)
+        except SpotguardError:
+            channel.close(0.0)
+            raise
+        return channel
+
+    def _greet(self, machine: str) -> None:
         card = wire.encode({"version": wire.VERSION, "machine": machine})
-        cards = [wire.decode(each) for each in channel.gather(card.encode(), _MEET)]
+        cards = [wire.decode(each) for each in self.gather(card.encode(), _MEET)]
         others = [each for each, card in enumerate(cards) if card.get("version") != wire.VERSION]
         if others:
             raise UsageError(
-                f"rank {others[0]} runs another version of spotguard than rank {rank}: install one version on all machines"
+                f"rank {others[0]} runs another version of spotguard than rank {self.rank}: install one version on all machines"
             )
-        channel.machines = tuple(str(card.get("machine")) for card in cards)
+        self.machines = tuple(str(card.get("machine")) for card in cards)
         # Connections are made now, and not at the notice.
-        for line in channel._lines:
-            line.say(_nothing(), channel._within(_MEET))
-        return channel
+        for line in self._lines:
+            line.say(_nothing(), self._within(_MEET))
 
     # --- calls ---
 
@@ -152,7 +159,7 @@ class Channel:
             decision = self._agreement.say(member.agree(self._keys, epoch, offer), left, waiting)
         except Silent as why:
             return Decision(epoch, None, str(why))
-        return decision or Decision(epoch, None, "another call counts by now")
+        return decision or Decision(epoch, None, "it is not wanted any more, or another call counts by now")
 
     # --- meetings ---
 

@@ -251,8 +251,10 @@ def test_another_version_is_refused_by_name() -> None:
     store = HashStore()
     card = wire.encode({"version": wire.VERSION + 1, "machine": "m"}).encode()
     store.set("spotguard/life/gathered/1/1", card.hex())
+    before = set(threading.enumerate())
     with pytest.raises(UsageError, match="rank 1 runs another version"):
         Channel.join(cast(Store, store), 0, 2, "m", SystemClock(), meet=lambda _: b"life")
+    assert not [t for t in set(threading.enumerate()) - before if t.name.startswith("spotguard")]
 
 
 def test_when_it_is_closed_no_thread_is_left(stores: list[Any]) -> None:
