@@ -25,17 +25,27 @@ signal.pause()
 
 
 class Sharded:
-    """`programs/sharded.py`, one rank on each node, each below its own `spotguard run -- torchrun`."""
+    """`programs/sharded.py` on each node below its own `spotguard run -- torchrun`."""
 
-    def __init__(self, rack: Rack, nodes: str, *, apart: bool = False) -> None:
-        """`nodes` as torchrun has it. The launchers meet on the rack's first node, which has no part in the job where they
+    def __init__(
+        self, rack: Rack, nodes: str, *, ranks: int = 1, restarts: int = 0, apart: bool = False
+    ) -> None:
+        """`nodes` and `restarts` as torchrun has them, with so many `ranks` on each. The launchers meet on the rack's first node, which has no part in the job where they
         meet `apart`."""
         self.rack = rack
+        self._ranks = ranks
         self.runs: dict[Node, Running] = {}
         self._limit = rack.folder / "limit"
         self._limit.write_text("0")
         self._command = [
-            *(str(Path(sys.executable).with_name("torchrun")), "--nnodes", nodes, "--nproc-per-node", "1"),
+            *(
+                str(Path(sys.executable).with_name("torchrun")),
+                "--nnodes",
+                nodes,
+                "--nproc-per-node",
+                f"{ranks}",
+            ),
+            *("--max-restarts", f"{restarts}"),
             *("--rdzv-id", "job", "--rdzv-backend", "c10d", "--rdzv-endpoint", "node1:29400"),
             *("--rdzv-conf", _WAITS + ",is_host=false" * apart, str(PROGRAM), "100000", str(self._limit)),
         ]
@@ -56,11 +66,11 @@ class Sharded:
 
     def world(self, *nodes: Node) -> Node:
         """Wait until these make up the job. Which of them has rank 0."""
-        ranks = {}
-        for node in nodes:
-            said = self.runs[node].out.until(rf"^rank (\d+) of {len(nodes)} on {node.name}$")
+        ranks, world = {}, len(nodes) * self._ranks
+        for node in [each for each in nodes for _ in range(self._ranks)]:
+            said = self.runs[node].out.until(rf"^rank (\d+) of {world} on {node.name}$")
             ranks[int(said[1])] = node
-        assert sorted(ranks) == list(range(len(nodes)))
+        assert sorted(ranks) == list(range(world))
         return ranks[0]
 
     def restored(self, first: Node) -> int:

@@ -13,7 +13,8 @@ from tests.e2e.machines import Rack
 from tests.e2e.processes import eventually
 from tests.e2e.sharded import Sharded
 
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
+#: Three launchers and their ranks import torch one beside the other, twice.
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
@@ -87,19 +88,49 @@ def test_all_machines_are_noticed_in_the_same_second(rack: Rack) -> None:
 
 @pytest.mark.soak
 def test_a_machine_that_comes_joins(rack: Rack) -> None:
-    """Two machines train; torchrun starts their ranks anew when a third one comes, from the newest checkpoint."""
-    job = Sharded(rack, "2:3")
+    """Two machines train; torchrun starts their ranks anew when a third one comes, from the newest checkpoint. (The first whose
+    ranks it ends breaks the others' collective, so each torchrun has to have a restart left.)"""
+    job = Sharded(rack, "2:3", restarts=3)
     nodes = [rack.add(), rack.add()]
-    share = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    job.begin(*nodes, options="--every 1", **share)
+    job.begin(*nodes, options="--every 1")
     job.world(*nodes)
     job.allow(100_000)
     eventually(job.committed, "a checkpoint beside training")
     nodes.append(rack.add())
-    job.begin(nodes[-1], options="--every off", **share)
+    job.begin(nodes[-1], options="--every off")
     first = job.world(*nodes)
     done = job.restored(first)
     assert done > 0
+    job.stepped(first, done + 3)
+    job.as_if_alone()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_three_machines_become_two_and_then_four(rack: Rack) -> None:
+    """`--nnodes 2:4 --nproc-per-node 2`. The machine on which they met goes while they train; two more come to the two that
+    stay."""
+    job = Sharded(rack, "2:4", ranks=2, restarts=3)
+    nodes = [rack.add() for _ in range(3)]
+    job.begin(*nodes, options="--every 2")
+    going = job.world(*nodes)
+    job.allow(100_000)
+    job.stepped(going, 5)
+    going.preempt(60)
+    assert job.runs[going].ended() == 75
+    going.take()
+    nodes.remove(going)
+    first = job.world(*nodes)
+    assert job.restored(first) == going.outcome()["step"]
+    before = len(job.committed())
+    eventually(lambda: len(job.committed()) > before, "a checkpoint beside training")
+
+    job.meet_on(first)
+    more = [rack.add(), rack.add()]
+    job.begin(*more, options="--every 2")
+    first = job.world(*nodes, *more)
+    done = job.restored(first)
+    assert done > going.outcome()["step"]
     job.stepped(first, done + 3)
     job.as_if_alone()
 
