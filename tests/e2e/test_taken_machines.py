@@ -13,6 +13,8 @@ from tests.e2e.machines import Rack
 from tests.e2e.processes import eventually
 from tests.e2e.sharded import Sharded
 
+pytest.importorskip("torch")
+
 #: Three launchers and their ranks import torch one beside the other, twice.
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(300)]
 
