@@ -220,7 +220,6 @@ class State:
             self._wait_for_boundaries(f"copying what changes between steps costs {cost * 1e3:.1f} ms a step")
 
     def _refresh(self) -> None:
-        self._sharing: tuple[dict[tuple[int, ...], str], frozenset[int]] | None = None
         for module in self._modules:
             module.refresh()
         for optimizer in self._optimizers:
@@ -233,11 +232,15 @@ class State:
             watched.pop(id(tensor), None)
         self._witness = Witness([*map(local, owned)], [*map(local, watched.values())], sources)
         self.fence.follow([*owned, *watched.values(), *(live for live, _ in sources)])
-        self._look_for_gaps()
+        leaves = [leaf for part in self.parts for leaf in part.leaves()]
+        self._look_for_gaps(leaves)
+        # Here and not when it is asked for: then the training thread may be within the first step, which makes state.
+        self._fingerprint = fingerprint(leaves)
+        self._covers = covers(leaves, self._ranks.rank, self._ranks.world)
 
-    def _look_for_gaps(self) -> None:
+    def _look_for_gaps(self, leaves: Sequence[Leaf]) -> None:
         """Tensors that no save can hold, though `register` saw none: said now, and refused by name at each save."""
-        found = ((leaf.name, gap(leaf.tensor)) for part in self.parts for leaf in part.leaves())
+        found = ((leaf.name, gap(leaf.tensor)) for leaf in leaves)
         gone = next((f"{name} is {why}" for name, why in found if why), "")
         if gone and gone != self._gone:
             self._wait_for_boundaries(gone)
@@ -278,20 +281,13 @@ class State:
         return collect(self.parts, self._ranks)
 
     def fingerprint(self) -> Mapping[tuple[int, ...], str]:
-        """By the ranks that hold the same as this one: a hash of what that is, equal on all of them."""
-        return self._shared()[0]
+        """By the ranks that hold the same as this one: a hash of what that is, equal on all of them. Of the last boundary,
+        or of the one before whose tensors were the same. Any thread."""
+        return self._fingerprint
 
     def covers(self) -> frozenset[int]:
-        """The ranks of whose tensors this one has every byte, itself among them."""
-        return self._shared()[1]
-
-    def _shared(self) -> tuple[dict[tuple[int, ...], str], frozenset[int]]:
-        """Made when it is asked for, and again once tensors came or went."""
-        if (held := self._sharing) is None:
-            leaves = [leaf for part in self.parts for leaf in part.leaves()]
-            held = (fingerprint(leaves), covers(leaves, self._ranks.rank, self._ranks.world))
-            self._sharing = held
-        return held
+        """The ranks of whose tensors this one has every byte, itself among them. As `fingerprint`."""
+        return self._covers
 
     def digests(self, leaves: Iterable[Leaf]) -> dict[str, int]:
         """The CRC32 of what other ranks hold too, for `sharing.drifted`. Reads every byte of it.

@@ -7,6 +7,7 @@
   so that of a rank that did not exist stays as it is, and says so.
 - A loader counts what one rank of so many has read. Among another number of ranks its position means other samples, some
   of them twice and some never: it is left at its beginning, and says so.
+- Of a rank that had died before the others saved, both are lost: who has its place keeps what it has, and says so.
 - Everything else (schedulers, scalers, dicts) is nearly always the same on all ranks, and a rank that is new takes
   that of rank mod the saved job's ranks.
 
@@ -43,6 +44,7 @@ class Trees:
         place = ranks.rank % world
         self._order = sorted(saved, key=lambda rank: (rank != place, rank))
         self._saved = saved
+        self._there = place in saved
         self._decode = decode
         self._decoded: dict[int, Any] = {}
 
@@ -63,6 +65,11 @@ class Trees:
     @property
     def decoded(self) -> Sequence[Any]:
         return list(self._decoded.values())
+
+    @property
+    def was_there(self) -> bool:
+        """Whether the rank whose place this one has said anything: one that had died before the others saved has not."""
+        return self._there
 
     @property
     def alone(self) -> bool:
@@ -95,6 +102,11 @@ def pick(part: Part, trees: Trees) -> Any:
         return Left(
             f"the checkpoint is of {trees.world} ranks, and rank {rank} was none of them: its random number "
             "generators stay as they are"
+        )
+    position = isinstance(part, StatefulPart) and is_position(part.value)
+    if (isinstance(part, RngPart) or position) and not trees.was_there:
+        return Left(
+            f"rank {rank} was not there any more when the others saved: {part.name} of its own is lost, and stays as it is"
         )
     if world != trees.world and isinstance(part, StatefulPart) and is_position(part.value):
         return Left(
