@@ -158,7 +158,7 @@ def test_all_ranks_hear_the_same_calls_in_order(name: str) -> None:
 LARGE = {
     "three call at once": Scene((1, 1, 1)),
     "three call, and one dies": Scene((1, 1, 1), mortal=True),
-    "three call again, and one dies": Scene((2, 1, 1), mortal=True),
+    "one calls again, and one dies": Scene((2, 1, 0), mortal=True),
     "four ranks": Scene((1, 1, 0, 0), mortal=True),
     "three call, and one dies while it rings": Scene((1, 1, 1), mortal=True, torn=True),
 }
