@@ -8,6 +8,8 @@ from .protocol import Preempt
 
 #: The kind of a notice that a test makes in its own process: no agent will say what follows the commit.
 BY_HAND = "test"
+#: The kind of one that a launcher makes: it ends its workers for reasons of its own, another machine that joins.
+LAUNCHER = "launcher"
 #: Seconds before the agent's reserve, where the agent kills, at which a save gives up: time to say why.
 _LAST_WORDS = 0.25
 
@@ -44,5 +46,5 @@ def alarm_of(notice: Preempt, now: float) -> Alarm:
         source=notice.source,
         kind=notice.kind,
         drill=notice.drill,
-        by_hand=notice.kind == BY_HAND,
+        by_hand=notice.kind in (BY_HAND, LAUNCHER),
     )

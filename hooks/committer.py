@@ -75,9 +75,10 @@ class Committer:
         save.effort.check()
 
     def _speak_for_the_absent(self, save: Save, manifest: RankManifest, writer: Writer) -> None:
-        """Ranks that are gone hold nothing that the others do not: their manifests say so."""
+        """Ranks that are gone hold nothing that the others do not: their manifests say so. What was each one's own is lost."""
         for rank in sorted(save.agreed.roles.absent) if save.agreed.speaks else ():
-            put_own(writer, replace(manifest, rank=rank, objects=(), tensors=()), save.effort)
+            empty = replace(manifest, rank=rank, objects=(), tensors=(), state={}, digests={})
+            put_own(writer, empty, save.effort)
 
     def _hopeless(self, save: Save) -> Callable[[int], str]:
         doomed, until = save.agreed.roles.doomed, save.agreed.doomed_until

@@ -26,12 +26,13 @@ from .checkpoints.effort import Abandoned
 from .checkpoints.patience import PatientStore
 from .checkpoints.probe import probe
 from .checkpoints.staging import Stage
+from .farewell import Farewell
 from .format.keys import check_run_id
 from .gate import Gate, Shut
 from .interval import lost_training, mean_between
 from .machine import this_machine
-from .meetings import of_the_first, restore_together
-from .preempted import EX_TEMPFAIL, Preempted
+from .meetings import of_the_first, restore_together, see_the_same
+from .preempted import Preempted
 from .ranks import Ranks
 from .report import Report
 from .restore import Restored, restore, say_what_stays_behind
@@ -114,12 +115,14 @@ class Guard:
             self._undo()  # nothing of a guard that failed answers the agent, or gates the optimizer
             raise
         self._agent.built()
-        signals.hold_sigterm(self._hold)
+        self._farewell.begin()
         forks.in_child(self._forget)
         atexit.register(self.close)
 
     def _build(self) -> None:
         run_id, clock, keep = self._run_id, self._clock, kept("SPOTGUARD_KEEP")
+        if self._channel is not None:
+            see_the_same(self._channel, {"run-id": run_id, "store": self._store.url})
         # Agent and rights before the claim: the attempt of one who is refused would fence the one that is not.
         self._agent.connect(os.environ.get("SPOTGUARD_SOCKET", ""))
         probe(self._patient(), run_id)
@@ -152,6 +155,7 @@ class Guard:
             assembly=self._ranks,
         )
         self._words = Words(self._saver, self._cadence, self._report, clock, self.leave, self._ranks)
+        self._farewell = Farewell(self._saver, self._agent, self._ranks, self.leave)
         self._saver.start()
         if self._ranks is not None:
             self._ranks.begin(self._saver, self._checkpointer, self._state, self._report)
@@ -344,9 +348,7 @@ class Guard:
         )
 
     def _alarm_ended(self, alarm: Alarm, committed: bool) -> None:
-        """A notice that came by hand (`spotguard.testing.preempt`) has no agent to say what follows."""
-        if alarm.by_hand and committed:
-            self.leave(EX_TEMPFAIL)
+        self._farewell.alarm_ended(alarm, committed)
 
     def preempt(self, seconds: float) -> None:
         """A notice by hand: save within `seconds`, then `Preempted`. Behind `spotguard.testing.preempt`."""
@@ -365,13 +367,6 @@ class Guard:
         self._gate.leave(lambda: Preempted(code))
 
     # --- its own affairs ---
-
-    def _hold(self) -> signals.Hold:
-        if self._saver.saving:
-            return signals.Hold.SAVING
-        if self._saver.alarmed:
-            return signals.Hold.LEAVING
-        return signals.Hold.GUARDED if self._agent.guarded else signals.Hold.NOTHING
 
     def _forget(self) -> None:
         """In a forked child: it is not the process that is guarded."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from ..providers.errors import (
     SpotguardError,
     StateError,
     StoreError,
+    UsageError,
 )
 from ..providers.stores.store import BlobStore
 from .agreement.channel import Channel
@@ -58,6 +59,18 @@ def of_the_first(channel: Channel, ask: Callable[[], _T]) -> _T:
         raise _heard(said, 0)
     got: _T = said["got"]
     return got
+
+
+def see_the_same(channel: Channel, said: Mapping[str, str]) -> None:
+    """Raise UsageError where ranks were told different things."""
+    everybody = [json.loads(each) for each in channel.gather(json.dumps(dict(said)).encode(), _PATIENCE)]
+    for rank, theirs in enumerate(everybody):
+        for name, value in theirs.items():
+            if value != (first := everybody[0].get(name)):
+                raise UsageError(
+                    f"rank {rank} has {name} {value!r} and rank 0 {first!r}: say --{name} to `spotguard run`, the same on "
+                    "all machines of the job"
+                )
 
 
 def restore_together(

@@ -17,13 +17,14 @@ def default_run_id(command: Sequence[str], folder: str) -> str:
 
     `command` is as the kernel got it (`sys.orig_argv`): ["python", "train.py", "--lr", "0.1"].
     """
-    script = next(
-        (word for word in command[1:] if not word.startswith("-")), command[0] if command else "run"
-    )
+    words = [word for word in command[1:] if not word.startswith("-")]
+    # A launcher's options have values of their own (`torchrun --nproc-per-node 2 train.py`): a script has its suffix.
+    plain = words[0] if words else (command[0] if command else "run")
+    script = next((word for word in words if word.endswith(".py")), plain)
     stem = re.sub(r"[^A-Za-z0-9_]+", "-", Path(script).stem).strip("-")[:40] or "run"
     # The interpreter's path differs between machines and virtual environments; the job is the same.
-    words = [os.path.basename(command[0]), *command[1:]] if command else []
-    digest = hashlib.sha256("\0".join([folder, *words]).encode(errors="surrogateescape")).hexdigest()
+    said = [os.path.basename(command[0]), *command[1:]] if command else []
+    digest = hashlib.sha256("\0".join([folder, *said]).encode(errors="surrogateescape")).hexdigest()
     return f"{stem}-{digest[:8]}"
 
 

@@ -187,6 +187,12 @@ class Orders:
             self.rehearse()  # what its save taught is made ready for the next notice, and not by it
         self._released()
 
+    def release_all(self, why: str) -> None:
+        """As `release`, of whatever holds this process."""
+        alarm = self._alarm
+        for id in list(alarm.ids) if alarm is not None else []:
+            self.release(id, why)
+
     def lost(self) -> None:
         """The agent is gone. A notice stands all the same; a drill was the agent's alone, and nobody will end it."""
         alarm = self._alarm

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Protocol
 
 from ..providers.clock import Clock
@@ -19,7 +20,7 @@ from .agreement.calls import AtBoundary, Background, Call, Manual, Notice, Withd
 from .agreement.channel import Channel
 from .agreement.offers import Decision, Offer, shared
 from .agreement.standing import Standing
-from .alarm import BY_HAND, Alarm, alarm_of
+from .alarm import BY_HAND, LAUNCHER, Alarm, alarm_of
 from .checkpointer import Checkpointer
 from .checkpoints.effort import Abandoned
 from .format.sharing import Roles
@@ -33,8 +34,9 @@ log = logging.getLogger("spotguard")
 
 #: What the agent calls a notice of another machine (`providers.notice.NoticeKind.PEER`).
 _PEER = "peer"
-#: Seconds that a machine which stays gives its own save: far more than any takes, and it is no machine's deadline.
-STAYS = 600.0
+#: Seconds that a machine which stays gives its own save, a little less than its agent does: far more than any takes, and
+#: it is no machine's deadline.
+STAYS = 590.0
 #: Seconds for which a rank may still write after its machine's deadline: clouds are late more often than early.
 _LATE = 10.0
 #: Of a notice's time, what calling the others may take: they answer in milliseconds.
@@ -63,6 +65,8 @@ class Ranks:
         self._clock = clock
         self._send = send
         self._machine = channel.machines[channel.rank]
+        #: Two machines may be given notices of one id: AWS's says no more than when.
+        self._tag = f"@{sha256(self._machine.encode()).hexdigest()[:8]}"
         #: What the agent is told on each connection: the calls of other machines that stand.
         self._foreign: dict[str, protocol.Called] = {}
         self._agent_knows = False
@@ -114,7 +118,15 @@ class Ranks:
         if known:
             return
         left, window = message.seconds_left, message.seconds_left
-        call = Notice(message.id, message.kind, message.source, left, self._machine, window, message.drill)
+        call = Notice(
+            message.id + self._tag,
+            message.kind,
+            message.source,
+            left,
+            self._machine,
+            window,
+            message.drill,
+        )
 
         def unheard(why: str) -> None:
             last = self._checkpointer.last
@@ -127,8 +139,7 @@ class Ranks:
     def withdrawn(self, id: str, why: str) -> None:
         """This machine's agent takes a notice back, or ends its drill. (Of another machine's it is that one's to say.)"""
         with self._lock:
-            ours = self._own.pop(id, None) is not None
-            self._called.discard(id)
+            ours = id in self._own
         if ours:
             self.over(id, why)
 
@@ -154,7 +165,11 @@ class Ranks:
             self._call(Manual(step), _PATIENCE, lambda why: self._saver.unheard_by_hand(step, why))
 
     def over(self, id: str, why: str) -> None:
-        self._call(Withdrawn(id), _PATIENCE, lambda said: self._saver.release(id, f"{why}; {said}"))
+        with self._lock:
+            ours = self._own.pop(id, None) is not None
+            self._called.discard(id)
+        call = Withdrawn(id + self._tag if ours else id)
+        self._call(call, _PATIENCE, lambda said: self._saver.release(id, f"{why}; {said}"))
 
     def _call(self, call: Call, seconds: float, unheard: Callable[[str], None]) -> None:
         until = self._clock.monotonic() + seconds
@@ -181,7 +196,7 @@ class Ranks:
                     foreign = self._foreign.pop(id, None) is not None and self._agent_knows
                 if foreign:
                     self._send(protocol.Uncalled(id))
-                self._saver.release(id, "the notice was withdrawn, or the drill is over")
+                self._saver.release(self._as_here(id), "the notice was withdrawn, or the drill is over")
             case Background() | AtBoundary():
                 self._asking = False
                 self._wanted(epoch, standing)
@@ -193,12 +208,14 @@ class Ranks:
         now = self._clock.monotonic()
         with self._lock:
             self._until[call.machine] = now + call.seconds_left + _LATE
-            alarm = self._own.get(call.id)
+            alarm = self._own.get(self._as_here(call.id))
         if alarm is None:
-            ours = call.machine == self._machine or call.kind == BY_HAND
+            ours = call.machine == self._machine or call.kind in (BY_HAND, LAUNCHER)
             seconds = call.seconds_left if ours else STAYS
             kind = call.kind if ours else _PEER
-            message = protocol.Preempt(call.id, seconds, seconds / 10, kind, call.source, call.drill)
+            id = self._as_here(call.id)
+            reserve = seconds / 10 if ours else 0.0  # its own agent says better, any moment
+            message = protocol.Preempt(id, seconds, reserve, kind, call.source, call.drill)
             alarm = alarm_of(message, now)
             if not ours:
                 log.warning(
@@ -208,6 +225,10 @@ class Ranks:
         wanted = standing.counts(epoch)
         at_boundary = wanted and standing.wanted is not None and standing.wanted.boundary
         self._saver.emergency(alarm, epoch if wanted else 0, at_boundary=at_boundary)
+
+    def _as_here(self, id: str) -> str:
+        """The id of this machine's own agent, where it is of that; another machine's has a tag."""
+        return id.removesuffix(self._tag)
 
     def _called_by(self, call: Notice, standing: Standing, now: float) -> protocol.Called:
         machines, gone = self.channel.machines, Machine.decode(call.machine)

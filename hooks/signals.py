@@ -31,17 +31,22 @@ class Hold(Enum):
 
 _previous: Any = None
 _look: Callable[[], Hold]
+_unnoticed: Callable[[], bool]
 _installed = False
 _held = False
 _through = False
 
 
-def hold_sigterm(look: Callable[[], Hold]) -> None:
-    """Hold SIGTERM as `look()` says. Off the main thread, where handlers cannot be set, nothing happens."""
-    global _previous, _look, _installed
+def hold_sigterm(look: Callable[[], Hold], unnoticed: Callable[[], bool] = lambda: False) -> None:
+    """Hold SIGTERM as `look()` says. Off the main thread, where handlers cannot be set, nothing happens.
+
+    Args:
+        unnoticed: asked of one that no notice has explained: whether it is to be held on, for a save that begins now.
+    """
+    global _previous, _look, _unnoticed, _installed
     if threading.current_thread() is not threading.main_thread():
         return
-    _look = look
+    _look, _unnoticed = look, unnoticed
     if not _installed:
         _previous = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, _on_sigterm)
@@ -65,7 +70,7 @@ def _on_sigterm(signum: int, frame: Any) -> None:
 
 
 def _unless_noticed() -> None:
-    if _look() not in (Hold.SAVING, Hold.LEAVING):
+    if _look() not in (Hold.SAVING, Hold.LEAVING) and not _unnoticed():
         redeliver()
 
 
@@ -75,6 +80,11 @@ def redeliver() -> None:
     if _held:
         _held, _through = False, True
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def held() -> bool:
+    """Whether one waits."""
+    return _held
 
 
 def let_go() -> None:

@@ -1,0 +1,59 @@
+"""What ends this process in order: a SIGTERM, held while it would break a save, and the end of a notice that has no agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from . import protocol, signals
+from .alarm import LAUNCHER, Alarm
+from .attachment import Attachment
+from .orders import Orders
+from .preempted import EX_TEMPFAIL
+from .ranks import Ranks
+
+#: Seconds for a save where a launcher ends its workers: of its 30, one has gone by, and it is told of no more.
+_LAUNCHER = 24.0
+
+
+class Farewell:
+    """
+    Args:
+        leave: has training end with an exit code.
+    """
+
+    def __init__(
+        self, saver: Orders, agent: Attachment, ranks: Ranks | None, leave: Callable[[int], None]
+    ) -> None:
+        self._saver = saver
+        self._agent = agent
+        self._ranks = ranks
+        self._leave = leave
+
+    def begin(self) -> None:
+        """From here on a SIGTERM is held where it would end a save."""
+        signals.hold_sigterm(self._hold, self._unnoticed)
+
+    def alarm_ended(self, alarm: Alarm, committed: bool) -> None:
+        """A notice that came by hand (`spotguard.testing.preempt`), or of a launcher, has no agent to say what follows."""
+        if alarm.kind == LAUNCHER:
+            if signals.held():
+                signals.redeliver()
+            else:
+                self._saver.release_all("the launcher has not ended this process")
+        elif alarm.by_hand and committed:
+            self._leave(EX_TEMPFAIL)
+
+    def _hold(self) -> signals.Hold:
+        if self._saver.saving:
+            return signals.Hold.SAVING
+        if self._saver.alarmed:
+            return signals.Hold.LEAVING
+        return signals.Hold.GUARDED if self._agent.guarded else signals.Hold.NOTHING
+
+    def _unnoticed(self) -> bool:
+        """torchrun ends all workers when a machine joins, and kills them 30 s later (pytorch#192815): all ranks save."""
+        if self._ranks is None or not self._saver.ready:
+            return False
+        notice = protocol.Preempt("sigterm", _LAUNCHER, 0.0, LAUNCHER, "SIGTERM of the launcher")
+        self._ranks.notice(notice)
+        return True
