@@ -135,6 +135,15 @@ class Orders:
         if (alarm := self._alarm) is not None:
             self.emergency(alarm, epoch, at_boundary=True)
 
+    def fail_by_hand(self, why: str) -> None:
+        """Some rank's state moved while it was read: training stands, so there is no boundary at which to save once more."""
+        with self._lock:
+            jobs = list(self._by_hand.values())
+            for job in jobs:
+                job.after = f"not saved: {why}"
+        for job in jobs:
+            job.effort.abandon(why)
+
     def unheard_by_hand(self, step: int, why: str) -> None:
         """The other ranks could not be called for a save by hand."""
         with self._lock:

@@ -199,7 +199,7 @@ class Ranks:
                 self._saver.release(self._as_here(id), "the notice was withdrawn, or the drill is over")
             case Background() | AtBoundary():
                 self._asking = False
-                self._wanted(epoch, standing)
+                self._wanted(epoch, standing, call.why)
             case Manual(step=step):
                 if standing.counts(epoch):
                     self._saver.by_hand(step, epoch)
@@ -252,7 +252,7 @@ class Ranks:
         if knows:
             self._send(called)
 
-    def _wanted(self, epoch: int, standing: Standing) -> None:
+    def _wanted(self, epoch: int, standing: Standing, why: str) -> None:
         wanted = standing.wanted
         if wanted is None or wanted.epoch != epoch:
             return
@@ -260,6 +260,8 @@ class Ranks:
             self._saver.again(epoch)
         elif wanted.cause == "background":
             self._saver.background(epoch, at_boundary=wanted.boundary)
+        else:
+            self._saver.fail_by_hand(why)
 
     # --- for the saving thread ---
 
@@ -273,28 +275,37 @@ class Ranks:
         boundary: bool,
     ) -> Decision:
         channel = self.channel
-        roles = Roles(self._doomed(job.epoch))
-        cost = self._checkpointer.cost(roles)
-        last = self._checkpointer.last
-        offer = Offer(
-            rank=channel.rank,
-            step=step,
-            boundary=boundary,
-            weights=cost.weights,
-            moments=cost.moments,
-            rate=cost.rate,
-            commit=cost.commit,
-            left=job.effort.left() if channel.rank in roles.doomed else None,
-            last=-1 if last is None else last.step,
-            plan=shared(self._state.fingerprint()),
-            covers=tuple(sorted(self._state.covers())),
-        )
+        try:
+            offer = self._offer(job, step, boundary=boundary)
+        except (
+            Exception
+        ):  # a mistake of ours in what a save costs must not keep all ranks waiting for an offer
+            log.exception("spotguard failed inside; please report this")
+            offer = Offer(channel.rank, None)
         decision = channel.agree(job.epoch, offer, left, over)
         if decision.step is not None and channel.rank not in decision.ranks:
             raise Abandoned(
                 f"the other ranks save step {decision.step} without this one: it answered too late"
             )
         return decision
+
+    def _offer(self, job: Job, step: int | None, *, boundary: bool) -> Offer:
+        rank, last = self.channel.rank, self._checkpointer.last
+        roles = Roles(self._doomed(job.epoch))
+        cost = self._checkpointer.cost(roles)
+        return Offer(
+            rank=rank,
+            step=step,
+            boundary=boundary,
+            weights=cost.weights,
+            moments=cost.moments,
+            rate=cost.rate,
+            commit=cost.commit,
+            left=job.effort.left() if rank in roles.doomed else None,
+            last=-1 if last is None else last.step,
+            plan=shared(self._state.fingerprint()),
+            covers=tuple(sorted(self._state.covers())),
+        )
 
     def agreed(self, job: Job, decision: Decision, step: int) -> Agreed:
         everybody = range(self.channel.world)

@@ -100,7 +100,7 @@ class Saver(Orders):
             try:
                 self._do(job)
             except SpotguardError as error:
-                job.error = error
+                job.error = CheckpointError(job.after) if job.kind == "manual" and job.after else error
                 last = self._checkpointer.last
                 if job.saved is not None and job.saved.level == "full":
                     log.info("step %d is committed, nothing newer is saved: %s", job.saved.step, error)
@@ -166,18 +166,25 @@ class Saver(Orders):
                 # Of several ranks, one that has not seen the commit would wait in vain for this one's part of another.
                 if last.level == "full" and self._assembly is None:
                     return
+            reason = ""
             if self._state.boundary_only and not boundary_only:
-                boundary_only = True  # since we asked: the last boundary's copies may be older than its step
-                continue
-            reason = "" if boundary_only else self._state.broken()
+                # Since we asked: the last boundary's copies may be older than its step.
+                if self._assembly is None:
+                    boundary_only = True
+                    continue
+                reason = self._state.boundary_only
+            elif not boundary_only:
+                reason = self._state.broken()
             if not reason:
                 job.saved = self._save(job, agreed) or job.saved
                 reason = self._checkpointer.spoiled
             if not reason:
                 return
             if self._assembly is not None:
-                job.superseded = True
                 self._assembly.again(job, reason)
+                if job.kind == "manual":
+                    raise CheckpointError(f"step {step} is not saved: {reason}, by another thread")
+                job.superseded = True
                 raise Abandoned(
                     f"step {step} is not saved: {reason}; all ranks save at their next guard.step()"
                 )

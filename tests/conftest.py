@@ -45,6 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
         _session.delenv(name)
     for name, value in ENDPOINTS.items():
         _session.setenv(name, value)
+    # torch's store asks who each peer is (getnameinfo); a resolver that does not answer would cost 5 s each time.
+    _session.setenv("RES_OPTIONS", "timeout:1 attempts:1")
     # Children import the spotguard that this process imported: the checkout's, or the installed wheel's.
     _session.setenv("PYTHONPATH", str(Path(spotguard.__file__).parent.parent))
     # Not below pytest's own tmp_path: a Unix socket's path holds 107 bytes (unix(7), sun_path), and that is longer.
