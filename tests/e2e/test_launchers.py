@@ -16,6 +16,7 @@ from tests.e2e.processes import Running, eventually
 pytestmark = [pytest.mark.wholepath]
 
 RANKED = str(Path(__file__).parent / "programs" / "ranked.py")
+SHARDED = str(Path(__file__).parent / "programs" / "sharded.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
 MEETING = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
 
@@ -90,6 +91,23 @@ def test_torchrun_is_ended_after_the_commit_and_started_again_after_a_call(machi
     assert (outcome["ended"], outcome["step"], outcome["code"]) == ("TERM after the commit", 1200, 75)
     assert not re.search("restart 1", ranks.run.out.to_the_end())
     ranks.nobody_is_left()
+
+
+@pytest.mark.torch
+def test_a_launcher_that_ends_its_workers_loses_nothing(machine: Machine) -> None:
+    """As torchrun does where another machine joins: no notice explains the SIGTERM, so all ranks save, and then end by it."""
+    pytest.importorskip("torch")
+    limit = machine.folder / "limit"
+    limit.write_text("3")
+    run = machine.run("--every off", *TORCHRUN, *MEETING, SHARDED, "100", str(limit))
+    run.out.until("^step 3 ")
+    starts = "\0".join(TORCHRUN).encode()
+    launchers = [p for p in machine._mine() if Path(f"/proc/{p}/cmdline").read_bytes().startswith(starts)]
+    os.kill(launchers[0], signal.SIGTERM)
+    assert run.ended() != 0
+    (marker,) = machine.store.glob("job/checkpoints/*/COMMIT.json")
+    assert marker.parent.name.startswith("000000003-0001-")
+    machine.power_off()
 
 
 def test_a_parent_that_spawned_its_ranks_is_ended_with_them(machine: Machine) -> None:
