@@ -47,6 +47,9 @@ class Place:
     target: int | None = None
     #: The step is complete and its last copies are being made; `rest` comes next.
     resting: bool = False
+    #: One of several ranks. None stops where it is clean: a peer that is a little further on waits for it in a collective
+    #: of the next step. All go on to their next change, and there every collective of that step is over.
+    together: bool = False
 
     def may_change(self) -> bool:
         """The optimizer is about to step. True: the state is dirty from here on; False: park and ask again."""
@@ -62,7 +65,7 @@ class Place:
     def complete(self) -> bool:
         """One more step is complete. True: nobody wants it, go on; False: `rest` here."""
         self.completed += 1
-        if self.shut is Shut.OPEN or self._behind():
+        if self._may_go_on():
             self.dirty = False
             return True
         self.resting = True
@@ -74,7 +77,7 @@ class Place:
         self.at_boundary = True
 
     def may_leave_boundary(self) -> bool:
-        if self.shut is Shut.OPEN or self._behind():
+        if self._may_go_on():
             self.at_boundary = False
             return True
         return False
@@ -98,6 +101,12 @@ class Place:
             return self.completed if held else self.completed + 1
         return self.completed + 1 if self.dirty and not self.resting else self.completed
 
+    def _may_go_on(self) -> bool:
+        """From a boundary to what comes before the next change."""
+        return (
+            self.shut is Shut.OPEN or self._behind() or (self.together and self.shut is Shut.BEFORE_CHANGE)
+        )
+
     def _behind(self) -> bool:
         return self.target is not None and self.completed < self.target
 
@@ -105,11 +114,11 @@ class Place:
 class Gate:
     """`Place` between two threads: the one that trains and the one that saves."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, together: bool = False) -> None:
         #: The condition's own lock: the training thread takes it directly, three times a step, at half the price.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self.place = Place()
+        self.place = Place(together=together)
         self._leave: Callable[[], BaseException] | None = None
         #: Set when the guard is closed, and in a forked child, where the lock may be held for ever.
         self.inert = False
@@ -129,6 +138,8 @@ class Gate:
             return
         with self._lock:
             if self.place.complete():
+                if self.place.shut is not Shut.OPEN:
+                    self._changed.notify_all()  # clean, which is enough for who saves
                 return
         if late_copies is not None:
             late_copies()  # still dirty: nobody reads yet

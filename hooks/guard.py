@@ -104,7 +104,7 @@ class Guard:
         self._ranks = None if channel is None else Ranks(channel, clock, self._agent.send)
         self._run_id = run_id
         self._store = store
-        self._gate = Gate()
+        self._gate = Gate(together=channel is not None)
         self._state = State(state, self._gate.before_change, clock, rank=self._rank, world=self._world)
         self._cadence = Cadence(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
         self._nbytes = self._state.expected_bytes()

@@ -283,6 +283,8 @@ class Orders:
                 if self._ending:
                     raise UsageError("guard.save() after guard.close(): nothing is saved any more")
                 urgent = self._urgent
+                if urgent is None and self._assembly is not None and self._alarm is not None:
+                    raise Abandoned("a notice came")  # a call would be void; the gate has the answer
                 if urgent is None and self._assembly is not None:
                     job = self._by_hand.setdefault(self._gate.place.completed, job)
                 elif urgent is None:

@@ -103,7 +103,7 @@ def nameless(key: str, value: object) -> object:
 
 
 def place_of(rank: Rank) -> Place:
-    return Place(*rank.place)
+    return Place(*rank.place, together=True)
 
 
 def placed(rank: Rank, place: Place) -> Rank:

@@ -1,0 +1,68 @@
+"""A notice on any rank, at any moment: all ranks save one step, whole, and leave."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hooks.ranks.gang import Event, Gang, Said, event, marked, newest
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+PHASES = ["loading", "forward", "backward", "optimizer", "between", "before boundary", "evaluation"]
+
+
+@pytest.fixture(scope="module")
+def gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
+    gang = Gang(4, tmp_path_factory.mktemp("gang"))
+    yield gang
+    gang.close()
+
+
+def saved_together(gang: Gang, store: Path, said: list[Said]) -> int:
+    """All have the same step, which is committed, once, all leave in order, and nobody is left parked or listening."""
+    steps = {each["last"] for each in said}
+    assert len(steps) == 1, f"{said}\n{gang.errors()}"
+    assert [each["ended"] for each in said] == ["preempted"] * len(said)
+    assert [each["threads"] for each in said] == [[]] * len(said)
+    whole = newest(store)
+    assert whole is not None, gang.errors()
+    assert whole.name.step in steps
+    assert [str(whole.name)] == marked(store)
+    return whole.name.step
+
+
+def instants(chance: random.Random, world: int) -> list[Event]:
+    """Of one rank, of several, or of all of them: at the same moment, or a little apart."""
+    ranks = chance.sample(range(world), chance.choice([1, 1, 2, world]))
+    step, phase = chance.randrange(5), chance.choice(PHASES)
+    if chance.random() < 0.5:
+        return [event(rank, step, phase) for rank in ranks]
+    return [event(rank, step + chance.randrange(2), chance.choice(PHASES)) for rank in ranks]
+
+
+def noticed(gang: Gang, seed: int, folder: Path) -> None:
+    chance = random.Random(seed)
+    way, world = chance.choice([("ddp", 2), ("ddp", 3), ("fsdp", 2), ("fsdp", 4), ("tp_fsdp", 4)])
+    events, store = instants(chance, world), folder / str(seed)
+    said = gang.play(world, way, store, *events, total=100, optimizers=2)
+    step = saved_together(gang, store, said)
+    earliest = min(each["step"] for each in events)
+    assert earliest <= step <= earliest + 2, f"seed {seed}: {events}"
+
+
+@pytest.mark.parametrize("seed", range(20), ids="seed-{}".format)
+def test_all_ranks_save_one_step_wherever_the_notice_meets_them(gang: Gang, seed: int, folder: Path) -> None:
+    noticed(gang, seed, folder)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seeds", range(20, 320, 50), ids="seeds-from-{}".format)
+def test_all_ranks_save_one_step_hundreds_of_times(gang: Gang, seeds: int, folder: Path) -> None:
+    for seed in range(seeds, seeds + 50):
+        noticed(gang, seed, folder)
