@@ -103,9 +103,7 @@ class Place:
 
     def _may_go_on(self) -> bool:
         """From a boundary to what comes before the next change."""
-        return (
-            self.shut is Shut.OPEN or self._behind() or (self.together and self.shut is Shut.BEFORE_CHANGE)
-        )
+        return self.shut is Shut.OPEN or self._behind() or (self.together and self.shut is Shut.BEFORE_CHANGE)
 
     def _behind(self) -> bool:
         return self.target is not None and self.completed < self.target

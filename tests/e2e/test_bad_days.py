@@ -85,7 +85,7 @@ def outcome(day: Day) -> dict[str, Any]:
 
 def fails(guard: Guard, heard: Heard, seconds: float = 30) -> str:
     """A notice, and what the agent is told of the save."""
-    guard._on_message(notice("n1", seconds))
+    guard._agent.hear(notice("n1", seconds))
     failed = heard.wait(protocol.Failed)
     assert (failed.id, failed.last_step) == ("n1", 1)
     assert heard.of(protocol.Committed) == []
@@ -93,7 +93,7 @@ def fails(guard: Guard, heard: Heard, seconds: float = 30) -> str:
 
 
 def commits(guard: Guard, heard: Heard, seconds: float = 30) -> None:
-    guard._on_message(notice("n1", seconds))
+    guard._agent.hear(notice("n1", seconds))
     committed = heard.wait(protocol.Committed)
     assert (committed.id, committed.step) == ("n1", 2)
     assert heard.of(protocol.Failed) == []
@@ -145,7 +145,7 @@ def test_connections_are_reset(day: Day, where: Literal["request", "response"], 
 def test_a_stall_that_goes_on_costs_a_while(day: Day, where: Literal["request", "response"]) -> None:
     with under_way(day) as (guard, _, heard):
         day.network.inject(Fault("stall", where, after=0, times=2, matching=puts_large))
-        guard._on_message(notice("n1", 60))
+        guard._agent.hear(notice("n1", 60))
         assert day.network.wait_for_stalled(2)
         assert heard.of(protocol.Committed) == []
         day.network.go_on()
@@ -167,7 +167,7 @@ def test_a_store_that_is_gone_for_15_s_is_waited_for(day: Day) -> None:
     with under_way(day, clock) as (guard, _, heard):
         day.network.vanish()
         gone = clock.monotonic()
-        guard._on_message(notice("n1", 60))
+        guard._agent.hear(notice("n1", 60))
         while clock.monotonic() < gone + 15:
             assert clock.wait_for_waiters(2, PATIENCE), "nobody tries again"
             clock.advance(0.5)
@@ -279,7 +279,7 @@ def test_a_store_that_is_gone_to_the_end(day: Day) -> None:
     clock = ManualClock()
     with under_way(day, clock) as (guard, _, heard):
         day.network.vanish()
-        guard._on_message(notice("n1", 20))
+        guard._agent.hear(notice("n1", 20))
         passes(clock, heard)
         failed = heard.wait(protocol.Failed)
         assert failed.reason.startswith("out of time; the store said last: put ")
