@@ -25,6 +25,7 @@ NAMES = (
     "agreement",
     "rate",
     "links",
+    "ranks",
     "background",
     "trace",
     "manifests",

@@ -107,9 +107,10 @@ Maker = Callable[[Mixture, str, Path], Callable[[], object]]
 
 
 def _dcp(trained: Mixture, writer: Any) -> Callable[[], object]:
+    from torch.distributed import is_initialized
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    return lambda: save(trained.states(), storage_writer=writer, no_dist=True)
+    return lambda: save(trained.states(), storage_writer=writer, no_dist=not is_initialized())
 
 
 def _s3fs(trained: Mixture, url: str, folder: Path) -> Callable[[], object]:

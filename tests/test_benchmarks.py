@@ -69,6 +69,24 @@ ROWS = {
         "save to S3 through no link",
         "hook told → first byte to S3",
     ],
+    "ranks": [
+        *[
+            f"FSDP2 on 2 ranks{what}: {way}"
+            for what in (" at 2000 Mbit/s each, notice → committed ÷ ideal", ", collectives of one save")
+            for way in ("spotguard, all", "spotguard, one", "dcp.save")
+        ],
+        *[
+            line
+            for layout in ("DDP", "FSDP2")
+            for line in (
+                f"{layout} on 2 ranks, all noticed: bytes uploaded ÷ state",
+                "  of that, each rank",
+                f"{layout} on 2 ranks, one noticed: bytes uploaded ÷ state",
+                "  of that, the noticed machine's rank",
+                "  of that, each of the others",
+            )
+        ],
+    ],
     "background": [
         "training time",
         "  as a share of step time, one",
@@ -89,7 +107,7 @@ ROWS = {
 @pytest.mark.parametrize("name", NAMES)
 def test_each_benchmark_yields_its_rows(name: str, require_server: Callable[[str], str]) -> None:
     """Tiny, every benchmark yields rows with at least one value each, in the order of the table."""
-    if name == "links":
+    if name in ("links", "ranks"):
         for program in ("swift-proxy-server", "memcached", "nginx", "openssl"):
             require_server(program)
     try:
