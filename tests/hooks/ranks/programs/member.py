@@ -15,6 +15,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import reduce
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ from tests.fakes.several import WAYS, Model, share_of, whole
 PATIENCE = 30.0
 #: Seconds after which a rank in a collective leaves it, whose peer was parked and has left by now.
 GROUP = 5.0
+#: What happens while training goes on.
+BESIDE = ("withdrawn when saved",)
 #: Samples of a step, of all ranks together: as many for each of 1, 2, 3 or 4.
 BATCH = 12
 
@@ -39,6 +42,14 @@ def until(there: Callable[[], bool]) -> None:
     """Wait for it. A stuck training thread that somebody frees at last, so that its process can play on."""
     nothing, looks = threading.Event(), int(PATIENCE / 0.01)
     assert any(there() or nothing.wait(0.01) for _ in range(looks)), "it did not come"
+
+
+def _ended(pid: int) -> bool:
+    """Also where its parent has not looked."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 def in_order(bucket: Any) -> Any:
@@ -124,9 +135,10 @@ class Life:
         for event in now:
             self.events.remove(event)
             # Not by the training thread: whoever hears of a notice is another one.
-            other = threading.Thread(target=self.happen, args=(event,))
+            other = threading.Thread(target=self.happen, args=(event,), daemon=True)
             other.start()
-            other.join(PATIENCE)
+            if event["what"] not in BESIDE:
+                other.join(PATIENCE)
             if event["what"] == "stuck":
                 until(self.leaves)
 
@@ -145,10 +157,23 @@ class Life:
             )
         elif what == "withdrawn":
             guard._agent.hear(protocol.Withdrawn(event["id"]))
+        elif what == "false alarm":
+            notice = protocol.Preempt(event["id"], seconds, 0.0, "reclaim", "a test", event["drill"])
+            guard._agent.hear(notice)
+            until(lambda: guard._saver.saving or event["at once"])
+            guard._agent.hear(protocol.Withdrawn(event["id"]))
+            until(lambda: not guard._saver.alarmed)
+        elif what == "withdrawn when saved":
+            until(lambda: guard._checkpointer.last is not None and not guard._saver.saving)
+            guard._agent.hear(protocol.Withdrawn(event["id"]))
+        elif what == "noticed":
+            until(lambda: guard._saver.alarmed)
         elif what == "checkpoint":
             guard._agent.hear(protocol.Checkpoint("a test"))
         elif what == "saved":
             until(lambda: guard._checkpointer.last is not None and not guard._saver.saving)
+        elif what == "outlives":
+            until(lambda: _ended(event["pid"]))
         elif what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
 
