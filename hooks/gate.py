@@ -54,13 +54,21 @@ class Place:
     def may_change(self) -> bool:
         """The optimizer is about to step. True: the state is dirty from here on; False: park and ask again."""
         if self.dirty or self.shut is not Shut.BEFORE_CHANGE or self._behind():
-            self.dirty = True
+            self.dirty, self.resting = True, False
             return True
         return False
 
     #: `guard.step()` begins to copy the small things. A clean state (a GradScaler's skipped step) that is
     #: wanted as it stands must not have them changed underneath: False: park and ask again.
     may_begin_boundary = may_change
+
+    def may_copy_again(self) -> bool:
+        """A boundary that is there already is copied anew: nothing is to be had meanwhile, and then the same step. (Who
+        offered the next one would have all ranks wait for it, this one included.)"""
+        if not self.may_change():
+            return False
+        self.resting = True
+        return True
 
     def complete(self) -> bool:
         """One more step is complete. True: nobody wants it, go on; False: `rest` here."""
@@ -129,6 +137,10 @@ class Gate:
 
     def begin_boundary(self) -> None:
         self._pass(self.place.may_begin_boundary)
+
+    def begin_again(self) -> None:
+        """As `begin_boundary`, for a save by hand: no step is completed by what follows. Then `arrive`."""
+        self._pass(self.place.may_copy_again)
 
     def end_boundary(self, late_copies: Callable[[], None] | None = None) -> None:
         """`guard.step()` is done. `late_copies` are those that are made only when somebody wants them."""

@@ -305,7 +305,7 @@ class Guard:
                 "guard.steps() first thing in a turn"
             )
         while True:
-            self._gate.begin_boundary()
+            self._gate.begin_again()
             self._state.take_again()
             self._gate.arrive()
             try:

@@ -497,6 +497,23 @@ def test_who_stands_at_a_boundary_by_hand_is_had_there() -> None:
     assert not gate.place.at_boundary
 
 
+def test_who_copies_a_boundary_anew_by_hand_offers_that_one() -> None:
+    """Not the next step: all ranks would wait for it, and who saves by hand trains no further."""
+    gate = Gate(together=True)
+    gate.arrive(4)
+    gate.stand()
+    gate.begin_again()
+    assert gate.close(B).earliest() == 4
+    assert gate.wait_steady(within(0.0)) is None
+    gate.arrive()
+    assert gate.wait_steady(within(0.0)) == 4
+    gate.open()
+    gate.stand()
+    gate.begin_again()  # and is called away before it arrives
+    gate.before_change()
+    assert gate.close(B).earliest() == 5
+
+
 def test_who_goes_back_to_the_beginning_is_had_there() -> None:
     """Step 0 is a step like any other, and none at all leaves the count as it is."""
     gate = Gate()

@@ -45,29 +45,21 @@ class Gang:
         self._logs = [folder / f"rank{rank}.err" for rank in range(size)]
         #: They have not said what became of their last job, or said it wrong.
         self._broken = False
-        self._start()
+        self.members = [self._start(rank) for rank in range(size)]
 
-    def _start(self) -> None:
-        self.members = []
-        for rank, log in enumerate(self._logs):
-            with log.open("wb") as err:
-                self.members.append(
-                    subprocess.Popen(
-                        [sys.executable, str(PROGRAM), str(rank)],
-                        env=self._environment,
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=err,
-                    )
-                )
+    def _start(self, rank: int) -> subprocess.Popen[bytes]:
+        with self._logs[rank].open("wb") as err:
+            return subprocess.Popen(
+                [sys.executable, str(PROGRAM), str(rank)],
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=err,
+            )
 
     def close(self) -> None:
         for each in self.members:
-            each.kill()
-            each.wait()
-            for pipe in (each.stdin, each.stdout):
-                assert pipe is not None
-                pipe.close()
+            _end(each)
 
     def begin(self, world: int, way: str, store: Path, *events: Event, **scenario: Any) -> None:
         """A job of so many ranks. `total` steps; `saves` by hand after these; `digests` after each."""
@@ -85,9 +77,10 @@ class Gang:
             "step": None,
             **scenario,
         }
-        if self._broken:  # one test's failure is not the next one's
-            self.close()
-            self._start()
+        for rank, each in enumerate(self.members):
+            if self._broken or each.poll() is not None:  # one test's failure is not the next one's
+                _end(each)
+                self.members[rank] = self._start(rank)
         self._broken = True
         line = json.dumps(told).encode() + b"\n"
         for each in self.members[:world]:
@@ -98,9 +91,7 @@ class Gang:
     def ended(self, ranks: Sequence[int]) -> list[Said]:
         """What became of these."""
         said = [self._hear(rank) for rank in ranks]
-        self._broken = len(ranks) < len(self.members) and any(
-            each.poll() is not None for each in self.members
-        )
+        self._broken = False
         return said
 
     def play(self, world: int, way: str, store: Path, *events: Event, **scenario: Any) -> list[Said]:
@@ -137,6 +128,14 @@ def marked(store: Path) -> list[str]:
 def losses(said: Sequence[Said]) -> dict[int, float]:
     """Of each step, over all ranks."""
     return {int(step): sum(each["losses"][step] for each in said) / len(said) for step in said[0]["losses"]}
+
+
+def _end(member: subprocess.Popen[bytes]) -> None:
+    member.kill()
+    member.wait()
+    for pipe in (member.stdin, member.stdout):
+        assert pipe is not None
+        pipe.close()
 
 
 def _free_port() -> int:

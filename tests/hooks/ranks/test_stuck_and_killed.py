@@ -1,0 +1,69 @@
+"""A rank that does not go on, or is gone: what the others can save, they save, and everybody comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hooks.ranks.gang import Gang, event, marked, newest
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
+    gang = Gang(3, tmp_path_factory.mktemp("gang"))
+    yield gang
+    gang.close()
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_a_rank_whose_loader_never_returns_is_saved_with_the_others(
+    gang: Gang, way: str, folder: Path
+) -> None:
+    said = gang.play(2, way, folder, event(1, 4, "loading", "stuck"), event(0, 4, "loading"))
+    assert [each["last"] for each in said] == [4, 4], gang.errors()
+    assert said[0]["ended"] == "preempted"
+    whole = newest(folder)
+    assert whole is not None
+    assert whole.name.step == 4
+    assert gang.play(2, way, folder, total=5)[0]["start"] == 4
+
+
+def killed(gang: Gang, way: str, store: Path) -> None:
+    """The last of three ranks dies, then the first is given a notice; the others stand at one step."""
+    dead = gang.members[2].pid
+    gang.begin(
+        3,
+        way,
+        store,
+        event(2, 4, "loading", "kill"),
+        event(0, 4, "loading", "outlives", pid=dead),
+        event(0, 4, "loading", seconds=5.0),
+        event(0, 4, "loading", "noticed"),
+        event(1, 4, "loading", "noticed"),
+        saves=[2],
+    )
+    for each in gang.ended([0, 1]):
+        assert each["threads"] == []
+
+
+def test_the_others_save_without_a_replica_that_was_killed(gang: Gang, folder: Path) -> None:
+    killed(gang, "ddp", folder)
+    whole = newest(folder)
+    assert whole is not None
+    assert whole.name.step == 4, gang.errors()
+    straight = gang.play(3, "ddp", folder / "straight", digests=True, total=5)
+    then = gang.play(3, "ddp", folder, total=5)
+    assert then[0]["start"] == 4
+    assert then[2]["digests"]["4"] == straight[2]["digests"]["4"]
+
+
+def test_nothing_is_committed_without_a_shard_that_was_killed(gang: Gang, folder: Path) -> None:
+    killed(gang, "fsdp", folder)
+    assert "nobody else holds the state of rank 2" in gang.errors()
+    assert len(marked(folder)) == 1
+    assert gang.play(3, "fsdp", folder, total=5)[0]["start"] == 2
