@@ -34,6 +34,8 @@ class Alarm:
         self.deadline = min(self.deadline, other.deadline)
         self.save_by = min(self.save_by, other.save_by)
         self.drill = self.drill and other.drill
+        if self.by_hand and not other.by_hand:  # an agent will say what follows
+            self.kind, self.source, self.by_hand = other.kind, other.source, False
 
 
 def alarm_of(notice: Preempt, now: float) -> Alarm:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 import sys
 from pathlib import Path
+from typing import TypeVar
 
 from ..providers.errors import UsageError
 from .checkpoints.retention import Keep
 from .format.keys import check_run_id
 from .naming import default_run_id, default_store
+
+log = logging.getLogger("spotguard")
 
 #: Checkpoints that stay, unless somebody says otherwise.
 _KEEP = Keep(3)
@@ -94,3 +98,13 @@ def completed_steps(said: int) -> int:
     if found < 0:
         raise UsageError(f"step={said!r} is no number of completed steps; use a whole one, as in step=1200")
     return found
+
+
+_Said = TypeVar("_Said")
+
+
+def for_one_process(variable: str, said: _Said, alone: bool) -> _Said | None:
+    """What is for jobs of one process, where this is one. Who has said it in another hears that it is not used."""
+    if said and not alone:
+        log.warning("%s is set, and is for jobs of one process: in this one it is not used", variable)
+    return said if alone else None

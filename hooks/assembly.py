@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 class Assembly(Protocol):
     """All methods but `decide` return at once."""
 
+    @property
+    def lost(self) -> bool:
+        """The job's store is gone: nobody calls, and nobody is heard."""
+        ...
+
     def decide(
         self,
         job: Job,

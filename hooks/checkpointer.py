@@ -201,6 +201,8 @@ class Checkpointer:
         collected = state.collect()
         self.nbytes = collected.nbytes
         numbers = iter(agreed.numbers) if agreed.epoch else self._count
+        if kind != "emergency":
+            self._unfinished = None
         save = Save(state, collected, agreed, numbers, kind, effort, progress, in_place=True)
         try:
             if kind == "emergency":
@@ -263,6 +265,7 @@ class Checkpointer:
         draft, fill = Draft(outline, roles=save.agreed.roles), None if held is None else held.fill
         if not save.in_place and self._world > 1:
             save = replace(save, digests=save.state.digests(leaves))
+            self._tidier.see_referred(save.effort)
         if not save.in_place:
             self._upload = Upload(self._writer, self._clock, draft, save.step, started)
         try:

@@ -36,10 +36,9 @@ class Farewell:
     def alarm_ended(self, alarm: Alarm, committed: bool) -> None:
         """A notice that came by hand (`spotguard.testing.preempt`), or of a launcher, has no agent to say what follows."""
         if alarm.kind == LAUNCHER:
-            if signals.held():
-                signals.redeliver()
-            else:
-                self._saver.release_all("the launcher has not ended this process")
+            # Training goes on, for whom nobody has sent a SIGTERM; it goes its way where one is held.
+            self._saver.void_all("the launcher's SIGTERM is obeyed")
+            signals.redeliver()
         elif alarm.by_hand and committed:
             self._leave(EX_TEMPFAIL)
 

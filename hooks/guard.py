@@ -6,7 +6,8 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from ..providers.clock import Clock, SystemClock
@@ -17,7 +18,7 @@ from . import forks, protocol, signals
 from .agreement.channel import Channel
 from .agreement.torch_group import join
 from .alarm import BY_HAND, Alarm
-from .arguments import completed_steps, kept, run_name, stage_folder, store_url, yes
+from .arguments import completed_steps, for_one_process, kept, run_name, stage_folder, store_url, yes
 from .attachment import Attachment
 from .cadence import Cadence
 from .checkpointer import Checkpointer
@@ -97,10 +98,7 @@ class Guard:
         #: To the other ranks; None in a job of one process.
         self._channel = channel
         self._rank, self._world = (0, 1) if channel is None else (channel.rank, channel.world)
-        self._agent = Attachment(
-            self._hello, self._position, lambda word: self._words.hear(word), lambda: self._saver.lost(),
-            lambda calls: None if self._ranks is None else self._ranks.welcomed(calls),
-        )  # fmt: skip
+        self._agent = Attachment(self._hello, self._position, self._hear, self._lost, self._welcomed)
         self._ranks = None if channel is None else Ranks(channel, clock, self._agent.send)
         self._run_id = run_id
         self._store = store
@@ -126,9 +124,11 @@ class Guard:
         # Agent and rights before the claim: the attempt of one who is refused would fence the one that is not.
         self._agent.connect(os.environ.get("SPOTGUARD_SOCKET", ""))
         probe(self._patient(), run_id)
-        self._stage = self._own_stage(run_id)
+        alone = self._channel is None
+        folder = for_one_process("SPOTGUARD_STAGE", stage_folder(), alone)
+        self._stage = None if folder is None else Stage(folder, run_id, self._nbytes)
         attempt = self._claim()
-        lossy = self._for_one_process("SPOTGUARD_LOSSY_MOMENTS", yes("SPOTGUARD_LOSSY_MOMENTS"))
+        lossy = bool(for_one_process("SPOTGUARD_LOSSY_MOMENTS", yes("SPOTGUARD_LOSSY_MOMENTS"), alone))
         self._checkpointer = Checkpointer(
             self._store,
             run_id,
@@ -160,17 +160,6 @@ class Guard:
         if self._ranks is not None:
             self._ranks.begin(self._saver, self._checkpointer, self._state, self._report)
 
-    def _own_stage(self, run_id: str) -> Stage | None:
-        folder = stage_folder()
-        if folder is None or not self._for_one_process("SPOTGUARD_STAGE", True):
-            return None
-        return Stage(folder, run_id, self._nbytes)
-
-    def _for_one_process(self, variable: str, said: bool) -> bool:
-        if said and self._channel is not None:
-            log.warning("%s is set, and is for jobs of one process: in this one it is not used", variable)
-        return said and self._channel is None
-
     def _counted(self, saved: Saved) -> None:
         """On the saving thread. The first one beside training also finds out how often this run was preempted."""
         cost = lost_training(saved.blocked, saved.seconds) if saved.blocked else None
@@ -187,10 +176,14 @@ class Guard:
                 self._patient(), self._run_id, info, world=self._world, created=self._clock.time()
             )
 
-        attempt = claim() if self._channel is None else of_the_first(self._channel, claim)
+        attempt = self._ask(claim)
         if self._stage is not None:
             self._stage.begin(self._patient(), attempt)
         return attempt
+
+    def _ask(self, what: Callable[[], int]) -> int:
+        """What the first rank gets, for all."""
+        return what() if self._channel is None else of_the_first(self._channel, what)
 
     def _patient(self) -> PatientStore:
         return PatientStore(self._store, self._clock, "Training was not started")
@@ -223,12 +216,14 @@ class Guard:
         # Before the gate: one that waits for the boundary of this very step keeps it shut.
         self._saver.call_off("training goes back")
         self._gate.stand()  # a machine that is already being taken back begins nothing
+        if self._ranks is not None:
+            self._saver.ready = False  # what it has is not what it will have: it offers nothing
         self._gate.begin_boundary()
         if self._restored:
             self._checkpointer.begin_attempt(self._claim())
         store = PatientStore(self._store, self._clock, "Nothing older was taken and nothing begun")
-        if run_id is not None and other and self._rank == 0:
-            say_what_stays_behind(store, self._run_id, run_id)
+        if run_id is not None and other:
+            self._ask(partial(say_what_stays_behind, store, self._run_id, run_id))
         done = self._load(store, run_id or self._run_id, step, other)
         self._checkpointer.restored(done.stored)
         self._state.at_boundary()
@@ -324,6 +319,16 @@ class Guard:
             )
 
     # --- what the agent is told, and hears ---
+
+    def _hear(self, word: protocol.Message) -> None:
+        self._words.hear(word)
+
+    def _lost(self) -> None:
+        self._saver.lost()
+
+    def _welcomed(self, calls: bool) -> None:
+        if self._ranks is not None:
+            self._ranks.welcomed(calls)
 
     def _hello(self) -> protocol.Register:
         return protocol.Register(

@@ -22,6 +22,8 @@ class Job:
     alarm: Alarm | None = None
     #: Which call of the ranks asked for it; 0 in a job of one process.
     epoch: int = 0
+    #: Ranks whose machine goes, as of that call.
+    doomed: frozenset[int] = frozenset()
     #: Only a parked boundary will do: some rank's state moved while it was read.
     at_boundary: bool = False
     #: A later call has taken its place: what becomes of it is nobody's answer.

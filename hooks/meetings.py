@@ -23,10 +23,10 @@ from ..providers.errors import (
 )
 from ..providers.stores.store import BlobStore
 from .agreement.channel import Channel
-from .checkpoints.catalog import Whole, examine, scan
+from .checkpoints.catalog import Gone, Whole, examine, scan
 from .format.codec import NewerFormatError
 from .format.keys import CheckpointName
-from .restore import Restored, candidates, fill, fit, let_go, none_left, said_of
+from .restore import LOOKS, Restored, candidates, fill, fit, let_go, none_left, said_of
 from .state.registered import State
 
 log = logging.getLogger("spotguard")
@@ -35,6 +35,9 @@ log = logging.getLogger("spotguard")
 _READING = 7200.0
 #: Seconds for anything else that they wait for each other with.
 _PATIENCE = 300.0
+
+#: What the first rank says where it has to look again.
+_AGAIN = "again"
 
 #: By which name an error crosses; whoever hears another one takes it for the store's.
 _ERRORS: dict[str, type[SpotguardError]] = {
@@ -83,12 +86,12 @@ def restore_together(
         CheckpointError: as `restore`.
         StoreError: as `restore`, of any rank; or not all ranks came.
     """
-    gone: list[CheckpointName] = []
-    found: Iterator[Whole] = candidates(store, run_id, step, None, gone) if channel.rank == 0 else iter(())
-    failed = ""
+    failed, pick = "", _Pick(store, run_id, step)
     while True:
-        pick = _Pick(found)
-        name = CheckpointName.parse(of_the_first(channel, pick.next))
+        said = of_the_first(channel, pick.next)
+        if said == _AGAIN:
+            continue
+        name = CheckpointName.parse(said)
         if name is None:
             return none_left(store, run_id, step, must, failed)
         trial = _Trial(channel, state, name)
@@ -97,6 +100,8 @@ def restore_together(
             said_of(whole)
             return Restored(name.step, whole, stored=whole)
         failed = trial.failed
+        if trial.gone:
+            pick.look_again()
 
 
 def _try(trial: _Trial, store: BlobStore, run_id: str, picked: Whole | None) -> Whole | None:
@@ -118,15 +123,42 @@ def _try(trial: _Trial, store: BlobStore, run_id: str, picked: Whole | None) -> 
 
 
 class _Pick:
-    """The next that the first rank would take."""
+    """What the first rank would take next. What went away while it was read was pruned for something newer, perhaps: it looks
+    again."""
 
-    def __init__(self, found: Iterator[Whole]) -> None:
-        self._found = found
+    def __init__(self, store: BlobStore, run_id: str, step: int | None) -> None:
+        self._store, self._run_id, self._step = store, run_id, step
+        self._looks = 0
+        self._tried: set[CheckpointName] = set()
+        self._gone: list[CheckpointName] = []
+        self._found: Iterator[Whole] | None = None
         self.whole: Whole | None = None
 
     def next(self) -> str:
-        self.whole = next(self._found, None)
-        return "" if self.whole is None else str(self.whole.name)
+        """A name; nothing, where there is none; or `_AGAIN`."""
+        if self._found is None:
+            self._gone = []
+            self._looks += 1
+            self._found = candidates(self._store, self._run_id, self._step, None, self._gone)
+        for whole in self._found:
+            if whole.name not in self._tried:
+                self._tried.add(whole.name)
+                self.whole = whole
+                return str(whole.name)
+        if self._gone and self._looks < LOOKS:
+            self._found = None
+            return _AGAIN
+        if self._gone:
+            raise StoreError(
+                f"checkpoints of run {self._run_id} go away as fast as they are read; what is there is not known"
+            )
+        return ""
+
+    def look_again(self) -> None:
+        """On all ranks, of which the first one acts by it."""
+        self.whole = None
+        if self._looks < LOOKS:
+            self._found = None
 
 
 _R = TypeVar("_R")
@@ -141,6 +173,8 @@ class _Trial:
     name: CheckpointName
     #: Why it is not taken, by any of them.
     failed: str = ""
+    #: It was there, and is not any more, for some rank.
+    gone: bool = False
     #: What is in memory is no longer what was there before.
     filled: bool = False
 
@@ -158,6 +192,12 @@ class _Trial:
         except SpotguardError as error:
             own, mine = error, _as_said(error)
             let_go(error)
+        # Anybody's own code, or no memory: the others are not to wait for this rank.
+        except Exception as error:  # noqa: BLE001
+            own = StateError(f"{type(error).__name__}: {' '.join(str(error).split())}")
+            own.__cause__, mine = error, _as_said(own)
+        if self.filled:  # until all have said that it went well, nobody trains on it
+            self.state.poisoned = f"what became of {self.name} on the other ranks is not known"
         verdicts = self.channel.gather(json.dumps(mine).encode(), patience)
         for rank, raw in enumerate(verdicts):
             said = json.loads(raw)
@@ -168,9 +208,12 @@ class _Trial:
                     self.state.poisoned = f"rank {rank} could not restore {self.name}, and this one has"
                 raise own if own is not None and not mine["damage"] else _heard(said, rank)
             self.failed = self.failed or f"rank {rank}: {said['why']}"
+            self.gone = self.gone or bool(said["gone"])
         if self.failed:
             log.error("checkpoint %s is damaged, the next older one is taken: %s", self.name, self.failed)
             return None
+        if self.filled:
+            self.state.poisoned = ""
         return result
 
 
@@ -188,7 +231,8 @@ def _as_said(error: SpotguardError) -> dict[str, Any]:
     kind = next((name for name, cls in _ERRORS.items() if type(error) is cls), "")
     if not kind:
         kind = "StateError" if isinstance(error, StateError) else "StoreError"
-    return {"error": kind, "why": str(error), "damage": damage}
+    gone = isinstance(error, (Gone, NotFoundError))
+    return {"error": kind, "why": str(error), "damage": damage, "gone": gone}
 
 
 def _heard(said: dict[str, Any], rank: int) -> SpotguardError:

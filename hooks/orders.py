@@ -17,6 +17,7 @@ from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, UsageError
 from .alarm import Alarm
 from .assembly import Assembly
+from .by_hand import ByHand
 from .checkpointer import Checkpointer
 from .checkpoints.catalog import Whole
 from .checkpoints.effort import Abandoned, Effort
@@ -29,6 +30,8 @@ log = logging.getLogger("spotguard")
 
 #: Seconds for which who goes back waits for a save that is called off: it ends at once, unless a disk or a device hangs.
 _WINDING_DOWN = 10.0
+#: Seconds between two looks at whether the first rank can still call.
+_ALIVE = 5.0
 #: Seconds between two looks at whether a background save that was let finish is still worth more than a new one.
 _LOOK = 0.25
 
@@ -70,8 +73,8 @@ class Orders:
         self._alarm: Alarm | None = None
         #: What is saved beside training, and what is planned: waiting its turn, or under way.
         self._beside: list[Job] = []
-        #: Saves by hand, by the step they are of: asked for here, called for by the first rank, or both.
-        self._by_hand: dict[int, Job] = {}
+        #: Of several ranks.
+        self._by_hand = ByHand(lambda: Job("manual", self._effort(None)))
         #: Training has begun: there is a state worth saving.
         self.ready = False
 
@@ -85,20 +88,28 @@ class Orders:
         """Whether an emergency save is under way."""
         return self._urgent is not None or self._concluding
 
-    def emergency(self, alarm: Alarm, epoch: int = 0, *, at_boundary: bool = False) -> None:
+    def emergency(
+        self,
+        alarm: Alarm,
+        epoch: int = 0,
+        *,
+        at_boundary: bool = False,
+        doomed: frozenset[int] = frozenset(),
+    ) -> None:
         """A notice: whatever else is being saved gives way. A deadline that is known only moves earlier.
 
         Args:
             epoch: the ranks' call. In a job of several ranks a notice without one moves deadlines, and no more: the save
                 begins with the call.
             at_boundary: only a parked boundary will do.
+            doomed: ranks whose machine goes.
         """
         with self._lock:
             if (known := self._alarm) is not None:
                 known.join(alarm)
                 alarm = known
             self._alarm = alarm
-            self._give_up_by_hand()
+            self._by_hand.give_up(Abandoned("a notice came"))  # its call is void; who waits parks at the gate
             if (urgent := self._urgent) is not None:
                 urgent.effort.tighten(alarm.save_by)
                 if epoch <= urgent.epoch:
@@ -118,39 +129,27 @@ class Orders:
             last = self._checkpointer.last
             effort, before = self._effort(alarm.save_by), "" if last is None else last.url
             self._urgent = Job(
-                "emergency", effort, alarm, epoch=epoch, at_boundary=at_boundary, before=before
+                "emergency", effort, alarm, epoch=epoch, doomed=doomed, at_boundary=at_boundary, before=before
             )
             self._jobs.put(self._urgent)
 
-    def _give_up_by_hand(self) -> None:
-        """Those for which the first rank's call has not come: it will not. Who waits parks at the gate."""
-        waiting = [job for job in self._by_hand.values() if not job.epoch]
-        for job in waiting:
-            job.error = Abandoned("a notice came")
-            job.done.set()
-        self._by_hand = {step: job for step, job in self._by_hand.items() if job.epoch}
-
-    def again(self, epoch: int) -> None:
+    def again(self, epoch: int, doomed: frozenset[int]) -> None:
         """Some rank's state moved while it was read for a notice: all save once more, at a boundary."""
         if (alarm := self._alarm) is not None:
-            self.emergency(alarm, epoch, at_boundary=True)
+            self.emergency(alarm, epoch, at_boundary=True, doomed=doomed)
 
     def fail_by_hand(self, why: str) -> None:
         """Some rank's state moved while it was read: training stands, so there is no boundary at which to save once more."""
         with self._lock:
-            jobs = list(self._by_hand.values())
-            for job in jobs:
-                job.after = f"not saved: {why}"
-        for job in jobs:
+            job = self._running
+        if job is not None and job.kind == "manual":
+            job.after = f"not saved: {why}"
             job.effort.abandon(why)
 
     def unheard_by_hand(self, step: int, why: str) -> None:
         """The other ranks could not be called for a save by hand."""
         with self._lock:
-            job = self._by_hand.pop(step, None)
-        if job is not None:
-            job.error = CheckpointError(f"step {step} is not saved: {why}")
-            job.done.set()
+            self._by_hand.give_up(CheckpointError(f"step {step} is not saved: {why}"), step)
 
     def _give_way(self, job: Job, alarm: Alarm) -> None:
         """Call off what is under way, unless it is a background save whose rest is worth more than a new one."""
@@ -196,11 +195,11 @@ class Orders:
             self.rehearse()  # what its save taught is made ready for the next notice, and not by it
         self._released()
 
-    def release_all(self, why: str) -> None:
-        """As `release`, of whatever holds this process."""
+    def void_all(self, why: str) -> None:
+        """Whatever holds this process is over, and nobody else will say so."""
         alarm = self._alarm
         for id in list(alarm.ids) if alarm is not None else []:
-            self.release(id, why)
+            self._void(id, why)
 
     def lost(self) -> None:
         """The agent is gone. A notice stands all the same; a drill was the agent's alone, and nobody will end it."""
@@ -227,19 +226,30 @@ class Orders:
             under_way = [job for job in self._beside if job.is_checkpoint]
             if under_way and not epoch:
                 return False
-            for job in under_way:
-                job.superseded = True
-                job.effort.abandon("another call of the ranks takes its place")
+            self._supersede_beside()
         self._put_beside(Job("background", self._effort(None), epoch=epoch, at_boundary=at_boundary))
         return True
+
+    def _supersede_beside(self) -> None:
+        """Of several ranks: all have heard the later call, and all leave what was begun for the earlier one."""
+        for job in self._beside:
+            if job.is_checkpoint and job.epoch:
+                job.superseded = True
+                job.effort.abandon("another call of the ranks takes its place")
+
+    @property
+    def beside(self) -> bool:
+        """Whether a background checkpoint is under way."""
+        with self._lock:
+            return any(job.is_checkpoint for job in self._beside)
 
     def by_hand(self, step: int, epoch: int) -> None:
         """The first rank's `guard.save()` at this step: every rank saves with it."""
         with self._lock:
             if self._alarm is not None:
                 return  # who waits is told by the gate
-            job = self._by_hand.setdefault(step, Job("manual", self._effort(None)))
-            job.epoch = epoch
+            self._supersede_beside()
+            job = self._by_hand.called(step, epoch)
         self._jobs.put(job)
 
     def bring(self, staged: Whole) -> None:
@@ -286,7 +296,7 @@ class Orders:
                 if urgent is None and self._assembly is not None and self._alarm is not None:
                     raise Abandoned("a notice came")  # a call would be void; the gate has the answer
                 if urgent is None and self._assembly is not None:
-                    job = self._by_hand.setdefault(self._gate.place.completed, job)
+                    job = self._by_hand.asked(self._gate.place.completed)
                 elif urgent is None:
                     self._jobs.put(job)
             if urgent is not None:
@@ -294,7 +304,9 @@ class Orders:
                 raise Abandoned("a notice came")
             if self._assembly is not None:
                 self._assembly.by_hand(self._gate.place.completed)
-            job.done.wait()
+            while not job.done.wait(_ALIVE):
+                if self._assembly is not None and self._assembly.lost and not job.epoch:
+                    raise CheckpointError("the ranks cannot be called any more: the job's store is gone")
         except BaseException:
             # Ctrl-C, also right behind the put: the state is the caller's again, and what is read of it is not kept
             job.effort.abandon("guard.save() was interrupted")

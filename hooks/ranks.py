@@ -24,6 +24,7 @@ from .alarm import BY_HAND, LAUNCHER, Alarm, alarm_of
 from .checkpointer import Checkpointer
 from .checkpoints.effort import Abandoned
 from .format.sharing import Roles
+from .holding import gather_holdings, holding
 from .job import Job
 from .machine import Machine
 from .orders import Orders
@@ -43,8 +44,6 @@ _LATE = 10.0
 _CALLING = 0.3
 #: Seconds for any other call.
 _PATIENCE = 10.0
-#: Standings that are remembered, by call: a save is never further behind.
-_REMEMBERED = 16
 
 
 class Reporter(Protocol):
@@ -74,7 +73,6 @@ class Ranks:
         #: What this machine's own agent said, by notice.
         self._own: dict[str, Alarm] = {}
         self._called: set[str] = set()
-        self._standings: dict[int, Standing] = {}
         self._until: dict[str, float] = {}
         self._asking = False
 
@@ -84,6 +82,7 @@ class Ranks:
         self._checkpointer = checkpointer
         self._state = state
         self._report = report
+        self._cards = gather_holdings(self.channel, state)
         self.channel.listen(self._hear)
 
     def welcomed(self, knows: bool) -> None:
@@ -94,6 +93,10 @@ class Ranks:
             said = [*self._foreign.values()] if knows else []
         for each in said:
             self._send(each)
+
+    @property
+    def lost(self) -> bool:
+        return self.channel.lost
 
     @property
     def first(self) -> bool:
@@ -112,7 +115,9 @@ class Ranks:
             return
         with self._lock:
             self._own.setdefault(message.id, alarm).join(alarm)
-            known = message.id in self._called
+            known = message.id in self._called or any(
+                notice.id == message.id + self._tag for notice in self.channel.standing.notices
+            )
             self._called.add(message.id)
         self._saver.emergency(alarm)
         if known:
@@ -142,9 +147,15 @@ class Ranks:
             ours = id in self._own
         if ours:
             self.over(id, why)
+        elif all(id != notice.id for notice in self.channel.standing.notices):
+            self._saver.release(
+                id, why
+            )  # the call is void, or was before this process: the agent's word came late
 
     def background(self, why: str) -> bool:
         """Ask for a checkpoint beside training. Returns at once; False while it is asked for already."""
+        if self._saver.beside or self._saver.alarmed:
+            return False
         with self._lock:
             if self._asking:
                 return False
@@ -185,9 +196,6 @@ class Ranks:
     # --- from the others, on the mailbox's thread ---
 
     def _hear(self, epoch: int, call: Call, standing: Standing) -> None:
-        with self._lock:
-            self._standings[epoch] = standing
-            self._standings.pop(epoch - _REMEMBERED, None)
         match call:
             case Notice():
                 self._noticed(epoch, call, standing)
@@ -224,7 +232,9 @@ class Ranks:
                 self._tell_agent(self._called_by(call, standing, now))
         wanted = standing.counts(epoch)
         at_boundary = wanted and standing.wanted is not None and standing.wanted.boundary
-        self._saver.emergency(alarm, epoch if wanted else 0, at_boundary=at_boundary)
+        self._saver.emergency(
+            alarm, epoch if wanted else 0, at_boundary=at_boundary, doomed=self._doomed(standing)
+        )
 
     def _as_here(self, id: str) -> str:
         """The id of this machine's own agent, where it is of that; another machine's has a tag."""
@@ -257,7 +267,7 @@ class Ranks:
         if wanted is None or wanted.epoch != epoch:
             return
         if wanted.cause == "notice":
-            self._saver.again(epoch)
+            self._saver.again(epoch, self._doomed(standing))
         elif wanted.cause == "background":
             self._saver.background(epoch, at_boundary=wanted.boundary)
         else:
@@ -291,7 +301,7 @@ class Ranks:
 
     def _offer(self, job: Job, step: int | None, *, boundary: bool) -> Offer:
         rank, last = self.channel.rank, self._checkpointer.last
-        roles = Roles(self._doomed(job.epoch))
+        roles = Roles(job.doomed)
         cost = self._checkpointer.cost(roles)
         return Offer(
             rank=rank,
@@ -304,25 +314,27 @@ class Ranks:
             left=job.effort.left() if rank in roles.doomed else None,
             last=-1 if last is None else last.step,
             plan=shared(self._state.fingerprint()),
-            covers=tuple(sorted(self._state.covers())),
+            covers=tuple(sorted(self._covered())),
         )
 
     def agreed(self, job: Job, decision: Decision, step: int) -> Agreed:
         everybody = range(self.channel.world)
         absent = frozenset(rank for rank in everybody if rank not in decision.ranks)
-        doomed = self._doomed(job.epoch)
         with self._lock:
             until = max(self._until.values(), default=self._clock.monotonic() + STAYS)
         return Agreed(
             step,
             job.epoch,
-            Roles(doomed, decision.whole_each, absent),
+            Roles(job.doomed, decision.whole_each, absent),
             speaks=self.channel.rank == min(decision.ranks),
             weights_first=decision.level == "weights-first",
             doomed_until=until,
         )
 
-    def _doomed(self, epoch: int) -> frozenset[int]:
-        with self._lock:
-            standing = self._standings.get(epoch)
-        return frozenset() if standing is None else standing.doomed_ranks(self.channel.machines)
+    def _doomed(self, standing: Standing) -> frozenset[int]:
+        return standing.doomed_ranks(self.channel.machines)
+
+    def _covered(self) -> frozenset[int]:
+        """The ranks that have nothing which is not here too."""
+        mine = holding(self._state)
+        return frozenset(rank for rank, theirs in enumerate(self._cards) if theirs.within(mine))

@@ -23,7 +23,7 @@ from .state.registered import Restoring, State
 log = logging.getLogger("spotguard")
 
 #: Listings, where what was listed goes away while it is read: a run that is pruned as often is read too slowly.
-_LOOKS = 5
+LOOKS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ def restore(
     """
     failed = ""
     tried: set[tuple[type[Whole], CheckpointName]] = set()
-    for look in range(1, _LOOKS + 1):
+    for look in range(1, LOOKS + 1):
         gone: list[CheckpointName] = []
         for whole in candidates(store, run_id, step, stage, gone):
-            if gone and look < _LOOKS:
+            if gone and look < LOOKS:
                 break  # pruned for a newer one, perhaps: what is older may be gone as well
             if (key := (type(whole), whole.name)) in tried:
                 continue
@@ -174,8 +174,8 @@ def let_go(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def say_what_stays_behind(store: BlobStore, own: str, other: str) -> None:
-    """Warn where a run begins from another one though it has steps of its own."""
+def say_what_stays_behind(store: BlobStore, own: str, other: str) -> int:
+    """Warn where a run begins from another one though it has steps of its own. Returns the newest of these, 0 for none."""
     marked = (folder.name.step for folder in scan(store, own) if MARKER in folder.files)
     if (step := next(marked, None)) is not None:
         log.warning(
@@ -184,6 +184,7 @@ def say_what_stays_behind(store: BlobStore, own: str, other: str) -> None:
             own,
             step,
         )
+    return step or 0
 
 
 def _load(store: BlobStore, whole: Whole, state: State) -> None:

@@ -121,7 +121,6 @@ class Saver(Orders):
                     if self._urgent is job:
                         self._urgent, self._concluding = None, True
                     self._beside = [each for each in self._beside if each is not job]
-                    self._by_hand = {step: each for step, each in self._by_hand.items() if each is not job}
                 try:
                     self._conclude(job)
                 finally:

@@ -103,7 +103,7 @@ class Stillness:
             job,
             step,
             lambda: max(0.0, min(until, effort.deadline) - effort.now()),
-            lambda: effort.abandoned or self._ending(),
+            lambda: effort.abandoned,  # a rank that ends saves what it has: the others count on it
             boundary=boundary,
         )
         effort.check()

@@ -55,7 +55,7 @@ class Words:
                     self._saver.emergency(alarm_of(message, now))
             case protocol.Checkpoint(reason=reason, going=going):
                 if self._cadence.ask(going=going):
-                    if self._ranks is not None:
+                    if self._ranks is not None and not self._ranks.first:  # its own boundary asks
                         self._ranks.background(reason)
                     log.info("a checkpoint at the next step, beside training: %s", reason)
                 else:

@@ -146,6 +146,8 @@ class Channel:
         if epoch <= self._offered:  # it would be counted twice, and what it offered may be decided on already
             return Decision(epoch, None, "this rank has offered for it before")
         self._offered = epoch
+        if self._superseded(epoch):
+            return Decision(epoch, None, "another call counts by now")  # and nobody is to count on this rank
         total = left()
         kept = 0.0 if total is None else min(_SETTLE_MOST, total * _SETTLE)
 
@@ -245,11 +247,13 @@ class Channel:
 
     def _hear(self, heard: Hear, hear: Hearer) -> None:
         call = calls.decode(heard.raw)
-        self.standing = self.standing.after(call)
+        standing = self.standing.after(call)
         try:
-            hear(heard.epoch, call, self.standing)
+            hear(heard.epoch, call, standing)
         except Exception:  # a mistake of ours must not end the only thread that hears calls
             log.exception("spotguard failed inside; please report this")
+        # Only now: who is agreeing leaves an epoch that it sees superseded, and is to know by then what takes its place.
+        self.standing = standing
 
     def _wait(self, store: Store, operation: Wait) -> Waited:
         while not self._leaving:

@@ -20,9 +20,6 @@ from . import offers
 from .offers import Decision, Offer
 from .operations import Add, Claim, Drop, Get, Has, Hear, Saying, Set, Wait, Waited
 
-#: A rank's offers are forgotten when so many more calls were heard: nobody is left who could ask for them.
-_KEPT = 8
-
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -81,7 +78,7 @@ def listen(keys: Keys, rank: int) -> Saying[None]:
             return
         yield Hear(epoch, _one((yield Get((keys.call(epoch),)))))
         # The bell before this one is not rung again: number e + 1 is there, and who claims e + 2 rings for e + 1.
-        yield Drop((keys.bell(rank, epoch - 1), keys.offer(epoch - _KEPT, rank)))
+        yield Drop((keys.bell(rank, epoch - 1),))
 
 
 def agree(keys: Keys, epoch: int, offer: Offer) -> Saying[Decision | None]:

@@ -40,6 +40,7 @@ class Form(NamedTuple):
     offsets: tuple[int, ...] | None = None
     shape: tuple[int, ...] | None = None
     holders: tuple[int, ...] = ()
+    tier: Tier = Tier.WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,9 @@ class Draft:
 
 def shapes_of(leaves: Sequence[Leaf]) -> list[Form]:
     return [
-        Form(leaf.name, leaf.tensor.dtype, leaf.tensor.shape, leaf.offsets, leaf.shape, leaf.holders)
+        Form(
+            leaf.name, leaf.tensor.dtype, leaf.tensor.shape, leaf.offsets, leaf.shape, leaf.holders, leaf.tier
+        )
         for leaf in leaves
     ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -19,12 +20,15 @@ from ...providers.stores.store import BlobStore
 from ..format.coverage import MergedTensor
 from ..format.dtypes import ITEMSIZE, safetensors_form
 from ..format.layout import header
-from ..format.manifest import RankManifest, private_name
+from ..format.manifest import RankManifest
 from .boxes import Box, runs
 from .catalog import Whole
 from .ranges import Load, Wanted, plan
 from .reading import Progress, Reading
 from .taker import PlainFrame, Span
+
+#: What a private name begins with (`manifest.private_name`), of any rank.
+_OWN = re.compile(r"@\d{5,}/", re.ASCII)
 
 
 def weights(manifests: Sequence[RankManifest]) -> dict[str, str]:
@@ -36,24 +40,24 @@ def weights(manifests: Sequence[RankManifest]) -> dict[str, str]:
     found: dict[str, dict[str, str]] = {}
     for manifest in manifests:
         for part, tree in manifest.state.items():
-            for key, name in _entries(part, tree, manifest.rank):
+            for key, name in _entries(part, tree):
                 found.setdefault(part, {}).setdefault(key, name)
     if len(found) == 1:
         return next(iter(found.values()))
     return {f"{part}.{key}": name for part, entries in found.items() for key, name in entries.items()}
 
 
-def _entries(part: str, tree: Any, rank: int) -> list[tuple[str, str]]:
-    """A module's keep their keys in their names. (An optimizer's stand deeper, and other tensors have numbers.)"""
+def _entries(part: str, tree: Any) -> list[tuple[str, str]]:
+    """A module's keep their keys in their names, behind the number of the rank that they are of, where they are one's own.
+    (An optimizer's stand deeper, and other tensors have numbers.)"""
     if not isinstance(tree, dict) or "$" in tree:
         return []
-    own = (f"{part}/", private_name(rank, f"{part}/"))
     return [
         (key, value["name"])
         for key, value in tree.items()
         if isinstance(value, dict)
         and value.get("$") in ("tensor", "parameter")
-        and str(value.get("name")).startswith(own)
+        and _OWN.sub("", str(value.get("name"))).startswith(f"{part}/")
     ]
 
 

@@ -29,6 +29,29 @@ class Tidier:
         self._run_id = run_id
         self._writer = writer
 
+    def see_referred(self, effort: Effort) -> None:
+        """Have the next save refer to nothing that is gone: of several ranks only the one that prunes sees what is damaged. One
+        listing of this rank's own objects.
+
+        Raises:
+            Abandoned, StoreError: as `Writer.ask`.
+        """
+        for name, objects in self._writer.referred().items():
+            prefix = checkpoint_prefix(self._run_id, name)
+            own = prefix + min(objects).partition("/")[0]
+            there: set[str] = set()
+
+            def look(
+                left: float | None, own: str = own, prefix: str = prefix, there: set[str] = there
+            ) -> None:
+                there.update(info.key.removeprefix(prefix) for info in self._store.list(own, timeout=left))
+
+            self._writer.ask(look, effort, again=False)
+            if not objects <= there:
+                log.error("objects of checkpoint %s that nobody trains are gone: they are written anew", name)
+                self._writer.forget()
+                return
+
     def prune(self, keep: Keep, attempt: int, effort: Effort) -> None:
         """Have no more checkpoints than that, and what else must stay; a few objects at a time."""
         found: list[Pruning] = []

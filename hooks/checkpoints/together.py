@@ -35,6 +35,12 @@ _FOR_EACH = 16
 _PATIENCE = 900.0
 
 
+#: Ranks that wait for one another before they merge for one that has died; and those that merge at once where time is short.
+_TURNS, _HURRIED = 8, 8
+#: Seconds before the deadline at which a full set that nobody has merged yet is taken for whole.
+_LAST = 1.0
+
+
 class Incomplete(Abandoned):
     """This rank's part is in the store, another's is not, and it is waited for no longer."""
 
@@ -104,7 +110,12 @@ def _wait(writer: Writer, others: Others, effort: Effort) -> bool:
         complete = now if complete is None else complete
         merge = _MERGE + _MERGE_EACH * others.world
         left = effort.left()
-        if now - complete >= merge or (left is not None and left < 2 * merge):
+        # Not all at once: each merge of a large job is hundreds of requests, and one is enough.
+        turn = merge * (1 + min(others.mine.rank, _TURNS))
+        hurry = left is not None and left < 2 * merge and others.mine.rank < _HURRIED
+        if left is not None and left < _LAST and not hurry:
+            return False  # all are there, so it counts; whether they tile, a restore sees
+        if now - complete >= turn or hurry:
             _fetch(writer, others, effort)
             if others.fetched:
                 return True

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -161,6 +161,10 @@ class Writer:
     def committed(self, draft: Draft) -> None:
         """It is whole in the store: later saves of this attempt may refer to what nobody trains."""
         self._outlines.committed(draft)
+
+    def referred(self) -> Mapping[CheckpointName, frozenset[str]]:
+        """The objects that the next save would refer to, by the checkpoint in whose folder they lie."""
+        return self._outlines.referred()
 
     def forget(self) -> None:
         """Another attempt begins, whose first checkpoint is full."""

@@ -27,7 +27,7 @@ from .restoring import Restoring as Restoring
 from .restoring import plan
 from .rng import RngPart
 from .shards import Ranks, local
-from .sharing import covers, digests, fingerprint
+from .sharing import alone, digests, fingerprint
 from .storage import gap
 from .window import Witness
 
@@ -236,7 +236,7 @@ class State:
         self._look_for_gaps(leaves)
         # Here and not when it is asked for: then the training thread may be within the first step, which makes state.
         self._fingerprint = fingerprint(leaves)
-        self._covers = covers(leaves, self._ranks.rank, self._ranks.world)
+        self._alone = alone(leaves, self._ranks.rank)
 
     def _look_for_gaps(self, leaves: Sequence[Leaf]) -> None:
         """Tensors that no save can hold, though `register` saw none: said now, and refused by name at each save."""
@@ -285,9 +285,9 @@ class State:
         or of the one before whose tensors were the same. Any thread."""
         return self._fingerprint
 
-    def covers(self) -> frozenset[int]:
-        """The ranks of whose tensors this one has every byte, itself among them. As `fingerprint`."""
-        return self._covers
+    def alone(self) -> bool:
+        """Whether it has tensors that no other rank has. As `fingerprint`."""
+        return self._alone
 
     def digests(self, leaves: Iterable[Leaf]) -> dict[str, int]:
         """The CRC32 of what other ranks hold too, for `sharing.drifted`. Reads every byte of it.

@@ -33,18 +33,10 @@ def fingerprint(leaves: Iterable[Leaf]) -> dict[tuple[int, ...], str]:
     }
 
 
-def covers(leaves: Iterable[Leaf], rank: int, world: int) -> frozenset[int]:
-    """The ranks of whose tensors this one has every byte: itself, and whoever holds whatever it holds. (Generators and
-    other extras are each rank's own, and are lost with it.)"""
-    covered = frozenset(range(world))
-    for leaf in leaves:
-        if not leaf.tensor.numel() or leaf.holders == (rank,):
-            continue
-        if len(leaf.holders) == 1:
-            covered -= {*leaf.holders}  # DDP's buffers: what is here is of the last broadcast
-        else:
-            covered &= {*leaf.holders}
-    return covered | {rank}
+def alone(leaves: Iterable[Leaf], rank: int) -> bool:
+    """Whether this rank has tensors that no other one has: if it dies, they are lost. (Generators and other extras are each
+    rank's own, and are lost with it.)"""
+    return any(leaf.tensor.numel() and leaf.holders in ((), (rank,)) for leaf in leaves)
 
 
 def digests(leaves: Iterable[Leaf], rank: int) -> dict[str, int]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from spotguard.hooks.format.leaf import Leaf
 from spotguard.hooks.state.registered import State
-from spotguard.hooks.state.sharing import covers, digests, drifted
+from spotguard.hooks.state.sharing import alone, digests, drifted
 from tests.fakes.ranks import rank_of
 from tests.fakes.several import WAYS, Model
 
@@ -55,15 +55,14 @@ def test_a_fingerprint_changes_with_the_model_and_not_with_a_step() -> None:
         assert state.fingerprint() != before
 
 
-def test_who_covers_whom() -> None:
-    """All under DDP, all but the one whose buffers are the job's; the same shards' holders under HSDP."""
-    everyone = frozenset(range(4))
-    assert asked("ddp", State.covers) == [everyone] * 4
-    assert asked("ddp", State.covers, Model) == [everyone] + [everyone - {0}] * 3
-    assert asked("hsdp", State.covers) == [{0, 2}, {1, 3}, {0, 2}, {1, 3}]
-    assert asked("hsdp", State.covers, Model) == [{0}, {1}, {2}, {3}]
-    assert asked("fsdp", State.covers) == [{0}, {1}, {2}, {3}]
-    assert covers([Leaf("empty", torch.empty(0))], 1, 2) == {0, 1}
+def test_who_has_what_nobody_else_has() -> None:
+    """Nobody under DDP, but the one whose buffers are the job's; shards' holders only where nothing else is private."""
+    assert asked("ddp", State.alone) == [False] * 4
+    assert asked("ddp", State.alone, Model) == [True, False, False, False]
+    assert asked("hsdp", State.alone) == [False] * 4
+    assert asked("hsdp", State.alone, Model) == [True] * 4
+    assert asked("fsdp", State.alone) == [True] * 4
+    assert not alone([Leaf("empty", torch.empty(0))], 1)
 
 
 def test_replicas_that_drifted_apart_have_names() -> None:

@@ -52,6 +52,11 @@ def _ended(pid: int) -> bool:
         return True
 
 
+def collectives() -> int:
+    """Made so far by this process in its groups, whoever asked for them."""
+    return sum(group._get_sequence_number_for_group() for group in dist.distributed_c10d._world.pg_map)
+
+
 def in_order(bucket: Any) -> Any:
     """Gradients summed rank by rank. DDP lays its buckets out anew after a process's first step, and gloo's own sum of
     more than two goes by the place in a bucket: torch alone would not go on bit for bit."""
@@ -168,10 +173,18 @@ class Life:
             guard._agent.hear(protocol.Withdrawn(event["id"]))
         elif what == "noticed":
             until(lambda: guard._saver.alarmed)
-        elif what == "checkpoint":
-            guard._agent.hear(protocol.Checkpoint("a test"))
+        elif what == "background":
+            assert guard._ranks is not None
+            assert guard._ranks.background("a test")
         elif what == "saved":
-            until(lambda: guard._checkpointer.last is not None and not guard._saver.saving)
+            until(lambda: (last := guard._checkpointer.last) is not None and last.step >= event["least"])
+        elif what == "counts":
+            before = collectives()
+            until(lambda: (last := guard._checkpointer.last) is not None and last.step >= event["least"])
+            self.said["collectives"] = before, collectives()
+        elif what == "drift":
+            with torch.no_grad():
+                next(self.model.parameters()).add_(1.0)
         elif what == "outlives":
             until(lambda: _ended(event["pid"]))
         elif what == "kill":
