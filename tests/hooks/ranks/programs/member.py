@@ -54,7 +54,8 @@ def _ended(pid: int) -> bool:
 
 def collectives() -> int:
     """Made so far by this process in its groups, whoever asked for them."""
-    return sum(group._get_sequence_number_for_group() for group in dist.distributed_c10d._world.pg_map)
+    groups = dist.distributed_c10d._world.pg_map
+    return sum(group._get_sequence_number_for_group() for group in groups)  # type: ignore[attr-defined]
 
 
 def in_order(bucket: Any) -> Any:

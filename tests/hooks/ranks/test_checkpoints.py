@@ -1,0 +1,73 @@
+"""Checkpoints that no notice asks for, of all ranks: beside training and by hand; and which of them all go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hooks.ranks.gang import Gang, event, marked, newest
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
+    gang = Gang(2, tmp_path_factory.mktemp("gang"), SPOTGUARD_KEEP="2")
+    yield gang
+    gang.close()
+
+
+def test_the_first_ranks_checkpoints_are_everybodys_and_old_ones_go(gang: Gang, folder: Path) -> None:
+    begins = [event(0, step, "evaluation", "background") for step in (2, 4, 6)]
+    ends = [event(rank, step, "loading", "saved", least=step - 1) for rank in range(2) for step in (3, 5, 7)]
+    said = gang.play(2, "fsdp", folder, *begins, *ends)
+    assert [each["ended"] for each in said] == ["at its end"] * 2, gang.errors()
+    assert said[0]["last"] == said[1]["last"] >= 6
+    assert len(marked(folder)) == 2
+    whole = newest(folder)
+    assert whole is not None
+    assert whole.name.step == said[0]["last"]
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_a_notice_right_behind_a_checkpoint_beside_training_is_saved(
+    gang: Gang, way: str, folder: Path
+) -> None:
+    said = gang.play(2, way, folder, event(0, 4, "evaluation", "background"), event(0, 4, "evaluation"))
+    assert [each["ended"] for each in said] == ["preempted"] * 2, gang.errors()
+    whole = newest(folder)
+    assert whole is not None
+    assert [each["last"] for each in said] == [whole.name.step] * 2
+    assert [each["threads"] for each in said] == [[]] * 2
+
+
+def test_all_go_on_from_the_next_older_one_where_one_rank_finds_damage(gang: Gang, folder: Path) -> None:
+    straight = gang.play(2, "fsdp", folder, digests=True, total=7, saves=[3, 6])
+    back = gang.play(2, "fsdp", folder, step=3, total=4)
+    assert [each["start"] for each in back] == [3, 3]
+    newest_one = folder / "r" / "checkpoints" / marked(folder)[-1]
+    of_the_second = max(newest_one.glob("00001-of-00002/*"), key=lambda path: path.stat().st_size)
+    data = bytearray(of_the_second.read_bytes())
+    data[len(data) // 2] ^= 1
+    of_the_second.write_bytes(data)
+    then = gang.play(2, "fsdp", folder, total=5)
+    assert [each["start"] for each in then] == [3, 3], gang.errors()
+    assert "damaged, the next older one is taken: rank 1" in gang.errors()
+    assert then[0]["digests"]["3"] == straight[0]["digests"]["3"]
+
+
+def test_a_replica_that_has_drifted_is_named(gang: Gang, folder: Path) -> None:
+    said = gang.play(
+        2,
+        "ddp",
+        folder,
+        event(1, 3, "loading", "drift"),
+        event(0, 4, "evaluation", "background"),
+        *(event(rank, 6, "loading", "saved", least=4) for rank in range(2)),
+    )
+    assert [each["ended"] for each in said] == ["at its end"] * 2, gang.errors()
+    assert "replicas have drifted apart by step" in gang.errors()
+    assert "first.weight" in gang.errors().partition("replicas have drifted apart by step")[2]
