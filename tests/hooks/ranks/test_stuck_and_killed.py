@@ -67,3 +67,20 @@ def test_nothing_is_committed_without_a_shard_that_was_killed(gang: Gang, folder
     assert "nobody else holds the state of rank 2" in gang.errors()
     assert len(marked(folder)) == 1
     assert gang.play(3, "fsdp", folder, total=5)[0]["start"] == 2
+
+
+def test_a_window_that_is_far_too_short_leaves_the_previous_checkpoint(gang: Gang, folder: Path) -> None:
+    """Both ranks stay in the middle of a step until the deadline is over, and the agent has them leave."""
+    said = gang.play(
+        2,
+        "fsdp",
+        folder,
+        event(0, 4, "before boundary", "notice", id="n", drill=False, seconds=0.1),
+        *(event(rank, 4, "before boundary", "told to leave", id="n") for rank in range(2)),
+        saves=[2],
+    )
+    assert [each["ended"] for each in said] == ["preempted"] * 2, gang.errors()
+    assert [each["threads"] for each in said] == [[]] * 2
+    assert [each["last"] for each in said] == [2, 2]
+    assert len(marked(folder)) == 1
+    assert [each["start"] for each in gang.play(2, "fsdp", folder, total=4)] == [2, 2]

@@ -179,6 +179,15 @@ class Life:
             assert guard._ranks.background("a test")
         elif what == "saved":
             until(lambda: (last := guard._checkpointer.last) is not None and last.step >= event["least"])
+        elif what == "told to leave":
+            until(
+                lambda: (
+                    (alarm := guard._saver._alarm) is not None
+                    and alarm.deadline < guard._clock.monotonic()
+                    and not guard._saver.saving
+                )
+            )
+            guard._agent.hear(protocol.Leave(event["id"], 75))
         elif what == "counts":
             before = collectives()
             until(lambda: (last := guard._checkpointer.last) is not None and last.step >= event["least"])
