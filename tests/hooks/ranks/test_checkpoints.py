@@ -1,4 +1,5 @@
-"""Checkpoints that no notice asks for, of all ranks: beside training and by hand; and which of them all go on from."""
+"""Checkpoints that no notice asks for, of all ranks: beside training and by hand; which of them all go on from;
+and that none needs a collective, also where a notice asks."""
 
 from __future__ import annotations
 
@@ -71,3 +72,16 @@ def test_a_replica_that_has_drifted_is_named(gang: Gang, folder: Path) -> None:
     assert [each["ended"] for each in said] == ["at its end"] * 2, gang.errors()
     assert "replicas have drifted apart by step" in gang.errors()
     assert "first.weight" in gang.errors().partition("replicas have drifted apart by step")[2]
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_no_group_sees_a_collective_while_a_notice_is_handled(gang: Gang, way: str, folder: Path) -> None:
+    """Both training threads stand in their loaders from before the notice until the commit."""
+    counted = [event(rank, 4, "loading", "counts", least=4) for rank in range(2)]
+    said = gang.play(2, way, folder, event(0, 4, "loading"), *counted)
+    assert [each["last"] for each in said] == [4, 4], gang.errors()
+    assert len(marked(folder)) == 1
+    for each in said:
+        before, after = each["collectives"]
+        assert before > 4  # those of training are counted
+        assert after == before
