@@ -75,6 +75,8 @@ class Ranks:
         self._called: set[str] = set()
         self._until: dict[str, float] = {}
         self._asking = False
+        #: What is said to the others now, or was said last.
+        self._last: threading.Thread | None = None
 
     def begin(self, saver: Orders, checkpointer: Checkpointer, state: State, report: Reporter) -> None:
         """From here on calls are heard."""
@@ -185,13 +187,20 @@ class Ranks:
     def _call(self, call: Call, seconds: float, unheard: Callable[[str], None]) -> None:
         until = self._clock.monotonic() + seconds
 
-        def run() -> None:
+        def run(before: threading.Thread | None) -> None:
+            if (
+                before is not None
+            ):  # a notice and its withdrawal are heard in the order in which they were said
+                before.join(max(0.0, until - self._clock.monotonic()))
             try:
                 self.channel.call(call, lambda: max(0.0, until - self._clock.monotonic()))
             except SpotguardError as error:
                 unheard(str(error))
 
-        threading.Thread(target=run, name="spotguard-call", daemon=True).start()
+        with self._lock:
+            # (A thread forgets its arguments when it has run: this is no chain.)
+            self._last = threading.Thread(target=run, args=(self._last,), name="spotguard-call", daemon=True)
+            self._last.start()
 
     # --- from the others, on the mailbox's thread ---
 
