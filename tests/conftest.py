@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,12 @@ _runtime_dir = pytest.StashKey[Path]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set the environment once, for this process and for every child that a test starts."""
+    if find_spec("hypothesis") is not None:
+        from hypothesis import settings
+
+        # An example that takes 200 ms on a busy machine is no finding: nothing here measures time.
+        settings.register_profile("suite", deadline=None)
+        settings.load_profile("suite")
     for name in [name for name in os.environ if name.startswith("SPOTGUARD_")]:
         _session.delenv(name)
     for name, value in ENDPOINTS.items():
