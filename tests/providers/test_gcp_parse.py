@@ -24,10 +24,11 @@ JSON: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=20,
 )
+#: A zone is hours and minutes from UTC (RFC 3339, 5.6).
 DATES = st.datetimes(
     timezones=st.none()
     | st.just(UTC)
-    | st.builds(timezone, st.timedeltas(-timedelta(hours=23), timedelta(hours=23)))
+    | st.integers(-23 * 60, 23 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
 )
 STATUSES = st.sampled_from([200, 404, 500, 503])
 #: Names and words as the key has them, mixed with any others.
