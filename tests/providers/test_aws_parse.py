@@ -25,7 +25,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 DATES = st.datetimes(
     timezones=st.none()
     | st.just(UTC)
-    | st.builds(timezone, st.timedeltas(-timedelta(hours=23), timedelta(hours=23)))
+    | st.integers(-23 * 60, 23 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
 )
 ACTIONS = st.sampled_from(["terminate", "stop", "hibernate", " Terminate ", "reboot"]) | st.text(min_size=1)
 

@@ -21,7 +21,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 DATES = st.datetimes(
     timezones=st.none()
     | st.just(UTC)
-    | st.builds(timezone, st.timedeltas(-timedelta(hours=23), timedelta(hours=23)))
+    | st.integers(-23 * 60, 23 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
 )
 #: Everything a document's entry has, each right, wrong or missing.
 ENTRIES = st.fixed_dictionaries(
