@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Protocol
 
 from ..providers.clock import Clock
 from ..providers.errors import SpotguardError
@@ -24,6 +23,7 @@ from .alarm import BY_HAND, LAUNCHER, Alarm, alarm_of
 from .checkpointer import Checkpointer
 from .checkpoints.effort import Abandoned
 from .format.sharing import Roles
+from .hearer import Listener
 from .holding import gather_holdings, holding
 from .job import Job
 from .machine import Machine
@@ -44,12 +44,6 @@ _LATE = 10.0
 _CALLING = 0.3
 #: Seconds for any other call.
 _PATIENCE = 10.0
-
-
-class Reporter(Protocol):
-    """Who hears that nothing will be saved: `report.Report`."""
-
-    def failed(self, alarm: Alarm, reason: str, last_step: int) -> None: ...
 
 
 class Ranks:
@@ -78,7 +72,7 @@ class Ranks:
         #: What is said to the others now, or was said last.
         self._last: threading.Thread | None = None
 
-    def begin(self, saver: Orders, checkpointer: Checkpointer, state: State, report: Reporter) -> None:
+    def begin(self, saver: Orders, checkpointer: Checkpointer, state: State, report: Listener) -> None:
         """From here on calls are heard."""
         self._saver = saver
         self._checkpointer = checkpointer

@@ -82,11 +82,6 @@ def redeliver() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def held() -> bool:
-    """Whether one waits."""
-    return _held
-
-
 def let_go() -> None:
     """Put the previous handler back (in a forked child: data loaders end their workers by SIGTERM)."""
     global _installed, _held

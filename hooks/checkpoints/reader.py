@@ -13,21 +13,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NoReturn
 
 import torch
 
 from ...providers.clock import Clock
-from ...providers.errors import CheckpointError, StoreError
+from ...providers.errors import CheckpointError
 from ...providers.stores.store import BlobStore
 from ..format.coverage import Coverage, MergedTensor
 from ..format.dtypes import ITEMSIZE, torch_dtype
 from ..format.leaf import Leaf
 from .boxes import Box, common
 from .frames import Frame, box
-from .ranges import Load, Wanted, plan
+from .ranges import Wanted, plan
 from .reading import Progress, Reading
-from .taker import Span
+from .taker import Span, Strict
 
 
 def read(
@@ -129,7 +128,7 @@ def _place(wanted: Wanted) -> tuple[str, int, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Into:
+class _Into(Strict):
     """The memory, as who verified bytes are for."""
 
     parts: Mapping[tuple[str, int, str], Part]
@@ -142,13 +141,3 @@ class _Into:
                 if (met := common(inner, read)) is not None:
                     target = box(memory, *met.inside(inner))
                     span.frame.copy_part_out(span.start, span.sizes, met.inside(read), target, part.dtype)
-
-    def damaged(self, wanted: Wanted) -> NoReturn:
-        chunk = wanted.chunk
-        raise CheckpointError(
-            f"{wanted.key}: bytes {chunk.start} to {chunk.end} ({wanted.name}) are damaged: "
-            "their checksum is not the one that was saved"
-        )
-
-    def lost(self, load: Load, error: StoreError) -> NoReturn:
-        raise error

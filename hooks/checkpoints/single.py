@@ -12,10 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NoReturn
+from typing import Any
 
 from ...providers.clock import Clock
-from ...providers.errors import CheckpointError, StoreError
+from ...providers.errors import CheckpointError
 from ...providers.stores.store import BlobStore
 from ..format.coverage import MergedTensor
 from ..format.dtypes import ITEMSIZE, safetensors_form
@@ -23,9 +23,9 @@ from ..format.layout import header
 from ..format.manifest import RankManifest
 from .boxes import Box, runs
 from .catalog import Whole
-from .ranges import Load, Wanted, plan
+from .ranges import Wanted, plan
 from .reading import Progress, Reading
-from .taker import PlainFrame, Span
+from .taker import PlainFrame, Span, Strict
 
 #: What a private name begins with (`manifest.private_name`), of any rank.
 _OWN = re.compile(r"@\d{5,}/", re.ASCII)
@@ -129,7 +129,7 @@ def write(
 
 
 @dataclass(frozen=True, slots=True)
-class _IntoFile:
+class _IntoFile(Strict):
     """The file, as what verified bytes are for."""
 
     whole: Whole
@@ -146,16 +146,6 @@ class _IntoFile:
                 for place in self.planned.places[wanted.name]:
                     _put(self.file, view[at:end], place + first * wanted.itemsize)
                 at = end
-
-    def damaged(self, wanted: Wanted) -> NoReturn:
-        chunk = wanted.chunk
-        raise CheckpointError(
-            f"{wanted.key}: bytes {chunk.start} to {chunk.end} ({wanted.name}) are damaged: "
-            "their checksum is not the one that was saved"
-        )
-
-    def lost(self, load: Load, error: StoreError) -> NoReturn:
-        raise error
 
 
 def _put(file: int, view: memoryview, at: int) -> None:

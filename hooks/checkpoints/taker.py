@@ -5,9 +5,9 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar
 
-from ...providers.errors import StoreError
+from ...providers.errors import CheckpointError, StoreError
 from ..format import crc
 from .ranges import Load, Wanted
 
@@ -60,6 +60,22 @@ class Taker(Protocol[F]):
     def lost(self, load: Load, error: StoreError) -> None:
         """An object is gone, or too short, twice."""
         ...
+
+
+class Strict:
+    """Of a taker whom nothing less than every byte will do."""
+
+    __slots__ = ()
+
+    def damaged(self, wanted: Wanted) -> NoReturn:
+        chunk = wanted.chunk
+        raise CheckpointError(
+            f"{wanted.key}: bytes {chunk.start} to {chunk.end} ({wanted.name}) are damaged: "
+            "their checksum is not the one that was saved"
+        )
+
+    def lost(self, load: Load, error: StoreError) -> NoReturn:
+        raise error
 
 
 def placed(load: Load, wanted: Wanted, frames: Sequence[F]) -> Iterator[Span[F]]:
