@@ -23,8 +23,8 @@ from .writer import Writer
 
 log = logging.getLogger("spotguard")
 
-#: Seconds between two looks: doubled each time up to the second number.
-_FIRST, _MOST = 0.05, 1.0
+#: Seconds between two looks: a part of what was waited so far, between these two.
+_FIRST, _MOST, _PART = 0.05, 1.0, 0.1
 #: Seconds that the one who came last has for its merge and the marker, and those for each rank that it merges: 128 ranks
 #: take 2 s to check, and a fiftieth each to fetch.
 _MERGE, _MERGE_EACH = 2.0, 0.05
@@ -42,7 +42,15 @@ _LAST = 1.0
 
 
 class Incomplete(Abandoned):
-    """This rank's part is in the store, another's is not, and it is waited for no longer."""
+    """This rank's part is in the store, another's is not, and it is waited for no longer.
+
+    Args:
+        missing: the ranks whose manifests were not seen.
+    """
+
+    def __init__(self, why: str, missing: Sequence[int]) -> None:
+        super().__init__(why)
+        self.missing = tuple(sorted(missing))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +93,25 @@ def publish_together(
     except Incomplete:
         raise
     except Abandoned as why:
-        raise Incomplete(f"{why}; {others.whose()}") from why
+        raise Incomplete(f"{why}; {others.whose()}", others.missing) from why
     return Published(seconds, marked=False)
 
 
 def _wait(writer: Writer, others: Others, effort: Effort) -> bool:
     """Until it is marked; True: until it is for this rank to do so, and all manifests are fetched."""
-    pause, until = _FIRST, effort.now() + _PATIENCE
+    began = effort.now()
+    until = began + _PATIENCE
     complete: float | None = None
     while True:
-        effort.pause(pause)
-        pause = min(2 * pause, _MOST)
+        effort.pause(min(max(_FIRST, _PART * (effort.now() - began)), _MOST))
         writer.ask(others.look, effort)
         now = effort.now()
         if others.marked:
             return False
         if others.lost:
-            raise Incomplete(f"{others.lost}; {others.whose()}")
+            raise Incomplete(f"{others.lost}; {others.whose()}", others.missing)
         if effort.left() is None and now >= until:
-            raise Incomplete(f"waited for {_PATIENCE:.0f} s; {others.whose()}")
+            raise Incomplete(f"waited for {_PATIENCE:.0f} s; {others.whose()}", others.missing)
         if others.missing:
             complete = None
             continue

@@ -18,7 +18,7 @@ NEEDS_TORCH = [
     "state/test_*.py",
     *(
         f"checkpoints/test_{name}.py"
-        for name in ("crew", "draft", "frames", "idle", "reader", "shares", "together", "writer")
+        for name in ("crew", "draft", "frames", "idle", "reader", "shares", "together", "work", "writer")
     ),
     *(
         f"test_{name}.py"
@@ -32,6 +32,7 @@ NEEDS_TORCH = [
             "last_moment",
             "less",
             "malformed",
+            "namesakes",
             "next_save",
             "outages",
             "promotion",

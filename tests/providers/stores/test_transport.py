@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import sys
+import termios
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +185,22 @@ def test_a_full_buffer_that_drains_is_no_stall() -> None:
             if seen := queue.moves():
                 break
         assert seen
+
+
+def test_the_kernel_takes_little_ahead_of_the_network() -> None:
+    """What it holds counts as sent, and cannot be called back: less than a piece, where it would hold several."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connection = transport._Sending(*listener.getsockname())
+        connection.connect()
+        theirs, _ = listener.accept()
+    with theirs, closing(connection):
+        assert isinstance(connection.sock, socket.socket)
+        connection.sock.setblocking(False)
+        with suppress(BlockingIOError):
+            while connection.sock.send(bytes(PIECE)):
+                pass
+        held = fcntl.ioctl(connection.sock.fileno(), termios.TIOCOUTQ, bytes(4))
+        assert 0 < int.from_bytes(held, sys.byteorder) < PIECE
 
 
 def test_a_body_that_nobody_takes_is_given_up() -> None:

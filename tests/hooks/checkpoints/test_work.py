@@ -1,0 +1,52 @@
+"""Which put is worth sending a second time."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from spotguard.hooks.checkpoints.draft import Landed
+from spotguard.hooks.checkpoints.work import Flight
+from spotguard.hooks.format.keys import CheckpointName
+
+SIZE = 4000
+
+
+def flight(*, sent: int, moved: float) -> Flight:
+    """Begun at 10.0."""
+    return Flight(
+        0, memoryview(bytes(SIZE)), 0, Landed([], CheckpointName(1, 5, 1)), 10.0, moved=moved, sent=sent
+    )
+
+
+@pytest.mark.parametrize("sent", [0, 3000, SIZE])
+@pytest.mark.parametrize("usual", [None, 1.9], ids="peers-took-{}".format)
+def test_what_stands_still_lags(usual: float | None, sent: int) -> None:
+    """Also one that has all its bytes away, and no answer."""
+    assert not flight(sent=sent, moved=11.0).lags(12.9, usual)
+    assert flight(sent=sent, moved=11.0).lags(13.1, usual)
+
+
+def test_where_peers_take_long_a_pause_is_no_standstill() -> None:
+    assert not flight(sent=3000, moved=12.0).lags(14.5, usual=3.0)
+    assert flight(sent=3000, moved=12.0).lags(15.1, usual=3.0)
+
+
+def test_what_is_late_and_crawls_lags() -> None:
+    """A quarter is away after three times what the whole takes others."""
+    assert flight(sent=1000, moved=16.0).lags(16.0, usual=2.0)
+
+
+def test_what_is_late_and_nearly_there_does_not_lag() -> None:
+    """At its pace the rest is there sooner than another could bring it."""
+    assert not flight(sent=3500, moved=16.0).lags(16.0, usual=2.0)
+
+
+def test_what_is_in_time_does_not_lag() -> None:
+    assert not flight(sent=10, moved=14.9).lags(14.9, usual=2.0)
+
+
+def test_within_a_second_nothing_is_late() -> None:
+    assert not flight(sent=10, moved=10.9).lags(10.9, usual=0.1)
+    assert flight(sent=10, moved=10.9).lags(11.1, usual=0.1)
