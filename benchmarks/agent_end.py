@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -32,6 +33,8 @@ class AgentEnd:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # who still waits for a hook wakes up
         for held in (self._connection, self._listening):
             if held is not None:
                 held.close()
@@ -56,7 +59,10 @@ class AgentEnd:
                 return message
 
     def _listen(self) -> None:
-        self._connection, _ = self._listening.accept()
+        try:
+            self._connection, _ = self._listening.accept()
+        except OSError:
+            return  # no hook has come
         peer = protocol.Peer(protocol.Role.NEW)
         try:
             while data := self._connection.recv(65536):
