@@ -135,9 +135,10 @@ class _Sending(HTTPConnection):
     #: Bytes of one write.
     at_once = PIECE
 
-    def connect(self) -> None:
-        super().connect()
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _AHEAD)
+    def _new_conn(self) -> socket.socket:
+        sock = super()._new_conn()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _AHEAD)
+        return sock
 
     def send(self, data: Any) -> None:
         if self.sock is None:
