@@ -30,9 +30,9 @@ from .services import SERVICES, Place, check, serving
 _S3 = SERVICES[0]
 _PEERS = ("DCP + s3torchconnector", "DCP + s3fs", "dcp.save + upload_file")
 #: Rounds on each link, of Mbit/s.
-_ROUNDS = {100: 2, 400: 5}
-#: Blocks of 36 MiB, moments and all, for each rank.
-_BLOCKS = 4
+_ROUNDS = {100: 1, 400: 3}
+#: Blocks of 36 MiB, moments and all, for each rank: more than the 256 MiB from which the figure is one of the link.
+_BLOCKS = 8
 #: Seconds of plain TCP on each link.
 _SECONDS = 1.0
 
