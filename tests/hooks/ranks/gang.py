@@ -9,17 +9,19 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from spotguard.hooks.checkpoints.catalog import Whole, find_whole
-from spotguard.providers.stores.opening import open_store
+from threading import Event as Never
+from typing import IO, Any
 
 ROOT = Path(__file__).parents[3]
-PROGRAM = Path(__file__).parent / "programs" / "member.py"
+NURSERY = Path(__file__).parent / "programs" / "nursery.py"
 #: Seconds for one job.
 TIMEOUT = 60.0
+#: The member that is no rank: it serves the job's store, where no rank does. (Under torchrun it is the launcher.)
+HOST = 99
 
 Event = Mapping[str, Any]
 Said = dict[str, Any]
@@ -29,64 +31,99 @@ def event(rank: int, step: int, phase: str, what: str = "preempt", **more: Any) 
     return {"rank": rank, "step": step, "phase": phase, "what": what, **more}
 
 
-class Gang:
-    """So many processes; what they say to nobody is in `folder`."""
+def fate(rank: int, call: str, number: int = 0, *, after: bool = False, sign: Path | None = None) -> Event:
+    """It dies at that call of those that are like this; or is held there, until there is no `sign` any more."""
+    what = "die" if sign is None else "hold"
+    return {
+        "rank": rank, "call": call, "number": number, "after": after, "what": what, "sign": str(sign)
+    }  # fmt: skip
 
-    def __init__(self, size: int, folder: Path, **env: str) -> None:
-        self._environment = {
-            **os.environ,
-            "PYTHONPATH": f"{ROOT / 'packaging'}:{ROOT}",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1",
-            "SPOTGUARD_EVERY": "off",
-            "SPOTGUARD_SOCKET": "",
-            **env,
-        }
-        self._logs = [folder / f"rank{rank}.err" for rank in range(size)]
+
+@dataclass
+class Member:
+    """One process."""
+
+    pid: int
+    #: Whatever its pid is given to later.
+    handle: int
+    orders: IO[bytes]
+    answers: IO[bytes]
+
+    @property
+    def alive(self) -> bool:
+        return not select.select([self.handle], [], [], 0)[0]
+
+    def signal(self, number: int) -> None:
+        if self.alive:
+            signal.pidfd_send_signal(self.handle, number)
+
+    def end(self) -> None:
+        self.signal(signal.SIGKILL)
+        assert select.select([self.handle], [], [], TIMEOUT)[0]
+        os.close(self.handle)
+        self.orders.close()
+        self.answers.close()
+
+
+class Gang:
+    """As many processes as a job needs; what they say to nobody is in `folder`. They begin when they are needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._nursery: subprocess.Popen[bytes] | None = None
+        self._members: dict[int, Member] = {}
         #: They have not said what became of their last job, or said it wrong.
         self._broken = False
-        self.members = [self._start(rank) for rank in range(size)]
-
-    def _start(self, rank: int) -> subprocess.Popen[bytes]:
-        with self._logs[rank].open("wb") as err:
-            return subprocess.Popen(
-                [sys.executable, str(PROGRAM), str(rank)],
-                env=self._environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=err,
-            )
 
     def close(self) -> None:
-        for each in self.members:
-            _end(each)
+        for each in self._members.values():
+            each.end()
+        if self._nursery is not None:
+            self._births.close()  # it ends
+            self._nursery.wait(TIMEOUT)
+
+    def pid(self, rank: int) -> int:
+        return self._member(rank).pid
 
     def begin(self, world: int, way: str, store: Path, *events: Event, **scenario: Any) -> None:
-        """A job of so many ranks. `total` steps; `saves` by hand after these; `digests` after each."""
+        """A job of so many ranks.
+
+        Args:
+            scenario: `total` steps, `saves` by hand after these, and what else `programs.life` knows; `env` of each rank;
+                `hosted`: the job's store is no rank's.
+        """
+        if self._broken:  # one test's failure is not the next one's
+            for rank in list(self._members):
+                self._members.pop(rank).end()
+        port = _free_port()
         told = {
             "world": world,
             "way": way,
             "store": f"file://{store}",
             "run": "r",
-            "port": _free_port(),
+            "port": port,
             "total": 12,
             "events": events,
+            "fates": [],
             "optimizers": 1,
             "saves": [],
             "digests": False,
             "step": None,
+            "hosted": False,
+            "training": "plain",
+            "env": {},
             **scenario,
         }
-        for rank, each in enumerate(self.members):
-            if self._broken or each.poll() is not None:  # one test's failure is not the next one's
-                _end(each)
-                self.members[rank] = self._start(rank)
+        for rank in range(world):
+            self._member(rank)
+        for rank in self._members:
+            os.truncate(self._log(rank), 0)
         self._broken = True
-        line = json.dumps(told).encode() + b"\n"
-        for each in self.members[:world]:
-            assert each.stdin is not None
-            each.stdin.write(line)
-            each.stdin.flush()
+        if told["hosted"]:
+            self._tell(HOST, {"serve": port})
+            assert self._hear(HOST) == {"serves": port}
+        for rank in range(world):
+            self._tell(rank, told)
 
     def ended(self, ranks: Sequence[int]) -> list[Said]:
         """What became of these."""
@@ -94,48 +131,92 @@ class Gang:
         self._broken = False
         return said
 
+    def survivors(self, world: int) -> dict[int, Said]:
+        """What became of those that have not died."""
+        said = {rank: heard for rank in range(world) if (heard := self._hear(rank, dead=True))}
+        self._broken = False
+        return said
+
     def play(self, world: int, way: str, store: Path, *events: Event, **scenario: Any) -> list[Said]:
         self.begin(world, way, store, *events, **scenario)
         return self.ended(range(world))
 
-    def _hear(self, rank: int) -> Said:
-        pipe = self.members[rank].stdout
-        assert pipe is not None
-        if not select.select([pipe], [], [], TIMEOUT)[0]:
-            for each in self.members:
-                if each.poll() is None:
-                    each.send_signal(signal.SIGUSR1)  # where its threads are
+    def errors(self) -> str:
+        logs = [self._log(rank) for rank in sorted(self._members)]
+        return "\n".join(f"--- {log.name}\n{log.read_text()[-6000:]}" for log in logs)
+
+    def _member(self, rank: int) -> Member:
+        found = self._members.get(rank)
+        if found is not None and not found.alive:
+            self._members.pop(rank).end()
+            found = None
+        if found is None:
+            found = self._members[rank] = self._born(rank)
+        return found
+
+    def _born(self, rank: int) -> Member:
+        if self._nursery is None:
+            self._births, theirs = socket.socketpair()
+            environment = {
+                **os.environ,
+                "PYTHONPATH": f"{ROOT / 'packaging'}:{ROOT}",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+                "SPOTGUARD_EVERY": "off",
+            }
+            with theirs:
+                self._nursery = subprocess.Popen(
+                    [sys.executable, str(NURSERY), str(theirs.fileno())],
+                    env=environment,
+                    pass_fds=[theirs.fileno()],
+                )
+            self._births.settimeout(TIMEOUT)
+        (orders, its_orders), (answers, its_answers) = os.pipe()[::-1], os.pipe()
+        log = os.open(self._log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        theirs_now = [its_orders, its_answers, log]
+        socket.send_fds(self._births, [str(rank).encode()], theirs_now)
+        for each in theirs_now:
+            os.close(each)
+        pid = int(self._births.recv(16))
+        return Member(pid, os.pidfd_open(pid), os.fdopen(orders, "wb", 0), os.fdopen(answers, "rb"))
+
+    def _log(self, rank: int) -> Path:
+        return self._folder / f"rank{rank}.err"
+
+    def _tell(self, rank: int, what: Mapping[str, Any]) -> None:
+        self._member(rank).orders.write(json.dumps(what).encode() + b"\n")
+
+    def _hear(self, rank: int, *, dead: bool = False) -> Said:
+        """Its answer; nothing, where it may be `dead` and is."""
+        member = self._members[rank]
+        if not select.select([member.answers], [], [], TIMEOUT)[0]:
+            for each in self._members.values():
+                each.signal(signal.SIGUSR1)  # where its threads are
             select.select([], [], [], 1.0)
             raise AssertionError(f"rank {rank} says nothing:\n{self.errors()}")
-        line = pipe.readline()
+        line = member.answers.readline()
+        if not line and dead:
+            return {}
         assert line, f"rank {rank} is gone:\n{self.errors()}"
         said: Said = json.loads(line)
         return said
 
-    def errors(self) -> str:
-        return "\n".join(f"--- {log.name}\n{log.read_text()[-6000:]}" for log in self._logs)
+
+@contextmanager
+def signs(folder: Path) -> Iterator[Callable[[str], Path]]:
+    """Paths of signs, by name. Whoever is held is let go in the end."""
+    given: dict[str, Path] = {}
+    try:
+        yield lambda name: given.setdefault(name, folder / f"{name}.sign")
+    finally:
+        for path in given.values():
+            path.unlink(missing_ok=True)
 
 
-def newest(store: Path) -> Whole | None:
-    return find_whole(open_store(f"file://{store}"), "r")
-
-
-def marked(store: Path) -> list[str]:
-    """The checkpoints that bear a marker."""
-    return sorted(path.parent.name for path in store.glob("r/checkpoints/*/COMMIT.json"))
-
-
-def losses(said: Sequence[Said]) -> dict[int, float]:
-    """Of each step, over all ranks."""
-    return {int(step): sum(each["losses"][step] for each in said) / len(said) for step in said[0]["losses"]}
-
-
-def _end(member: subprocess.Popen[bytes]) -> None:
-    member.kill()
-    member.wait()
-    for pipe in (member.stdin, member.stdout):
-        assert pipe is not None
-        pipe.close()
+def until(there: Callable[[], bool]) -> None:
+    """Wait for it."""
+    nothing, looks = Never(), int(TIMEOUT / 0.01)
+    assert any(there() or nothing.wait(0.01) for _ in range(looks)), "it did not come"
 
 
 def _free_port() -> int:

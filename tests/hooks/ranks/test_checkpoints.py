@@ -3,28 +3,21 @@ and that none needs a collective, also where a notice asks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.hooks.ranks.gang import Gang, event, marked, newest
+from tests.hooks.ranks.checking import marked, newest
+from tests.hooks.ranks.gang import Gang, event
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 
-@pytest.fixture(scope="module")
-def gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
-    gang = Gang(2, tmp_path_factory.mktemp("gang"), SPOTGUARD_KEEP="2")
-    yield gang
-    gang.close()
-
-
 def test_the_first_ranks_checkpoints_are_everybodys_and_old_ones_go(gang: Gang, folder: Path) -> None:
     begins = [event(0, step, "evaluation", "background") for step in (2, 4, 6)]
     ends = [event(rank, step, "loading", "saved", least=step - 1) for rank in range(2) for step in (3, 5, 7)]
-    said = gang.play(2, "fsdp", folder, *begins, *ends)
+    said = gang.play(2, "fsdp", folder, *begins, *ends, env={"SPOTGUARD_KEEP": "2"})
     assert [each["ended"] for each in said] == ["at its end"] * 2, gang.errors()
     assert said[0]["last"] == said[1]["last"] >= 6
     assert len(marked(folder)) == 2

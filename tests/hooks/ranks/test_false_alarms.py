@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.hooks.ranks.gang import Event, Gang, event, marked
+from tests.hooks.ranks.checking import STEPS, marked, straight
+from tests.hooks.ranks.gang import Event, Gang, event
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 
-@pytest.fixture(scope="module")
-def gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
-    gang = Gang(2, tmp_path_factory.mktemp("gang"))
-    yield gang
-    gang.close()
-
-
-def undisturbed(gang: Gang, way: str, store: Path, *events: Event) -> None:
+def goes_on_as_if_nothing_had_been(gang: Gang, way: str, store: Path, *events: Event) -> None:
     """All its steps, each as in a run in which nothing happens."""
-    straight = gang.play(2, way, store / "straight", digests=True, total=10)
-    said = gang.play(2, way, store / "disturbed", *events, digests=True, total=10)
+    undisturbed = straight(gang, 2, way, store)
+    said = gang.play(2, way, store / "disturbed", *events, digests=True, total=STEPS)
     assert [each["ended"] for each in said] == ["at its end"] * 2, gang.errors()
     assert [each["threads"] for each in said] == [[]] * 2
     for rank in range(2):
-        assert said[rank]["losses"] == straight[rank]["losses"]
-        assert said[rank]["digests"]["10"] == straight[rank]["digests"]["10"]
+        assert said[rank]["losses"] == undisturbed[rank]["losses"]
+        assert said[rank]["digests"][str(STEPS)] == undisturbed[rank]["digests"][str(STEPS)]
 
 
 @pytest.mark.parametrize(("way", "drill"), [("ddp", True), ("fsdp", False)])
 def test_a_notice_that_is_withdrawn_after_the_commit_leaves_a_checkpoint_and_no_other_trace(
     gang: Gang, way: str, drill: bool, folder: Path
 ) -> None:
-    undisturbed(
+    goes_on_as_if_nothing_had_been(
         gang,
         way,
         folder,
@@ -52,5 +45,5 @@ def test_a_notice_that_is_withdrawn_before_the_commit_leaves_no_trace(
 ) -> None:
     """It comes in the middle of its rank's step, which holds the save up for as long."""
     alarm = {"id": "n", "drill": drill, "at once": at_once}
-    undisturbed(gang, way, folder, event(0, 4, "before boundary", "false alarm", **alarm))
+    goes_on_as_if_nothing_had_been(gang, way, folder, event(0, 4, "before boundary", "false alarm", **alarm))
     assert marked(folder / "disturbed") == []

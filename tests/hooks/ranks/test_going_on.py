@@ -2,55 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.hooks.ranks.gang import Gang, event, losses, marked, newest
+from tests.hooks.ranks.checking import STEPS, losses, marked, newest, saved_together, straight
+from tests.hooks.ranks.gang import Gang, event
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 
-@pytest.fixture(scope="module")
-def gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
-    gang = Gang(4, tmp_path_factory.mktemp("gang"))
-    yield gang
-    gang.close()
-
-
 @pytest.mark.parametrize(
     ("way", "world"),
-    [("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4), ("tp_fsdp", 4)],
+    [("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4), ("tp_fsdp", 2), ("tp_fsdp", 4), ("hsdp", 4)],
 )
 def test_a_run_that_was_preempted_goes_on_bit_for_bit(gang: Gang, way: str, world: int, folder: Path) -> None:
-    straight = gang.play(world, way, folder / "straight", digests=True, total=8)
+    undisturbed = straight(gang, world, way, folder)
     store = folder / "preempted"
-    first = gang.play(world, way, store, event(world - 1, 4, "forward"), total=8)
-    step = first[0]["last"]
-    assert [each["ended"] for each in first] == ["preempted"] * world, gang.errors()
-    assert [each["last"] for each in first] == [step] * world
+    first = gang.play(world, way, store, event(world - 1, 4, "forward"))
+    step = saved_together(gang, store, first)
     assert len(marked(store)) == 1
-    whole = newest(store)
-    assert whole is not None
-    assert whole.name.step == step
-    then = gang.play(world, way, store, digests=True, total=8)
+    then = gang.play(world, way, store, digests=True, total=STEPS)
     for rank in range(world):
         assert then[rank]["start"] == step
         assert then[rank]["digests"] == {
-            at: digest for at, digest in straight[rank]["digests"].items() if int(at) >= step
+            at: digest for at, digest in undisturbed[rank]["digests"].items() if int(at) >= step
         }
-        assert {**first[rank]["losses"], **then[rank]["losses"]} == straight[rank]["losses"]
+        assert {**first[rank]["losses"], **then[rank]["losses"]} == undisturbed[rank]["losses"]
 
 
-def test_a_job_goes_on_with_fewer_ranks_and_with_more(gang: Gang, folder: Path) -> None:
-    straight = gang.play(4, "fsdp", folder / "straight", digests=True)
-    store = folder / "changing"
-    four = gang.play(4, "fsdp", store, event(2, 3, "backward"))
-    two = gang.play(2, "fsdp", store, total=7, saves=[7])
-    three = gang.play(3, "fsdp", store)
-    assert two[0]["digests"][str(four[0]["last"])] == straight[0]["digests"][str(four[0]["last"])]
-    assert three[0]["start"] == 7
-    assert losses(two) == pytest.approx({step: losses(straight)[step] for step in losses(two)}, abs=1e-5)
-    assert losses(three) == pytest.approx({step: losses(straight)[step] for step in losses(three)}, abs=1e-5)
+@pytest.mark.parametrize(
+    "ways",
+    [("fsdp", "fsdp", "fsdp"), ("ddp", "fsdp", "ddp"), ("tp_fsdp", "ddp", "fsdp")],
+    ids="-".join,
+)
+def test_a_job_goes_on_with_fewer_ranks_and_with_more(
+    gang: Gang, ways: tuple[str, str, str], folder: Path
+) -> None:
+    """Each begins with the very weights and moments with which the one before it ended."""
+    undisturbed, store = straight(gang, 4, ways[0], folder), folder / "changing"
+    four = gang.play(4, ways[0], store, event(2, 3, "backward"))
+    at = saved_together(gang, store, four)
+    two = gang.play(2, ways[1], store, total=7, saves=[7], digests=True)
+    three = gang.play(3, ways[2], store, digests=True, total=STEPS)
+    assert {each["start"] for each in two} == {at}
+    assert {each["start"] for each in three} == {7}
+    assert {each["digests"][str(at)] for each in two} == {undisturbed[0]["digests"][str(at)]}
+    assert {each["digests"]["7"] for each in three} == {two[0]["digests"]["7"]}
+    for said in (two, three):
+        assert losses(said) == pytest.approx(
+            {step: losses(undisturbed)[step] for step in losses(said)}, abs=1e-5
+        )
+    whole = newest(store)
+    assert whole is not None
+    assert whole.name.step == 7

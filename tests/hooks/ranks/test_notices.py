@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.hooks.ranks.gang import Event, Gang, Said, event, marked, newest
+from tests.hooks.ranks.checking import saved_together
+from tests.hooks.ranks.gang import Event, Gang, event
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 PHASES = ["loading", "forward", "backward", "optimizer", "between", "before boundary", "evaluation"]
-
-
-@pytest.fixture(scope="module")
-def gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
-    gang = Gang(4, tmp_path_factory.mktemp("gang"))
-    yield gang
-    gang.close()
-
-
-def saved_together(gang: Gang, store: Path, said: list[Said]) -> int:
-    """All have the same step, which is committed, once, all leave in order, and nobody is left parked or listening."""
-    steps = {each["last"] for each in said}
-    assert len(steps) == 1, f"{said}\n{gang.errors()}"
-    assert [each["ended"] for each in said] == ["preempted"] * len(said)
-    assert [each["threads"] for each in said] == [[]] * len(said)
-    whole = newest(store)
-    assert whole is not None, gang.errors()
-    assert whole.name.step in steps
-    assert [str(whole.name)] == marked(store)
-    return whole.name.step
 
 
 def instants(chance: random.Random, world: int) -> list[Event]:

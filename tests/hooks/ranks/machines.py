@@ -1,0 +1,63 @@
+"""The machines of a job: each the agent itself, its machine, its socket and its loop, as a service that ends nothing. What
+clouds say it is told by the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from spotguard.agent.emergency import Machine as Decisions
+from spotguard.agent.emergency import Policy
+from spotguard.agent.events import Event, NoticeGone, NoticeSeen, Signalled
+from spotguard.agent.loop import Agent
+from spotguard.agent.server import Server
+from spotguard.agent.status import Facts
+from spotguard.providers.clock import SystemClock
+from spotguard.providers.notice import Notice, NoticeKind
+
+
+class Machine:
+    """Ranks that were begun with its `socket` are on it."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self._clock = SystemClock()
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._server = Server(socket, self._events.put, self._clock)
+        facts = Facts("r", os.getpid(), str(socket), True, self._clock.monotonic())
+        agent = Agent(Decisions(Policy(command=False)), self._server, self._clock, self._events, facts)
+        self._thread = threading.Thread(target=agent.run, name="test-agent", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._events.put(Signalled(signal.SIGTERM))
+        self._thread.join(30.0)
+        self._server.close()
+        assert not self._thread.is_alive()
+
+    def notice(self, seconds: float, id: str = "n") -> None:
+        """It goes in so many seconds."""
+        now = self._clock.monotonic()
+        kind = NoticeKind.PREEMPT
+        self._events.put(NoticeSeen(Notice(id, kind, "a test", now + seconds, now, window=seconds)))
+
+    def withdraw(self, id: str = "n") -> None:
+        """It stays."""
+        self._events.put(NoticeGone(id))
+
+    def outcomes(self) -> list[dict[str, Any]]:
+        """What its agent has said of each notice, in order; all of it once that has ended."""
+        said = self.socket.with_suffix(".outcomes.jsonl")
+        return [json.loads(line) for line in said.read_text().splitlines()] if said.exists() else []

@@ -1,0 +1,154 @@
+"""What becomes of a process at one of its calls to the stores, those of blobs and the job's: it dies there, before or
+behind that call's effect; or it stands still until the test lets it go on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from spotguard.hooks.agreement.c10d import Store
+from spotguard.providers.stores.store import BlobStore, ObjectInfo, Sent
+
+T = TypeVar("T")
+
+#: Seconds after which a process that nobody lets go on goes on.
+PATIENCE = 30.0
+
+
+class Fates:
+    """Of one process in one job: calls are counted from `begin` on.
+
+    Args:
+        told: each a dict of `call` (a pattern of what is called), `number` (which of those, from 0), `after` (its effect),
+            `what` ("die" or "hold"), `sign` (a path that appears when it is held; it goes on when that is gone).
+    """
+
+    def __init__(self, told: Sequence[dict[str, Any]]) -> None:
+        self._lock = threading.Lock()
+        self._open = [dict(each) for each in told]
+        #: Of all calls.
+        self.count = -1
+
+    def begin(self) -> None:
+        with self._lock:
+            self.count = 0
+
+    def call(self, what: str, effect: Callable[[], T]) -> T:
+        met = self._met(what)
+        for each in met:
+            if not each["after"]:
+                _meet(each)
+        result = effect()
+        for each in met:
+            if each["after"]:
+                _meet(each)
+        return result
+
+    def _met(self, what: str) -> list[dict[str, Any]]:
+        with self._lock:
+            if self.count < 0:
+                return []
+            self.count += 1
+            met = []
+            for each in list(self._open):
+                if re.search(each["call"], what):
+                    each["number"] -= 1
+                    if each["number"] < 0:
+                        self._open.remove(each)
+                        met.append(each)
+            return met
+
+
+def _meet(fate: dict[str, Any]) -> None:
+    if fate["what"] == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sign = Path(fate["sign"])
+    sign.touch()
+    nothing = threading.Event()
+    assert any(not sign.exists() or nothing.wait(0.01) for _ in range(int(PATIENCE / 0.01)))
+
+
+class FatedStore:
+    """A `BlobStore` as such a process sees it. Its calls are "put KEY", "get KEY", "read KEY", "list", "delete"."""
+
+    def __init__(self, store: BlobStore, fates: Fates) -> None:
+        self.url = store.url
+        self.parallel = store.parallel
+        self._store = store
+        self._fates = fates
+
+    def warm(self, *, timeout: float | None = None) -> None:
+        self._store.warm(timeout=timeout)
+
+    def put(
+        self,
+        key: str,
+        data: memoryview,
+        *,
+        timeout: float | None = None,
+        crc32: int | None = None,
+        sent: Sent | None = None,
+    ) -> None:
+        self._fates.call(
+            f"put {key}", lambda: self._store.put(key, data, timeout=timeout, crc32=crc32, sent=sent)
+        )
+
+    def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
+        return self._fates.call(f"put {key}", lambda: self._store.put_if_absent(key, data, timeout=timeout))
+
+    def get(self, key: str, *, timeout: float | None = None) -> bytes:
+        return self._fates.call(f"get {key}", lambda: self._store.get(key, timeout=timeout))
+
+    def read_into(self, key: str, start: int, buffer: memoryview, *, timeout: float | None = None) -> None:
+        self._fates.call(f"read {key}", lambda: self._store.read_into(key, start, buffer, timeout=timeout))
+
+    def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
+        return self._fates.call("list", lambda: self._store.list(prefix, timeout=timeout))
+
+    def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
+        for key in keys:  # a batch may break off anywhere
+            self._fates.call("delete", lambda key=key: self._store.delete([key], timeout=timeout))  # type: ignore[misc]
+
+
+class FatedChannel:
+    """A job's store, the same way. Its calls are "set KEY …", "add KEY", "claim KEY", "hear KEY …", without what all keys
+    begin with. (Asking and waiting change nothing, and are done any number of times.)"""
+
+    def __init__(self, store: Store, fates: Fates) -> None:
+        self._store = store
+        self._fates = fates
+
+    def clone(self) -> FatedChannel:
+        return FatedChannel(self._store.clone(), self._fates)
+
+    def check(self, keys: list[str], /) -> bool:
+        return self._store.check(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta, /) -> None:
+        self._store.wait(keys, timeout)
+
+    def delete_key(self, key: str, /) -> bool:
+        return self._store.delete_key(key)
+
+    def add(self, key: str, value: int, /) -> int:
+        return self._fates.call(f"add {_short(key)}", lambda: self._store.add(key, value))
+
+    def compare_set(self, key: str, expected: str, value: str, /) -> bytes:
+        return self._fates.call(f"claim {_short(key)}", lambda: self._store.compare_set(key, expected, value))
+
+    def multi_get(self, keys: list[str], /) -> Sequence[bytes]:
+        return self._fates.call(f"hear {_short(*keys)}", lambda: self._store.multi_get(keys))
+
+    def multi_set(self, keys: list[str], values: list[str], /) -> None:
+        self._fates.call(f"set {_short(*keys)}", lambda: self._store.multi_set(keys, values))
+
+
+def _short(*keys: str) -> str:
+    return " ".join(key.split("/", 2)[-1] for key in keys)

@@ -1,0 +1,174 @@
+"""What can happen to a rank, each by its name. On a thread of its own, while the training thread waits for it or goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from spotguard.hooks import protocol
+from spotguard.testing import preempt
+
+if TYPE_CHECKING:
+    from tests.hooks.ranks.programs.life import Life
+
+#: Seconds after which something that a scenario waits for will not come.
+PATIENCE = 30.0
+#: What happens while training goes on.
+BESIDE = ("withdrawn when saved",)
+
+
+def until(there: Callable[[], bool]) -> None:
+    """Wait for it. A stuck training thread that somebody frees at last, so that its process can play on."""
+    nothing, looks = threading.Event(), int(PATIENCE / 0.01)
+    assert any(there() or nothing.wait(0.01) for _ in range(looks)), "it did not come"
+
+
+def happen(life: Life, event: dict[str, Any]) -> None:
+    HAPPENINGS[event["what"]](life, event)
+
+
+def _preempt(life: Life, event: dict[str, Any]) -> None:
+    assert life.guard is not None
+    preempt(life.guard, _seconds(event))
+
+
+def _notice(life: Life, event: dict[str, Any]) -> None:
+    """As its agent would say it, to this rank alone."""
+    _hear(
+        life,
+        protocol.Preempt(event["id"], _seconds(event), 0.0, "reclaim", "a test", event.get("drill", False)),
+    )
+
+
+def _false_alarm(life: Life, event: dict[str, Any]) -> None:
+    assert life.guard is not None
+    saver = life.guard._saver
+    _notice(life, event)
+    until(lambda: saver.saving or event["at once"])
+    _hear(life, protocol.Withdrawn(event["id"]))
+    until(lambda: not saver.alarmed)
+
+
+def _withdrawn_when_saved(life: Life, event: dict[str, Any]) -> None:
+    guard = life.guard
+    assert guard is not None
+    until(lambda: guard._checkpointer.last is not None and not guard._saver.saving)
+    _hear(life, protocol.Withdrawn(event["id"]))
+
+
+def _noticed(life: Life, event: dict[str, Any]) -> None:
+    guard = life.guard
+    assert guard is not None
+    until(lambda: guard._saver.alarmed)
+
+
+def _background(life: Life, event: dict[str, Any]) -> None:
+    guard = life.guard
+    assert guard is not None
+    assert guard._ranks is not None
+    assert guard._ranks.background("a test")
+
+
+def _saved(life: Life, event: dict[str, Any]) -> None:
+    guard = life.guard
+    assert guard is not None
+    until(lambda: (last := guard._checkpointer.last) is not None and last.step >= event["least"])
+
+
+def _told_to_leave(life: Life, event: dict[str, Any]) -> None:
+    """Behind the deadline, as an agent does it."""
+    guard = life.guard
+    assert guard is not None
+    saver, clock = guard._saver, guard._clock
+    until(
+        lambda: (
+            (alarm := saver._alarm) is not None and alarm.deadline < clock.monotonic() and not saver.saving
+        )
+    )
+    _hear(life, protocol.Leave(event["id"], 75))
+
+
+def _counts(life: Life, event: dict[str, Any]) -> None:
+    before = _collectives()
+    _saved(life, event)
+    life.said["collectives"] = before, _collectives()
+
+
+def _breaks_its_groups(life: Life, event: dict[str, Any]) -> None:
+    """From here on every collective raises, whoever makes it."""
+    groups = list(dist.distributed_c10d._world.pg_map)
+    for group in groups:
+        group._get_backend(torch.device("cpu")).abort()
+    for group in groups:
+        try:
+            dist.all_reduce(torch.ones(1), group=group)
+        except RuntimeError:
+            continue
+        life.said["collectives"] = "can be made"
+        return
+    life.said["collectives"] = "all raise"
+
+
+def _drift(life: Life, event: dict[str, Any]) -> None:
+    with torch.no_grad():
+        next(life.model.parameters()).add_(1.0)
+
+
+def _outlives(life: Life, event: dict[str, Any]) -> None:
+    until(lambda: not Path(f"/proc/{event['pid']}").exists())
+
+
+def _waits(life: Life, event: dict[str, Any]) -> None:
+    """Until the test takes the sign away."""
+    sign = Path(event["sign"])
+    sign.touch()
+    until(lambda: not sign.exists())
+
+
+def _kill(life: Life, event: dict[str, Any]) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _nothing(life: Life, event: dict[str, Any]) -> None:
+    """The training thread is stuck; see `Life.at`."""
+
+
+HAPPENINGS: dict[str, Callable[[Life, dict[str, Any]], None]] = {
+    "preempt": _preempt,
+    "notice": _notice,
+    "false alarm": _false_alarm,
+    "withdrawn when saved": _withdrawn_when_saved,
+    "noticed": _noticed,
+    "background": _background,
+    "saved": _saved,
+    "told to leave": _told_to_leave,
+    "counts": _counts,
+    "breaks its groups": _breaks_its_groups,
+    "drift": _drift,
+    "outlives": _outlives,
+    "waits": _waits,
+    "kill": _kill,
+    "stuck": _nothing,
+}
+
+
+def _seconds(event: dict[str, Any]) -> float:
+    return float(event.get("seconds", PATIENCE))
+
+
+def _hear(life: Life, word: protocol.Message) -> None:
+    assert life.guard is not None
+    life.guard._agent.hear(word)
+
+
+def _collectives() -> int:
+    """Made so far by this process in its groups, whoever asked for them."""
+    groups = dist.distributed_c10d._world.pg_map
+    return sum(group._get_sequence_number_for_group() for group in groups)  # type: ignore[attr-defined]

@@ -1,0 +1,151 @@
+"""Ways to make a step: one loss and one optimizer step, or what else there is in real loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+#: Told at which place the training thread is.
+At = Callable[[str], None]
+
+
+class Plain:
+    """One backward, then each optimizer in turn."""
+
+    def __init__(self, model: nn.Module, halves: Sequence[list[nn.Parameter]], rank: int, at: At) -> None:
+        self.model, self.rank, self._at = model, rank, at
+        self.optimizers = [self.optimizer(half) for half in halves]
+        self.state: dict[str, Any] = {f"optimizer{n}": each for n, each in enumerate(self.optimizers)}
+
+    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=0.01)
+
+    def step(self, data: torch.Tensor, number: int) -> float:
+        """Returns the loss."""
+        loss = self.loss(data)
+        loss.backward()
+        for each in self.turns():
+            each.step()
+            each.zero_grad()
+        return loss.item()
+
+    def extra(self) -> str:
+        """What else is the same after a restore."""
+        return ""
+
+    def loss(self, data: torch.Tensor) -> torch.Tensor:
+        made = self.model(data)
+        made.register_hook(lambda _: self._at("backward"))
+        loss: torch.Tensor = made.square().mean()
+        return loss
+
+    def turns(self) -> Iterator[torch.optim.Optimizer]:
+        for number, each in enumerate(self.optimizers):
+            if number:
+                self._at("between")
+            yield each
+
+
+class Scaled(Plain):
+    """A `GradScaler`, whose gradients overflow at every third step: it skips the optimizers, and that is a step."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+        self.state["scaler"] = self.scaler
+
+    def step(self, data: torch.Tensor, number: int) -> float:
+        loss = self.loss(data)
+        self.scaler.scale(loss * (float("inf") if number % 3 == 1 else 1.0)).backward()
+        for each in self.turns():
+            self.scaler.step(each)
+            each.zero_grad()
+        self.scaler.update()
+        return loss.item()
+
+    def extra(self) -> str:
+        return str(self.scaler.state_dict())
+
+
+class Accumulated(Plain):
+    """The gradients of three parts of the data, then one step."""
+
+    def step(self, data: torch.Tensor, number: int) -> float:
+        losses = [self.loss(part) for part in data.split(1)]
+        for loss in losses:
+            (loss / len(losses)).backward()
+        for each in self.turns():
+            each.step()
+            each.zero_grad()
+        return sum(loss.item() for loss in losses)
+
+
+class Closed(Plain):
+    """The optimizer calls forward and backward by itself, several times."""
+
+    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(parameters, lr=0.1, max_iter=3)
+
+    def step(self, data: torch.Tensor, number: int) -> float:
+        def closure() -> float:
+            for each in self.optimizers:
+                each.zero_grad()
+            loss = self.loss(data)
+            loss.backward()
+            return loss.item()
+
+        return sum(float(each.step(closure)) for each in self.turns())
+
+
+class Averaged:
+    """Weights averaged by hand, as torch's optimizers do not: no hook of torch's reaches its step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.param_groups = [{"params": list(model.parameters()), "decay": 0.9}]
+        self.count = 0.0
+
+    def step(self) -> None:
+        self.count = self.count * 0.9 + 1.0
+
+    def state_dict(self) -> dict[str, float]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.count = state["count"]
+
+
+class Counted(Averaged):
+    """The same number, of no optimizer."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        del self.param_groups
+
+
+class SomeAtBoundaries(Plain):
+    """Rank 1 can be saved at its boundaries only."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.average = (Averaged if self.rank == 1 else Counted)(self.model)
+        self.state["average"] = self.average
+
+    def step(self, data: torch.Tensor, number: int) -> float:
+        loss = super().step(data, number)
+        self.average.step()
+        return loss
+
+    def extra(self) -> str:
+        return str(self.average.state_dict())
+
+
+TRAININGS: dict[str, type[Plain]] = {
+    "plain": Plain,
+    "scaled": Scaled,
+    "accumulated": Accumulated,
+    "closed": Closed,
+    "some at boundaries": SomeAtBoundaries,
+}
