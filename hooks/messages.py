@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 
 #: Raised when a message changes meaning. Peers of different versions refuse each other by name.
 VERSION = 1
+#: The kind of notice that an agent makes of a `Called`: another machine of the job goes, and this one stays.
+PEER = "peer"
 
 
 class Message:
@@ -139,7 +141,7 @@ class Bye(Message):
 class Called(Message):
     """Another machine of this job was noticed: this process saves with the others, and then leaves. Only to an agent whose
     `Welcome` has `calls`. Each process of the job says it, again on each new connection, and before it answers: they
-    are one call. The agent tells all of them, by a `Preempt` of kind "peer"."""
+    are one call. The agent tells all of them, by a `Preempt` of kind `PEER`."""
 
     type: ClassVar[str] = "called"
     #: Of the call, the same in every process of the job. The answers (`Told` … `Failed`) may carry it.

@@ -221,10 +221,7 @@ class Orders:
             epoch: the ranks' call. Whatever is under way for an earlier one ends: all ranks have heard of this.
         """
         with self._lock:
-            if self._alarm is not None:
-                return False
-            under_way = [job for job in self._beside if job.is_checkpoint]
-            if under_way and not epoch:
+            if self._alarm is not None or (self._has_beside() and not epoch):
                 return False
             self._supersede_beside()
         self._put_beside(Job("background", self._effort(None), epoch=epoch, at_boundary=at_boundary))
@@ -238,10 +235,13 @@ class Orders:
                 job.effort.abandon("another call of the ranks takes its place")
 
     @property
-    def beside(self) -> bool:
-        """Whether a background checkpoint is under way."""
+    def idle(self) -> bool:
+        """Whether a background checkpoint may be asked for: no notice holds this process, and none is under way."""
         with self._lock:
-            return any(job.is_checkpoint for job in self._beside)
+            return self._alarm is None and not self._has_beside()
+
+    def _has_beside(self) -> bool:
+        return any(job.is_checkpoint for job in self._beside)
 
     def by_hand(self, step: int, epoch: int) -> None:
         """The first rank's `guard.save()` at this step: every rank saves with it."""

@@ -33,8 +33,6 @@ from .state.registered import State
 
 log = logging.getLogger("spotguard")
 
-#: What the agent calls a notice of another machine (`providers.notice.NoticeKind.PEER`).
-_PEER = "peer"
 #: Seconds that a machine which stays gives its own save, a little less than its agent does: far more than any takes, and
 #: it is no machine's deadline.
 STAYS = 590.0
@@ -104,7 +102,7 @@ class Ranks:
     def notice(self, message: protocol.Preempt) -> None:
         """This machine's agent was told, or was told of an earlier deadline."""
         alarm = alarm_of(message, self._clock.monotonic())
-        if message.kind == _PEER:
+        if message.kind == protocol.PEER:
             self._saver.emergency(
                 alarm
             )  # known from the call itself; or this process came after it, and parks
@@ -150,7 +148,7 @@ class Ranks:
 
     def background(self, why: str) -> bool:
         """Ask for a checkpoint beside training. Returns at once; False while it is asked for already."""
-        if self._saver.beside or self._saver.alarmed:
+        if not self._saver.idle:
             return False
         with self._lock:
             if self._asking:
@@ -223,7 +221,7 @@ class Ranks:
         if alarm is None:
             ours = call.machine == self._machine or call.kind in (BY_HAND, LAUNCHER)
             seconds = call.seconds_left if ours else STAYS
-            kind = call.kind if ours else _PEER
+            kind = call.kind if ours else protocol.PEER
             id = self._as_here(call.id)
             reserve = seconds / 10 if ours else 0.0  # its own agent says better, any moment
             message = protocol.Preempt(id, seconds, reserve, kind, call.source, call.drill)

@@ -12,8 +12,8 @@ from typing import Any
 
 from ...providers.errors import CheckpointError, NotFoundError, StoreError
 from ...providers.stores.store import BlobStore
-from ..format.codec import decode_attempt, decode_manifest, encode_attempt, encode_manifest, encode_marker
-from ..format.coverage import Coverage, coverage
+from ..format.codec import decode_attempt, encode_attempt, encode_manifest, encode_marker
+from ..format.coverage import coverage
 from ..format.keys import (
     MARKER,
     CheckpointName,
@@ -49,28 +49,16 @@ def put_marker(
     return marker
 
 
-def commit_if_whole(
+def mark_alone(
     store: BlobStore, mine: RankManifest, *, created: float, timeout: float | None = None
-) -> Coverage | None:
-    """After `put_manifest`: mark the checkpoint when the other ranks' manifests are there too, else None.
+) -> CommitMarker:
+    """After `put_manifest`, in a job of one process: see that this manifest is a whole, and mark it. (`together` does so for
+    several.)
 
     Raises:
-        CheckpointError: all are there, and they do not make a whole.
+        CheckpointError: it is none; nothing is marked.
     """
-    prefix = checkpoint_prefix(mine.run_id, mine.checkpoint)
-    manifests = []
-    for rank in range(mine.world):
-        if rank == mine.rank:
-            manifests.append(mine)
-            continue
-        key = prefix + manifest_name(rank, mine.world)
-        try:
-            manifests.append(decode_manifest(store.get(key, timeout=timeout), key))
-        except NotFoundError:
-            return None  # that rank is still writing, and will look in its turn
-    whole = coverage(manifests)
-    put_marker(store, whole.manifests, created=created, timeout=timeout)
-    return whole
+    return put_marker(store, coverage([mine]).manifests, created=created, timeout=timeout)
 
 
 def claim_attempt(

@@ -10,7 +10,7 @@ import logging
 from ...providers.clock import Clock
 from ...providers.errors import StoreError
 from ..format.manifest import RankManifest
-from .commit import commit_if_whole, put_manifest
+from .commit import mark_alone, put_manifest
 from .effort import Abandoned, Effort
 from .writer import Writer
 
@@ -34,7 +34,7 @@ def publish(writer: Writer, manifest: RankManifest, effort: Effort, clock: Clock
     try:
         # It is asked for once, and not for long: what it is worth is one request less for each listing.
         seconds += writer.ask(
-            lambda left: commit_if_whole(store, manifest, created=created, timeout=left),
+            lambda left: mark_alone(store, manifest, created=created, timeout=left),
             effort.part(clock.monotonic() + MARKING),
             again=False,
         )

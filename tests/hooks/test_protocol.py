@@ -28,6 +28,7 @@ from spotguard.hooks.protocol import (
     encode,
 )
 from spotguard.providers.errors import ProtocolError
+from spotguard.providers.notice import NoticeKind
 
 WORDS = st.text(max_size=40)
 NUMBERS = st.integers(-(2**53), 2**53)
@@ -228,3 +229,8 @@ def test_a_peer_owes_the_rest_of_a_frame_it_began() -> None:
     assert peer.mid_frame
     peer.feed(data[3:])
     assert not peer.mid_frame
+
+
+def test_a_notice_of_another_machine_is_called_alike_on_both_sides() -> None:
+    """The agent has the kind from the providers' room, which the training process does not load."""
+    assert protocol.PEER == NoticeKind.PEER

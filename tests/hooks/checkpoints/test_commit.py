@@ -10,7 +10,7 @@ import pytest
 
 from spotguard.hooks.checkpoints.commit import (
     claim_attempt,
-    commit_if_whole,
+    mark_alone,
     newest_attempt,
     newest_claim,
     put_manifest,
@@ -24,47 +24,24 @@ from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore, Fault, T
 
 
-def test_whoever_comes_last_marks_it() -> None:
-    """The first finds the other's manifest missing and leaves it at that."""
-    store, save = FakeStore(), Save()
-    first, second = (save.write_objects(store, rank) for rank in range(2))
-    put_manifest(store, first)
-    assert commit_if_whole(store, first, created=1.0) is None
-    assert save.prefix + MARKER not in store.objects
-    put_manifest(store, second)
-    whole = commit_if_whole(store, second, created=1.0)
-    assert whole is not None
-    assert save.prefix + MARKER in store.objects
-    assert len(whole.manifests) == 2
+def test_who_is_alone_marks_what_is_whole() -> None:
+    """By one request: its own manifest is not fetched again."""
+    store, save = FakeStore(), Save(world=1)
+    (mine,) = save.write(store, marker=False)
+    store.calls.clear()
+    assert mark_alone(store, mine, created=1.0).objects == len(mine.objects)
+    assert store.calls == [("put", save.prefix + MARKER)]
 
 
-def test_both_may_mark_it() -> None:
-    """The marker is idempotent: nobody is told that he was too late."""
-    store, save = FakeStore(), Save()
-    for manifest in save.write(store, marker=False):
-        assert commit_if_whole(store, manifest, created=1.0) is not None
-
-
-def test_a_set_that_is_not_whole_is_not_marked() -> None:
-    """Complete is not whole: a tensor that nobody wrote is said, and no marker appears."""
-    store, save = FakeStore(), Save()
-    save.write_rank(store, 0)
-    mine = save.write_objects(store, 1)
+def test_a_manifest_that_is_not_whole_is_not_marked() -> None:
+    """A tensor that nobody wrote is said, and no marker appears."""
+    store, save = FakeStore(), Save(world=1)
+    mine = save.write_objects(store, 0)
     mine = replace(mine, tensors=tuple(entry._replace(chunks=()) for entry in mine.tensors))
     put_manifest(store, mine)
     with pytest.raises(CheckpointError, match="in no chunk"):
-        commit_if_whole(store, mine, created=1.0)
+        mark_alone(store, mine, created=1.0)
     assert save.prefix + MARKER not in store.objects
-
-
-def test_a_store_that_fails_is_not_a_missing_rank() -> None:
-    """Not yet, and cannot see: two different answers."""
-    store, save = FakeStore(), Save()
-    mine = save.write(store, marker=False)[0]
-    store.faults = [Fault(0, ("get",))]
-    store.calls.clear()
-    with pytest.raises(UnavailableError):
-        commit_if_whole(store, mine, created=1.0)
 
 
 def test_a_manifest_lies_where_it_is_looked_for() -> None:
@@ -127,16 +104,6 @@ def test_a_listing_that_is_out_of_date_costs_a_try_for_each_number() -> None:
     assert store.objects[attempt_key("run", 2)] == b"another's"
 
 
-def test_ones_own_manifest_is_not_fetched_again() -> None:
-    """Whichever rank looks; and what it holds itself is what counts."""
-    store, save = FakeStore(), Save(world=3)
-    for mine in save.write(store, marker=False):
-        store.calls.clear()
-        assert commit_if_whole(store, mine, created=1.0) is not None
-        others = [save.prefix + manifest_name(rank, 3) for rank in range(3) if rank != mine.rank]
-        assert [key for verb, key in store.calls if verb == "get"] == others
-
-
 def test_a_timeout_is_that_of_each_request() -> None:
     """At the notice nothing may wait longer than the save has."""
 
@@ -149,13 +116,12 @@ def test_a_timeout_is_that_of_each_request() -> None:
             self.timeouts.append((verb, timeout))
             return super()._call(verb, key, timeout, effect)
 
-    store, save = Timed(), Save()
-    mine, other = (save.write_objects(store, rank) for rank in range(2))
+    store, save = Timed(), Save(world=1)
+    mine = save.write_objects(store, 0)
     asks: list[tuple[Callable[[], object], list[str]]] = [
         (lambda: put_manifest(store, mine, timeout=2.5), ["put"]),
-        (lambda: put_manifest(store, other, timeout=2.5), ["put"]),
-        (lambda: put_marker(store, [mine, other], created=1.0, timeout=2.5), ["put"]),
-        (lambda: commit_if_whole(store, mine, created=1.0, timeout=2.5), ["get", "put"]),
+        (lambda: put_marker(store, [mine], created=1.0, timeout=2.5), ["put"]),
+        (lambda: mark_alone(store, mine, created=1.0, timeout=2.5), ["put"]),
         (lambda: newest_claim(store, "run", timeout=2.5), ["list"]),
         (lambda: newest_attempt(store, "run", timeout=2.5), ["list", "list"]),
         (lambda: claim_attempt(store, "run", {}, timeout=2.5), ["list", "list", "put_if_absent", "get"]),

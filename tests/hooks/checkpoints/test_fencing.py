@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from spotguard.hooks.checkpoints.catalog import Whole, find_whole
-from spotguard.hooks.checkpoints.commit import claim_attempt, commit_if_whole, put_manifest
+from spotguard.hooks.checkpoints.commit import claim_attempt, mark_alone, put_manifest
 from spotguard.hooks.checkpoints.retention import prune
 from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.format.keys import CheckpointName, checkpoints_prefix
@@ -32,7 +32,7 @@ def commit(store: BlobStore, save: Save) -> None:
     """As a rank does it: objects, manifest, marker."""
     manifest = save.write_objects(store, 0)
     put_manifest(store, manifest)
-    assert commit_if_whole(store, manifest, created=1.0) is not None
+    mark_alone(store, manifest, created=1.0)
 
 
 def saves(attempt: int, *steps: int) -> Iterator[Save]:
@@ -170,7 +170,7 @@ def test_a_commit_that_lands_late_is_not_taken(anywhere: BlobStore) -> None:
     assert start.chosen.name.step == 900
     ours = find_whole(anywhere, "run")
     put_manifest(anywhere, manifest)
-    commit_if_whole(anywhere, manifest, created=2.0)
+    mark_alone(anywhere, manifest, created=2.0)
     assert find_whole(anywhere, "run") == ours
     before = [info.key for info in anywhere.list("")]
     assert prune(anywhere, "run", keep=1, attempt=1) == []
