@@ -33,6 +33,7 @@ from .gate import Gate, Shut
 from .interval import lost_training, mean_between
 from .machine import this_machine
 from .meetings import of_the_first, restore_together, see_the_same
+from .namesakes import refuse_namesakes
 from .preempted import Preempted
 from .ranks import Ranks
 from .report import Report
@@ -121,6 +122,7 @@ class Guard:
         run_id, clock, keep = self._run_id, self._clock, kept("SPOTGUARD_KEEP")
         if self._channel is not None:
             see_the_same(self._channel, {"run-id": run_id, "store": self._store.url})
+            refuse_namesakes(self._channel, self._state.collect().leaves)
         # Agent and rights before the claim: the attempt of one who is refused would fence the one that is not.
         self._agent.connect(os.environ.get("SPOTGUARD_SOCKET", ""))
         probe(self._patient(), run_id)

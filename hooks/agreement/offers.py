@@ -99,21 +99,21 @@ def decide(epoch: int, world: int, offers: Sequence[Offer]) -> Decision:
     absent = [offer.rank for offer in offers if offer.step is None]
     steps = {offer.step for offer in offers if offer.step is not None}
     if absent:
-        return _nothing(epoch, f"{_ranks(absent)} of {world} has no state to save yet")
+        return _nothing(epoch, f"{named(absent)} of {world} has no state to save yet")
     silent = sorted(set(range(world)) - {offer.rank for offer in offers})
     if not steps:
         return _nothing(epoch, f"none of {world} ranks has answered in time")
     if silent:
         lost = [rank for rank in silent if all(rank not in offer.covers for offer in offers)]
-        late = f"{_ranks(silent)} of {world} has not answered in time"
+        late = f"{named(silent)} of {world} has not answered in time"
         if lost:
-            return _nothing(epoch, f"{late}, and nobody else holds the state of {_ranks(lost)}")
+            return _nothing(epoch, f"{late}, and nobody else holds the state of {named(lost)}")
         if len(steps) > 1:
             return _nothing(epoch, f"{late}, and the others stand on steps {min(steps)} to {max(steps)}")
         if any(offer.boundary for offer in offers):
             behind = [offer.rank for offer in offers if offer.boundary]
             return _nothing(
-                epoch, f"{late}, and without it {_ranks(behind)} cannot come to the next guard.step()"
+                epoch, f"{late}, and without it {named(behind)} cannot come to the next guard.step()"
             )
     hurried = [offer.rank for offer in offers if not _comfortable(offer)]
     return Decision(
@@ -174,7 +174,8 @@ def _differ(offers: Iterable[Offer], *, whole: bool) -> bool:
     return any(len(set(group)) > 1 or (whole and len(group) != group[0].size) for group in seen.values())
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def named(ranks: Sequence[int]) -> str:
+    """For a person."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     named = ", ".join(map(str, ranks[:8]))

@@ -39,3 +39,6 @@ class Leaf:
     #: The ranks that hold these same bytes, in order: one of them writes each object. A rank that is not among them writes
     #: nothing of it (DDP's buffers: the group's first rank has them for all). Empty for what is this rank's alone.
     holders: tuple[int, ...] = ()
+    #: All ranks that it lies on, as far as anybody says: those of its mesh, or of its wrapper's process group. Empty for what
+    #: bears this rank's own name.
+    group: tuple[int, ...] = ()

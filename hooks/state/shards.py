@@ -173,12 +173,13 @@ def leaf(
             ) from error
         name = _named(name, lies.mesh, span)
         shape = None if lies.offsets is None else tuple(tensor.shape)
-        return Leaf(name, memory, still, tier, lies.offsets, shape, lies.holders)
+        return Leaf(name, memory, still, tier, lies.offsets, shape, lies.holders, lies.mesh)
     if ranks.world == 1:
         return Leaf(name, memory, still, tier)
     if declared is None:
         return Leaf(private_name(ranks.rank, name), memory, still, tier)
-    return Leaf(_named(name, declared.group, span), memory, still, tier, holders=declared.holders)
+    name = _named(name, declared.group, span)
+    return Leaf(name, memory, still, tier, holders=declared.holders, group=declared.group)
 
 
 def group(tensor: torch.Tensor, declared: Shared | None) -> tuple[int, ...]:

@@ -42,7 +42,7 @@ def alone(leaves: Iterable[Leaf], rank: int) -> bool:
 def digests(leaves: Iterable[Leaf], rank: int) -> dict[str, int]:
     """The CRC32 of all that others hold too, by what it is: the name, and where it lies in the whole. Reads every byte."""
     return {
-        leaf.name if leaf.offsets is None else f"{leaf.name} at {list(leaf.offsets)}": _crc(leaf.tensor)
+        leaf.name if leaf.offsets is None else f"{leaf.name} at {list(leaf.offsets)}": crc_of(leaf.tensor)
         for leaf in leaves
         if len(leaf.holders) > 1 and rank in leaf.holders
     }
@@ -57,6 +57,7 @@ def drifted(digests: Sequence[Mapping[str, int]]) -> list[str]:
     return sorted(found)
 
 
-def _crc(tensor: torch.Tensor) -> int:
+def crc_of(tensor: torch.Tensor) -> int:
+    """Of all that lies here."""
     flat = copyable(tensor.detach()).cpu().contiguous().reshape(-1).view(torch.uint8)
     return crc32(flat.numpy().data)
