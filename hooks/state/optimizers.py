@@ -17,9 +17,10 @@ from torch.utils.hooks import RemovableHandle
 
 from ...providers.errors import CheckpointError, StateError
 from ..format.leaf import Leaf, Tier
+from . import factors
 from .modules import Known
 from .parts import Part, StatefulPart, copy_into, freeze, tensors_in
-from .shards import Memory, Ranks, Shared, is_dtensor, layout, leaf
+from .shards import Memory, Ranks, Shared, is_dtensor, layout, leaf, local
 from .worlds import Trees
 
 log = logging.getLogger("spotguard")
@@ -155,20 +156,31 @@ class OptimizerPart:
         ]
         state: dict[str, Any] = {}
         other: list[tuple[Any, Any]] = []
+        shards: dict[str, Any] = {}
+        placed: dict[str, Any] = {}
+        leaves = self.leaves()
+        names = {id(leaf.tensor): leaf.name for leaf in leaves}
         for param, values in self.optimizer.state.items():
             values = dict(values) if isinstance(values, dict) else values
             if not isinstance(param, torch.Tensor):
                 other.append((param, values))
             elif (key := self._key.get(id(param))) is not None:
                 state[key] = values
-        on_host = [leaf.name for leaf in self.leaves() if leaf.tensor.device.type == "cpu"]
+                if is_dtensor(param):
+                    kept = [*tensors_in(values)]
+                    if made_of := factors.made_of_a_shard(param, kept):
+                        shards[key] = made_of
+                    lie = ((names[id(local(t))], factors.placements(param, t)) for t in kept)
+                    placed |= {name: placements for name, placements in lie if placements is not None}
+        on_host = [leaf.name for leaf in leaves if leaf.tensor.device.type == "cpu"]
         tree = {
             "class": type(self.optimizer).__qualname__,
             "param_groups": groups,
             "state": state,
             "on_host": on_host,
         }
-        return {**tree, "other": other} if other else tree
+        more = {"other": other, "shards": shards, "placed": placed}
+        return {**tree, **{word: value for word, value in more.items() if value}}
 
     @staticmethod
     def without_state(tree: dict[str, Any]) -> dict[str, Any]:
@@ -203,18 +215,45 @@ class OptimizerPart:
         for tree in used.values():
             for name, values in tree["state"].items():
                 if name not in passed and (whole or name in self._param):
-                    state[name] = values
+                    made_of = tree.get("shards", {}).get(name)
+                    state[name] = values if made_of is None else self._of_this_shard(name, trees)
             passed |= {*_steps(tree), *tree["state"]}
         on_host = sorted({name for tree in used.values() for name in tree["on_host"]})
         return {**trees.own, "param_groups": groups, "state": state, "on_host": on_host}
 
+    def _of_this_shard(self, key: str, trees: Trees) -> Any:
+        """What a rank kept of a parameter that had the very shard that lies here."""
+        here = factors.shard(self._param[key]) if key in self._param else None
+        for _, tree in trees.each():
+            self._check_kind(tree)
+            check_well_formed(self.name, tree)
+            if here is not None and tree.get("shards", {}).get(key) == here:
+                return tree["state"].get(key, {})
+        raise self._cannot_be_cut(key)
+
+    def _cannot_be_cut(self, key: str) -> StateError:
+        return StateError(
+            f"{self.name} keeps of {key!r} what cannot be cut anew (factors, or blocks, of one shard), and no rank that "
+            f"saved had the part of it that lies here; go on with the ranks and the mesh that saved it, or leave "
+            f"{self.name} out of register to start it fresh"
+        )
+
     def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[Memory]:
         """State lies beside its parameter and in its layout, that of a shard as a shard."""
-        on_host = set(tree["on_host"])
+        on_host, shards, placed = set(tree["on_host"]), tree.get("shards", {}), tree.get("placed", {})
         for key, values in tree["state"].items():
+            param = self._param[key]
             for word, value in values.items() if isinstance(values, dict) else [("value", values)]:
                 for outline in tensors_in(value):
-                    made = self._empty(self._param[key], word, outline, name_of(outline) in on_host)
+                    name = name_of(outline)
+                    made = None
+                    if is_dtensor(param) and (lies := placed.get(name)) is not None:
+                        device = torch.device("cpu") if name in on_host else local(param).device
+                        made = factors.empty(param, outline, lies, device)
+                    elif key in shards or not _is_factor(param, outline):
+                        made = self._empty(param, word, outline, name in on_host)
+                    if made is None:
+                        raise self._cannot_be_cut(key)
                     yield Memory.of(outline, made)
         first = next((p for group in self._groups for p in group), None)
         for _, values in tree.get("other", ()):
@@ -280,6 +319,11 @@ class OptimizerPart:
         return torch.empty(outline.shape, dtype=outline.dtype, device=param.device)
 
 
+def _is_factor(param: torch.Tensor, outline: torch.Tensor) -> bool:
+    """Whether it is made of more of the parameter than lies here."""
+    return bool(outline.dim()) and outline.shape != param.shape and factors.shard(param) is not None
+
+
 def _steps(tree: dict[str, Any]) -> set[str]:
     """The names of the parameters that the saved optimizer stepped."""
     return {name for group in tree["param_groups"] for name in group["params"]}
@@ -302,6 +346,8 @@ def check_well_formed(name: str, tree: dict[Any, Any]) -> None:
         isinstance(other, list) and all(type(p) is tuple and len(p) == 2 and _is_key(p[0]) for p in other)
     ):
         wrong = "other"
+    elif not factors.well_formed(tree.get("shards", {}), tree.get("placed", {})):
+        wrong = "shards"
     if wrong:
         raise CheckpointError(f"{name}: the saved optimizer's {wrong!r} is not as it is written")
 

@@ -1,0 +1,192 @@
+"""What an optimizer keeps in a shape of its own goes to who has the same shard, or to nobody, and by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from spotguard.hooks.format.coverage import MergedTensor
+from spotguard.hooks.format.leaf import Leaf
+from spotguard.hooks.state.collected import Collected
+from spotguard.hooks.state.registered import State
+from spotguard.providers.errors import CheckpointError, StateError
+from tests.fakes.ranks import rank_of
+from tests.fakes.several import Way, ddp, fsdp, hsdp, tp
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 8, bias=False)
+        self.last = nn.Linear(8, 3, bias=False)
+
+
+class Rows(torch.optim.Optimizer):
+    """Keeps a number for each row that lies here, and a whole matrix of its own making."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            here = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            self.state[parameter] = {"row": here.detach().mean(1), "step": torch.tensor(1.0)}
+
+
+class Declared(torch.optim.Optimizer):
+    """Keeps its factors as torch's Adafactor would (which cannot step a DTensor: 2.13), where they say how they lie."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            rows = len(parameter)
+            copies = parameter.detach().new_full((rows, 1), 2.0)
+            cut = (
+                torch.empty_like(parameter.detach()).mean(1)
+                if isinstance(parameter, DTensor)
+                else copies[:, 0]
+            )
+            self.state[parameter] = {"copies": copies, "cut": cut, "step": torch.tensor(1.0)}
+
+
+def alone(model: nn.Module, world: int) -> nn.Module:
+    return model
+
+
+def job(way: Way, rank: int, world: int, optimizer: Any, *, steps: int = 1) -> tuple[State, Any, list[Any]]:
+    torch.manual_seed(1)
+    model = way(Model(), world)
+    made = optimizer(model.parameters())
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        made.step()
+    state = State({"model": model, "optimizer": made}, lambda: None, rank=rank, world=world)
+    state.at_boundary()
+    return state, made, list(model.parameters())
+
+
+def where(leaf: Leaf) -> tuple[Any, ...]:
+    return leaf.offsets, leaf.shape, leaf.tensor.shape
+
+
+@dataclass
+class Saved:
+    ranks: list[Collected]
+
+    @property
+    def leaves(self) -> list[Leaf]:
+        return [leaf for each in self.ranks for leaf in each.leaves]
+
+    @property
+    def entries(self) -> dict[str, MergedTensor]:
+        found = {}
+        for leaf in self.leaves:
+            dtype = str(leaf.tensor.dtype).removeprefix("torch.")
+            found[leaf.name] = MergedTensor(leaf.name, dtype, tuple(leaf.shape or leaf.tensor.shape), "", [])
+        return found
+
+    def fill(self, state: State) -> None:
+        """Restore it, with the bytes of what is whole, or cut as it was."""
+        restoring = state.targets([each.trees for each in self.ranks], self.entries)
+        for into in restoring.into.values():
+            for leaf in self.leaves:
+                if leaf.name == into.name and where(leaf) == where(into):
+                    into.tensor.copy_(leaf.tensor)
+        state.put_back(restoring)
+
+
+def save(way: Way, world: int, optimizer: Any) -> Saved:
+    ranks = []
+    for rank in range(world):
+        with rank_of(rank, world):
+            ranks.append(job(way, rank, world, optimizer)[0].collect())
+    return Saved(ranks)
+
+
+def goes_on(saved: Saved, way: Way, rank: int, world: int, optimizer: Any) -> Sequence[dict[str, Any]]:
+    """What it keeps of each parameter then."""
+    with rank_of(rank, world):
+        state, made, parameters = job(way, rank, world, optimizer, steps=0)
+        saved.fill(state)
+        return [made.state[parameter] for parameter in parameters]
+
+
+@pytest.mark.parametrize(
+    ("new", "world", "rank", "came_from"),
+    [(fsdp, 2, 0, 0), (fsdp, 2, 1, 1), (hsdp, 4, 2, 0), (hsdp, 4, 3, 1)],
+    ids=["the first", "the second", "the first's copy", "the second's copy"],
+)
+def test_who_has_the_same_shard_has_what_was_made_of_it(
+    new: Way, world: int, rank: int, came_from: int
+) -> None:
+    kept = goes_on(save(fsdp, 2, Rows), new, rank, world, Rows)
+    with rank_of(came_from, 2):
+        _, before, parameters = job(fsdp, came_from, 2, Rows)
+        assert [each["row"].tolist() for each in kept] == [
+            before.state[p]["row"].tolist() for p in parameters
+        ]
+
+
+@pytest.mark.parametrize(
+    ("old", "before", "new", "now"),
+    [(fsdp, 2, fsdp, 4), (fsdp, 4, fsdp, 2), (fsdp, 2, tp, 2), (fsdp, 2, ddp, 2), (ddp, 2, fsdp, 2)],
+    ids=["more", "fewer", "another mesh", "whole", "from whole"],
+)
+def test_who_has_another_is_refused_by_name(old: Way, before: int, new: Way, now: int) -> None:
+    saved = save(old, before, Rows)
+    with pytest.raises(
+        StateError, match=r"^optimizer keeps of 'model/(first|last).weight' what cannot be cut anew"
+    ):
+        goes_on(saved, new, 1, now, Rows)
+
+
+def test_what_lies_whole_on_both_sides_goes_on() -> None:
+    kept = goes_on(save(ddp, 2, Rows), ddp, 2, 3, Rows)
+    assert [tuple(each["row"].shape) for each in kept] == [(8,), (3,)]
+
+
+@pytest.mark.parametrize(("way", "rank", "world"), [(fsdp, 1, 2), (fsdp, 3, 4)])
+def test_a_factor_that_says_how_it_lies_lies_so_again(way: Way, rank: int, world: int) -> None:
+    """A plain tensor among DTensors is an error at the next step."""
+    kept = goes_on(save(fsdp, 2, Declared), way, rank, world, Declared)
+    with rank_of(rank, world):
+        _, fresh, parameters = job(way, rank, world, Declared)
+        for each, parameter in zip(kept, parameters, strict=True):
+            for word in ("copies", "cut"):
+                expected = fresh.state[parameter][word]
+                assert type(each[word]) is DTensor
+                assert each[word].shape == expected.shape
+                assert each[word].to_local().shape == expected.to_local().shape
+                assert each[word].placements == expected.placements
+            assert type(each["step"]) is torch.Tensor
+
+
+def test_it_becomes_whole_for_one_process() -> None:
+    saved = save(fsdp, 2, Declared)
+    state, made, parameters = job(alone, 0, 1, Declared, steps=0)
+    saved.fill(state)
+    assert [tuple(made.state[p]["copies"].shape) for p in parameters] == [(8, 1), (3, 1)]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"shards": 1}, {"shards": {"a": [[1]]}}, {"shards": {"a": [[1], ["b"]]}}, {"placed": {"a": [-2]}}],
+)
+def test_words_that_nobody_writes_are_no_checkpoint(more: dict[str, Any]) -> None:
+    saved = save(fsdp, 2, Rows)
+    for each in saved.ranks:
+        trees: Any = each.trees
+        trees["optimizer"] |= more
+    with pytest.raises(CheckpointError, match="'shards' is not as it is written"):
+        goes_on(saved, fsdp, 0, 2, Rows)
