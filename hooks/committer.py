@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ..providers.clock import Clock
+from .agreement.offers import named
 from .checkpoints.draft import Written
 from .checkpoints.publish import publish, put_own
-from .checkpoints.together import publish_together
+from .checkpoints.together import Incomplete, Published, publish_together
 from .checkpoints.writer import Spoiled, Writer
 from .format.keys import CheckpointName
 from .format.manifest import Level, RankManifest
@@ -54,10 +55,28 @@ class Committer:
             seconds = publish(writer, manifest, save.effort, self._clock)
         else:
             self._speak_for_the_absent(save, manifest, writer)
-            published = publish_together(writer, manifest, save.effort, self._clock, self._hopeless(save))
+            published = self._together(save, manifest, writer)
             seconds, self.marked = published.seconds, published.marked
             say_what_drifted(name, published.digests)
         writer.link.committed(seconds)
+
+    def _together(self, save: Save, manifest: RankManifest, writer: Writer) -> Published:
+        doomed = save.agreed.roles.doomed
+        try:
+            return publish_together(writer, manifest, save.effort, self._clock, self._hopeless(save))
+        except Incomplete as why:
+            if self._rank not in doomed or save.effort.abandoned or not doomed.isdisjoint(why.missing):
+                raise
+            # It goes, and they stay: this is no failure yet.
+            last = (
+                f"{named(why.missing)}, which stay{'s' * (len(why.missing) == 1)},"
+                if why.missing
+                else "who stays"
+            )
+            raise Incomplete(
+                f"{why}. What this rank had to write is in the store, and {last} can commit step {save.step} without it",
+                why.missing,
+            ) from why
 
     def put_own(self, save: Save, name: CheckpointName, written: Written, writer: Writer) -> None:
         """The lower level's manifest, on the way to the full one: whether the others' are there is looked at only where the

@@ -1,4 +1,4 @@
-"""Clocks of tests: one that only the test moves, and one that never waits."""
+"""Clocks of tests: one that only the test moves, one that never waits, and one that waits for answers alone."""
 
 from __future__ import annotations
 
@@ -83,3 +83,27 @@ class Impatient:
             self.waits.append(round(timeout, 6))
             self.now += timeout
         return event.is_set()
+
+
+class Hurried:
+    """A clock on which nobody pauses for long, and seconds go by all the same. Who waits for an answer waits for it.
+
+    Args:
+        look: real seconds of a pause, where another rank has to get on meanwhile.
+    """
+
+    def __init__(self, look: float = 0.0) -> None:
+        self.now = 0.0
+        self._look = look
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def wait(self, event: threading.Event, timeout: float) -> bool:
+        if timeout > 1.0:  # no pause is longer
+            return event.wait(30.0)
+        self.now += timeout
+        return event.wait(self._look)

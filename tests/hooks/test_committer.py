@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 pytest.importorskip("torch")
 
-from spotguard.hooks.committer import say_what_drifted
-from spotguard.hooks.format.keys import CheckpointName
+from spotguard.hooks.agreed import Agreed
+from spotguard.hooks.checkpoints.draft import Draft
+from spotguard.hooks.checkpoints.effort import Effort
+from spotguard.hooks.checkpoints.together import Incomplete
+from spotguard.hooks.checkpoints.writer import Writer
+from spotguard.hooks.committer import Committer, say_what_drifted
+from spotguard.hooks.format.keys import MARKER, CheckpointName, checkpoint_prefix, manifest_name
+from spotguard.hooks.format.sharing import Roles
+from spotguard.hooks.save import Save
+from spotguard.hooks.state.registered import State
+from tests.fakes.clock import Hurried
+from tests.fakes.store import FakeStore
 
 NAME = CheckpointName(1, 40, 6)
+
+
+@pytest.mark.parametrize("others", [frozenset[int](), frozenset({2})], ids=["one goes", "two go"])
+def test_a_rank_that_goes_says_who_can_still_commit(others: frozenset[int]) -> None:
+    """It is out of time, and all that it had to write is there. Who goes as well is no hope."""
+    store, clock = FakeStore(), Hurried()
+    state = State({"notes": {"a": 1}}, lambda: None, rank=1, world=3)
+    state.at_boundary()
+    agreed = Agreed(40, 3, Roles(others | {1}))
+    save = Save(
+        state, state.collect(), agreed, iter([6]), "emergency", Effort(clock, 5.0), None, in_place=True
+    )
+    committer = Committer("run", clock, rank=1, world=3, incarnation="nonce")
+    with closing(Writer(store, "run", 1, 3)) as writer:
+        draft = Draft(writer.outline(save.collected.leaves), roles=agreed.roles)
+        written = writer.write(save.collected.leaves, NAME, save.effort, draft=draft)
+        with pytest.raises(Incomplete, match="out of time; ranks 0, 2 of 3 have put no manifest") as said:
+            committer.commit(save, NAME, "full", written, writer)
+    hope = "What this rank had to write is in the store, and ranks 0, 2, which stay, can commit step 40 without it"
+    assert (hope in str(said.value)) == (not others)
+    prefix = checkpoint_prefix("run", NAME)
+    assert prefix + manifest_name(1, 3) in store.objects
+    assert prefix + MARKER not in store.objects
 
 
 def test_replicas_that_differ_are_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -32,6 +32,7 @@ from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.localfs import FileStore
 from spotguard.providers.stores.store import BlobStore
 from tests.fakes.checkpoint import Save
+from tests.fakes.clock import Hurried
 from tests.fakes.mortal import Life, Mortal
 from tests.fakes.store import FakeStore, Fault, Killed
 
@@ -42,30 +43,6 @@ PREFIX = checkpoint_prefix("run", NAME)
 WORLD = 4
 #: What a job of four holds together: replicas, and rows of which each rank has a part.
 WEIGHT, MOMENT, ROWS = torch.rand(900, 1000), torch.rand(1800, 1000), torch.rand(10, 1000)
-
-
-class Hurried:
-    """A clock on which nobody pauses for long, and seconds go by all the same. Who waits for an answer waits for it.
-
-    Args:
-        look: real seconds of a pause, where another rank has to get on meanwhile.
-    """
-
-    def __init__(self, look: float = 0.0) -> None:
-        self.now = 0.0
-        self._look = look
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-    def wait(self, event: threading.Event, timeout: float) -> bool:
-        if timeout > 1.0:  # no pause is longer
-            return event.wait(30.0)
-        self.now += timeout
-        return event.wait(self._look)
 
 
 def leaves(rank: int, world: int) -> list[Leaf]:
