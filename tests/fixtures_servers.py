@@ -7,6 +7,7 @@ as an SDK expects it.
 
 from __future__ import annotations
 
+import functools
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -31,6 +32,22 @@ def _named(server: S, monkeypatch: pytest.MonkeyPatch) -> S:
     for name, value in server.environ.items():
         monkeypatch.setenv(name, value)
     return server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_reading_of_the_api() -> Iterator[None]:
+    """botocore reads its description of S3 for each session anew, an eighth of a second: once for a process of the suite.
+
+    Its sessions make any number of clients of one reading, so those of the suite may share it too.
+    """
+    try:
+        import botocore.session as botocore
+    except ImportError:  # a Python without the extra `s3`
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(botocore, "create_loader", functools.cache(botocore.create_loader))
+        yield
 
 
 @pytest.fixture(scope="session")
