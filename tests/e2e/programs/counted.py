@@ -108,6 +108,14 @@ def warm(guard: Any) -> bool:
     )
 
 
+def until_warm(guard: Any) -> None:
+    """Nothing announces it, so it is asked again and again."""
+    never, end = threading.Event(), time.monotonic() + 60
+    while not warm(guard):
+        assert time.monotonic() < end, "what a save needs is not there"
+        never.wait(0.01)
+
+
 def main() -> None:
     import spotguard
 
@@ -121,8 +129,7 @@ def main() -> None:
     guard.restore()
     for number in range(7):
         if number == 6:
-            while not warm(guard):
-                time.sleep(0.01)
+            until_warm(guard)
             train.tell("ready")
             assert counts.ended.wait(60)
             train.tell(counts.account(model))

@@ -1,6 +1,7 @@
 """Training with a data loader's worker, forked or spawned: `loading.py fork|spawn`, lines on stdin as in train.py.
 
-Says `sockets INODE…` (ours, before there is a worker), `worker PID`, then as train.py does; `loader died` when the
+It wakes for every signal: the loader's handler of SIGCHLD runs on the main thread, between two of its instructions, and one
+that comes just before that thread begins to read would wait for the next line. Says `sockets INODE…` (ours, before there is a worker), `worker PID`, then as train.py does; `loader died` when the
 worker was killed, after which it waits as a job does whose data never comes.
 """
 
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
+import signal
 import sys
 import threading
 
@@ -35,6 +38,23 @@ def sockets() -> str:
     return " ".join(sorted(link for link in links if link.startswith("socket:")))
 
 
+def wake_for_signals() -> None:
+    """Look at stdin only once there is something, or a signal has come."""
+    waking, written = os.pipe()
+    os.set_blocking(waking, False)
+    os.set_blocking(written, False)
+    signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    read = train.read_line
+
+    def read_line() -> list[str]:
+        while 0 not in (ready := select.select([0, waking], [], [])[0]):
+            if ready:
+                os.read(waking, 4096)
+        return list(read())
+
+    train.read_line = read_line
+
+
 def main(method: str) -> None:
     torch.set_num_threads(1)
     model = torch.nn.Linear(8, 1)
@@ -43,6 +63,7 @@ def main(method: str) -> None:
     train.tell(f"sockets {sockets()}")
     done = guard.restore()
     train.tell(f"restored {done}")
+    wake_for_signals()
     keyboard = train.Keyboard(guard)
     batches = iter(DataLoader(Numbers(), batch_size=2, num_workers=1, multiprocessing_context=method))
     try:
