@@ -42,7 +42,17 @@ class SignalSession:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Look what is left of the ended command's group. The loop answers with `GroupSeen`."""
+    """Look what is left of the ended command's group, and of these. The loop answers with `GroupSeen`."""
+
+    orphaned: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class SignalOrphans:
+    """Send this signal to whoever is left in these groups, which had training processes for leaders."""
+
+    signum: int
+    groups: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,7 @@ Action = (
     Send
     | SignalGroup
     | KillGroup
+    | SignalOrphans
     | SignalSession
     | Look
     | Rest

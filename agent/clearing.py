@@ -13,7 +13,7 @@ import logging
 import signal
 
 from ..hooks import protocol
-from .actions import KillGroup, Look, Send, SignalSession
+from .actions import KillGroup, Look, Send, SignalOrphans, SignalSession
 from .calling import Calling
 from .events import GroupSeen
 from .hearing import Command
@@ -36,12 +36,19 @@ class Clearing(Calling):
         pid = self.command.pid if self.command is not None else 0
         return [s for s in (*self.sessions.values(), *self.lost.values()) if s.pid != pid]
 
+    def _orphaned(self, command: Command) -> frozenset[int]:
+        """The groups of training processes that are gone, and are not the command itself."""
+        there = {session.pid for session in self._left_alive()}
+        return frozenset(command.trained - there - {command.pid})
+
     def _kill_all(self) -> None:
         """SIGKILL to whatever belongs to the command, wherever it has gone."""
         group = self.command.pid if self.command is not None else 0
         self._do(KillGroup())
         for session in self._left_alive():
             self._do(SignalSession(session.number, signal.SIGKILL, group))
+        if self.command is not None and (groups := frozenset(self.command.trained - {group})):
+            self._do(SignalOrphans(signal.SIGKILL, groups))
 
     def _once_more(self, p: Pending) -> None:
         """TERM again to each training process that has answered and is there in spite of the first one.
@@ -73,8 +80,8 @@ class Clearing(Calling):
                 self.pending.then("what it had left behind was killed")
             self._kill_all()
             return True
-        there = self._left_alive()
-        if command.group_left is False and not there:
+        there, orphaned = self._left_alive(), self._orphaned(command)
+        if command.group_left is False and not there and command.looked == orphaned:
             return True
         if command.group_left is not None and not command.parting:
             command.parting = True
@@ -90,11 +97,14 @@ class Clearing(Calling):
         elif command.term_at is not None and self._now >= command.term_at:
             command.term_at = None
             self._part_from(there, command, limit)
+        if command.parting and (new := (command.looked & orphaned) - command.parted):
+            command.parted |= new
+            self._do(SignalOrphans(signal.SIGTERM, new))
         if self.pending is not None:
             self._once_more(self.pending)
-        if self._now >= command.look_at:
-            command.look_at = self._now + _LOOK
-            self._do(Look())
+        if self._now >= command.look_at or command.looked != orphaned:
+            command.look_at, command.looked = self._now + _LOOK, orphaned
+            self._do(Look(orphaned))
         return False
 
     def _told_to_leave(self, command: Command, there: list[Session]) -> list[Session]:

@@ -329,7 +329,8 @@ class Machine(Ending):
 
     def _after_all(self, command: Command) -> None:
         """The command is gone, and no notice stands."""
-        if self._force_at is not None and self._left_alive() and not self._cleared(command, self._force_at):
+        left = self._left_alive() or self._orphaned(command)
+        if self._force_at is not None and left and not self._cleared(command, self._force_at):
             return  # somebody asked it to end at once: its workers too
         returncode = command.returncode if command.returncode is not None else 0
         code = returncode if returncode >= 0 else 128 - returncode

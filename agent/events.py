@@ -111,7 +111,7 @@ class Heralded:
 
 @dataclass(frozen=True, slots=True)
 class GroupSeen:
-    """Whether processes of the ended command's group are still there."""
+    """Whether processes of the ended command's group are still there, or of the others that were asked for."""
 
     pid: int
     left: bool

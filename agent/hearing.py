@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..hooks import protocol
 from ..providers.notice import Notice
@@ -48,13 +48,18 @@ class Command:
     ended_at: float = 0.0
     #: A training process of it has registered: it got as far as that.
     joined: bool = False
+    #: The training processes that it has had. Below a launcher each may lead a group of its own.
+    trained: set[int] = field(default_factory=set)
     #: It got the signal of a notice that was then withdrawn: an end before this instant is that signal's doing.
     leave_by: float | None = None
     #: Its group got a signal that asks it to end.
     told: bool = False
-    #: After its end: whether others of its group are there (None: nobody has looked), and the next look.
+    #: After its end: whether others of its group are there (None: nobody has looked), and the next look; the groups of training
+    #: processes that were looked at too, and those that were told to end.
     group_left: bool | None = None
     look_at: float = 0.0
+    looked: frozenset[int] = frozenset()
+    parted: frozenset[int] = frozenset()
     #: What it left behind was told to end; TERM follows then for who was told in words.
     parting: bool = False
     term_at: float | None = None
@@ -109,6 +114,7 @@ class Hearing:
         self.sessions[session.number] = session
         if self.command is not None and session.store:
             self.command.joined = True
+            self.command.trained.add(session.pid)
         self.lost = {n: s for n, s in self.lost.items() if not s.same_client(session)}
         p = self.pending
         if p is None and (reason := self.horizon.near(self._now)):

@@ -32,6 +32,7 @@ from .actions import (
     Rest,
     Send,
     SignalGroup,
+    SignalOrphans,
     SignalSession,
     Tell,
 )
@@ -214,16 +215,18 @@ class Agent:
             self._command(action, self._supervisor)
 
     def _command(
-        self, action: SignalGroup | KillGroup | Look | Rest | Launch, supervisor: Supervisor
+        self, action: SignalGroup | KillGroup | SignalOrphans | Look | Rest | Launch, supervisor: Supervisor
     ) -> None:
         if isinstance(action, SignalGroup):
             supervisor.signal(action.signum)
         elif isinstance(action, KillGroup):
             supervisor.kill()
+        elif isinstance(action, SignalOrphans):
+            supervisor.signal_orphans(action.signum, action.groups)
         elif isinstance(action, Rest):
             supervisor.rest()
         elif isinstance(action, Look):
-            seen = GroupSeen(supervisor.pid, supervisor.group_left())
+            seen = GroupSeen(supervisor.pid, supervisor.group_left(action.orphaned))
             self._carry_out(self._machine.handle(seen, self._clock.monotonic()))
         else:
             for gone, meet in action.moves:

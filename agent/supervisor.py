@@ -22,8 +22,9 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from . import orphans
 from .events import CommandEnded, Event
 from .executable import CommandError, find, refusal
 from .terminal import Terminal, feeds_a_pipe, somebody_can_continue_us
@@ -129,10 +130,16 @@ class Supervisor:
         """The command's, also after its end; 0 where none was started."""
         return self._pid
 
-    def group_left(self) -> bool:
-        """Whether anybody but the command itself is in its group. Asked after the command's end, when its own
-        zombie answers to every signal, so that `killpg(…, 0)` tells nothing."""
-        return any(_lives_in(self._pid, name) for name in os.listdir("/proc") if name.isdigit())
+    def group_left(self, orphaned: Collection[int] = ()) -> bool:
+        """Whether anybody but the command itself is in its group, or of the command in one of these. Asked after the command's
+        end, when its own zombie answers to every signal, so that `killpg(…, 0)` tells nothing."""
+        group = (self._pid,)
+        there = any(orphans.lives_in(int(name), group) for name in os.listdir("/proc") if name.isdigit())
+        return there or orphans.left(orphaned, self._env)
+
+    def signal_orphans(self, signum: int, groups: Collection[int]) -> None:
+        """Send `signum` to what the command has left behind in these groups."""
+        orphans.send(signum, groups, self._env)
 
     def rest(self) -> None:
         """The command has ended and nothing follows yet: what the keyboard sends now is meant for us."""
@@ -236,16 +243,6 @@ class Supervisor:
             logger.warning("%s cannot be sent to the command: it runs as another user (sudo?)", name)
         except ProcessLookupError:
             logger.debug("group %d is gone", self._pid)
-
-
-def _lives_in(group: int, pid: str) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # After the name, which may hold spaces and brackets (proc(5)): state, parent, group.
-            state, _, its_group = file.read().rpartition(b")")[2].split()[:3]
-    except OSError:  # it has just ended
-        return False
-    return int(its_group) == group and state not in (b"Z", b"X")
 
 
 def take_status(pid: int, what: int) -> bool:

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from spotguard.agent.actions import Action, KillGroup, Launch, SignalSession
+from spotguard.agent.actions import Action, KillGroup, Launch, SignalOrphans, SignalSession
 from spotguard.hooks.protocol import Bye, Leave
 from tests.fakes.story import Story
 
@@ -207,3 +207,60 @@ def test_what_a_command_that_was_simply_done_leaves_stays() -> None:
         assert story.code == 0
         assert not story.killed
         assert only(story.signals) == []
+
+
+def told_workers_left() -> Story:
+    """Torchrun and its worker are gone after the commit, and the worker's own children are not."""
+    story = Story()
+    worker = story.opens(201)
+    story.notice()
+    story.commits(worker)
+    story.closes(worker)
+    story.group_left = True
+    story.ends(-15)
+    return story
+
+
+def test_what_a_worker_left_in_a_group_of_its_own_is_told_to_end_and_waited_for() -> None:
+    """A data loader's workers, in the middle of a sample."""
+    story = told_workers_left()
+    story.until(1)
+    assert story.all(SignalOrphans) == [SignalOrphans(TERM, frozenset({201}))]
+    assert story.code is None
+    story.group_left = False
+    story.until(2)
+    assert story.code == 75
+    assert not story.killed
+
+
+def test_what_a_worker_left_is_killed_at_the_reserve() -> None:
+    story = told_workers_left()
+    story.until(109)
+    assert story.all(SignalOrphans)[1:] == [SignalOrphans(KILL, frozenset({201}))]
+    assert story.code == 75
+
+
+def test_a_worker_that_goes_after_its_launcher_is_looked_behind_too() -> None:
+    """Its group was nobody's to look at while it lived, and is not sent what only orphans are."""
+    story = Story()
+    worker = story.opens(201)
+    story.notice()
+    story.commits(worker)
+    story.ends(-9)
+    story.until(1)
+    assert story.all(SignalOrphans) == []
+    story.group_left = True
+    story.closes(worker)
+    story.until(2)
+    assert story.all(SignalOrphans) == [SignalOrphans(TERM, frozenset({201}))]
+    assert story.code is None
+
+
+def test_what_the_workers_of_a_job_that_was_simply_done_left_stays() -> None:
+    story = Story()
+    worker = story.opens(201)
+    story.closes(worker)
+    story.group_left = True
+    story.ends(0)
+    assert story.code == 0
+    assert story.all(SignalOrphans) == []

@@ -143,3 +143,42 @@ def test_a_session_is_signalled_with_and_without_its_socket(
         assert worker.wait(TIMEOUT) == -signal.SIGTERM
     events.next(Closed, lambda event: event.session == session and not event.alive)
     server.signal(session, signal.SIGTERM, 0)  # nobody is there any more
+
+
+def test_what_a_worker_leaves_in_its_own_session_goes_and_a_stranger_there_stays(
+    options: Options, tmp_path: Path
+) -> None:
+    """A data loader's worker, below a launcher's worker that SIGTERM has ended. Who was not given our socket is not ours."""
+    pids = tmp_path / "pids"
+    worker = f"""
+import os, signal, subprocess, sys, time
+sys.path[:0] = [{str(ROOT)!r}]
+from pathlib import Path
+from tests.fakes.hook import FakeHook
+from spotguard.hooks.protocol import *
+os.setsid()
+children = [subprocess.Popen(["sleep", "1000"], env=env) for env in (None, {{"PATH": os.environ["PATH"]}})]
+Path({str(pids)!r}).write_text(" ".join(str(child.pid) for child in children))
+hook = FakeHook(Path({options.socket!r}))
+hook.say(Register(os.getpid(), "r", "train.py", "file:///s"))
+hook.hear(Welcome)
+os.kill(int(sys.argv[1]), signal.SIGTERM)
+notice = hook.hear(Preempt)
+hook.say(Committed(notice.id, 7, 1000, 0.5, "file:///s/7", time.monotonic()))
+while True: signal.pause()
+"""
+    launcher = f"""
+import os, signal, subprocess, sys
+signal.signal(signal.SIGTERM, lambda *_: worker.terminate())
+worker = subprocess.Popen([sys.executable, "-c", {worker!r}, str(os.getppid())])
+sys.exit(worker.wait())
+"""
+    assert loop.run(options, [sys.executable, "-c", launcher]) == 75
+    loader, stranger = map(int, pids.read_text().split())
+    stays = os.pidfd_open(stranger)
+    try:
+        assert not select.select([stays], [], [], 0)[0]
+        signal.pidfd_send_signal(stays, signal.SIGKILL)
+    finally:
+        os.close(stays)
+    assert gone(loader)
