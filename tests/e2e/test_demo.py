@@ -1,4 +1,7 @@
-"""`spotguard demo` as a newcomer types it, only shorter: the exit code is the verdict."""
+"""`spotguard demo` as a newcomer types it, only shorter: the exit code is the verdict.
+
+A training of few steps, which machine 1 takes slowly. The demo's own script at its own pace is the page's, in `tests/docs`.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,9 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
 
 SCRIPT = Path(spotguard.demo.__file__).with_name("train.py")
-#: Half of them must take longer than the agent's second between two looks.
-STEPS = 80
+STEPS = 24
+#: Seconds that machine 1 waits after a step: half of them must take longer than the agent's second between two looks.
+SLOWLY = 0.15
 #: Mbit/s: a save takes a tenth of a second.
 FAST = "400"
 
@@ -35,10 +39,10 @@ def scratch() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def demo(folder: Path, scratch: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def demo(folder: Path, scratch: Path, script: Path, *more: str) -> subprocess.CompletedProcess[str]:
     words = ["demo", "--folder", str(folder), "--steps", str(STEPS), "--link", FAST, *more]
     return subprocess.run(
-        [sys.executable, "-m", "spotguard", *words],
+        [sys.executable, "-m", "spotguard", *words, "--script", str(script)],
         env={**os.environ, "TMPDIR": str(scratch)},
         capture_output=True,
         text=True,
@@ -46,11 +50,24 @@ def demo(folder: Path, scratch: Path, *more: str) -> subprocess.CompletedProcess
     )
 
 
-def plant(folder: Path, line: str, instead: str, above: str = "") -> Path:
-    """The demo's script with one line changed, and lines above its functions."""
-    source, planted, main = SCRIPT.read_text(), folder / "train.py", "def main() -> None:\n"
-    assert source.count(line) == source.count(main) == 1
-    planted.write_text(source.replace(line, instead).replace(main, f"{above}\n\n{main}"))
+#: What `torch.optim` imports only to say "not here": half of what a start of the script costs.
+NO_COMPILER = """
+import sys, threading, types
+torch._dynamo = sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")
+torch._dynamo.disable, torch._dynamo.graph_break = lambda function, *_, **__: function, lambda: None
+
+
+"""
+
+
+def plant(folder: Path, line: str = "", instead: str = "", slowly: str = str(SLOWLY)) -> Path:
+    """The demo's script, where machine 1 takes so long for a step, and with one more line changed."""
+    source, main, step = SCRIPT.read_text(), "def main() -> None:\n", "guard.step()\n"
+    assert all(source.count(each) == 1 for each in (main, step, *[line] * bool(line)))
+    source = source.replace(line, instead) if line else source
+    slow = f"{step}                threading.Event().wait(0 if done else {slowly})\n"
+    planted = folder / "train.py"
+    planted.write_text(source.replace(main, NO_COMPILER + main).replace(step, slow))
     return planted
 
 
@@ -63,9 +80,7 @@ def test_a_demo_that_fails_leaves_nothing_in_a_store_of_yours(tmp_path: Path, sc
     planted = plant(
         tmp_path, line, "            if guard and step > 5:\n                raise SystemExit(3)\n" + line
     )
-    done = demo(
-        tmp_path / "report", scratch, "--store", (tmp_path / "store").as_uri(), "--script", str(planted)
-    )
+    done = demo(tmp_path / "report", scratch, planted, "--store", (tmp_path / "store").as_uri())
     assert done.returncode == 1, done.stdout + done.stderr
     assert "machine 1 ended before its notice" in done.stderr
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == [mine / "notes"]
@@ -78,7 +93,7 @@ def test_the_resumed_run_is_the_uninterrupted_one(
     """On each cloud, through the cloud's own SDK into a real server: it saves inside the window, ends equal to the last bit,
     says so last, and leaves its report and nothing else, nor in the store. (Into a folder: the README's, in `tests/docs`.)"""
     url = f"{request.getfixturevalue(server).fresh()}/some/prefix"
-    done = demo(tmp_path / "report", scratch, "--cloud", cloud, "--store", url)
+    done = demo(tmp_path / "report", scratch, plant(tmp_path), "--cloud", cloud, "--store", url)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
@@ -101,17 +116,11 @@ def test_what_does_not_fit_is_said_and_the_background_checkpoint_remains(
 ) -> None:
     """A save of 1.5 s, and a machine that is switched off 0.3 s after its notice, in the middle of it: nothing partial
     is picked up, nothing is called saved, and the result is equal all the same."""
-    planted = plant(
-        tmp_path,
-        "            if guard:\n",
-        # Until there is one, a step takes its time: on a fast machine training would be over before.
-        "            if guard and step > 20 and not list(store.glob('demo/checkpoints/*/COMMIT.json')):\n"
-        "                threading.Event().wait(0.2)\n"
-        "            if guard:\n",
-        "import threading; store = Path(os.environ.get('SPOTGUARD_STORE', '').removeprefix('file://'))\n",
-    )
+    # Until there is one, a step takes its time: on a fast machine training would be over before.
+    whole = "list(Path(os.environ['SPOTGUARD_STORE'].removeprefix('file://')).glob('demo/checkpoints/*/COMMIT.json'))"
+    planted = plant(tmp_path, slowly=f"{SLOWLY} if {whole} else 0.6")
     short = ["--cloud", "gcp", "--window", "0.3", "--link", "30"]
-    done = demo(tmp_path / "report", scratch, *short, "--script", str(planted))
+    done = demo(tmp_path / "report", scratch, planted, *short)
 
     assert done.returncode == 0, done.stdout + done.stderr
     kept, last = done.stdout.splitlines()[-2:]
@@ -133,7 +142,7 @@ def test_a_resume_that_is_not_exact_is_found_out(tmp_path: Path, scratch: Path) 
     line = "    done = guard.restore() if guard else 0\n"
     planted = plant(tmp_path, line, line + "    if done:\n        model.norm.weight.data[0] += 0.001\n")
 
-    done = demo(tmp_path / "report", scratch, "--script", str(planted))
+    done = demo(tmp_path / "report", scratch, planted)
 
     assert done.returncode == 1, done.stdout + done.stderr
     last = done.stdout.splitlines()[-1]
