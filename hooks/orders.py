@@ -88,6 +88,12 @@ class Orders:
         """Whether an emergency save is under way."""
         return self._urgent is not None or self._concluding
 
+    @property
+    def committed(self) -> Saved | None:
+        """The checkpoint of the very step on which training stands; None where that step is in no store."""
+        place, last = self._gate.place, self._checkpointer.last
+        return None if last is None or place.dirty or last.step != place.completed else last
+
     def emergency(
         self,
         alarm: Alarm,

@@ -128,8 +128,14 @@ class Ranks:
         )
 
         def unheard(why: str) -> None:
-            last = self._checkpointer.last
-            self._report.failed(alarm, why, -1 if last is None else last.step)
+            saved, last = self._saver.committed, self._checkpointer.last
+            if (
+                saved is not None and saved.level == "full"
+            ):  # for another machine, which has taken the job's store along
+                log.info("step %d is committed, nothing newer is saved: %s", saved.step, why)
+                self._report.committed(alarm, saved)
+            else:
+                self._report.failed(alarm, why, -1 if last is None else last.step)
             if message.drill:
                 self._saver.release(message.id, why)
 

@@ -199,11 +199,8 @@ class Saver(Orders):
 
     def _has_it(self, job: Job) -> None:
         """What this rank stands on is committed already, whatever the others say: they may be gone by now."""
-        place, last = self._gate.place, self._checkpointer.last
-        if self._assembly is None or job.alarm is None or last is None:
-            return
-        if last.step == place.completed and not place.dirty:
-            job.saved = last
+        if self._assembly is not None and job.alarm is not None:
+            job.saved = self.committed
 
     def _save(self, job: Job, agreed: Agreed) -> Saved | None:
         step = agreed.step

@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[3]
 NURSERY = Path(__file__).parent / "programs" / "nursery.py"
 #: Seconds for one job.
 TIMEOUT = 60.0
+#: Places of a step, with two optimizers.
+PHASES = ["loading", "forward", "backward", "optimizer", "between", "before boundary", "evaluation"]
 #: The member that is no rank: it serves the job's store, where no rank does. (Under torchrun it is the launcher.)
 HOST = 99
 
@@ -130,6 +132,10 @@ class Gang:
         said = [self._hear(rank) for rank in ranks]
         self._broken = False
         return said
+
+    def dead(self, world: int) -> bool:
+        """Whether any rank has died, by now."""
+        return not all(self._members[rank].alive for rank in range(world))
 
     def survivors(self, world: int) -> dict[int, Said]:
         """What became of those that have not died."""

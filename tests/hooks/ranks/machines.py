@@ -21,6 +21,9 @@ from spotguard.agent.status import Facts
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.notice import Notice, NoticeKind
 
+#: Seconds before a machine's deadline at which its ranks' saves are over.
+RESERVE = 0.5
+
 
 class Machine:
     """Ranks that were begun with its `socket` are on it."""
@@ -31,7 +34,9 @@ class Machine:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._server = Server(socket, self._events.put, self._clock)
         facts = Facts("r", os.getpid(), str(socket), True, self._clock.monotonic())
-        agent = Agent(Decisions(Policy(command=False)), self._server, self._clock, self._events, facts)
+        agent = Agent(
+            Decisions(Policy(command=False, reserve=RESERVE)), self._server, self._clock, self._events, facts
+        )
         self._thread = threading.Thread(target=agent.run, name="test-agent", daemon=True)
 
     def __enter__(self) -> Self:

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.hooks.ranks.checking import saved_together
-from tests.hooks.ranks.gang import Event, Gang, event
+from tests.hooks.ranks.gang import PHASES, Event, Gang, event
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
-
-PHASES = ["loading", "forward", "backward", "optimizer", "between", "before boundary", "evaluation"]
 
 
 def instants(chance: random.Random, world: int) -> list[Event]:

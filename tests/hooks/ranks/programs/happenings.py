@@ -132,6 +132,22 @@ def _waits(life: Life, event: dict[str, Any]) -> None:
     until(lambda: not sign.exists())
 
 
+def _reaches(life: Life, event: dict[str, Any]) -> None:
+    """This place: the test sees it, and gives notice."""
+    Path(event["sign"]).touch()
+    _noticed(life, event)
+
+
+def _hears_of(life: Life, event: dict[str, Any]) -> None:
+    """So many notices; the test sees it."""
+    guard = life.guard
+    assert guard is not None
+    assert guard._channel is not None
+    channel = guard._channel
+    until(lambda: len(channel.standing.notices) >= event["count"])
+    Path(event["sign"]).touch()
+
+
 def _kill(life: Life, event: dict[str, Any]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -154,6 +170,8 @@ HAPPENINGS: dict[str, Callable[[Life, dict[str, Any]], None]] = {
     "drift": _drift,
     "outlives": _outlives,
     "waits": _waits,
+    "reaches": _reaches,
+    "hears of": _hears_of,
     "kill": _kill,
     "stuck": _nothing,
 }

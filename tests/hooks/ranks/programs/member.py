@@ -50,6 +50,7 @@ def play(rank: int, scenario: dict[str, Any]) -> dict[str, Any]:
 def main(rank: int) -> None:
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
+    dist.distributed_c10d.default_pg_timeout = timedelta(seconds=GROUP)  # also of the groups of a mesh
     before, store = dict(os.environ), None
     for line in sys.stdin:
         told = json.loads(line)

@@ -1,0 +1,125 @@
+"""Ranks are killed at any call that they make for a save: what is committed is whole, and is restored bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.hooks.ranks.checking import restores
+from tests.hooks.ranks.gang import PHASES, Event, Gang, Said, event, fate, until
+from tests.hooks.ranks.machines import Machine
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+#: Calls for a notice at step 4.
+OBJECT, MANIFEST, MARKER = (f"put .*/0*4-.*{name}" for name in ("safetensors", r"-of-\d+\.json", "COMMIT"))
+#: Calls that a rank makes from its restore to its end: one save by hand, and one for a notice.
+CALLS = 40
+
+
+def killed(
+    gang: Gang,
+    world: int,
+    way: str,
+    folder: Path,
+    fates: Sequence[Event],
+    *places: Event,
+    hosted: bool = True,
+) -> dict[int, Said]:
+    """A notice of a few seconds on the only machine, when a rank reaches such a place. What the survivors say."""
+    with Machine(folder / "agent.sock") as machine:
+        sign = folder / "reached.sign"
+        reached = [
+            event(each["rank"], each["step"], each["phase"], "reaches", sign=str(sign)) for each in places
+        ]
+        socket = {"SPOTGUARD_SOCKET": str(machine.socket)}
+        store = folder / "store"
+        gang.begin(
+            world,
+            way,
+            store,
+            *reached,
+            fates=fates,
+            saves=[2],
+            total=30,
+            hosted=hosted,
+            env=socket,
+            optimizers=2,
+        )
+        until(lambda: sign.exists() or gang.dead(world))
+        machine.notice(4.0)
+        return gang.survivors(world)
+
+
+def holds(gang: Gang, world: int, way: str, folder: Path, said: dict[int, Said]) -> int:
+    """Nothing partial is taken, nothing that anybody took for committed is lost, and nobody is left waiting."""
+    at = restores(gang, world, way, folder / "store", optimizers=2)
+    for each in said.values():
+        assert each["last"] <= at
+        assert each["threads"] == []
+    return at
+
+
+@pytest.mark.parametrize(
+    ("call", "after", "saved"),
+    [
+        ("claim call/2", False, False),
+        ("add offers/2", True, False),
+        (OBJECT, False, False),
+        (MANIFEST, False, False),
+        (MANIFEST, True, True),
+        (MARKER, False, True),
+        (MARKER, True, True),
+    ],
+)
+def test_a_shard_counts_from_when_its_manifest_is_there(
+    gang: Gang, call: str, after: bool, saved: bool, folder: Path
+) -> None:
+    """Of two ranks one dies there, or whoever comes there."""
+    mortal = [0, 1] if call == MARKER else [1]
+    said = killed(
+        gang, 2, "fsdp", folder, [fate(rank, call, after=after) for rank in mortal], event(0, 4, "loading")
+    )
+    assert len(said) < 2
+    assert holds(gang, 2, "fsdp", folder, said) == (4 if saved else 2)
+
+
+def test_the_others_save_what_a_replica_held_that_died_before_it_offered(gang: Gang, folder: Path) -> None:
+    said = killed(gang, 3, "ddp", folder, [fate(1, "set offer/2")], event(0, 4, "loading"))
+    assert [each["ended"] for each in said.values()] == ["preempted"] * 2, gang.errors()
+    assert holds(gang, 3, "ddp", folder, said) == 4
+
+
+def anywhere(gang: Gang, seed: int, folder: Path) -> None:
+    """Any ranks die, each at any of its calls, and maybe none of them comes so far."""
+    chance = random.Random(seed)
+    way, world = chance.choice(
+        [("ddp", 2), ("ddp", 3), ("fsdp", 2), ("fsdp", 3), ("hsdp", 4), ("tp_fsdp", 4)]
+    )
+    victims = chance.sample(range(world), chance.choice([1, 1, 1, 2, world]))
+    fates = [fate(rank, "", chance.randrange(CALLS), after=chance.random() < 0.5) for rank in victims]
+    place = event(chance.randrange(world), chance.randrange(2, 6), chance.choice(PHASES))
+    said = killed(gang, world, way, folder, fates, place, hosted=chance.random() < 0.7)
+    at = holds(gang, world, way, folder, said)
+    by_hand = any(each.get("by hand") for each in said.values())
+    assert at >= (2 if by_hand else 0), f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", range(4), ids="seed-{}".format)
+def test_what_is_committed_is_restored_whoever_dies_where(gang: Gang, seed: int, folder: Path) -> None:
+    anywhere(gang, seed, folder)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seeds", range(4, 304, 50), ids="seeds-from-{}".format)
+def test_what_is_committed_is_restored_whoever_dies_where_hundreds_of_times(
+    gang: Gang, seeds: int, folder: Path
+) -> None:
+    for seed in range(seeds, seeds + 50):
+        (folder / str(seed)).mkdir(mode=0o700)
+        anywhere(gang, seed, folder / str(seed))

@@ -1,0 +1,117 @@
+"""A second machine is noticed, while all save for the first one or when they have: who was to stay goes too."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from spotguard.hooks import protocol
+from tests.fakes.agent import FakeAgent
+from tests.hooks.ranks.checking import marked, restores, saved_together
+from tests.hooks.ranks.gang import Gang, event, fate, signs, until
+from tests.hooks.ranks.machines import Machine
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+#: Each rank is on a machine of its own.
+WORLD = 3
+
+
+@pytest.mark.parametrize(
+    ("way", "call"),
+    [
+        ("ddp", "set offer"),
+        ("fsdp", "(hear|claim) decision"),
+        ("ddp", "put .*safetensors"),
+        ("fsdp", r"put .*-of-\d+\.json"),
+    ],
+)
+def test_a_machine_that_is_noticed_in_the_save_is_saved_in_its_time(
+    gang: Gang, way: str, call: str, folder: Path
+) -> None:
+    """The first machine's rank is held in its save until all have been called a second time."""
+    with ExitStack() as stack:
+        sign = stack.enter_context(signs(folder))
+        machines = [stack.enter_context(Machine(folder / f"{rank}.sock")) for rank in range(WORLD)]
+        held, reached, twice = sign("held"), sign("reached"), sign("twice")
+        gang.begin(
+            WORLD,
+            way,
+            folder / "store",
+            event(0, 4, "loading", "reaches", sign=str(reached)),
+            event(1, 4, "loading", "hears of", count=2, sign=str(twice)),
+            fates=[fate(0, call, sign=held)],
+            envs={rank: {"SPOTGUARD_SOCKET": str(each.socket)} for rank, each in enumerate(machines)},
+        )
+        until(reached.exists)
+        machines[0].notice(30.0)
+        until(held.exists)
+        machines[1].notice(20.0)
+        until(twice.exists)
+        held.unlink()
+        said = gang.ended(range(WORLD))
+    assert saved_together(gang, folder / "store", said) == 4
+    assert restores(gang, WORLD, way, folder / "store") == 4
+    for machine in machines[:2]:
+        assert machine.outcomes()[-1]["step"] == 4
+        assert machine.outcomes()[-1]["slack"] > 0
+
+
+@contextmanager
+def agents(folder: Path, count: int) -> Iterator[list[FakeAgent]]:
+    """Who tells nobody to leave: as long as the command is ended, which may take its time."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(FakeAgent(folder / f"{number}.sock")) for number in range(count)]
+
+
+def notice(id: str, seconds: float) -> protocol.Preempt:
+    return protocol.Preempt(id, seconds, 0.5, "preempt", "a test")
+
+
+def answer(agent: FakeAgent, id: str) -> protocol.Committed | protocol.Failed:
+    """To this notice."""
+    while True:
+        told = agent.hear(protocol.Message)
+        if isinstance(told, protocol.Committed | protocol.Failed) and told.id == id:
+            return told
+
+
+@pytest.mark.parametrize("first", ["is there", "is gone", "is gone, and the job's store with it"])
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_a_machine_that_is_noticed_after_the_commit_has_nothing_to_lose(
+    gang: Gang, way: str, first: str, folder: Path
+) -> None:
+    with agents(folder, 2) as both, signs(folder) as sign:
+        reached = sign("reached")
+        gang.begin(
+            2,
+            way,
+            folder / "store",
+            event(0, 4, "loading", "reaches", sign=str(reached)),
+            hosted="store" not in first,
+            envs={rank: {"SPOTGUARD_SOCKET": str(folder / f"{rank}.sock")} for rank in range(2)},
+        )
+        for each in both:
+            each.welcome()
+        until(reached.exists)
+        both[0].say(notice("n1", 20.0))
+        step = both[0].hear(protocol.Committed).step
+        assert both[1].hear(protocol.Committed).step == step
+        if first != "is there":
+            os.kill(gang.pid(0), signal.SIGKILL)
+        both[1].say(notice("n2", 3.0))
+        told = answer(both[1], "n2")
+        assert isinstance(told, protocol.Committed), f"{told}\n{gang.errors()}"
+        assert told.step == step
+        for each in both if first == "is there" else both[1:]:
+            each.say(protocol.Leave("n2", 75))
+        said = gang.survivors(2)
+    assert [each["ended"] for each in said.values()] == ["preempted"] * len(said), gang.errors()
+    assert marked(folder / "store")
+    assert restores(gang, 2, way, folder / "store") == step
