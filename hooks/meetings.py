@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ..providers.errors import (
@@ -24,6 +26,7 @@ from ..providers.errors import (
 from ..providers.stores.store import BlobStore
 from .agreement.channel import Channel
 from .checkpoints.catalog import Gone, Whole, examine, scan
+from .checkpoints.shelf import Reads, Shelf, drop, new_folder
 from .format.codec import NewerFormatError
 from .format.keys import CheckpointName
 from .restore import LOOKS, Restored, candidates, fill, fit, let_go, none_left, said_of
@@ -86,28 +89,52 @@ def restore_together(
         CheckpointError: as `restore`.
         StoreError: as `restore`, of any rank; or not all ranks came.
     """
-    failed, pick = "", _Pick(store, run_id, step)
-    while True:
-        said = of_the_first(channel, pick.next)
-        if said == _AGAIN:
-            continue
-        name = CheckpointName.parse(said)
-        if name is None:
-            return none_left(store, run_id, step, must, failed)
-        trial = _Trial(channel, state, name)
-        whole = _try(trial, store, run_id, pick.whole)
-        if whole is not None:
-            said_of(whole)
-            return Restored(name.step, whole, stored=whole)
-        failed = trial.failed
-        if trial.gone:
-            pick.look_again()
+    failed = ""
+    with _shelf(channel, store) as shelf:
+        pick = _Pick(shelf, run_id, step)
+        while True:
+            said = of_the_first(channel, pick.next)
+            if said == _AGAIN:
+                continue
+            name = CheckpointName.parse(said)
+            if name is None:
+                return none_left(store, run_id, step, must, failed)
+            trial = _Trial(channel, state, name)
+            whole = _try(trial, store, shelf, run_id, pick.whole)
+            if whole is not None:
+                said_of(whole)
+                return Restored(name.step, whole, stored=whole)
+            failed = trial.failed
+            if trial.gone:
+                pick.look_again()
 
 
-def _try(trial: _Trial, store: BlobStore, run_id: str, picked: Whole | None) -> Whole | None:
+@contextmanager
+def _shelf(channel: Channel, store: BlobStore) -> Iterator[Shelf]:
+    """Kept by the first rank of each machine, for those that are there too."""
+    keeper = channel.machines.index(channel.machines[channel.rank])
+    alone = channel.machines.count(channel.machines[channel.rank]) == 1
+    mine = new_folder() if keeper == channel.rank and not alone else ""
+    try:
+        folders = [each.decode() for each in channel.gather(mine.encode(), _PATIENCE)]
+        folder = Path(folders[keeper]) if folders[keeper] else None
+        yield Shelf(store, keeps=keeper == channel.rank, folder=folder)
+    finally:
+        drop(mine)
+
+
+def _try(trial: _Trial, store: BlobStore, shelf: Shelf, run_id: str, picked: Whole | None) -> Whole | None:
     """Load it on all ranks; None where it is damaged for one."""
     rank, state, name = trial.channel.rank, trial.state, trial.name
-    whole = trial.ask(lambda: picked or _examine(store, run_id, name), _PATIENCE)
+
+    def look() -> Whole:
+        return picked or _examine(shelf, run_id, name)
+
+    kept = trial.ask(lambda: look() if shelf.keeps else None, _PATIENCE)
+    if trial.failed:
+        return None
+    # Only now: what the others need lies on their machine's shelf.
+    whole = trial.ask(lambda: kept or look(), _PATIENCE)
     if whole is None:
         return None
     restoring = trial.ask(lambda: fit(whole, state), _PATIENCE)
@@ -126,7 +153,7 @@ class _Pick:
     """What the first rank would take next. What went away while it was read was pruned for something newer, perhaps: it looks
     again."""
 
-    def __init__(self, store: BlobStore, run_id: str, step: int | None) -> None:
+    def __init__(self, store: Reads, run_id: str, step: int | None) -> None:
         self._store, self._run_id, self._step = store, run_id, step
         self._looks = 0
         self._tried: set[CheckpointName] = set()
@@ -139,7 +166,7 @@ class _Pick:
         if self._found is None:
             self._gone = []
             self._looks += 1
-            self._found = candidates(self._store, self._run_id, self._step, None, self._gone)
+            self._found = candidates(self._store, self._run_id, self._step, self._gone)
         for whole in self._found:
             if whole.name not in self._tried:
                 self._tried.add(whole.name)
@@ -217,7 +244,7 @@ class _Trial:
         return result
 
 
-def _examine(store: BlobStore, run_id: str, name: CheckpointName) -> Whole:
+def _examine(store: Reads, run_id: str, name: CheckpointName) -> Whole:
     folders = scan(store, run_id)
     folder = next((each for each in folders if each.name == name), None)
     if folder is None:

@@ -11,6 +11,7 @@ from ..providers.stores.store import BlobStore
 from .checkpoints.catalog import Gone, Whole, passed_over, scan, whole_checkpoints
 from .checkpoints.meter import Meter
 from .checkpoints.reader import read
+from .checkpoints.shelf import Reads
 from .checkpoints.staging import Stage, Staged, newest_first
 from .checkpoints.worth import worth_it
 from .format.codec import NewerFormatError
@@ -65,7 +66,7 @@ def restore(
     tried: set[tuple[type[Whole], CheckpointName]] = set()
     for look in range(1, LOOKS + 1):
         gone: list[CheckpointName] = []
-        for whole in candidates(store, run_id, step, stage, gone):
+        for whole in _near_and_far(store, run_id, step, stage, gone):
             if gone and look < LOOKS:
                 break  # pruned for a newer one, perhaps: what is older may be gone as well
             if (key := (type(whole), whole.name)) in tried:
@@ -143,18 +144,27 @@ def _found(store: BlobStore, whole: Whole, near: bool) -> Restored:
     return Restored(whole.name.step, whole, stored=stored, staged=whole)
 
 
-def candidates(
+def candidates(store: Reads, run_id: str, step: int | None, gone: list[CheckpointName]) -> Iterator[Whole]:
+    """What to try, in this order; `gone` is told of what went away before it could be examined."""
+    return _in_order(_all(store, run_id, step, gone), step)
+
+
+def _near_and_far(
     store: BlobStore, run_id: str, step: int | None, stage: Stage | None, gone: list[CheckpointName]
 ) -> Iterator[Whole]:
-    """What to try, in this order; `gone` is told of what went away before it could be examined."""
+    """`candidates`, with what lies on this machine's disk."""
     found = _all(store, run_id, step, gone)
     if stage is not None:
         found = newest_first(stage.wholes(store, step=step), found)
+    return _in_order(found, step)
+
+
+def _in_order(found: Iterator[Whole], step: int | None) -> Iterator[Whole]:
     return found if step is not None else worth_it(found)
 
 
 def _all(
-    store: BlobStore, run_id: str, step: int | None = None, gone: list[CheckpointName] | None = None
+    store: Reads, run_id: str, step: int | None = None, gone: list[CheckpointName] | None = None
 ) -> Iterator[Whole]:
     """Of either level, newest first."""
 

@@ -27,6 +27,7 @@ from ..format.keys import (
     parse_object_name,
 )
 from ..format.manifest import CommitMarker, Kind, Level, RankManifest
+from .shelf import Reads
 
 log = logging.getLogger("spotguard")
 
@@ -99,7 +100,7 @@ class Checkpoint:
     created: float | None = None
 
 
-def scan(store: BlobStore, run_id: str, *, timeout: float | None = None) -> list[Folder]:
+def scan(store: Reads, run_id: str, *, timeout: float | None = None) -> list[Folder]:
     """All checkpoints of a run, newest first, in one listing."""
     prefix = checkpoints_prefix(run_id)
     found: dict[CheckpointName, dict[str, int]] = {}
@@ -110,9 +111,7 @@ def scan(store: BlobStore, run_id: str, *, timeout: float | None = None) -> list
     return [Folder(run_id, name, found[name]) for name in sorted(found, reverse=True)]
 
 
-def examine(
-    store: BlobStore, folder: Folder, folders: list[Folder], *, timeout: float | None = None
-) -> Whole:
+def examine(store: Reads, folder: Folder, folders: list[Folder], *, timeout: float | None = None) -> Whole:
     """Read a checkpoint's manifests and hold them against the listing.
 
     Raises:
@@ -134,7 +133,7 @@ def examine(
 
 
 def whole_checkpoints(
-    store: BlobStore,
+    store: Reads,
     run_id: str,
     *,
     step: int | None = None,
@@ -273,7 +272,7 @@ def _world(folder: Folder) -> int:
     return worlds.pop()
 
 
-def _fetch(store: BlobStore, keys: list[str], timeout: float | None) -> list[RankManifest]:
+def _fetch(store: Reads, keys: list[str], timeout: float | None) -> list[RankManifest]:
     if len(keys) == 1:
         return decode_manifests([(keys[0], store.get(keys[0], timeout=timeout))])
     with ThreadPoolExecutor(min(_FETCHERS, len(keys)), thread_name_prefix="spotguard-manifest") as pool:

@@ -32,6 +32,7 @@ NEEDS_TORCH = [
             "last_moment",
             "less",
             "malformed",
+            "meetings",
             "namesakes",
             "next_save",
             "outages",
