@@ -6,8 +6,7 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 from ..providers.clock import Clock, SystemClock
@@ -20,24 +19,19 @@ from .agreement.torch_group import join
 from .alarm import BY_HAND, Alarm
 from .arguments import completed_steps, for_one_process, kept, run_name, stage_folder, store_url, yes
 from .attachment import Attachment
+from .beginning import Beginning
 from .cadence import Cadence
 from .checkpointer import Checkpointer
-from .checkpoints.commit import claim_attempt
 from .checkpoints.effort import Abandoned
-from .checkpoints.patience import PatientStore
-from .checkpoints.probe import probe
 from .checkpoints.staging import Stage
 from .farewell import Farewell
 from .format.keys import check_run_id
 from .gate import Gate, Shut
 from .interval import lost_training, mean_between
 from .machine import this_machine
-from .meetings import of_the_first, restore_together, see_the_same
-from .namesakes import refuse_namesakes
 from .preempted import Preempted
 from .ranks import Ranks
 from .report import Report
-from .restore import Restored, restore, say_what_stays_behind
 from .saved import Saved
 from .saver import Saver
 from .state.registered import State
@@ -120,16 +114,15 @@ class Guard:
 
     def _build(self) -> None:
         run_id, clock, keep = self._run_id, self._clock, kept("SPOTGUARD_KEEP")
-        if self._channel is not None:
-            see_the_same(self._channel, {"run-id": run_id, "store": self._store.url})
-            refuse_namesakes(self._channel, self._state.collect().leaves)
+        self._beginning = Beginning(self._store, run_id, clock, self._channel)
+        self._beginning.meet(self._state)
         # Agent and rights before the claim: the attempt of one who is refused would fence the one that is not.
         self._agent.connect(os.environ.get("SPOTGUARD_SOCKET", ""))
-        probe(self._patient(), run_id)
+        self._beginning.probe()
         alone = self._channel is None
         folder = for_one_process("SPOTGUARD_STAGE", stage_folder(), alone)
-        self._stage = None if folder is None else Stage(folder, run_id, self._nbytes)
-        attempt = self._claim()
+        self._stage = self._beginning.stage = None if folder is None else Stage(folder, run_id, self._nbytes)
+        attempt = self._beginning.claim()
         lossy = bool(for_one_process("SPOTGUARD_LOSSY_MOMENTS", yes("SPOTGUARD_LOSSY_MOMENTS"), alone))
         self._checkpointer = Checkpointer(
             self._store,
@@ -170,26 +163,6 @@ class Guard:
             self._cadence.preempted_every(mean_between(self._checkpointer.starts(), self._clock.time()))
         self._cadence.saved(saved.at, saved.seconds, cost)
 
-    def _claim(self) -> int:
-        info = {"pid": os.getpid(), "command": sys.orig_argv}
-
-        def claim() -> int:
-            return claim_attempt(
-                self._patient(), self._run_id, info, world=self._world, created=self._clock.time()
-            )
-
-        attempt = self._ask(claim)
-        if self._stage is not None:
-            self._stage.begin(self._patient(), attempt)
-        return attempt
-
-    def _ask(self, what: Callable[[], int]) -> int:
-        """What the first rank gets, for all."""
-        return what() if self._channel is None else of_the_first(self._channel, what)
-
-    def _patient(self) -> PatientStore:
-        return PatientStore(self._store, self._clock, "Training was not started")
-
     # --- the training thread ---
 
     def restore(self, *, step: int | None = None, run_id: str | None = None) -> int:
@@ -214,7 +187,7 @@ class Guard:
         """
         self._only_here("restore")
         step = None if step is None else completed_steps(step)
-        other = run_id is not None and check_run_id(run_id) != self._run_id
+        run_id = self._run_id if run_id is None else check_run_id(run_id)
         # Before the gate: one that waits for the boundary of this very step keeps it shut.
         self._saver.call_off("training goes back")
         self._gate.stand()  # a machine that is already being taken back begins nothing
@@ -222,11 +195,8 @@ class Guard:
             self._saver.ready = False  # what it has is not what it will have: it offers nothing
         self._gate.begin_boundary()
         if self._restored:
-            self._checkpointer.begin_attempt(self._claim())
-        store = PatientStore(self._store, self._clock, "Nothing older was taken and nothing begun")
-        if run_id is not None and other:
-            self._ask(partial(say_what_stays_behind, store, self._run_id, run_id))
-        done = self._load(store, run_id or self._run_id, step, other)
+            self._checkpointer.begin_attempt(self._beginning.claim())
+        done = self._beginning.load(self._state, step=step, run_id=run_id)
         self._checkpointer.restored(done.stored)
         self._state.at_boundary()
         self._restored = self._saver.ready = True
@@ -238,13 +208,6 @@ class Guard:
             self._saver.bring(done.staged)
         self._gate.stand()
         return done.step
-
-    def _load(self, store: BlobStore, run_id: str, step: int | None, other: bool) -> Restored:
-        if self._channel is not None:
-            return restore_together(self._channel, store, run_id, self._state, step=step, must=other)
-        return restore(
-            store, run_id, self._state, step=step, must=other, stage=None if other else self._stage
-        )
 
     def step(self) -> None:
         """The boundary: everything that belongs to this step is done. Once per completed optimizer step.

@@ -1,0 +1,91 @@
+"""Where training begins: with a number of its own for this start of the job, and from one checkpoint.
+
+Nothing older is taken and nothing is begun because a store was away for a moment: it is asked again. Of several ranks the first
+asks, for all.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+
+from ..providers.clock import Clock
+from ..providers.stores.store import BlobStore
+from .agreement.channel import Channel
+from .checkpoints.commit import claim_attempt
+from .checkpoints.patience import PatientStore
+from .checkpoints.probe import probe
+from .checkpoints.staging import Stage
+from .meetings import of_the_first, restore_together, see_the_same
+from .namesakes import refuse_namesakes
+from .restore import Restored, restore, say_what_stays_behind
+from .state.registered import State
+
+
+class Beginning:
+    """Of one run. On the training thread.
+
+    Args:
+        channel: to the other ranks; None in a job of one process.
+    """
+
+    def __init__(self, store: BlobStore, run_id: str, clock: Clock, channel: Channel | None) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._clock = clock
+        self._channel = channel
+        #: This run's folder on this machine, where it has one.
+        self.stage: Stage | None = None
+
+    def meet(self, state: State) -> None:
+        """See that all ranks of the job mean the same run, and the same by its names.
+
+        Raises:
+            UsageError: they were told different things.
+            StateError: two tensors have one name.
+        """
+        if self._channel is not None:
+            see_the_same(self._channel, {"run-id": self._run_id, "store": self._store.url})
+            refuse_namesakes(self._channel, state.collect().leaves)
+
+    def probe(self) -> None:
+        """Raise StoreError where the store cannot be used."""
+        probe(self._patient("Training was not started"), self._run_id)
+
+    def claim(self) -> int:
+        """The number of the attempt that begins here.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        info = {"pid": os.getpid(), "command": sys.orig_argv}
+        store, world = (
+            self._patient("Training was not started"),
+            1 if self._channel is None else self._channel.world,
+        )
+
+        def claim() -> int:
+            return claim_attempt(store, self._run_id, info, world=world, created=self._clock.time())
+
+        attempt = self._ask(claim)
+        if self.stage is not None:
+            self.stage.begin(store, attempt)
+        return attempt
+
+    def load(self, state: State, *, step: int | None, run_id: str) -> Restored:
+        """As `restore.restore`, of this run or of another one, which must have a checkpoint then."""
+        store = self._patient("Nothing older was taken and nothing begun")
+        other = run_id != self._run_id
+        if other:
+            self._ask(partial(say_what_stays_behind, store, self._run_id, run_id))
+        if self._channel is not None:
+            return restore_together(self._channel, store, run_id, state, step=step, must=other)
+        return restore(store, run_id, state, step=step, must=other, stage=None if other else self.stage)
+
+    def _ask(self, what: Callable[[], int]) -> int:
+        return what() if self._channel is None else of_the_first(self._channel, what)
+
+    def _patient(self, then: str) -> PatientStore:
+        return PatientStore(self._store, self._clock, then)
