@@ -13,9 +13,8 @@ from ..providers.stores.store import BlobStore
 from ..providers.stores.urls import inside
 from .agreed import Agreed, Cost
 from .checkpoints.catalog import Whole
-from .checkpoints.commit import attempt_starts
 from .checkpoints.draft import ALL, WEIGHTS, Draft, Outline, Written
-from .checkpoints.effort import Abandoned, Effort
+from .checkpoints.effort import Effort
 from .checkpoints.plans import Earlier
 from .checkpoints.publish import publish
 from .checkpoints.retention import Keep
@@ -26,6 +25,7 @@ from .checkpoints.work import Progress
 from .checkpoints.writer import Spoiled, Writer
 from .committer import Committer
 from .emergency import EmergencySave
+from .errands import Errands
 from .format.keys import CheckpointName, checkpoint_prefix
 from .format.leaf import Leaf
 from .format.manifest import Kind, Level
@@ -39,9 +39,6 @@ from .state.collected import Collected
 from .state.registered import State
 
 log = logging.getLogger("spotguard")
-
-#: Seconds that reading when earlier attempts began may take, all of it: a notice would wait for that.
-_HISTORY = 2.0
 
 
 class Checkpointer:
@@ -69,6 +66,8 @@ class Checkpointer:
         self._keep = keep
         self._world = world
         self._writer = Writer(store, run_id, rank, world)
+        #: By the writer's connections, for whoever wants something small.
+        self.errands = Errands(self._writer, run_id, clock)
         self._committer = Committer(run_id, clock, rank=rank, world=world, incarnation=incarnation)
         self._tidier = Tidier(store, run_id, self._writer)
         self._stager = None if stage is None else Stager(stage, self._writer)
@@ -90,20 +89,6 @@ class Checkpointer:
     def warm(self) -> None:
         """Have everything a save needs but the bytes. On the saving thread, before its first save."""
         self._writer.warm(self.nbytes)
-
-    def starts(self) -> list[float]:
-        """When the attempts of this run began, the last few: wall seconds; none where the store takes its time."""
-        found: list[float] = []
-
-        def look(left: float | None) -> None:
-            found.extend(attempt_starts(self._store, self._run_id, timeout=left))
-
-        try:
-            effort = Effort(self._clock, self._clock.monotonic() + _HISTORY)
-            self._writer.ask(look, effort, again=False)
-        except (Abandoned, StoreError, CheckpointError) as error:
-            log.debug("how often this run was preempted is not known: %s", error)
-        return found
 
     @property
     def uploading(self) -> int | None:
@@ -140,16 +125,6 @@ class Checkpointer:
         leaves = state.collect().leaves
         self._writer.rehearse(leaves, lossy=self._lossy)
         self._outline = self._writer.outline(leaves)
-
-    def put_small(self, key: str, data: memoryview, seconds: float) -> None:
-        """Put something beside the checkpoints, once, by a connection that is open. On the saving thread.
-
-        Raises:
-            Abandoned: the time is over; whether it is there after all, nobody knows.
-            StoreError: the store failed.
-        """
-        effort = Effort(self._clock, self._clock.monotonic() + seconds)
-        self._writer.ask(lambda left: self._store.put(key, data, timeout=left), effort, again=False)
 
     def close(self) -> None:
         """Let the writer's threads end. On the saving thread, after its last save."""

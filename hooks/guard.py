@@ -137,7 +137,7 @@ class Guard:
             stage=self._stage,
         )
         self._checkpointer.nbytes = self._nbytes
-        put = self._checkpointer.put_small if self._rank == 0 else None
+        put = self._checkpointer.errands.put if self._rank == 0 else None
         self._report = Report(put, run_id, attempt, clock, self._agent.send, self._alarm_ended)
         self._saver = Saver(
             gate=self._gate,
@@ -160,7 +160,9 @@ class Guard:
         cost = lost_training(saved.blocked, saved.seconds) if saved.blocked else None
         if saved.blocked and not (self._looked_back or self._saver.alarmed or self._rank):
             self._looked_back = True
-            self._cadence.preempted_every(mean_between(self._checkpointer.starts(), self._clock.time()))
+            self._cadence.preempted_every(
+                mean_between(self._checkpointer.errands.starts(), self._clock.time())
+            )
         self._cadence.saved(saved.at, saved.seconds, cost)
 
     # --- the training thread ---

@@ -35,7 +35,7 @@ class Report:
     """Implements `hearer.Listener`.
 
     Args:
-        put: puts something small into the store, within so many seconds (`Checkpointer.put_small`). None: another rank
+        put: puts something small into the store, within so many seconds (`Errands.put`). None: another rank
             keeps the record.
         send: to the agent; False when there is none. What is said to be droppable it never waits for.
         ended: called with each alarm that ended, and whether it committed.

@@ -22,7 +22,7 @@ from ..format.coverage import Coverage, MergedTensor
 from ..format.dtypes import torch_dtype
 from ..format.encoding import decode
 from ..format.leaf import Leaf
-from ..state.optimizers import check_well_formed
+from ..state.trees import check_well_formed
 from .reader import Part, parts_of
 
 #: Where a value stands in the nested state dict.

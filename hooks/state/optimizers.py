@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
-from ...providers.errors import CheckpointError, StateError
+from ...providers.errors import StateError
 from ..format.leaf import Leaf, Tier
 from . import factors
 from .modules import Known
 from .parts import Part, StatefulPart, copy_into, freeze, tensors_in
 from .shards import Memory, Ranks, Shared, is_dtensor, layout, leaf, local
+from .trees import check_well_formed, steps
 from .worlds import Trees
 
 log = logging.getLogger("spotguard")
@@ -201,7 +201,7 @@ class OptimizerPart:
             used[rank] = tree
             if len(tree["param_groups"]) != len(trees.own["param_groups"]):
                 return trees.own
-            missing -= _steps(tree)
+            missing -= steps(tree)
             if self._ranks.world > 1 and not missing:
                 break
         whole = self._ranks.world == 1
@@ -217,7 +217,7 @@ class OptimizerPart:
                 if name not in passed and (whole or name in self._param):
                     made_of = tree.get("shards", {}).get(name)
                     state[name] = values if made_of is None else self._of_this_shard(name, trees)
-            passed |= {*_steps(tree), *tree["state"]}
+            passed |= {*steps(tree), *tree["state"]}
         on_host = sorted({name for tree in used.values() for name in tree["on_host"]})
         return {**trees.own, "param_groups": groups, "state": state, "on_host": on_host}
 
@@ -322,68 +322,3 @@ class OptimizerPart:
 def _is_factor(param: torch.Tensor, outline: torch.Tensor) -> bool:
     """Whether it is made of more of the parameter than lies here."""
     return bool(outline.dim()) and outline.shape != param.shape and factors.shard(param) is not None
-
-
-def _steps(tree: dict[str, Any]) -> set[str]:
-    """The names of the parameters that the saved optimizer stepped."""
-    return {name for group in tree["param_groups"] for name in group["params"]}
-
-
-def check_well_formed(name: str, tree: dict[Any, Any]) -> None:
-    """Raise `CheckpointError` unless this is the tree of some optimizer, so that taking it apart cannot fail."""
-    groups, state = tree["param_groups"], tree.get("state")
-    on_host, other = tree.get("on_host"), tree.get("other", [])
-    wrong = ""
-    if not (
-        isinstance(groups, list) and all(isinstance(g, dict) and _words(g.get("params")) for g in groups)
-    ):
-        wrong = "param_groups"
-    elif not (isinstance(state, dict) and _words(list(state))):
-        wrong = "state"
-    elif not _words(on_host):
-        wrong = "on_host"
-    elif not (
-        isinstance(other, list) and all(type(p) is tuple and len(p) == 2 and _is_key(p[0]) for p in other)
-    ):
-        wrong = "other"
-    elif not factors.well_formed(tree.get("shards", {}), tree.get("placed", {})):
-        wrong = "shards"
-    if wrong:
-        raise CheckpointError(f"{name}: the saved optimizer's {wrong!r} is not as it is written")
-
-
-def _words(value: Any) -> bool:
-    return isinstance(value, list) and all(type(each) is str for each in value)
-
-
-def _is_key(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:  # a list inside: the question is answered
-        return False
-    return not isinstance(value, torch.Tensor)
-
-
-def hook(optimizer: Optimizer, before_change: Callable[[], None]) -> RemovableHandle:
-    """Have `before_change` called before this optimizer changes anything, until the handle is removed.
-
-    A closure (LBFGS, Lightning) runs forward and backward inside `step()`: there the state changes only after
-    the closure has run once, so the gate is passed at that moment and not before.
-    """
-
-    def pre_hook(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
-        if closure is None:
-            before_change()
-            return None
-
-        def gated() -> Any:
-            loss = closure()
-            before_change()  # nothing the second time: the state is dirty until the boundary
-            return loss
-
-        if len(args) > 1:
-            return (args[0], gated, *args[2:]), kwargs
-        return args, {**kwargs, "closure": gated}
-
-    return optimizer.register_step_pre_hook(pre_hook)

@@ -20,7 +20,7 @@ from .collected import collect
 from .device import Fence
 from .environment import describe
 from .modules import ModulePart
-from .optimizers import OptimizerPart, hook
+from .optimizers import OptimizerPart
 from .parts import InPlace, check_savable, prove
 from .registry import build, check_held
 from .restoring import Restoring as Restoring
@@ -28,6 +28,7 @@ from .restoring import plan
 from .rng import RngPart
 from .shards import Ranks, local
 from .sharing import alone, digests, fingerprint
+from .stepping import hook
 from .storage import gap
 from .window import Witness
 

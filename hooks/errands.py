@@ -1,0 +1,55 @@
+"""Small things that are asked of the store beside checkpoints, by connections that are open. On the saving thread.
+
+Each has a few seconds, and what comes of it decides nothing: a save is never late for one.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ..providers.clock import Clock
+from ..providers.errors import CheckpointError, StoreError
+from .checkpoints.commit import attempt_starts
+from .checkpoints.effort import Abandoned, Effort
+from .checkpoints.writer import Writer
+
+log = logging.getLogger("spotguard")
+
+#: Seconds that reading when earlier attempts began may take, all of it: a notice would wait for that.
+_HISTORY = 2.0
+
+
+class Errands:
+    """Of one run, by a writer's threads."""
+
+    def __init__(self, writer: Writer, run_id: str, clock: Clock) -> None:
+        self._writer = writer
+        self._run_id = run_id
+        self._clock = clock
+
+    def starts(self) -> list[float]:
+        """When the attempts of this run began, the last few: wall seconds; none where the store takes its time."""
+        found: list[float] = []
+        store = self._writer.store
+
+        def look(left: float | None) -> None:
+            found.extend(attempt_starts(store, self._run_id, timeout=left))
+
+        try:
+            self._writer.ask(look, self._within(_HISTORY), again=False)
+        except (Abandoned, StoreError, CheckpointError) as error:
+            log.debug("how often this run was preempted is not known: %s", error)
+        return found
+
+    def put(self, key: str, data: memoryview, seconds: float) -> None:
+        """Put something beside the checkpoints, once.
+
+        Raises:
+            Abandoned: the time is over; whether it is there after all, nobody knows.
+            StoreError: the store failed.
+        """
+        store = self._writer.store
+        self._writer.ask(lambda left: store.put(key, data, timeout=left), self._within(seconds), again=False)
+
+    def _within(self, seconds: float) -> Effort:
+        return Effort(self._clock, self._clock.monotonic() + seconds)
