@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -52,6 +53,9 @@ def pytest_configure(config: pytest.Config) -> None:
         _session.delenv(name)
     for name, value in ENDPOINTS.items():
         _session.setenv(name, value)
+    # What one process of the suite has compiled, and rewritten for its asserts, hundreds of others need not.
+    _session.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    _session.setattr(sys, "dont_write_bytecode", False)
     # torch's store asks who each peer is (getnameinfo); a resolver that does not answer would cost 5 s each time.
     _session.setenv("RES_OPTIONS", "timeout:1 attempts:1")
     # Children import the spotguard that this process imported: the checkout's, or the installed wheel's.
