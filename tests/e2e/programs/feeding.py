@@ -15,6 +15,7 @@ from pathlib import Path
 import loading  # type: ignore[import-not-found]  # the script beside this one
 import torch
 import torch.distributed as dist
+import train  # type: ignore[import-not-found]
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -42,12 +43,13 @@ class Limited(Dataset[tuple[torch.Tensor, int, int]]):
 def main(limit: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    train.leave_the_compiler_out()
     rank = dist.get_rank()
 
     def tell(words: str) -> None:
         os.write(1, f"rank {rank} {words}\n".encode())
 
-    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 1))
+    model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     guard = spotguard.register(model=model, optimizer=optimizer)
     # Its other ones are torch's, which lets all children have them.
@@ -64,6 +66,8 @@ def main(limit: Path) -> None:
             seen.add(pid)
             tell(f"worker {pid} {int(threads[0])}")
         model(x).sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
         optimizer.step()
         guard.step()
         tell(f"step {step + 1}")
