@@ -91,9 +91,10 @@ def test_a_checkpoint_that_the_agent_asks_for_is_made_beside_training(folder: Pa
     pytest.importorskip("torch")
     path, stop = folder / "a.sock", folder / "stop"
     code = f"""
-import pathlib, torch, spotguard
-guard = spotguard.register(model=torch.nn.Linear(1, 1))
+import pathlib, threading, torch, spotguard
+guard, pause = spotguard.register(model=torch.nn.Linear(1, 1)), threading.Event()
 for step in guard.steps(10**9):
+    pause.wait(0.01)
     if pathlib.Path({str(stop)!r}).exists():
         break
 guard.save()

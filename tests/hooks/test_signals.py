@@ -19,7 +19,10 @@ from tests.fakes.hook import TIMEOUT
 pytest.importorskip("torch")
 
 TRAINING = """
-import signal, sys, torch
+import signal, sys, threading, types, torch
+# torch.optim imports the compiler only to say "not here": half of what this script costs.
+torch._dynamo = sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")
+torch._dynamo.disable, torch._dynamo.graph_break = lambda fn, *_, **__: fn, lambda: None
 def theirs(signum, frame):
     print("their handler", flush=True)
     sys.exit(3)
@@ -31,12 +34,14 @@ model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 guard = spotguard.register("file://{store}", run_id="r", model=model, optimizer=optimizer)
 guard.restore()
+pause = threading.Event()  # never set
 print("training", flush=True)
 try:
     while True:
         model(torch.ones(4)).sum().backward()
         optimizer.step()
         guard.step()
+        pause.wait(0.01)
 finally:
     print("finally", flush=True)
 """
