@@ -104,7 +104,14 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+#: Half a minute of processor time: six processes that load torch for a link each. `links` has such links and stores too, and
+#: what a save of several ranks is, `tests/hooks/ranks` shows.
+LONG = {"ranks"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.soak] * (name in LONG)) for name in NAMES]
+)
 def test_each_benchmark_yields_its_rows(name: str, require_server: Callable[[str], str]) -> None:
     """Tiny, every benchmark yields rows with at least one value each, in the order of the table."""
     if name in ("links", "ranks"):
