@@ -174,6 +174,11 @@ class Gate:
             self.place.rest()
             self._changed.notify_all()
 
+    def look(self) -> None:
+        """Raise where the training thread was told to leave. For one that waits somewhere else."""
+        if self._leave is not None and not self.inert:
+            raise self._leave()
+
     def _pass(self, may: Callable[[], bool]) -> None:
         if self.inert:
             return

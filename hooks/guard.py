@@ -153,6 +153,7 @@ class Guard:
         self._farewell = Farewell(self._saver, self._agent, self._ranks, self.leave)
         self._saver.start()
         if self._ranks is not None:
+            self._ranks.channel.look = self._gate.look
             self._ranks.begin(self._saver, self._checkpointer, self._state, self._report)
 
     def _counted(self, saved: Saved) -> None:

@@ -152,6 +152,12 @@ class Orders:
             job.after = f"not saved: {why}"
             job.effort.abandon(why)
 
+    def unheard(self, why: str) -> None:
+        """The other ranks could not be called for a notice: what was begun with them before it has no end now."""
+        with self._lock:
+            if self._running is not None and self._running.alarm is None:
+                self._running.effort.abandon(f"a notice came, and {why}")
+
     def unheard_by_hand(self, step: int, why: str) -> None:
         """The other ranks could not be called for a save by hand."""
         with self._lock:

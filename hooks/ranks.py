@@ -128,10 +128,10 @@ class Ranks:
         )
 
         def unheard(why: str) -> None:
+            self._saver.unheard(why)
             saved, last = self._saver.committed, self._checkpointer.last
-            if (
-                saved is not None and saved.level == "full"
-            ):  # for another machine, which has taken the job's store along
+            # For another machine, which has taken the job's store along.
+            if saved is not None and saved.level == "full":
                 log.info("step %d is committed, nothing newer is saved: %s", saved.step, why)
                 self._report.committed(alarm, saved)
             else:

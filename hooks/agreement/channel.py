@@ -61,6 +61,8 @@ class Channel:
         ]
         #: The newest epoch that this rank has offered for.
         self._offered = 0
+        #: Asked again and again while this rank waits for others: raises where it is to wait no longer.
+        self.look: Callable[[], None] = lambda: None
         #: Nothing more is heard: this rank leaves.
         self._leaving = False
         #: In a forked child: threads and connections are the parent's.
@@ -176,7 +178,7 @@ class Channel:
             Silent: it has not come.
         """
         saying = meeting.tell(self._keys, next(self._tellings), value if self.rank == 0 else None)
-        told = self._meeting.say(saying, self._within(patience), self._late(patience))
+        told = self._meeting.say(saying, self._together(patience), self._late(patience))
         if told is None:
             raise Silent(f"rank 0 of {self.world} has not said what all wait for, within {patience:.0f} s")
         return told
@@ -188,7 +190,7 @@ class Channel:
             Silent: not all have come within so many seconds.
         """
         saying = meeting.gather(self._keys, self.rank, next(self._gatherings), value)
-        values = self._meeting.say(saying, self._within(patience), self._late(patience))
+        values = self._meeting.say(saying, self._together(patience), self._late(patience))
         if isinstance(values, tuple):
             raise Silent(
                 f"rank {values[0]} of {self.world} has not come where all ranks wait for it, within {patience:.0f} s"
@@ -269,6 +271,16 @@ class Channel:
         """What is left of so many seconds from now."""
         end = self._clock.monotonic() + seconds
         return lambda: max(0.0, end - self._clock.monotonic())
+
+    def _together(self, seconds: float) -> Callable[[], float]:
+        """As `_within`, on the training thread."""
+        left = self._within(seconds)
+
+        def looked() -> float:
+            self.look()
+            return left()
+
+        return looked
 
     def _late(self, seconds: float) -> Callable[[], Waited | None]:
         """A wait in the store ends a little before who asked gives up, so as to hear who is missing."""

@@ -64,12 +64,16 @@ class Line:
         dropped = threading.Event()
         asked = waiting or (lambda: Waited.LATE if _spent(left()) else None)
         errand = self._give(lambda store: self._say(store, saying, asked, dropped), dropped)
-        while not errand.done.is_set():
-            seconds = left()
-            if _spent(seconds):
-                dropped.set()
-                raise Silent("the job's store has not answered in time: its host is gone, or stands still")
-            self._clock.wait(errand.done, _LOOK if seconds is None else min(seconds, _LOOK))
+        try:
+            while not errand.done.is_set():
+                seconds = left()
+                if _spent(seconds):
+                    raise Silent(
+                        "the job's store has not answered in time: its host is gone, or stands still"
+                    )
+                self._clock.wait(errand.done, _LOOK if seconds is None else min(seconds, _LOOK))
+        finally:
+            dropped.set()  # also where `left` raises
         if errand.error is not None:
             raise errand.error
         return errand.result

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hooks.ranks.checking import marked, newest
-from tests.hooks.ranks.gang import Gang, event
+from tests.hooks.ranks.checking import marked, newest, restores
+from tests.hooks.ranks.gang import Gang, event, signs, until
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -65,6 +65,27 @@ def test_a_replica_that_has_drifted_is_named(gang: Gang, folder: Path) -> None:
     assert [each["ended"] for each in said] == ["at its end"] * 2, gang.errors()
     assert "replicas have drifted apart by step" in gang.errors()
     assert "first.weight" in gang.errors().partition("replicas have drifted apart by step")[2]
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_a_notice_is_handled_where_every_collective_raises(gang: Gang, way: str, folder: Path) -> None:
+    """Both stand in their loaders, and break all their groups before one of them is told."""
+    with signs(folder) as sign:
+        there = [sign(f"rank{rank}") for rank in range(2)]
+        broken = [
+            event(rank, 4, "loading", what, sign=str(path))
+            for what in ("waits", "breaks its groups")
+            for rank, path in enumerate(there)
+        ]
+        saved = [event(rank, 4, "loading", "saved", least=4) for rank in range(2)]
+        gang.begin(2, way, folder, *broken, event(0, 4, "loading"), *saved)
+        until(lambda: all(path.exists() for path in there))
+        for path in there:
+            path.unlink()
+        said = gang.ended(range(2))
+    assert [each["collectives"] for each in said] == ["all raise"] * 2
+    assert [each["last"] for each in said] == [4, 4], gang.errors()
+    assert restores(gang, 2, way, folder) == 4
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])

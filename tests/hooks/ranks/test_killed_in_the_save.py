@@ -94,6 +94,18 @@ def test_the_others_save_what_a_replica_held_that_died_before_it_offered(gang: G
     assert holds(gang, 3, "ddp", folder, said) == 4
 
 
+@pytest.mark.parametrize(
+    "hosted", [True, False], ids=["the job's store is there", "the job's store goes too"]
+)
+def test_a_save_by_hand_that_waits_for_a_dead_rank_ends_at_a_notice(
+    gang: Gang, hosted: bool, folder: Path
+) -> None:
+    dies = [fate(0, OBJECT.replace("4-", "2-"))]
+    said = killed(gang, 2, "fsdp", folder, dies, event(0, 4, "loading"), hosted=hosted)
+    assert [each["ended"] for each in said.values()] == ["preempted"], gang.errors()
+    assert holds(gang, 2, "fsdp", folder, said) == 0
+
+
 def anywhere(gang: Gang, seed: int, folder: Path) -> None:
     """Any ranks die, each at any of its calls, and maybe none of them comes so far."""
     chance = random.Random(seed)
@@ -122,4 +134,8 @@ def test_what_is_committed_is_restored_whoever_dies_where_hundreds_of_times(
 ) -> None:
     for seed in range(seeds, seeds + 50):
         (folder / str(seed)).mkdir(mode=0o700)
-        anywhere(gang, seed, folder / str(seed))
+        try:
+            anywhere(gang, seed, folder / str(seed))
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise

@@ -6,14 +6,17 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from spotguard.hooks import protocol
 from spotguard.testing import preempt
+from tests.fakes.several import whole
 
 if TYPE_CHECKING:
     from tests.hooks.ranks.programs.life import Life
@@ -103,17 +106,17 @@ def _counts(life: Life, event: dict[str, Any]) -> None:
 
 def _breaks_its_groups(life: Life, event: dict[str, Any]) -> None:
     """From here on every collective raises, whoever makes it."""
-    groups = list(dist.distributed_c10d._world.pg_map)
-    for group in groups:
-        group._get_backend(torch.device("cpu")).abort()
-    for group in groups:
-        try:
-            dist.all_reduce(torch.ones(1), group=group)
-        except RuntimeError:
-            continue
-        life.said["collectives"] = "can be made"
-        return
+    dist.destroy_process_group()
+    shards = [parameter for parameter in life.model.parameters() if isinstance(parameter, DTensor)]
+    collectives: list[Callable[[], object]] = [dist.barrier, partial(dist.all_reduce, torch.ones(1))]
+    collectives += [partial(whole, shard) for shard in shards]
     life.said["collectives"] = "all raise"
+    for collective in collectives:
+        try:
+            collective()
+        except (RuntimeError, ValueError):  # there is no such group
+            continue
+        life.said["collectives"] = f"{collective} can be made"
 
 
 def _drift(life: Life, event: dict[str, Any]) -> None:

@@ -35,7 +35,17 @@ def in_order(bucket: Any) -> Any:
     parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     work = dist.all_gather(parts, mine, async_op=True)
     assert work is not None
-    return work.get_future().then(lambda _: reduce(torch.add, parts) / len(parts))
+
+    def summed(done: Any) -> torch.Tensor:
+        done.value()  # raises where a peer is gone, and nothing has come of it
+        return reduce(torch.add, parts) / len(parts)
+
+    return work.get_future().then(summed)
+
+
+def threads() -> list[str]:
+    """Those of ours that run."""
+    return sorted(each.name for each in threading.enumerate() if each.name.startswith("spotguard-"))
 
 
 class Life:
@@ -149,11 +159,12 @@ class Life:
         for group in list(dist.distributed_c10d._world.pg_map):
             group._get_backend(torch.device("cpu")).abort()
         guard.close()
+        until(
+            lambda: "spotguard-call" not in threads()
+        )  # one that nobody answers any more has its own deadline
         last = guard._checkpointer.last
         self.said["completed"] = guard._gate.place.completed
         self.said["last"] = -1 if last is None else last.step
         self.said["level"] = "" if last is None else last.level
         self.said["calls"] = 0 if self.fates is None else self.fates.count
-        self.said["threads"] = sorted(
-            each.name for each in threading.enumerate() if each.name.startswith("spotguard-")
-        )
+        self.said["threads"] = threads()

@@ -71,12 +71,13 @@ class Scaled(Plain):
 
 
 class Accumulated(Plain):
-    """The gradients of three parts of the data, then one step."""
+    """The gradients of two parts of the data, then one step."""
 
     def step(self, data: torch.Tensor, number: int) -> float:
-        losses = [self.loss(part) for part in data.split(1)]
-        for loss in losses:
-            (loss / len(losses)).backward()
+        losses = []
+        for part in data.chunk(2):
+            losses.append(self.loss(part) / 2)
+            losses[-1].backward()
         for each in self.turns():
             each.step()
             each.zero_grad()
