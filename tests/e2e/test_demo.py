@@ -50,9 +50,10 @@ def demo(folder: Path, scratch: Path, script: Path, *more: str) -> subprocess.Co
     )
 
 
-#: What `torch.optim` imports only to say "not here": half of what a start of the script costs.
-NO_COMPILER = """
+#: Less to read, and without what `torch.optim` imports only to say "not here": half of what a start costs.
+CHEAP = """
 import sys, threading, types
+corpus.MODULES = corpus.MODULES[:5]
 torch._dynamo = sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")
 torch._dynamo.disable, torch._dynamo.graph_break = lambda function, *_, **__: function, lambda: None
 
@@ -67,7 +68,7 @@ def plant(folder: Path, line: str = "", instead: str = "", slowly: str = str(SLO
     source = source.replace(line, instead) if line else source
     slow = f"{step}                threading.Event().wait(0 if done else {slowly})\n"
     planted = folder / "train.py"
-    planted.write_text(source.replace(main, NO_COMPILER + main).replace(step, slow))
+    planted.write_text(source.replace(main, CHEAP + main).replace(step, slow))
     return planted
 
 
