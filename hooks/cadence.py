@@ -37,9 +37,8 @@ class Cadence:
         self._asked = False
         self._mean = PRIOR
         self._costs: deque[float] = deque(maxlen=_COSTS)
-        self._lock = (
-            threading.Lock()
-        )  # guards both: a save that ends just then must not take back what is asked for
+        #: Guards both: a save that ends just then must not take back what is asked for.
+        self._lock = threading.Lock()
 
     def ask(self, *, going: bool) -> bool:
         """One is wanted now. False where background checkpoints are switched off and that word stands: it gives

@@ -81,8 +81,8 @@ class Checkpointer:
         self.last: Saved | None = None
         #: Why the last save was thrown away: "" or what moved while it was read.
         self.spoiled = ""
-        #: An emergency save that was not committed: attempt and step, and what is in the store of it.
-        self._unfinished: tuple[tuple[int, int], Draft] | None = None
+        #: Of the last save that ranks agreed on for a notice: attempt and step, and what is in the store of it.
+        self._shared: tuple[tuple[int, int], Draft] | None = None
         #: Bytes of a full save; 0 before it is known.
         self.nbytes = 0
 
@@ -177,7 +177,7 @@ class Checkpointer:
         self.nbytes = collected.nbytes
         numbers = iter(agreed.numbers) if agreed.epoch else self._count
         if kind != "emergency":
-            self._unfinished = None
+            self._shared = None
         save = Save(state, collected, agreed, numbers, kind, effort, progress, in_place=True)
         try:
             if kind == "emergency":
@@ -187,7 +187,7 @@ class Checkpointer:
             save, name = self._apart(save, opened)
             return self._whole(save, name, started, blocked=self._clock.monotonic() - started)
         except Spoiled as error:
-            self.spoiled, self._unfinished = str(error), None
+            self.spoiled, self._shared = str(error), None
             return None
 
     def _apart(self, save: Save, opened: Callable[[], None]) -> tuple[Save, CheckpointName]:
@@ -324,20 +324,19 @@ class Checkpointer:
         )
         draft = self._begun(save)
         name, level, why = share.run(save.collected.leaves, draft)
-        self._unfinished = None
         return self._saved(name, draft, started, level, why)
 
     def _begun(self, save: Save) -> Draft:
-        """What this rank has put of this very state already, for a call that another one has superseded: a second machine
-        goes, and the ranks share otherwise. It stays where it is."""
+        """What this rank has put of this very state already, for an earlier call: a second machine goes, and the ranks share
+        otherwise. It stays where it is, also where this rank has seen it whole: others may not have."""
         outline, roles = self._plan(save), save.agreed.roles
-        before, self._unfinished = self._unfinished, None
+        before = self._shared
         key = (self._attempt, save.step)
         if before is not None and before[0] == key and before[1].outline is outline:
             draft = before[1].with_roles(roles)
         else:
             draft = Draft(outline, roles=roles)
-        self._unfinished = key, draft
+        self._shared = key, draft
         return draft
 
     def _plan(self, save: Save, *, renew: bool = False) -> Outline:

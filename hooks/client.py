@@ -108,9 +108,8 @@ class Client:
                 return True
             except OSError as error:
                 log.debug("the agent's socket broke while sending %s: %s", message.type, error)
-                with contextlib.suppress(
-                    OSError
-                ):  # a frame may be half sent: the listener is to connect anew
+                # A frame may be half sent: the listener is to connect anew.
+                with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
                 return False
         finally:

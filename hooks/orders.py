@@ -171,9 +171,8 @@ class Orders:
         if job.kind == "background" and why:
             job.promoted = why
             job.effort.tighten(alarm.save_by)
-            if (
-                self._checkpointer.uploading == step
-            ):  # it is this notice's save: training does not go beyond it
+            # It is this notice's save: training does not go beyond it.
+            if self._checkpointer.uploading == step:
                 self._gate.close(Shut.AT_BOUNDARY if self._state.boundary_only else Shut.BEFORE_CHANGE)
         else:
             job.promoted = ""
@@ -197,9 +196,8 @@ class Orders:
                 return
             alarm, self._alarm = self._alarm, None
             if self._urgent is not None:
-                self._urgent.effort.abandon(
-                    why
-                )  # before the gate opens: what is read from here on is never kept
+                # Before the gate opens: what is read from here on is never kept.
+                self._urgent.effort.abandon(why)
                 self._urgent = None
             self._gate.open()
         log.info("training goes on: %s", why)

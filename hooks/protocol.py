@@ -145,9 +145,8 @@ def _decode(data: bytes) -> Message:
                 raise ProtocolError(f"{word} lacks {f.name}")
             continue
         value: Any = body[f.name]
-        if (
-            isinstance(value, int) and abs(value) > 2**53
-        ):  # nothing here counts so far, and floats end to be exact
+        # Nothing here counts so far, and floats end to be exact.
+        if isinstance(value, int) and abs(value) > 2**53:
             raise ProtocolError(f"{word}.{f.name} is out of range")
         allowed = _JSON_TYPES[str(f.type)]
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):

@@ -103,9 +103,8 @@ class Ranks:
         """This machine's agent was told, or was told of an earlier deadline."""
         alarm = alarm_of(message, self._clock.monotonic())
         if message.kind == protocol.PEER:
-            self._saver.emergency(
-                alarm
-            )  # known from the call itself; or this process came after it, and parks
+            # Known from the call itself; or this process came after it, and parks.
+            self._saver.emergency(alarm)
             return
         with self._lock:
             self._own.setdefault(message.id, alarm).join(alarm)
@@ -116,26 +115,12 @@ class Ranks:
         self._saver.emergency(alarm)
         if known:
             return
-        left, window = message.seconds_left, message.seconds_left
-        call = Notice(
-            message.id + self._tag,
-            message.kind,
-            message.source,
-            left,
-            self._machine,
-            window,
-            message.drill,
-        )
+        left, id = message.seconds_left, message.id + self._tag
+        call = Notice(id, message.kind, message.source, left, self._machine, left, message.drill)
 
         def unheard(why: str) -> None:
             self._saver.unheard(why)
-            saved, last = self._saver.committed, self._checkpointer.last
-            # For another machine, which has taken the job's store along.
-            if saved is not None and saved.level == "full":
-                log.info("step %d is committed, nothing newer is saved: %s", saved.step, why)
-                self._report.committed(alarm, saved)
-            else:
-                self._report.failed(alarm, why, -1 if last is None else last.step)
+            self._nothing_newer(alarm, why)
             if message.drill:
                 self._saver.release(message.id, why)
 
@@ -148,9 +133,8 @@ class Ranks:
         if ours:
             self.over(id, why)
         elif all(id != notice.id for notice in self.channel.standing.notices):
-            self._saver.release(
-                id, why
-            )  # the call is void, or was before this process: the agent's word came late
+            # The call is void, or was before this process: the agent's word came late.
+            self._saver.release(id, why)
 
     def background(self, why: str) -> bool:
         """Ask for a checkpoint beside training. Returns at once; False while it is asked for already."""
@@ -169,7 +153,12 @@ class Ranks:
         return True
 
     def again(self, job: Job, why: str) -> None:
-        self._call(AtBoundary(job.epoch, why), _PATIENCE, lambda why: log.error("nothing is saved: %s", why))
+        def unheard(said: str) -> None:
+            log.error("nothing is saved: %s; %s", why, said)
+            if job.alarm is not None:  # or its agent would wait for a word until the deadline
+                self._nothing_newer(job.alarm, f"{why}; {said}")
+
+        self._call(AtBoundary(job.epoch, why), _PATIENCE, unheard)
 
     def by_hand(self, step: int) -> None:
         if self.first:
@@ -186,9 +175,8 @@ class Ranks:
         until = self._clock.monotonic() + seconds
 
         def run(before: threading.Thread | None) -> None:
-            if (
-                before is not None
-            ):  # a notice and its withdrawal are heard in the order in which they were said
+            # A notice and its withdrawal are heard in the order in which they were said.
+            if before is not None:
                 before.join(max(0.0, until - self._clock.monotonic()))
             try:
                 self.channel.call(call, lambda: max(0.0, until - self._clock.monotonic()))
@@ -199,6 +187,16 @@ class Ranks:
             # (A thread forgets its arguments when it has run: this is no chain.)
             self._last = threading.Thread(target=run, args=(self._last,), name="spotguard-call", daemon=True)
             self._last.start()
+
+    def _nothing_newer(self, alarm: Alarm, why: str) -> None:
+        """The others cannot be called any more: say what there is."""
+        saved, last = self._saver.committed, self._checkpointer.last
+        if saved is not None and saved.level == "full":
+            # For another machine, which has taken the job's store along.
+            log.info("step %d is committed, nothing newer is saved: %s", saved.step, why)
+            self._report.committed(alarm, saved)
+        else:
+            self._report.failed(alarm, why, -1 if last is None else last.step)
 
     # --- from the others, on the mailbox's thread ---
 
@@ -225,6 +223,7 @@ class Ranks:
             self._until[call.machine] = now + call.seconds_left + _LATE
             alarm = self._own.get(self._as_here(call.id))
         if alarm is None:
+            # A launcher ends all its workers at once, and a test is one job: their time is every machine's.
             ours = call.machine == self._machine or call.kind in (BY_HAND, LAUNCHER)
             seconds = call.seconds_left if ours else STAYS
             kind = call.kind if ours else protocol.PEER
@@ -294,9 +293,7 @@ class Ranks:
         channel = self.channel
         try:
             offer = self._offer(job, step, boundary=boundary)
-        except (
-            Exception
-        ):  # a mistake of ours in what a save costs must not keep all ranks waiting for an offer
+        except Exception:  # a mistake of ours must not keep all ranks waiting for an offer
             log.exception("spotguard failed inside; please report this")
             offer = Offer(channel.rank, None)
         decision = channel.agree(job.epoch, offer, left, over)
@@ -327,15 +324,16 @@ class Ranks:
     def agreed(self, job: Job, decision: Decision, step: int) -> Agreed:
         everybody = range(self.channel.world)
         absent = frozenset(rank for rank in everybody if rank not in decision.ranks)
-        with self._lock:
-            until = max(self._until.values(), default=self._clock.monotonic() + STAYS)
+        going = {self.channel.machines[rank] for rank in job.doomed}
+        with self._lock:  # (Not of a machine that was to go, and stays after all.)
+            times = [until for machine, until in self._until.items() if machine in going]
         return Agreed(
             step,
             job.epoch,
             Roles(job.doomed, decision.whole_each, absent),
             speaks=self.channel.rank == min(decision.ranks),
             weights_first=decision.level == "weights-first",
-            doomed_until=until,
+            doomed_until=max(times, default=self._clock.monotonic() + STAYS),
         )
 
     def _doomed(self, standing: Standing) -> frozenset[int]:

@@ -40,11 +40,8 @@ def connect(store: Store) -> Store:
     """
     try:
         return store.clone()
-    except (
-        AttributeError,
-        NotImplementedError,
-    ):  # in this process's memory or in a file: there is no connection
-        return store
+    except (AttributeError, NotImplementedError):
+        return store  # in this process's memory or in a file: there is no connection
     except RuntimeError as error:
         raise Silent(f"the job's store does not answer: {_line(error)}") from error
 

@@ -211,9 +211,8 @@ def list_runs(store: BlobStore, *, timeout: float | None = None) -> list[str]:
     runs: dict[str, None] = {}
     for info in store.list("", timeout=timeout):
         run_id, _, rest = info.key.partition("/")
-        if is_run_id(run_id) and rest.startswith(
-            ("attempts/", "checkpoints/")
-        ):  # a bucket may hold other things
+        # (A bucket may hold other things.)
+        if is_run_id(run_id) and rest.startswith(("attempts/", "checkpoints/")):
             runs[run_id] = None
     return list(runs)
 

@@ -94,9 +94,8 @@ def plan_shares(
     for group, indices in groups.items():
         planned = plan(items, sizes[group], indices)
         objects += [replace(each, holders=group) for each in planned] if group else planned
-    return tuple(
-        sorted(objects, key=lambda planned: planned.tier)
-    )  # stable: within a tier as they were planned
+    # Stable: within a tier as they were planned.
+    return tuple(sorted(objects, key=lambda planned: planned.tier))
 
 
 def share_of(objects: Sequence[PlannedObject], rank: int, roles: Roles) -> frozenset[int]:

@@ -324,9 +324,8 @@ class ModulePart:
                 raise CheckpointError(
                     f"{self.name}.{key}: the checkpoint's is a {type(tree[key]).__name__} and no tensor"
                 )
-            if (
-                tree[key] is not self._leaf[key].tensor
-            ):  # at register: of a DTensor that is the shard, and fits
+            # At register it is the leaf's own: of a DTensor that is the shard, and fits.
+            if tree[key] is not self._leaf[key].tensor:
                 check_fits(f"{self.name}.{key}", tensor, tree[key])
 
     def put_back(self, tree: Any) -> None:

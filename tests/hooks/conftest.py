@@ -37,6 +37,7 @@ NEEDS_TORCH = [
             "next_save",
             "outages",
             "promotion",
+            "ranks",
             "rehearsal",
             "report",
             "restore",

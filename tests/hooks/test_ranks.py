@@ -1,0 +1,159 @@
+"""This rank among the others: how long they are waited for, and what is said where nobody can be called."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import cast
+
+import pytest
+import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from spotguard.hooks.agreed import Agreed
+from spotguard.hooks.agreement.c10d import Store
+from spotguard.hooks.agreement.calls import Call, Notice, Withdrawn
+from spotguard.hooks.agreement.channel import Channel
+from spotguard.hooks.agreement.offers import Decision
+from spotguard.hooks.agreement.standing import Standing
+from spotguard.hooks.alarm import Alarm
+from spotguard.hooks.checkpointer import Checkpointer
+from spotguard.hooks.checkpoints.catalog import find_whole
+from spotguard.hooks.checkpoints.commit import put_manifest
+from spotguard.hooks.checkpoints.effort import Effort
+from spotguard.hooks.checkpoints.retention import Keep
+from spotguard.hooks.format.manifest import RankManifest
+from spotguard.hooks.format.sharing import Roles
+from spotguard.hooks.gate import Gate
+from spotguard.hooks.job import Job
+from spotguard.hooks.protocol import Message
+from spotguard.hooks.ranks import Ranks
+from spotguard.hooks.saved import Saved
+from spotguard.hooks.saver import Saver
+from spotguard.hooks.state.registered import State
+from spotguard.providers.clock import SystemClock
+from tests.fakes.clock import ManualClock
+from tests.fakes.store import FakeStore
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+
+PATIENCE = 20.0
+LATE = 10.0
+
+
+class Heard:
+    """Whom a save tells."""
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+        self.told = threading.Event()
+
+    def progress(self, alarm: Alarm, phase: str, step: int, done: int, total: int) -> None:
+        pass
+
+    def committed(self, alarm: Alarm, saved: Saved) -> None:
+        pass
+
+    def failed(self, alarm: Alarm, reason: str, last_step: int) -> None:
+        self.failures.append(reason)
+        self.told.set()
+
+    def checkpointed(self, saved: Saved) -> None:
+        pass
+
+
+def state(rank: int) -> State:
+    made = State({"extra": torch.full((3,), rank)}, lambda: None, rank=rank, world=2)
+    made.at_boundary()
+    return made
+
+
+def checkpointer(store: FakeStore, rank: int) -> Checkpointer:
+    return Checkpointer(
+        store, "run", 1, clock=SystemClock(), keep=Keep(2), rank=rank, world=2, incarnation="nonce"
+    )
+
+
+@contextmanager
+def first_of_two(clock: ManualClock) -> Iterator[tuple[Ranks, Heard]]:
+    """On machine "a"; the other is on "b". No thread saves."""
+    met, heard = cast(Store, HashStore()), Heard()
+
+    def join(rank: int) -> tuple[Channel, Ranks]:
+        channel = Channel.join(met, rank, 2, "ab"[rank], SystemClock(), meet=lambda _: b"life")
+        ranks = Ranks(channel, clock, _nobody)
+        held, writer = state(rank), checkpointer(FakeStore(), rank)
+        saver = Saver(
+            gate=Gate(together=True),
+            state=held,
+            checkpointer=writer,
+            clock=clock,
+            listener=heard,
+            assembly=ranks,
+        )
+        ranks.begin(saver, writer, held, heard)
+        return channel, ranks
+
+    with ThreadPoolExecutor(2) as pool:
+        ends = [each.result(PATIENCE) for each in [pool.submit(join, rank) for rank in range(2)]]
+        try:
+            yield ends[0][1], heard
+        finally:
+            for each in [pool.submit(channel.close) for channel, _ in ends]:
+                each.result(PATIENCE)
+
+
+def _nobody(message: Message, *, droppable: bool = False) -> bool:
+    return False
+
+
+def test_a_machine_that_stays_after_all_is_no_measure_of_another_ones_time() -> None:
+    clock = ManualClock()
+    with first_of_two(clock) as (ranks, _):
+        standing = Standing()
+        calls: list[Call] = [
+            Notice("x", "terminate", "aws", 120.0, "a", 120.0),
+            Withdrawn("x"),
+            Notice("y", "terminate", "aws", 30.0, "b", 30.0),
+        ]
+        for epoch, call in enumerate(calls, 1):
+            standing = standing.after(call)
+            ranks._hear(epoch, call, standing)
+        job = Job("emergency", Effort(clock), epoch=3, doomed=frozenset({1}))
+        agreed = ranks.agreed(job, Decision(3, 7, ranks=(0, 1)), 7)
+        assert agreed.doomed_until == clock.monotonic() + 30.0 + LATE
+
+
+def test_a_second_try_that_nobody_hears_of_is_said_to_have_failed() -> None:
+    """The state moved while it was read, and the job's store is gone: the agent is not to wait for a word."""
+    clock = ManualClock()
+    with first_of_two(clock) as (ranks, heard):
+        ranks.channel.close(0.0)
+        alarm = Alarm(["x"], clock.monotonic() + 30, clock.monotonic() + 27, "aws", "terminate")
+        job = Job("emergency", Effort(clock), alarm, epoch=1)
+        ranks.again(job, "model/0.weight was changed while it was read")
+        clock.advance(60)
+        assert heard.told.wait(PATIENCE)
+        assert heard.failures[0].startswith("model/0.weight was changed while it was read; ")
+
+
+def test_a_step_that_is_saved_again_for_a_second_notice_is_not_sent_again() -> None:
+    """Also where this rank has seen the first whole: another has not, and waits for this one's part."""
+    store = FakeStore()
+    held, writer = state(0), checkpointer(store, 0)
+    held.collect()
+    for epoch in (5, 6):
+        other = RankManifest("run", 3, 1, 2 * epoch, 1, 2, incarnation="nonce")
+        put_manifest(store, other)
+        store.calls.clear()
+        agreed = Agreed(3, epoch, Roles(frozenset({1}) if epoch == 6 else frozenset()))
+        saved = writer.save(held, agreed, "emergency", Effort(SystemClock(), None))
+        assert saved is not None
+        sent = [key for verb, key in store.calls if verb == "put" and key.endswith(".safetensors")]
+        assert bool(sent) is (epoch == 5)
+        whole = find_whole(store, "run")
+        assert whole is not None
+        assert (whole.name.step, whole.name.save) == (3, 2 * epoch)
+    writer.close()
