@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from . import protocol, signals
@@ -28,13 +29,25 @@ class Farewell:
         self._agent = agent
         self._ranks = ranks
         self._leave = leave
+        #: What a notice asked for has come to its end.
+        self._over = threading.Event()
 
     def begin(self) -> None:
         """From here on a SIGTERM is held where it would end a save."""
         signals.hold_sigterm(self._hold, self._unnoticed)
 
+    def at_exit(self) -> None:
+        """Training has ended while a SIGTERM is held: one to a whole session ends a data loader's workers too, and training for
+        want of data, before anybody can know why. What would be saved if it still stood is saved now."""
+        if not signals.held() or self._saver.alarmed:
+            return
+        signals.wait_explained()
+        if self._saver.alarmed:
+            self._over.wait(_LAUNCHER)
+
     def alarm_ended(self, alarm: Alarm, committed: bool) -> None:
         """A notice that came by hand (`spotguard.testing.preempt`), or of a launcher, has no agent to say what follows."""
+        self._over.set()
         if alarm.kind == LAUNCHER:
             # Training goes on, for whom nobody has sent a SIGTERM; it goes its way where one is held.
             self._saver.void_all("the launcher's SIGTERM is obeyed")

@@ -354,6 +354,7 @@ class Guard:
         """Wait for what is being saved, say goodbye. Runs by itself when the interpreter exits."""
         if self.closed:
             return
+        self._farewell.at_exit()
         self.closed = True
         self._saver.close(_LAST_UPLOAD)
         self._undo()

@@ -35,6 +35,8 @@ _unnoticed: Callable[[], bool]
 _installed = False
 _held = False
 _through = False
+#: Waits for what explains the one that is held.
+_timer: threading.Timer | None = None
 
 
 def hold_sigterm(look: Callable[[], Hold], unnoticed: Callable[[], bool] = lambda: False) -> None:
@@ -54,13 +56,13 @@ def hold_sigterm(look: Callable[[], Hold], unnoticed: Callable[[], bool] = lambd
 
 
 def _on_sigterm(signum: int, frame: Any) -> None:
-    global _held, _through
+    global _held, _through, _timer
     hold, _through = Hold.NOTHING if _through else _look(), False
     if hold in (Hold.GUARDED, Hold.SAVING):
         if hold is Hold.GUARDED and not _held:
-            timer = threading.Timer(_MOMENT, _unless_noticed)
-            timer.name, timer.daemon = "spotguard-sigterm", True
-            timer.start()
+            _timer = threading.Timer(_MOMENT, _unless_noticed)
+            _timer.name, _timer.daemon = "spotguard-sigterm", True
+            _timer.start()
         _held = True
     elif callable(_previous):
         _previous(signum, frame)
@@ -72,6 +74,17 @@ def _on_sigterm(signum: int, frame: Any) -> None:
 def _unless_noticed() -> None:
     if _look() not in (Hold.SAVING, Hold.LEAVING) and not _unnoticed():
         redeliver()
+
+
+def held() -> bool:
+    """Whether a SIGTERM waits for what explains it."""
+    return _held
+
+
+def wait_explained() -> None:
+    """Wait for a notice that explains it, or for what begins without one. It may be delivered meanwhile."""
+    if _timer is not None:
+        _timer.join(2 * _MOMENT)
 
 
 def redeliver() -> None:

@@ -79,3 +79,19 @@ def test_workers_of_two_ranks_below_torchrun_end_with_them(machine: Machine) -> 
     # Not at once: whose parent is gone is buried by the system's first process, in its own time.
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), f"the end of {workers}")
     assert not list(machine._mine())
+
+
+def test_a_launcher_that_ends_whole_sessions_loses_nothing(machine: Machine) -> None:
+    """Torchrun's SIGTERM reaches a loader's workers too, as where another machine joins: training fails for want of data, before
+    anybody can know that this is no notice. All ranks save before they are gone."""
+    limit = machine.folder / "limit"
+    limit.write_text("3")
+    running = machine.run("--every off", *TORCHRUN, FEEDING, str(limit))
+    for _ in range(2):
+        running.out.until(r"^rank \d step 3$")
+    starts = "\0".join(TORCHRUN).encode()
+    (launcher,) = [p for p in machine._mine() if Path(f"/proc/{p}/cmdline").read_bytes().startswith(starts)]
+    os.kill(launcher, signal.SIGTERM)
+    assert running.ended() != 0
+    (marker,) = machine.store.glob("job/checkpoints/*/COMMIT.json")
+    assert marker.parent.name.startswith("000000003-0001-")

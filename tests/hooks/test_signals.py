@@ -29,6 +29,7 @@ def theirs(signum, frame):
 if {theirs}:
     signal.signal(signal.SIGTERM, theirs)
 import spotguard
+from spotguard.hooks import signals
 torch.set_num_threads(1)
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -42,6 +43,9 @@ try:
         optimizer.step()
         guard.step()
         pause.wait(0.01)
+        while {fails} and not pause.wait(0.01):
+            if signals.held():
+                raise RuntimeError("no data")
 finally:
     print("finally", flush=True)
 """
@@ -55,8 +59,8 @@ def folder() -> Iterator[Path]:
 
 
 class Training:
-    def __init__(self, folder: Path, *, theirs: bool = False) -> None:
-        code = TRAINING.format(theirs=theirs, store=folder / "store")
+    def __init__(self, folder: Path, *, theirs: bool = False, fails: bool = False) -> None:
+        code = TRAINING.format(theirs=theirs, fails=fails, store=folder / "store")
         env = {**os.environ, "SPOTGUARD_SOCKET": str(folder / "a.sock")}
         self.process = subprocess.Popen(
             [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True
@@ -85,6 +89,19 @@ def test_a_group_wide_sigterm_does_not_outrun_the_notice(folder: Path) -> None:
         agent.say(Leave("n", 75))
         training.says("finally")
         assert training.ends() == 75
+
+
+def test_training_that_the_same_signal_has_broken_is_saved_all_the_same(folder: Path) -> None:
+    """A data loader's workers end by it, and training for want of data: maybe before the agent's word is there."""
+    with FakeAgent(folder / "a.sock") as agent:
+        training = Training(folder, fails=True)
+        agent.welcome()
+        training.says("training")
+        training.process.send_signal(signal.SIGTERM)
+        agent.say(Preempt("n", 30.0, 3.0, "signal", "SIGTERM"))
+        assert agent.hear(Committed).id == "n"
+        training.says("finally")
+        assert training.ends() == 1
 
 
 @pytest.mark.parametrize(("theirs", "code"), [(False, -signal.SIGTERM), (True, 3)])
