@@ -22,6 +22,8 @@ NURSERY = Path(__file__).parent / "programs" / "nursery.py"
 TIMEOUT = 60.0
 #: Places of a step, with two optimizers.
 PHASES = ["loading", "forward", "backward", "optimizer", "between", "before boundary", "evaluation"]
+#: Jobs that one process plays. torch lets go of no group's threads: after hundreds they take all the time there is.
+JOBS = 25
 #: The member that is no rank: it serves the job's store, where no rank does. (Under torchrun it is the launcher.)
 HOST = 99
 
@@ -50,6 +52,8 @@ class Member:
     handle: int
     orders: IO[bytes]
     answers: IO[bytes]
+    #: Told so far.
+    jobs: int = 0
 
     @property
     def alive(self) -> bool:
@@ -122,10 +126,12 @@ class Gang:
             os.truncate(self._log(rank), 0)
         self._broken = True
         if told["hosted"]:
+            self._member(HOST).jobs += 1
             self._tell(HOST, {"serve": port})
             assert self._hear(HOST) == {"serves": port}
         for rank in range(world):
             self._tell(rank, told)
+            self._members[rank].jobs += 1
 
     def ended(self, ranks: Sequence[int]) -> list[Said]:
         """What became of these."""
@@ -153,7 +159,7 @@ class Gang:
 
     def _member(self, rank: int) -> Member:
         found = self._members.get(rank)
-        if found is not None and not found.alive:
+        if found is not None and (found.jobs >= JOBS or not found.alive):
             self._members.pop(rank).end()
             found = None
         if found is None:
@@ -190,7 +196,7 @@ class Gang:
         return self._folder / f"rank{rank}.err"
 
     def _tell(self, rank: int, what: Mapping[str, Any]) -> None:
-        self._member(rank).orders.write(json.dumps(what).encode() + b"\n")
+        self._members[rank].orders.write(json.dumps(what).encode() + b"\n")
 
     def _hear(self, rank: int, *, dead: bool = False) -> Said:
         """Its answer; nothing, where it may be `dead` and is."""

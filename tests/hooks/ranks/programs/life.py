@@ -159,9 +159,9 @@ class Life:
         for group in list(dist.distributed_c10d._world.pg_map):
             group._get_backend(torch.device("cpu")).abort()
         guard.close()
-        until(
-            lambda: "spotguard-call" not in threads()
-        )  # one that nobody answers any more has its own deadline
+        # A call that nobody answers any more, and a thread that writes, have deadlines of their own.
+        nothing, looks = threading.Event(), int(PATIENCE / 2 / 0.05)
+        any(not threads() or nothing.wait(0.05) for _ in range(looks))
         last = guard._checkpointer.last
         self.said["completed"] = guard._gate.place.completed
         self.said["last"] = -1 if last is None else last.step

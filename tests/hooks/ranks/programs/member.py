@@ -20,8 +20,9 @@ import torch.distributed as dist
 import spotguard
 from tests.hooks.ranks.programs.life import Life
 
-#: Seconds after which a rank in a collective leaves it, whose peer was parked and has left by now.
-GROUP = 5.0
+#: Seconds after which a rank in a collective leaves it, whose peer was parked and has left by now; and where nothing happens
+#: to anybody, so that only a busy machine keeps them waiting.
+GROUP, QUIET = 10.0, 60.0
 
 
 def play(rank: int, scenario: dict[str, Any]) -> dict[str, Any]:
@@ -30,9 +31,9 @@ def play(rank: int, scenario: dict[str, Any]) -> dict[str, Any]:
     store = dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", scenario["port"], scenario["world"], is_master=hosts, wait_for_workers=False
     )
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=scenario["world"], timeout=timedelta(seconds=GROUP)
-    )
+    patience = timedelta(seconds=GROUP if scenario["events"] or scenario["fates"] else QUIET)
+    dist.distributed_c10d.default_pg_timeout = patience  # also of the groups of a mesh
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=scenario["world"], timeout=patience)
     life = Life(rank, scenario)
     try:
         life.play()
@@ -51,7 +52,6 @@ def play(rank: int, scenario: dict[str, Any]) -> dict[str, Any]:
 def main(rank: int) -> None:
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
-    dist.distributed_c10d.default_pg_timeout = timedelta(seconds=GROUP)  # also of the groups of a mesh
     before, store = dict(os.environ), None
     for line in sys.stdin:
         told = json.loads(line)
