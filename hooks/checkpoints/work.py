@@ -22,6 +22,8 @@ Progress = Callable[[str, int, int], None]
 #: A put lags when none of its bytes moved for so many seconds, and for as long as its peers took; or when it takes so many
 #: times what they took, and goes on at a pace at which another would overtake it.
 _STILL, _TIMES = 2.0, 2.5
+#: The same where nobody knows what is usual: a connection of a slow link brings its MiB in as many seconds.
+_STILL_AT_FIRST = 4.0
 #: Peers that say what is usual.
 _ENOUGH = 3
 #: Seconds between two looks for one that lags.
@@ -53,7 +55,7 @@ class Flight:
         On a full link connections do not share evenly: one of them is late, and sent again it takes from the link what
         it waits for itself (seen: a tenth of a save at 100 Mbit/s).
         """
-        if now - self.moved > max(_STILL, usual or 0.0):
+        if now - self.moved > (_STILL_AT_FIRST if usual is None else max(_STILL, usual)):
             return True
         if usual is None or now - self.began <= max(1.0, _TIMES * usual):
             return False
