@@ -20,6 +20,10 @@ class Assembly(Protocol):
         """The job's store is gone: nobody calls, and nobody is heard."""
         ...
 
+    def counts(self, epoch: int) -> bool:
+        """Whether the ranks still want the save of this call: no later one, no notice and no end of one was heard."""
+        ...
+
     def decide(
         self,
         job: Job,

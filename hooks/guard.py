@@ -255,6 +255,8 @@ class Guard:
         Raises:
             UsageError: called in the middle of a step, or before `restore`.
             StoreError: the store failed; the last committed checkpoint is untouched.
+            CheckpointError: another thread changed the state while it was read; or, of several ranks, one is dead, has no
+                state yet, or does not come. Nothing is saved.
             Preempted: a notice came meanwhile, and its own save is committed.
         """
         if not self._restored:

@@ -32,6 +32,8 @@ log = logging.getLogger("spotguard")
 _WINDING_DOWN = 10.0
 #: Seconds between two looks at whether the first rank can still call.
 _ALIVE = 5.0
+#: Seconds for which a rank that saves by hand waits for the first one to come there too: as long as for a collective.
+_CALLED = 600.0
 #: Seconds between two looks at whether a background save that was let finish is still worth more than a new one.
 _LOOK = 0.25
 
@@ -295,8 +297,10 @@ class Orders:
         """Save now and wait. The caller is the training thread, at a boundary, so the state stands still.
 
         Raises:
-            Abandoned: a notice came; the caller parks at the gate, and tries again if it opens.
+            Abandoned: a notice came, or the ranks save anew; the caller parks at the gate, and tries again if it opens.
+            CheckpointError: the ranks cannot save, or do not all come.
         """
+        until = self._clock.monotonic() + _CALLED
         job = Job("manual", self._effort(None))
         try:
             with self._lock:
@@ -314,9 +318,15 @@ class Orders:
                 raise Abandoned("a notice came")
             if self._assembly is not None:
                 self._assembly.by_hand(self._gate.place.completed)
-            while not job.done.wait(_ALIVE):
-                if self._assembly is not None and self._assembly.lost and not job.epoch:
+            while not self._clock.wait(job.done, _ALIVE):
+                if self._assembly is None or job.epoch:
+                    continue
+                if self._assembly.lost:
                     raise CheckpointError("the ranks cannot be called any more: the job's store is gone")
+                if self._clock.monotonic() >= until:
+                    self.unheard_by_hand(
+                        self._gate.place.completed, f"rank 0 has not called for it in {_CALLED:.0f} s"
+                    )
         except BaseException:
             # Ctrl-C, also right behind the put: the state is the caller's again, and what is read of it is not kept
             job.effort.abandon("guard.save() was interrupted")

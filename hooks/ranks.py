@@ -92,6 +92,10 @@ class Ranks:
     def lost(self) -> bool:
         return self.channel.lost
 
+    def counts(self, epoch: int) -> bool:
+        standing = self.channel.standing  # of this rank's mailbox, which may be about to say so
+        return standing.epoch < epoch or standing.counts(epoch)
+
     @property
     def first(self) -> bool:
         """Whether this rank speaks for the job where one has to."""

@@ -100,7 +100,7 @@ class Saver(Orders):
             try:
                 self._do(job)
             except SpotguardError as error:
-                job.error = CheckpointError(job.after) if job.kind == "manual" and job.after else error
+                job.error = self._by_hand_ended(job, error) if job.kind == "manual" else error
                 last = self._checkpointer.last
                 if job.saved is not None and job.saved.level == "full":
                     log.info("step %d is committed, nothing newer is saved: %s", job.saved.step, error)
@@ -196,6 +196,17 @@ class Saver(Orders):
                 reason,
             )
             boundary_only = True
+
+    def _by_hand_ended(self, job: Job, error: SpotguardError) -> SpotguardError:
+        """What who waits is told: `Abandoned` where another try will have an end, a notice's or another call's."""
+        if job.after:
+            return CheckpointError(job.after)
+        called_off = job.effort.abandoned or self._alarm is not None or self._ending
+        if not isinstance(error, Abandoned) or called_off:
+            return error
+        if self._assembly is not None and not self._assembly.counts(job.epoch):
+            return error
+        return CheckpointError(f"not saved: {error}")
 
     def _has_it(self, job: Job) -> None:
         """What this rank stands on is committed already, whatever the others say: they may be gone by now."""

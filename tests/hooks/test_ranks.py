@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import cast
 
 import pytest
@@ -33,7 +34,8 @@ from spotguard.hooks.ranks import Ranks
 from spotguard.hooks.saved import Saved
 from spotguard.hooks.saver import Saver
 from spotguard.hooks.state.registered import State
-from spotguard.providers.clock import SystemClock
+from spotguard.providers.clock import Clock, SystemClock
+from spotguard.providers.errors import CheckpointError
 from tests.fakes.clock import ManualClock
 from tests.fakes.store import FakeStore
 
@@ -76,33 +78,50 @@ def checkpointer(store: FakeStore, rank: int) -> Checkpointer:
     )
 
 
-@contextmanager
-def first_of_two(clock: ManualClock) -> Iterator[tuple[Ranks, Heard]]:
-    """On machine "a"; the other is on "b". No thread saves."""
-    met, heard = cast(Store, HashStore()), Heard()
+@dataclass(frozen=True)
+class End:
+    """One of two ranks, at a boundary; its saving thread is there."""
 
-    def join(rank: int) -> tuple[Channel, Ranks]:
+    ranks: Ranks
+    saver: Saver
+    gate: Gate
+    heard: Heard
+
+
+@contextmanager
+def two(clock: Clock, other: Clock | None = None) -> Iterator[list[End]]:
+    """On machines "a" and "b"."""
+    met, store = cast(Store, HashStore()), FakeStore()
+
+    def join(rank: int) -> End:
         channel = Channel.join(met, rank, 2, "ab"[rank], SystemClock(), meet=lambda _: b"life")
-        ranks = Ranks(channel, clock, _nobody)
-        held, writer = state(rank), checkpointer(FakeStore(), rank)
-        saver = Saver(
-            gate=Gate(together=True),
-            state=held,
-            checkpointer=writer,
-            clock=clock,
-            listener=heard,
-            assembly=ranks,
-        )
+        time = other or clock if rank else clock
+        ranks, heard = Ranks(channel, time, _nobody), Heard()
+        held, writer, gate = state(rank), checkpointer(store, rank), Gate(together=True)
+        saver = Saver(gate=gate, state=held, checkpointer=writer, clock=time, listener=heard, assembly=ranks)
+        gate.begin_boundary()
+        gate.arrive(7)
+        saver.start()
         ranks.begin(saver, writer, held, heard)
-        return channel, ranks
+        return End(ranks, saver, gate, heard)
+
+    def leave(end: End) -> None:
+        end.saver.close(PATIENCE)
+        end.ranks.channel.close()
 
     with ThreadPoolExecutor(2) as pool:
         ends = [each.result(PATIENCE) for each in [pool.submit(join, rank) for rank in range(2)]]
         try:
-            yield ends[0][1], heard
+            yield ends
         finally:
-            for each in [pool.submit(channel.close) for channel, _ in ends]:
+            for each in [pool.submit(leave, end) for end in ends]:
                 each.result(PATIENCE)
+
+
+@contextmanager
+def first_of_two(clock: ManualClock) -> Iterator[tuple[Ranks, Heard]]:
+    with two(clock) as ends:
+        yield ends[0].ranks, ends[0].heard
 
 
 def _nobody(message: Message, *, droppable: bool = False) -> bool:
@@ -157,3 +176,24 @@ def test_a_step_that_is_saved_again_for_a_second_notice_is_not_sent_again() -> N
         assert whole is not None
         assert (whole.name.step, whole.name.save) == (3, 2 * epoch)
     writer.close()
+
+
+def test_a_save_by_hand_with_a_rank_that_has_no_state_ends() -> None:
+    with two(SystemClock()) as (first, second):
+        first.saver.ready = True
+        with pytest.raises(CheckpointError, match="not saved: rank 1 of 2 has no state to save yet"):
+            first.saver.manual()
+        assert first.heard.failures == second.heard.failures == []
+
+
+def test_a_save_by_hand_that_the_first_rank_never_calls_for_ends() -> None:
+    """It has died, and the job's store lives elsewhere."""
+    clock = ManualClock()
+    with two(SystemClock(), clock) as (_, second), ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(second.saver.manual)
+        try:
+            assert clock.wait_for_waiters()
+        finally:
+            clock.advance(3600)
+        with pytest.raises(CheckpointError, match="step 7 is not saved: rank 0 has not called for it"):
+            asked.result(PATIENCE)
