@@ -32,6 +32,7 @@ from .machine import this_machine
 from .preempted import Preempted
 from .ranks import Ranks
 from .report import Report
+from .restore import Restored
 from .saved import Saved
 from .saver import Saver
 from .state.registered import State
@@ -194,23 +195,34 @@ class Guard:
         # Before the gate: one that waits for the boundary of this very step keeps it shut.
         self._saver.call_off("training goes back")
         self._gate.stand()  # a machine that is already being taken back begins nothing
-        if self._ranks is not None:
-            self._saver.ready = False  # what it has is not what it will have: it offers nothing
-        self._gate.begin_boundary()
-        if self._restored:
-            self._checkpointer.begin_attempt(self._beginning.claim())
-        done = self._beginning.load(self._state, step=step, run_id=run_id)
-        self._checkpointer.restored(done.stored)
+        done = self._go_back(step, run_id)
         self._state.at_boundary()
+        self._gate.arrive(
+            done.step
+        )  # before it is ready: the others are not offered a step of the way it has left
         self._restored = self._saver.ready = True
         self._unsettled = _SETTLED
         self._cadence.restored(self._clock.monotonic())
-        self._gate.arrive(done.step)
         self._agent.tell_position()
         if done.staged is not None:
             self._saver.bring(done.staged)
         self._gate.stand()
         return done.step
+
+    def _go_back(self, step: int | None, run_id: str) -> Restored:
+        if self._ranks is not None:
+            self._saver.ready = False  # what it has is not what it will have: it offers nothing
+        try:
+            self._gate.begin_boundary()
+            if self._restored:
+                self._checkpointer.begin_attempt(self._beginning.claim())
+            done = self._beginning.load(self._state, step=step, run_id=run_id)
+        except BaseException:
+            if not self._state.poisoned:
+                self._saver.ready = self._restored  # nothing was changed: what it has is as good as it was
+            raise
+        self._checkpointer.restored(done.stored)
+        return done
 
     def step(self) -> None:
         """The boundary: everything that belongs to this step is done. Once per completed optimizer step.

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from spotguard.hooks import protocol
+from spotguard.hooks import protocol, signals
 from spotguard.hooks.agreed import Agreed
+from spotguard.hooks.agreement.c10d import Store
+from spotguard.hooks.agreement.channel import Channel
 from spotguard.hooks.checkpointer import Checkpointer
 from spotguard.hooks.checkpoints.catalog import find_whole
 from spotguard.hooks.checkpoints.commit import claim_attempt
@@ -17,10 +22,13 @@ from spotguard.hooks.checkpoints.effort import Effort
 from spotguard.hooks.checkpoints.retention import Keep
 from spotguard.hooks.format.keys import MARKER
 from spotguard.hooks.gate import Shut
+from spotguard.hooks.guard import Guard
 from spotguard.hooks.state.registered import State
+from spotguard.providers.clock import Clock, SystemClock
+from spotguard.providers.errors import CheckpointError
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import notice, trained
-from tests.fakes.training import different, restored, small
+from tests.fakes.training import Job, different, restored, small
 from tests.fakes.watched_store import PATIENCE, WatchedStore
 
 pytestmark = pytest.mark.torch
@@ -173,3 +181,54 @@ def test_one_that_cannot_be_waited_for_stays_of_its_attempt() -> None:
     finally:
         checkpointer.close()
         state.close()
+
+
+class Looking(SystemClock):
+    """A test looks whenever the time is asked for."""
+
+    def __init__(self) -> None:
+        self.look: Callable[[], None] = lambda: None
+
+    def monotonic(self) -> float:
+        self.look()
+        return super().monotonic()
+
+
+@contextmanager
+def rank(job: Job, clock: Clock) -> Iterator[Guard]:
+    """The only one of a job of several."""
+    channel = Channel.join(cast(Store, HashStore()), 0, 1, "here", clock, meet=lambda told: told or b"")
+    guard = Guard(WatchedStore(), "run", job.values, clock, channel)
+    try:
+        yield guard
+    finally:
+        guard.close()
+        signals.let_go()
+
+
+def test_a_rank_that_could_not_go_back_has_what_it_had_to_save() -> None:
+    job = small()
+    with rank(job, SystemClock()) as guard:
+        guard.restore()
+        with pytest.raises(CheckpointError, match="77"):
+            guard.restore(step=77)
+        job.step(0)
+        guard.step()
+        assert guard.save().step == 1
+
+
+def test_a_rank_that_goes_back_never_offers_a_step_of_the_way_that_it_leaves() -> None:
+    job, clock = small(), Looking()
+    with rank(job, clock) as guard:
+        guard.restore()
+        for number in range(5):
+            job.step(number)
+            guard.step()
+            if number == 1:
+                guard.save()
+        looks: list[tuple[bool, int]] = []
+        clock.look = lambda: looks.append((guard._saver.ready, guard._gate.place.earliest()))
+        assert guard.restore(step=2) == 2
+        clock.look = lambda: None
+        assert (False, 6) in looks
+        assert {step for ready, step in looks[looks.index((False, 6)) :] if ready} == {2}
