@@ -3,7 +3,8 @@ preconditioners (Shampoo), numbers of blocks (8-bit Adam).
 
 A moment lies beside its parameter, and is cut as that is for whatever ranks go on. Nobody knows how to cut these. A DTensor
 says itself how it lies. A plain tensor was made of one shard and goes with that very shard: to a rank that has the same,
-and else to none.
+and else to none. Of a square matrix a factor has the matrix's own shape: that it is plain is written down, for by its shape
+it would be a moment.
 """
 
 from __future__ import annotations
@@ -33,16 +34,36 @@ def shard(parameter: torch.Tensor) -> Shard:
     return None if lies.offsets is None else [list(lies.offsets), list(lies.sizes)]
 
 
-def made_of_a_shard(parameter: torch.Tensor, kept: Iterable[torch.Tensor]) -> Shard:
-    """Of which one, if any of these is; else None. (A count of steps is everybody's.)"""
-    if any(tensor.dim() and not is_dtensor(tensor) for tensor in kept):
-        return shard(parameter)
-    return None
+def plain(kept: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Those of a DTensor's that are none, and were made of its shard. (A count of steps is everybody's.)"""
+    return [tensor for tensor in kept if tensor.dim() and not is_dtensor(tensor)]
+
+
+def look_alikes(kept: Iterable[tuple[torch.Tensor, str, torch.Tensor]]) -> list[torch.Tensor]:
+    """Of a plain parameter's, those that may be factors and may be moments: of a square one, under a word that nothing
+    shows to be a moment's, as what lies under it beside a parameter that is not square would.
+
+    Args:
+        kept: of each tensor, its parameter and the word that it is kept under.
+    """
+    moments: dict[str, bool] = {}
+    found = []
+    for parameter, word, tensor in kept:
+        if tensor.dim() and tensor.shape != parameter.shape:
+            moments[word] = False
+        elif parameter.dim() in (2, 3) and parameter.shape[-1] == parameter.shape[-2] > 1:
+            found += [] if is_dtensor(parameter) else [(word, tensor)]
+        elif tensor.dim() > 1:
+            moments.setdefault(word, True)
+    return [tensor for word, tensor in found if not moments.get(word)]
 
 
 def placements(parameter: torch.Tensor, tensor: torch.Tensor) -> list[int] | None:
-    """How a factor lies that says so itself; None where it does not, or is cut as nothing here makes one again."""
-    if not is_dtensor(tensor) or tensor.shape == parameter.shape:
+    """How a factor lies that says so itself; None where it lies as its parameter does, or is cut as nothing here makes one
+    again."""
+    if not is_dtensor(tensor):
+        return None
+    if tensor.shape == parameter.shape and tensor.placements == getattr(parameter, "placements", None):
         return None
     found = []
     for placement in tensor.placements:

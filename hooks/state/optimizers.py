@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -132,7 +132,7 @@ class OptimizerPart:
                 owner = self._known[key]
             else:
                 continue
-            for word, value in values.items() if isinstance(values, dict) else [("value", values)]:
+            for word, value in _by_word(values):
                 for i, tensor in enumerate(tensors_in(value)):
                     name = f"{prefix}/{word}" if isinstance(value, torch.Tensor) else f"{prefix}/{word}.{i}"
                     if id(tensor) not in found:
@@ -160,6 +160,7 @@ class OptimizerPart:
         placed: dict[str, Any] = {}
         leaves = self.leaves()
         names = {id(leaf.tensor): leaf.name for leaf in leaves}
+        plain = [names[id(t)] for t in self._look_alikes()]
         for param, values in self.optimizer.state.items():
             values = dict(values) if isinstance(values, dict) else values
             if not isinstance(param, torch.Tensor):
@@ -168,8 +169,10 @@ class OptimizerPart:
                 state[key] = values
                 if is_dtensor(param):
                     kept = [*tensors_in(values)]
-                    if made_of := factors.made_of_a_shard(param, kept):
-                        shards[key] = made_of
+                    if made := factors.plain(kept):
+                        plain += [names[id(t)] for t in made]
+                        if (made_of := factors.shard(param)) is not None:
+                            shards[key] = made_of
                     lie = ((names[id(local(t))], factors.placements(param, t)) for t in kept)
                     placed |= {name: placements for name, placements in lie if placements is not None}
         on_host = [leaf.name for leaf in leaves if leaf.tensor.device.type == "cpu"]
@@ -179,8 +182,19 @@ class OptimizerPart:
             "state": state,
             "on_host": on_host,
         }
-        more = {"other": other, "shards": shards, "placed": placed}
+        more = {"other": other, "shards": shards, "placed": placed, "plain": plain}
         return {**tree, **{word: value for word, value in more.items() if value}}
+
+    def _look_alikes(self) -> list[torch.Tensor]:
+        if type(self.optimizer).__module__.startswith("torch.optim."):
+            return []  # none of these keeps a factor of its parameter's shape
+        return factors.look_alikes(
+            (param, word, tensor)
+            for param, values in self.optimizer.state.items()
+            if id(param) in self._key
+            for word, value in _by_word(values)
+            for tensor in tensors_in(value)
+        )
 
     @staticmethod
     def without_state(tree: dict[str, Any]) -> dict[str, Any]:
@@ -194,16 +208,14 @@ class OptimizerPart:
             return trees.own
         wanted = {self._key[id(p)] for group in self._groups for p in group}
         missing = set(wanted)
-        used: dict[int, dict[str, Any]] = {}
-        for rank, tree in trees.each():
-            self._check_kind(tree)
-            check_well_formed(self.name, tree)
-            used[rank] = tree
+        sound: dict[int, dict[str, Any]] = {}
+        for _, tree in self._each(trees, sound):
             if len(tree["param_groups"]) != len(trees.own["param_groups"]):
                 return trees.own
             missing -= steps(tree)
             if self._ranks.world > 1 and not missing:
                 break
+        used = dict(sound)
         whole = self._ranks.world == 1
         groups = []
         for i, group in enumerate(trees.own["param_groups"]):
@@ -211,24 +223,39 @@ class OptimizerPart:
             kept = [n for n in dict.fromkeys(names) if whole or n in wanted]
             groups.append({**group, "params": kept})
         state: dict[str, Any] = {}
+        shards: dict[str, Any] = {}
         passed: set[str] = set()
         for tree in used.values():
             for name, values in tree["state"].items():
                 if name not in passed and (whole or name in self._param):
-                    made_of = tree.get("shards", {}).get(name)
-                    state[name] = values if made_of is None else self._of_this_shard(name, trees)
+                    state[name] = values
+                    if name in tree.get("shards", {}):
+                        state[name], shards[name] = self._of_this_shard(name, self._each(trees, sound))
             passed |= {*steps(tree), *tree["state"]}
-        on_host = sorted({name for tree in used.values() for name in tree["on_host"]})
-        return {**trees.own, "param_groups": groups, "state": state, "on_host": on_host}
+        on_host = sorted({name for tree in sound.values() for name in tree["on_host"]})
+        plain = sorted({name for tree in sound.values() for name in tree.get("plain", [])})
+        # A tensor of one name lies alike on all ranks.
+        placed = {name: lies for tree in sound.values() for name, lies in tree.get("placed", {}).items()}
+        more = {"on_host": on_host, "shards": shards, "placed": placed, "plain": plain}
+        return {**trees.own, "param_groups": groups, "state": state, **more}
 
-    def _of_this_shard(self, key: str, trees: Trees) -> Any:
-        """What a rank kept of a parameter that had the very shard that lies here."""
+    def _each(self, trees: Trees, sound: dict[int, dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """`Trees.each`, once they are known to be `sound`."""
+        for rank, tree in trees.each():
+            if rank not in sound:
+                self._check_kind(tree)
+                check_well_formed(self.name, tree)
+                sound[rank] = tree
+            yield rank, tree
+
+    def _of_this_shard(
+        self, key: str, each: Iterable[tuple[int, dict[str, Any]]]
+    ) -> tuple[Any, factors.Shard]:
+        """What a rank kept of a parameter that had the very shard that lies here, and where that lies."""
         here = factors.shard(self._param[key]) if key in self._param else None
-        for _, tree in trees.each():
-            self._check_kind(tree)
-            check_well_formed(self.name, tree)
+        for _, tree in each:
             if here is not None and tree.get("shards", {}).get(key) == here:
-                return tree["state"].get(key, {})
+                return tree["state"].get(key, {}), here
         raise self._cannot_be_cut(key)
 
     def _cannot_be_cut(self, key: str) -> StateError:
@@ -241,25 +268,30 @@ class OptimizerPart:
     def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[Memory]:
         """State lies beside its parameter and in its layout, that of a shard as a shard."""
         on_host, shards, placed = set(tree["on_host"]), tree.get("shards", {}), tree.get("placed", {})
+        plain = set(tree.get("plain", []))
         for key, values in tree["state"].items():
             param = self._param[key]
-            for word, value in values.items() if isinstance(values, dict) else [("value", values)]:
+            here = factors.shard(param)
+            for word, value in _by_word(values):
                 for outline in tensors_in(value):
                     name = name_of(outline)
+                    host = name in on_host
+                    same = shards.get(key) == here  # the very shard, or the whole, that all of it was made of
+                    whole = here is None or not outline.dim() or outline.shape == param.shape
                     made = None
                     if is_dtensor(param) and (lies := placed.get(name)) is not None:
-                        device = torch.device("cpu") if name in on_host else local(param).device
-                        made = factors.empty(param, outline, lies, device)
-                    elif key in shards or not _is_factor(param, outline):
-                        made = self._empty(param, word, outline, name in on_host)
+                        made = factors.empty(param, outline, lies, _device(param, host))
+                    elif is_dtensor(param) and name in plain:
+                        made = _empty(param, outline, host) if same else None
+                    elif whole or same:
+                        made = _empty(param, outline, host, alike=word != "step")
                     if made is None:
                         raise self._cannot_be_cut(key)
                     yield Memory.of(outline, made)
         first = next((p for group in self._groups for p in group), None)
         for _, values in tree.get("other", ()):
             for outline in tensors_in(values):
-                made = self._empty(first, "", outline, name_of(outline) in on_host)
-                yield Memory.of(outline, made)
+                yield Memory.of(outline, _empty(first, outline, name_of(outline) in on_host))
 
     def _check_kind(self, tree: Any) -> None:
         if not isinstance(tree, dict) or "class" not in tree or "param_groups" not in tree:
@@ -307,18 +339,24 @@ class OptimizerPart:
             self.optimizer.state[key] = values
         self.refresh()
 
-    @staticmethod
-    def _empty(param: torch.Tensor | None, word: str, outline: torch.Tensor, on_host: bool) -> torch.Tensor:
-        """Memory for a state tensor that is to be read."""
-        if param is not None and is_dtensor(param) and param.shape == outline.shape and word != "step":
-            return torch.empty_like(param, dtype=outline.dtype, requires_grad=False)
-        if param is None or on_host:
-            return torch.empty(outline.shape, dtype=outline.dtype, device="cpu")
-        if param.shape == outline.shape and not is_dtensor(param):
-            return torch.empty_like(param, dtype=outline.dtype, requires_grad=False)
-        return torch.empty(outline.shape, dtype=outline.dtype, device=param.device)
+
+def _by_word(values: Any) -> Iterable[tuple[str, Any]]:
+    """What is kept of one parameter, under its words."""
+    return values.items() if isinstance(values, dict) else [("value", values)]
 
 
-def _is_factor(param: torch.Tensor, outline: torch.Tensor) -> bool:
-    """Whether it is made of more of the parameter than lies here."""
-    return bool(outline.dim()) and outline.shape != param.shape and factors.shard(param) is not None
+def _empty(
+    param: torch.Tensor | None, outline: torch.Tensor, on_host: bool, *, alike: bool = False
+) -> torch.Tensor:
+    """Memory for a state tensor that is to be read.
+
+    Args:
+        alike: it lies as its parameter does, where it has its shape.
+    """
+    if alike and param is not None and param.shape == outline.shape and (is_dtensor(param) or not on_host):
+        return torch.empty_like(param, dtype=outline.dtype, requires_grad=False)
+    return torch.empty(outline.shape, dtype=outline.dtype, device=_device(param, on_host))
+
+
+def _device(param: torch.Tensor | None, on_host: bool) -> torch.device:
+    return torch.device("cpu") if param is None or on_host else local(param).device

@@ -2,7 +2,7 @@
 
 By the parameters' names: `param_groups` with their numbers, the `state` of each parameter, and under `other` what was kept
 under keys of the optimizer's own. `on_host` names the tensors that were in the host's memory; `shards` and `placed` say where
-`factors` lie.
+`factors` lie, and `plain` which tensors may be some though they have their parameter's shape.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ def check_well_formed(name: str, tree: dict[Any, Any]) -> None:
         wrong = "other"
     elif not factors.well_formed(tree.get("shards", {}), tree.get("placed", {})):
         wrong = "shards"
+    elif not _words(tree.get("plain", [])):
+        wrong = "plain"
     if wrong:
         raise CheckpointError(f"{name}: the saved optimizer's {wrong!r} is not as it is written")
 
