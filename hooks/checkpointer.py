@@ -81,8 +81,8 @@ class Checkpointer:
         self.last: Saved | None = None
         #: Why the last save was thrown away: "" or what moved while it was read.
         self.spoiled = ""
-        #: Of the last save that ranks agreed on for a notice: attempt and step, and what is in the store of it.
-        self._shared: tuple[tuple[int, int], Draft] | None = None
+        #: Of the last save that ranks agreed on for a notice: which state that was, and what is in the store of it.
+        self._shared: tuple[tuple[int, ...], Draft] | None = None
         #: Bytes of a full save; 0 before it is known.
         self.nbytes = 0
 
@@ -331,7 +331,7 @@ class Checkpointer:
         otherwise. It stays where it is, also where this rank has seen it whole: others may not have."""
         outline, roles = self._plan(save), save.agreed.roles
         before = self._shared
-        key = (self._attempt, save.step)
+        key = (self._attempt, save.step, save.state.taken)
         if before is not None and before[0] == key and before[1].outline is outline:
             draft = before[1].with_roles(roles)
         else:

@@ -74,6 +74,8 @@ class State:
         self.boundary_only = ""
         #: Why nobody may train on what is in memory: a restore ended in its middle. "" where all is well.
         self.poisoned = ""
+        #: How often it was taken: while this stays, so does what a save reads at rest.
+        self.taken = 0
         self._gone = ""
         self._before_change = before_change
         self._now = (clock or SystemClock()).monotonic
@@ -150,6 +152,7 @@ class State:
         # for only once they look costly: a system call, 1.3 µs twice in 5. It is a cost and no instant: nothing is
         # ordered by it or waits for it, so no Clock has it.
         worked = time.thread_time() if self._costly else None
+        self.taken += 1
         for part in self.parts:
             part.at_boundary()
         counts = 0
@@ -250,6 +253,7 @@ class State:
 
     def take_again(self) -> None:
         """Take the boundary anew, just as it is now: somebody saves by hand. On the training thread."""
+        self.taken += 1
         for part in self.parts:
             part.at_boundary()
         self._threads = torch.get_num_threads()

@@ -24,6 +24,7 @@ NEEDS_TORCH = [
         f"test_{name}.py"
         for name in (
             "arguments",
+            "checkpointer",
             "damage",
             "dcp",
             "emergency",
