@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 
 from ..providers.clock import Clock
@@ -111,7 +112,8 @@ class Ranks:
             self._saver.emergency(alarm)
             return
         with self._lock:
-            self._own.setdefault(message.id, alarm).join(alarm)
+            # (One of its own: whoever saves joins others to the one that it is given, and takes them from it.)
+            self._own.setdefault(message.id, replace(alarm)).join(alarm)
             known = message.id in self._called or any(
                 notice.id == message.id + self._tag for notice in self.channel.standing.notices
             )
@@ -210,6 +212,9 @@ class Ranks:
                 self._noticed(epoch, call, standing)
             case Withdrawn(id=id):
                 with self._lock:
+                    # Also where another rank of this machine has said it: the next one of this name begins anew.
+                    self._own.pop(self._as_here(id), None)
+                    self._called.discard(self._as_here(id))
                     foreign = self._foreign.pop(id, None) is not None and self._agent_knows
                 if foreign:
                     self._send(protocol.Uncalled(id))
@@ -225,8 +230,10 @@ class Ranks:
         now = self._clock.monotonic()
         with self._lock:
             self._until[call.machine] = now + call.seconds_left + _LATE
-            alarm = self._own.get(self._as_here(call.id))
-        if alarm is None:
+            own = self._own.get(self._as_here(call.id))
+        if own is not None:
+            alarm = replace(own, ids=[*own.ids])
+        else:
             # A launcher ends all its workers at once, and a test is one job: their time is every machine's.
             ours = call.machine == self._machine or call.kind in (BY_HAND, LAUNCHER)
             seconds = call.seconds_left if ours else STAYS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import queue
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ from spotguard.hooks.format.manifest import RankManifest
 from spotguard.hooks.format.sharing import Roles
 from spotguard.hooks.gate import Gate
 from spotguard.hooks.job import Job
-from spotguard.hooks.protocol import Message
+from spotguard.hooks.protocol import Message, Preempt
 from spotguard.hooks.ranks import Ranks
 from spotguard.hooks.saved import Saved
 from spotguard.hooks.saver import Saver
@@ -38,29 +38,36 @@ from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import CheckpointError
 from tests.fakes.clock import ManualClock
 from tests.fakes.store import FakeStore
+from tests.hooks.ranks.gang import until
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
 PATIENCE = 20.0
 LATE = 10.0
+NO_STATE = "of 2 has no state to save yet"
 
 
 class Heard:
-    """Whom a save tells."""
+    """Whom a save tells: that it has begun, and what became of it."""
 
     def __init__(self) -> None:
-        self.failures: list[str] = []
-        self.told = threading.Event()
+        self.words: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def outcome(self) -> str:
+        """What became of the next save that nobody was told of."""
+        while (word := self.words.get(timeout=PATIENCE)) == "begun":
+            pass
+        return word
 
     def progress(self, alarm: Alarm, phase: str, step: int, done: int, total: int) -> None:
-        pass
+        if phase == "begun":
+            self.words.put(phase)
 
     def committed(self, alarm: Alarm, saved: Saved) -> None:
-        pass
+        self.words.put("committed")
 
     def failed(self, alarm: Alarm, reason: str, last_step: int) -> None:
-        self.failures.append(reason)
-        self.told.set()
+        self.words.put(reason)
 
     def checkpointed(self, saved: Saved) -> None:
         pass
@@ -154,8 +161,7 @@ def test_a_second_try_that_nobody_hears_of_is_said_to_have_failed() -> None:
         job = Job("emergency", Effort(clock), alarm, epoch=1)
         ranks.again(job, "model/0.weight was changed while it was read")
         clock.advance(60)
-        assert heard.told.wait(PATIENCE)
-        assert heard.failures[0].startswith("model/0.weight was changed while it was read; ")
+        assert heard.outcome().startswith("model/0.weight was changed while it was read; ")
 
 
 def test_a_step_that_is_saved_again_for_a_second_notice_is_not_sent_again() -> None:
@@ -183,7 +189,8 @@ def test_a_save_by_hand_with_a_rank_that_has_no_state_ends() -> None:
         first.saver.ready = True
         with pytest.raises(CheckpointError, match="not saved: rank 1 of 2 has no state to save yet"):
             first.saver.manual()
-        assert first.heard.failures == second.heard.failures == []
+        assert first.heard.words.empty()
+        assert second.heard.words.empty()
 
 
 def test_a_save_by_hand_that_the_first_rank_never_calls_for_ends() -> None:
@@ -197,3 +204,16 @@ def test_a_save_by_hand_that_the_first_rank_never_calls_for_ends() -> None:
             clock.advance(3600)
         with pytest.raises(CheckpointError, match="step 7 is not saved: rank 0 has not called for it"):
             asked.result(PATIENCE)
+
+
+def test_a_notice_that_another_rank_took_back_is_no_measure_of_the_next_one_of_its_name() -> None:
+    clock = ManualClock()
+    with two(clock) as (first, second):
+        first.ranks.notice(Preempt("x", 2.0, 0.2, "terminate", "aws"))
+        assert NO_STATE in first.heard.outcome()
+        (said,) = second.ranks.channel.standing.notices
+        second.ranks.channel.call(Withdrawn(said.id), lambda: PATIENCE)
+        until(lambda: not first.ranks.channel.standing.notices)
+        clock.advance(60)
+        first.ranks.notice(Preempt("x", 120.0, 12.0, "terminate", "aws"))
+        assert NO_STATE in first.heard.outcome()  # and not: out of time
