@@ -36,6 +36,8 @@ log = logging.getLogger("spotguard")
 
 #: Seconds in which all ranks have read their part of a checkpoint: of a terabyte, over a slow link.
 _READING = 7200.0
+#: Seconds without a sign of life after which who reads is dead: two looks that far apart have seen none.
+_SILENCE = 30.0
 #: Seconds for anything else that they wait for each other with.
 _PATIENCE = 300.0
 
@@ -143,10 +145,11 @@ def _try(trial: _Trial, store: BlobStore, shelf: Shelf, run_id: str, picked: Who
 
     def filled() -> Whole:
         trial.filled = True
-        fill(store, whole, state, restoring, rank)
+        with trial.channel.beating():
+            fill(store, whole, state, restoring, rank)
         return whole
 
-    return trial.ask(filled, _READING)
+    return trial.ask(filled, _READING, silence=_SILENCE)
 
 
 class _Pick:
@@ -205,7 +208,7 @@ class _Trial:
     #: What is in memory is no longer what was there before.
     filled: bool = False
 
-    def ask(self, what: Callable[[], _R], patience: float) -> _R | None:
+    def ask(self, what: Callable[[], _R], patience: float, *, silence: float | None = None) -> _R | None:
         """Do it, and hear how it went for all. None: it is damaged for some. An error that is no damage is everybody's.
 
         Raises:
@@ -225,7 +228,7 @@ class _Trial:
             own.__cause__, mine = error, _as_said(own)
         if self.filled:  # until all have said that it went well, nobody trains on it
             self.state.poisoned = f"what became of {self.name} on the other ranks is not known"
-        verdicts = self.channel.gather(json.dumps(mine).encode(), patience)
+        verdicts = self.channel.gather(json.dumps(mine).encode(), patience, silence=silence)
         for rank, raw in enumerate(verdicts):
             said = json.loads(raw)
             if "error" not in said:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from ...providers.clock import Clock
@@ -30,6 +32,10 @@ _MEET = 60.0
 _LONGEST = 20 * 86_400.0
 #: Of what is left for agreeing, what is kept to read who is there and to decide without the rest; and at most, in seconds.
 _SETTLE, _SETTLE_MOST = 0.2, 1.0
+#: Seconds between two looks at a meeting that lasts, at most; and between two signs of life of who does not come yet.
+_GLANCE, _BEAT = 1.0, 5.0
+#: Silences within which the store answers somebody who waits for signs of life.
+_ANSWERED = 10
 #: Seconds for a line's thread to end, and for what is said at the end.
 _JOIN = 2.0
 
@@ -56,9 +62,11 @@ class Channel:
         self._keys = Keys(f"spotguard/{incarnation}", world)
         self._numbers = itertools.count(1)
         self._tellings, self._gatherings = itertools.count(1), itertools.count(1)
-        self._mailbox, self._caller, self._agreement, self._meeting = self._lines = [
-            Line(f"spotguard-{name}", store, clock) for name in ("mailbox", "caller", "agreement", "meeting")
-        ]
+        self._mailbox, self._caller, self._agreement = (
+            Line(f"spotguard-{name}", store, clock) for name in ("mailbox", "caller", "agreement")
+        )
+        self._meeting = Line("spotguard-meeting", store, clock, longest=_GLANCE)
+        self._lines = [self._mailbox, self._caller, self._agreement, self._meeting]
         #: The newest epoch that this rank has offered for.
         self._offered = 0
         #: Asked again and again while this rank waits for others: raises where it is to wait no longer.
@@ -183,19 +191,68 @@ class Channel:
             raise Silent(f"rank 0 of {self.world} has not said what all wait for, within {patience:.0f} s")
         return told
 
-    def gather(self, value: bytes, patience: float) -> list[bytes]:
+    def gather(self, value: bytes, patience: float, *, silence: float | None = None) -> list[bytes]:
         """Everybody's value, in the order of ranks. On the training thread, of all ranks in the same order.
 
+        Args:
+            patience: seconds.
+            silence: after so many seconds without a sign of life (`beating`) a rank is not waited for any more. None: as
+                long as patience lasts.
+
         Raises:
-            Silent: not all have come within so many seconds.
+            Silent: not all have come.
         """
-        saying = meeting.gather(self._keys, self.rank, next(self._gatherings), value)
-        values = self._meeting.say(saying, self._together(patience), self._late(patience))
-        if isinstance(values, tuple):
-            raise Silent(
-                f"rank {values[0]} of {self.world} has not come where all ranks wait for it, within {patience:.0f} s"
-            )
-        return values
+        number, within = next(self._gatherings), self._within(patience)
+        seen: dict[int, int] = {}
+        while True:
+            answered, late = (patience, patience) if silence is None else (_ANSWERED * silence, silence)
+            saying = meeting.gather(self._keys, self.rank, number, value)
+            values = self._meeting.say(saying, self._together(answered), self._late(late))
+            if not isinstance(values, tuple):
+                return values
+            if silence is None or within() < silence:
+                raise Silent(
+                    f"rank {values[0]} of {self.world} has not come where all ranks wait for it, within {patience:.0f} s"
+                )
+            beats = self.beats(values)
+            if still := [rank for rank in values if beats[rank] == seen.get(rank)]:
+                raise Silent(
+                    f"rank {still[0]} of {self.world} has shown no life for {silence:.0f} s where all ranks wait for it"
+                )
+            seen = beats
+
+    def beats(self, ranks: Sequence[int]) -> dict[int, int]:
+        """How often each of these has shown a sign of life."""
+        return self._meeting.say(meeting.beats(self._keys, ranks), self._within(_MEET))
+
+    def beat(self) -> None:
+        """Show a sign of life. Not while this rank is in a meeting.
+
+        Raises:
+            Silent: the store does not answer.
+        """
+        self._meeting.say(meeting.beat(self._keys, self.rank), self._within(_BEAT))
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Meanwhile a thread shows signs of life: what this rank does may take hours, and the others wait."""
+        done = threading.Event()
+
+        def run() -> None:
+            while not done.is_set():
+                try:
+                    self.beat()
+                except Silent as why:  # who is in the next meeting hears of it as well
+                    log.debug("no sign of life: %s", why)
+                self._clock.wait(done, _BEAT)
+
+        thread = threading.Thread(target=run, name="spotguard-beats", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     # --- the end ---
 

@@ -36,9 +36,15 @@ class _Errand(Generic[T]):
 
 
 class Line:
-    """Named, a daemon: a process ends whatever the store does."""
+    """Named, a daemon: a process ends whatever the store does.
 
-    def __init__(self, name: str, store: Store, clock: Clock) -> None:
+    Args:
+        longest: seconds between two looks for what is waited for, at most. They cost the store's host a little each: of a
+            thousand ranks that wait for hours, all that it has.
+    """
+
+    def __init__(self, name: str, store: Store, clock: Clock, *, longest: float = _LONGEST) -> None:
+        self._longest = longest
         self._store = store
         self._clock = clock
         self._errands: queue.SimpleQueue[_Errand[object] | None] = queue.SimpleQueue()
@@ -139,7 +145,7 @@ class Line:
                 return ended
             if self._clock.wait(dropped, pause):
                 raise Silent("nobody waits for this any more")
-            pause = min(pause * _GROWTH, _LONGEST)
+            pause = min(pause * _GROWTH, self._longest)
         return Waited.THERE
 
 

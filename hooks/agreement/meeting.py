@@ -7,6 +7,7 @@ for keys are never written twice; all ranks hold the same meetings in the same o
 from __future__ import annotations
 
 from binascii import hexlify, unhexlify
+from collections.abc import Sequence
 
 from .member import Keys
 from .operations import Add, Drop, Get, Has, Saying, Set, Wait, Waited
@@ -32,12 +33,28 @@ def gather(keys: Keys, rank: int, number: int, value: bytes) -> Saying[list[byte
     """Everybody's value, in order of ranks; or the ranks whose value did not come in time."""
     theirs = tuple(_gathered(keys, number, each) for each in range(keys.world))
     yield Set(((theirs[rank], _text(value)),))
-    if (yield Wait(theirs)) is not Waited.THERE:
-        return (yield from _missing(theirs))
+    while (yield Wait(theirs)) is not Waited.THERE:
+        if missing := (yield from _missing(theirs)):
+            return missing
     values = _values((yield Get(theirs)))
     # Who holds this meeting has all values of the last but one: nobody asks for those again.
     yield Drop((_gathered(keys, number - 2, rank),))
     return values
+
+
+def beat(keys: Keys, rank: int) -> Saying[None]:
+    """Show that this rank is there, though it does not come yet."""
+    yield Add(_beats(keys, rank))
+
+
+def beats(keys: Keys, ranks: Sequence[int]) -> Saying[dict[int, int]]:
+    """How often each of these has shown it."""
+    counts: dict[int, int] = {}
+    for rank in ranks:
+        count = yield Add(_beats(keys, rank), 0)
+        assert isinstance(count, int)
+        counts[rank] = count
+    return counts
 
 
 def leave(keys: Keys) -> Saying[bool]:
@@ -65,6 +82,10 @@ def _missing(theirs: tuple[str, ...]) -> Saying[tuple[int, ...]]:
 
 def _gathered(keys: Keys, number: int, rank: int) -> str:
     return f"{keys.incarnation}/gathered/{number}/{rank}"
+
+
+def _beats(keys: Keys, rank: int) -> str:
+    return f"{keys.incarnation}/beats/{rank}"
 
 
 def _all_left(keys: Keys) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any, cast
 
 import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from spotguard.hooks.agreement.c10d import Store
+from spotguard.hooks.agreement.c10d import Silent, Store
 from spotguard.hooks.agreement.channel import Channel
 from spotguard.hooks.checkpoints.commit import put_manifest
 from spotguard.hooks.checkpoints.draft import Draft
@@ -25,6 +26,7 @@ from spotguard.hooks.meetings import restore_together
 from spotguard.hooks.state.registered import State
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import SpotguardError
+from tests.fakes.clock import ManualClock
 from tests.fakes.store import FakeStore
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
@@ -120,3 +122,74 @@ def test_damage_that_one_rank_finds_sends_all_to_the_older_one(
     assert restored(store, "aabb") == [(7, [70 + rank] * 3) for rank in range(WORLD)]
     assert fetched(store, older) == fetched(store, newer) == [2] * WORLD
     assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def meeting(clock: ManualClock) -> Iterator[list[Channel]]:
+    """Two ranks that have met."""
+    met = cast(Store, HashStore())
+    with ExitStack() as ends, ThreadPoolExecutor(2) as pool:
+
+        def join(rank: int) -> Channel:
+            return Channel.join(met, rank, 2, "a", clock, meet=lambda _: b"life")
+
+        joining = [pool.submit(join, rank) for rank in range(2)]
+        while not all(each.done() for each in joining):
+            clock.advance(0.01)
+            wait(joining, 0.005)
+        channels = [each.result() for each in joining]
+        for channel in channels:
+            ends.callback(channel.close, 0.0)
+        yield channels
+
+
+def test_a_rank_that_dies_while_it_reads_holds_the_others_for_a_minute_and_not_for_hours() -> None:
+    clock = ManualClock()
+    with meeting(clock) as (first, second), ThreadPoolExecutor(1) as pool:
+        second.beat()
+        began = clock.monotonic()
+        asked = pool.submit(first.gather, b"read", 7200.0, silence=30.0)
+        while not asked.done():
+            clock.advance(1.0)
+            wait([asked], 0.005)
+        with pytest.raises(
+            Silent, match="rank 1 of 2 has shown no life for 30 s where all ranks wait for it"
+        ):
+            asked.result()
+        assert 30 <= clock.monotonic() - began < 300
+
+
+def test_a_rank_that_reads_for_long_is_waited_for() -> None:
+    clock = ManualClock()
+    with meeting(clock) as (first, second), ThreadPoolExecutor(2) as pool:
+        asked = pool.submit(first.gather, b"read", 7200.0, silence=30.0)
+        for _ in range(60):
+            second.beat()
+            clock.advance(5.0)
+            wait([asked], 0.005)
+        assert not asked.done()
+        told = pool.submit(second.gather, b"too", 7200.0, silence=30.0)
+        while not (asked.done() and told.done()):
+            clock.advance(1.0)
+            wait([asked, told], 0.005)
+        assert asked.result() == told.result() == [b"read", b"too"]
+
+
+def test_who_reads_shows_it_again_and_again() -> None:
+    clock = ManualClock()
+    with meeting(clock) as (first, second):
+
+        def shown(least: int) -> bool:
+            deadline = monotonic() + PATIENCE
+            while first.beats((1,))[1] < least and monotonic() < deadline:
+                pass
+            return first.beats((1,))[1] >= least
+
+        with second.beating():
+            assert shown(1)
+            clock.wait_for_waiters()
+            clock.advance(10.0)
+            assert shown(2)
+        seen = first.beats((1,))
+        clock.advance(10.0)
+        assert first.beats((1,)) == seen
