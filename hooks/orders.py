@@ -62,7 +62,7 @@ class Orders:
         self._clock = clock
         self._released = released
         self._assembly = assembly
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job | Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards what follows
         self._running: Job | None = None
         #: The emergency save that is waiting or running, unless it was called off.
@@ -129,6 +129,9 @@ class Orders:
             if self._assembly is not None and not epoch:
                 if known is None:
                     self._gate.close()  # who has not begun parks, and never trains; the others' call is on its way
+                self.in_turn(
+                    lambda: None
+                )  # should the call not come: whoever saves looks when this is outlived
                 return
             if self._running is not None:
                 self._give_way(self._running, alarm)
@@ -140,6 +143,10 @@ class Orders:
                 "emergency", effort, alarm, epoch=epoch, doomed=doomed, at_boundary=at_boundary, before=before
             )
             self._jobs.put(self._urgent)
+
+    def in_turn(self, what: Callable[[], None]) -> None:
+        """Have the saving thread do this when it has done what it is at. Returns at once."""
+        self._jobs.put(what)
 
     def again(self, epoch: int, doomed: frozenset[int]) -> None:
         """Some rank's state moved while it was read for a notice: all save once more, at a boundary."""

@@ -126,9 +126,9 @@ class Ranks:
 
         def unheard(why: str) -> None:
             self._saver.unheard(why)
-            self._nothing_newer(alarm, why)
+            self._saver.in_turn(lambda: self._nothing_newer(alarm, why))
             if message.drill:
-                self._saver.release(message.id, why)
+                self._saver.in_turn(lambda: self._saver.release(message.id, why))
 
         self._call(call, left * _CALLING, unheard)
 
@@ -161,8 +161,8 @@ class Ranks:
     def again(self, job: Job, why: str) -> None:
         def unheard(said: str) -> None:
             log.error("nothing is saved: %s; %s", why, said)
-            if job.alarm is not None:  # or its agent would wait for a word until the deadline
-                self._nothing_newer(job.alarm, f"{why}; {said}")
+            if (alarm := job.alarm) is not None:  # or its agent would wait for a word until the deadline
+                self._saver.in_turn(lambda: self._nothing_newer(alarm, f"{why}; {said}"))
 
         self._call(AtBoundary(job.epoch, why), _PATIENCE, unheard)
 
@@ -188,6 +188,9 @@ class Ranks:
                 self.channel.call(call, lambda: max(0.0, until - self._clock.monotonic()))
             except SpotguardError as error:
                 unheard(str(error))
+                return
+            if self.channel.lost:  # the others have heard it, and this one never will
+                unheard("calls are not heard here any more")
 
         with self._lock:
             # (A thread forgets its arguments when it has run: this is no chain.)
@@ -195,7 +198,7 @@ class Ranks:
             self._last.start()
 
     def _nothing_newer(self, alarm: Alarm, why: str) -> None:
-        """The others cannot be called any more: say what there is."""
+        """The others cannot be called any more: say what there is. On the saving thread: it is put into the store too."""
         saved, last = self._saver.committed, self._checkpointer.last
         if saved is not None and saved.level == "full":
             # For another machine, which has taken the job's store along.

@@ -93,6 +93,9 @@ class Saver(Orders):
             if job is None:
                 self._checkpointer.close()
                 return
+            if not isinstance(job, Job):
+                self._do_this(job)
+                continue
             with self._lock:
                 self._running = job
                 if job.alarm is None and self._alarm is not None and not job.promoted:
@@ -126,6 +129,12 @@ class Saver(Orders):
                 finally:
                     self._concluding = False
                     job.done.set()
+
+    def _do_this(self, what: Callable[[], None]) -> None:
+        try:
+            what()
+        except Exception:  # a bug of ours must not leave training without whoever saves
+            log.exception("spotguard failed inside; please report this")
 
     def _patience(self) -> float | None:
         alarm = self._alarm

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from spotguard.hooks.agreed import Agreed
-from spotguard.hooks.agreement.c10d import Store
 from spotguard.hooks.agreement.calls import Call, Notice, Withdrawn
 from spotguard.hooks.agreement.channel import Channel
 from spotguard.hooks.agreement.offers import Decision
@@ -67,6 +67,9 @@ class Heard:
         self.words.put("committed")
 
     def failed(self, alarm: Alarm, reason: str, last_step: int) -> None:
+        assert (
+            threading.current_thread().name == "spotguard-saver"
+        )  # what it also puts into the store is that one's to put
         self.words.put(reason)
 
     def checkpointed(self, saved: Saved) -> None:
@@ -85,6 +88,33 @@ def checkpointer(store: FakeStore, rank: int) -> Checkpointer:
     )
 
 
+class Cut:
+    """The first rank's way to the job's store: its mailbox's connection breaks, the others stand."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.cut = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def clone(self) -> Cut:
+        return self
+
+    def wait(self, *args: Any) -> None:
+        self._store.wait(*args)
+        self._look()
+
+    def check(self, *args: Any) -> bool:
+        self._look()
+        found: bool = self._store.check(*args)
+        return found
+
+    def _look(self) -> None:
+        if self.cut and threading.current_thread().name == "spotguard-mailbox":
+            raise RuntimeError("Connection reset by peer")
+
+
 @dataclass(frozen=True)
 class End:
     """One of two ranks, at a boundary; its saving thread is there."""
@@ -96,12 +126,19 @@ class End:
 
 
 @contextmanager
-def two(clock: Clock, other: Clock | None = None) -> Iterator[list[End]]:
+def two(clock: Clock, other: Clock | None = None, met: Any = None) -> Iterator[list[End]]:
     """On machines "a" and "b"."""
-    met, store = cast(Store, HashStore()), FakeStore()
+    met, store = met or HashStore(), FakeStore()
 
     def join(rank: int) -> End:
-        channel = Channel.join(met, rank, 2, "ab"[rank], SystemClock(), meet=lambda _: b"life")
+        channel = Channel.join(
+            met if rank == 0 else getattr(met, "_store", met),
+            rank,
+            2,
+            "ab"[rank],
+            SystemClock(),
+            meet=lambda _: b"life",
+        )
         time = other or clock if rank else clock
         ranks, heard = Ranks(channel, time, _nobody), Heard()
         held, writer, gate = state(rank), checkpointer(store, rank), Gate(together=True)
@@ -217,3 +254,20 @@ def test_a_notice_that_another_rank_took_back_is_no_measure_of_the_next_one_of_i
         clock.advance(60)
         first.ranks.notice(Preempt("x", 120.0, 12.0, "terminate", "aws"))
         assert NO_STATE in first.heard.outcome()  # and not: out of time
+
+
+def test_a_rank_that_hears_no_calls_says_so_at_a_notice_and_goes_on_when_it_is_outlived() -> None:
+    clock, store = ManualClock(), Cut(HashStore())
+    with two(clock, met=store) as (first, second):
+        store.cut = True
+        second.ranks.over("nothing", "")  # whatever comes next
+        until(lambda: first.ranks.lost)
+        notice = Preempt("x", 30.0, 3.0, "terminate", "aws")
+        first.ranks.notice(notice)
+        assert "not heard here any more" in first.heard.outcome()
+        assert first.saver.alarmed
+        clock.advance(60)
+        first.ranks.notice(notice)  # once more: nobody waits here for so long
+        until(lambda: not first.saver.alarmed)
+        until(lambda: not second.saver.alarmed)
+        assert first.heard.words.empty()
