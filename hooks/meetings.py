@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,9 +26,9 @@ from ..providers.errors import (
 from ..providers.stores.store import BlobStore
 from .agreement.channel import Channel
 from .checkpoints.catalog import Gone, Whole, examine, scan
-from .checkpoints.shelf import Reads, Shelf, drop, new_folder
+from .checkpoints.shelf import Reads, Shelf, own_folder
 from .format.codec import NewerFormatError
-from .format.keys import CheckpointName
+from .format.keys import CheckpointName, checkpoint_prefix
 from .restore import LOOKS, Restored, candidates, fill, fit, let_go, none_left, said_of
 from .state.registered import State
 
@@ -107,6 +107,7 @@ def restore_together(
                 said_of(whole)
                 return Restored(name.step, whole, stored=whole)
             failed = trial.failed
+            shelf.forget(checkpoint_prefix(run_id, name))
             if trial.gone:
                 pick.look_again()
 
@@ -116,13 +117,10 @@ def _shelf(channel: Channel, store: BlobStore) -> Iterator[Shelf]:
     """Kept by the first rank of each machine, for those that are there too."""
     keeper = channel.machines.index(channel.machines[channel.rank])
     alone = channel.machines.count(channel.machines[channel.rank]) == 1
-    mine = new_folder() if keeper == channel.rank and not alone else ""
-    try:
+    with own_folder() if keeper == channel.rank and not alone else nullcontext("") as mine:
         folders = [each.decode() for each in channel.gather(mine.encode(), _PATIENCE)]
         folder = Path(folders[keeper]) if folders[keeper] else None
         yield Shelf(store, keeps=keeper == channel.rank, folder=folder)
-    finally:
-        drop(mine)
 
 
 def _try(trial: _Trial, store: BlobStore, shelf: Shelf, run_id: str, picked: Whole | None) -> Whole | None:

@@ -8,12 +8,15 @@ own), or finds there what is not as it was laid down, asks the store himself. Th
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +26,7 @@ from ..format.crc import crc32
 
 log = logging.getLogger("spotguard")
 
+_PREFIX = "spotguard-shelf-"
 #: Bytes of the checksum before the rest of a file.
 _CRC = 4
 
@@ -55,6 +59,8 @@ class Shelf:
         self.keeps = keeps
         self._store = store
         self._folder = folder if keeps or _is_ours(folder) else None
+        #: Where what was laid down is.
+        self._laid: dict[str, Path] = {}
 
     def get(self, key: str, *, timeout: float | None = None) -> bytes:
         if not self.keeps and (held := self._take(key)) is not None:
@@ -71,6 +77,12 @@ class Shelf:
         self._lay(name, json.dumps([(info.key, info.size) for info in found]).encode())
         return iter(found)
 
+    def forget(self, prefix: str) -> None:
+        """Make room: nobody wants these any more."""
+        for name in [each for each in self._laid if each.startswith(prefix)]:
+            with suppress(OSError):  # it goes with the folder
+                self._laid.pop(name).unlink()
+
     def _lay(self, name: str, data: bytes) -> None:
         if not self.keeps or self._folder is None:
             return
@@ -79,6 +91,7 @@ class Shelf:
             part = path.with_suffix(".part")
             part.write_bytes(crc32(data).to_bytes(_CRC, "big") + data)
             part.replace(path)
+            self._laid[name] = path
         except OSError as error:  # the others ask the store: it costs requests, and nothing else
             log.debug("this machine's other ranks fetch by themselves: %s", error)
 
@@ -93,19 +106,47 @@ class Shelf:
         return data if crc32(data).to_bytes(_CRC, "big") == held[:_CRC] else None
 
 
-def new_folder() -> str:
-    """Of this user alone. "" where none can be had."""
+@contextmanager
+def own_folder() -> Iterator[str]:
+    """Of this user alone, until the end of it. "" where none can be had."""
     try:
-        return tempfile.mkdtemp(prefix="spotguard-")
+        _sweep()
+        folder = tempfile.mkdtemp(prefix=_PREFIX)
     except OSError as error:
         log.debug("this machine's other ranks fetch by themselves: %s", error)
-        return ""
-
-
-def drop(folder: str) -> None:
-    """What is in it was for one restore."""
-    if folder:
+        yield ""
+        return
+    held = _hold(folder)
+    try:
+        yield folder
+    finally:
         shutil.rmtree(folder, ignore_errors=True)
+        if held is not None:
+            os.close(held)
+
+
+def _sweep() -> None:
+    """Remove what was left by those of this user who were killed: nobody holds it."""
+    with os.scandir(tempfile.gettempdir()) as entries:
+        found = [entry.path for entry in entries if entry.name.startswith(_PREFIX)]
+    for path in found:
+        if _is_ours(Path(path)) and (held := _hold(path)) is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(held)
+
+
+def _hold(folder: str) -> int | None:
+    """Hold it, until the process ends or what is returned is closed. None where another one does, or nobody can."""
+    try:
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:  # it went, with who had it
+        return None
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(held)
+        return None
+    return held
 
 
 def _is_ours(folder: Path | None) -> bool:
@@ -116,7 +157,10 @@ def _is_ours(folder: Path | None) -> bool:
         status = folder.lstat()
     except OSError:  # another machine's, as it turns out: a container has folders of its own
         return False
-    return status.st_uid == os.geteuid() and status.st_mode & 0o7777 == 0o700
+    mode = (
+        stat.S_IMODE(status.st_mode) & ~stat.S_ISGID
+    )  # which a folder that hands its group down hands down too
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and mode == stat.S_IRWXU
 
 
 def _file(name: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from subprocess import run
 
 import pytest
 
-from spotguard.hooks.checkpoints.shelf import Shelf, drop, new_folder
+from spotguard.hooks.checkpoints.shelf import Shelf, own_folder
 from tests.fakes.store import FakeStore
 
 KEYS = ["run/checkpoints/a/0.json", "run/checkpoints/a/1.json"]
@@ -74,12 +76,58 @@ def test_a_folder_that_takes_nothing_is_no_failure(store: FakeStore, tmp_path: P
     assert not gone.exists()
 
 
+def test_a_folder_of_a_group_is_this_users_alone_all_the_same(store: FakeStore, tmp_path: Path) -> None:
+    """Where $TMPDIR hands its group down, what is made in it bears the mark."""
+    tmp_path.chmod(0o2700)
+    asked(Shelf(store, keeps=True, folder=tmp_path))
+    store.calls.clear()
+    asked(Shelf(store, keeps=False, folder=tmp_path))
+    assert store.calls == []
+
+
+def test_what_is_not_wanted_any_more_makes_room(store: FakeStore, tmp_path: Path) -> None:
+    """A checkpoint that was damaged; the next one's stays, and the listing."""
+    shelf = Shelf(store, keeps=True, folder=tmp_path)
+    store.put("run/checkpoints/b/0.json", memoryview(b"1"))
+    found = [info.key for info in shelf.list("run/checkpoints/")]
+    for key in found:
+        shelf.get(key)
+    assert len([*tmp_path.iterdir()]) == 4
+    shelf.forget("run/checkpoints/a/")
+    assert len([*tmp_path.iterdir()]) == 2
+    tmp_path.chmod(0o700)
+    store.calls.clear()
+    neighbour = Shelf(store, keeps=False, folder=tmp_path)
+    assert [info.key for info in neighbour.list("run/checkpoints/")] == found
+    assert neighbour.get("run/checkpoints/b/0.json") == b"1"
+    assert store.calls == []
+
+
 def test_a_folder_is_this_users_alone_and_goes_with_what_is_in_it() -> None:
-    folder = new_folder()
-    try:
+    with own_folder() as folder:
         assert os.stat(folder).st_mode & 0o777 == 0o700
         Path(folder, "held").write_bytes(b"1")
-    finally:
-        drop(folder)
     assert not os.path.exists(folder)
-    drop("")
+
+
+def test_the_folder_of_one_who_was_killed_goes_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that of one who is reading stays, and whatever else lies there."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code = (
+        "import os, signal\n"
+        "from spotguard.hooks.checkpoints.shelf import own_folder\n"
+        "with own_folder() as folder:\n"
+        "    open(os.path.join(folder, 'held'), 'w').close()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, timeout=30, check=False)
+    (left,) = tmp_path.iterdir()
+    (tmp_path / "spotguard-other").mkdir()
+    (tmp_path / f"{left.name}-link").symlink_to(left)
+    with own_folder() as one, own_folder() as other:
+        assert not left.exists()
+        assert os.path.isdir(one)
+        assert os.path.isdir(other)
+    assert {path.name for path in tmp_path.iterdir()} == {"spotguard-other", f"{left.name}-link"}
