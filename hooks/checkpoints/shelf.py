@@ -26,7 +26,8 @@ from ..format.crc import crc32
 
 log = logging.getLogger("spotguard")
 
-_PREFIX = "spotguard-shelf-"
+#: How folders are called; and before their maker holds them.
+_PREFIX, _UNHELD = "spotguard-shelf-", "spotguard-unheld-"
 #: Bytes of the checksum before the rest of a file.
 _CRC = 4
 
@@ -109,16 +110,19 @@ class Shelf:
 @contextmanager
 def own_folder() -> Iterator[str]:
     """Of this user alone, until the end of it. "" where none can be had."""
+    held: int | None = None
     try:
         _sweep()
-        folder = tempfile.mkdtemp(prefix=_PREFIX)
+        made = Path(tempfile.mkdtemp(prefix=_UNHELD))
+        held = _hold(made)
+        # Only now may others find it, who would sweep away what nobody holds.
+        folder = made.rename(made.with_name(_PREFIX + made.name.removeprefix(_UNHELD)))
     except OSError as error:
         log.debug("this machine's other ranks fetch by themselves: %s", error)
         yield ""
         return
-    held = _hold(folder)
     try:
-        yield folder
+        yield str(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if held is not None:
@@ -128,14 +132,14 @@ def own_folder() -> Iterator[str]:
 def _sweep() -> None:
     """Remove what was left by those of this user who were killed: nobody holds it."""
     with os.scandir(tempfile.gettempdir()) as entries:
-        found = [entry.path for entry in entries if entry.name.startswith(_PREFIX)]
+        found = [Path(entry.path) for entry in entries if entry.name.startswith(_PREFIX)]
     for path in found:
-        if _is_ours(Path(path)) and (held := _hold(path)) is not None:
+        if _is_ours(path) and (held := _hold(path)) is not None:
             shutil.rmtree(path, ignore_errors=True)
             os.close(held)
 
 
-def _hold(folder: str) -> int | None:
+def _hold(folder: Path) -> int | None:
     """Hold it, until the process ends or what is returned is closed. None where another one does, or nobody can."""
     try:
         held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
