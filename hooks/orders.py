@@ -62,7 +62,7 @@ class Orders:
         self._clock = clock
         self._released = released
         self._assembly = assembly
-        self._jobs: queue.SimpleQueue[Job | Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job | Callable[[], object] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards what follows
         self._running: Job | None = None
         #: The emergency save that is waiting or running, unless it was called off.
@@ -144,7 +144,7 @@ class Orders:
             )
             self._jobs.put(self._urgent)
 
-    def in_turn(self, what: Callable[[], None]) -> None:
+    def in_turn(self, what: Callable[[], object]) -> None:
         """Have the saving thread do this when it has done what it is at. Returns at once."""
         self._jobs.put(what)
 

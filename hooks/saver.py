@@ -130,7 +130,7 @@ class Saver(Orders):
                     self._concluding = False
                     job.done.set()
 
-    def _do_this(self, what: Callable[[], None]) -> None:
+    def _do_this(self, what: Callable[[], object]) -> None:
         try:
             what()
         except Exception:  # a bug of ours must not leave training without whoever saves
@@ -254,7 +254,8 @@ class Saver(Orders):
                 what = "a save could not be planned" if job.rehearsal else "background checkpoint failed"
                 log.warning("%s, training goes on: %s", what, job.error)
             return
-        if self._alarm is not alarm:  # it was withdrawn while we were at it; another one has a job of its own
+        # It was withdrawn while we were at it; another one, or a later call of the ranks, has a job of its own.
+        if self._alarm is not alarm or job.superseded:
             if self._alarm is None:
                 self._gate.open()
             if job.saved is not None:

@@ -121,7 +121,9 @@ class End:
 
     ranks: Ranks
     saver: Saver
-    gate: Gate
+    state: State
+    writer: Checkpointer
+    store: FakeStore
     heard: Heard
 
 
@@ -147,7 +149,7 @@ def two(clock: Clock, other: Clock | None = None, met: Any = None) -> Iterator[l
         gate.arrive(7)
         saver.start()
         ranks.begin(saver, writer, held, heard)
-        return End(ranks, saver, gate, heard)
+        return End(ranks, saver, held, writer, store, heard)
 
     def leave(end: End) -> None:
         end.saver.close(PATIENCE)
@@ -271,3 +273,20 @@ def test_a_rank_that_hears_no_calls_says_so_at_a_notice_and_goes_on_when_it_is_o
         until(lambda: not first.saver.alarmed)
         until(lambda: not second.saver.alarmed)
         assert first.heard.words.empty()
+
+
+def test_a_save_that_a_later_call_takes_over_does_not_answer_for_it() -> None:
+    """This step is committed here. Another rank may not know, and saves it again for that call: with this one's part."""
+    with two(ManualClock()) as (first, _):
+        put_manifest(first.store, RankManifest("run", 7, 1, 10, 1, 2, incarnation="nonce"))
+        first.state.collect()
+        effort = Effort(SystemClock(), None)
+        first.saver.in_turn(lambda: first.writer.save(first.state, Agreed(7, 5), "emergency", effort))
+        until(lambda: first.saver.committed is not None)
+        first.saver.ready = True
+        alarm = Alarm(["x"], 1e9, 1e9, "aws", "terminate")
+        first.saver.emergency(alarm, 6)
+        first.saver.emergency(alarm, 7)
+        said = [first.heard.words.get(timeout=PATIENCE) for _ in range(2)]
+        first.saver.release("x", "it is enough")
+        assert said == ["begun", "begun"]
