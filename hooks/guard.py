@@ -29,6 +29,7 @@ from .format.keys import check_run_id
 from .gate import Gate, Shut
 from .interval import lost_training, mean_between
 from .machine import this_machine
+from .meetings import cannot_begin
 from .preempted import Preempted
 from .ranks import Ranks
 from .report import Report
@@ -99,7 +100,12 @@ class Guard:
         self._run_id = run_id
         self._store = store
         self._gate = Gate(together=channel is not None)
-        self._state = State(state, self._gate.before_change, clock, rank=self._rank, world=self._world)
+        try:
+            self._state = State(state, self._gate.before_change, clock, rank=self._rank, world=self._world)
+        except Exception as error:
+            if channel is not None:
+                cannot_begin(channel, error)
+            raise
         self._cadence = Cadence(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
         self._nbytes = self._state.expected_bytes()
         self._restored = self.closed = self._forked = self._looked_back = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from ..providers.errors import (
     UsageError,
 )
 from ..providers.stores.store import BlobStore
+from .agreement.c10d import Silent
 from .agreement.channel import Channel
 from .checkpoints.catalog import Gone, Whole, examine, scan
 from .checkpoints.shelf import Reads, Shelf, own_folder
@@ -46,20 +47,22 @@ _AGAIN = "again"
 
 #: By which name an error crosses; whoever hears another one takes it for the store's.
 _ERRORS: dict[str, type[SpotguardError]] = {
-    cls.__name__: cls for cls in (StateError, StoreError, CheckpointError, NewerFormatError)
+    cls.__name__: cls for cls in (StateError, StoreError, CheckpointError, NewerFormatError, UsageError)
 }
 _T = TypeVar("_T", int, str)
+#: Seconds for which who cannot begin looks for somebody to tell.
+_LAST_WORD = 5.0
 
 
 def of_the_first(channel: Channel, ask: Callable[[], _T]) -> _T:
     """What the first rank gets, for all; its error, where it fails."""
     said: dict[str, Any] = {}
-    error: SpotguardError | None = None
+    error: Exception | None = None
     if channel.rank == 0:
         try:
             said = {"got": ask()}
-        except SpotguardError as why:
-            error, said = why, _as_said(why)
+        except Exception as why:  # noqa: BLE001 the others are not to wait for this rank
+            error, said = why, _as_said(_ours(why))
     said = json.loads(channel.tell(json.dumps(said).encode() if channel.rank == 0 else None, _PATIENCE))
     if error is not None:
         raise error
@@ -69,9 +72,36 @@ def of_the_first(channel: Channel, ask: Callable[[], _T]) -> _T:
     return got
 
 
+def of_all(channel: Channel, ask: Callable[[], object]) -> list[Any]:
+    """What each rank gets, in order, as JSON has it; its error, where one fails, and for that one as it was."""
+    said: dict[str, Any] = {}
+    error: Exception | None = None
+    try:
+        said = {"got": ask()}
+    except Exception as why:  # noqa: BLE001 as above
+        error, said = why, _as_said(_ours(why))
+    everybody = [json.loads(each) for each in channel.gather(json.dumps(said).encode(), _PATIENCE)]
+    if error is not None:
+        raise error
+    for rank, theirs in enumerate(everybody):
+        if "error" in theirs:
+            raise _heard(theirs, rank)
+    return [theirs["got"] for theirs in everybody]
+
+
+def cannot_begin(channel: Channel, error: Exception) -> None:
+    """Say so where the others are to `see_the_same`, and leave."""
+    with suppress(Silent):  # nobody is there to hear it
+        channel.gather(json.dumps(_as_said(_ours(error))).encode(), _LAST_WORD)
+    channel.close()
+
+
 def see_the_same(channel: Channel, said: Mapping[str, str]) -> None:
-    """Raise UsageError where ranks were told different things."""
+    """Raise UsageError where ranks were told different things; the error of one that `cannot_begin`."""
     everybody = [json.loads(each) for each in channel.gather(json.dumps(dict(said)).encode(), _PATIENCE)]
+    for rank, theirs in enumerate(everybody):
+        if "error" in theirs:
+            raise _heard(theirs, rank)
     for rank, theirs in enumerate(everybody):
         for name, value in theirs.items():
             if value != (first := everybody[0].get(name)):
@@ -222,8 +252,8 @@ class _Trial:
             let_go(error)
         # Anybody's own code, or no memory: the others are not to wait for this rank.
         except Exception as error:  # noqa: BLE001
-            own = StateError(f"{type(error).__name__}: {' '.join(str(error).split())}")
-            own.__cause__, mine = error, _as_said(own)
+            own = _ours(error)
+            mine = _as_said(own)
         if self.filled:  # until all have said that it went well, nobody trains on it
             self.state.poisoned = f"what became of {self.name} on the other ranks is not known"
         verdicts = self.channel.gather(json.dumps(mine).encode(), patience, silence=silence)
@@ -251,6 +281,15 @@ def _examine(store: Reads, run_id: str, name: CheckpointName) -> Whole:
     if folder is None:
         raise NotFoundError(f"checkpoint {name} of run {run_id} is not in {store.url}")
     return examine(store, folder, folders)
+
+
+def _ours(error: Exception) -> SpotguardError:
+    """Itself, or what is said in its place."""
+    if isinstance(error, SpotguardError):
+        return error
+    ours = StateError(f"{type(error).__name__}: {' '.join(str(error).split())}")
+    ours.__cause__ = error
+    return ours
 
 
 def _as_said(error: SpotguardError) -> dict[str, Any]:

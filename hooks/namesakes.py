@@ -7,7 +7,6 @@ would never be a whole, and the first save would be the one to say so. Here the 
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +17,11 @@ from .agreement.channel import Channel
 from .agreement.offers import named
 from .format.dtypes import dtype_name
 from .format.leaf import Leaf
+from .meetings import of_all
 from .state.sharing import crc_of
 
 log = logging.getLogger("spotguard")
 
-#: Seconds in which all ranks come to it: they have just met.
-_PATIENCE = 300.0
 #: Namesakes of one shape whose bytes are read: so many tell stages from replicas, and a large model has thousands.
 _READ = 64
 
@@ -70,11 +68,13 @@ def refuse_namesakes(channel: Channel, leaves: Sequence[Leaf]) -> None:
         Silent: not all have come.
     """
     shared = [leaf for leaf in leaves if leaf.group]
-    groups = {tuple(group) for each in _gather(channel, [*{leaf.group for leaf in shared}]) for group in each}
+    told = of_all(channel, lambda: [*{leaf.group for leaf in shared}])
+    groups = {tuple(group) for each in told for group in each}
     if len(groups) < 2:
         return  # as nearly always: all that is shared lies on the same ranks
     first = {leaf.name: leaf for leaf in shared if leaf.group[0] == channel.rank}
-    pairs = [*namesakes([_read(said) for said in _gather(channel, {n: _said(x) for n, x in first.items()})])]
+    told = of_all(channel, lambda: {name: _said(leaf) for name, leaf in first.items()})
+    pairs = [*namesakes([_read(said) for said in told])]
     for pair in pairs:
         if not pair.alike:
             raise StateError(f"{pair.name} is {pair.one} and {pair.other}; {_WAY_OUT}")
@@ -98,8 +98,11 @@ def namesakes(said: Sequence[Mapping[str, Said]]) -> Iterator[Pair]:
 def _compare(channel: Channel, first: Mapping[str, Leaf], pairs: Sequence[Pair]) -> None:
     """They may be replicas that nobody declares. With other values they are none."""
     read = {pair.name for pair in pairs[:_READ]}
-    mine = {n: [x.offsets, [*x.tensor.shape], crc_of(x.tensor)] for n, x in first.items() if n in read}
-    told = _gather(channel, mine)
+    # Reads bytes, for which there may be no memory here.
+    told = of_all(
+        channel,
+        lambda: {n: [x.offsets, [*x.tensor.shape], crc_of(x.tensor)] for n, x in first.items() if n in read},
+    )
     for name, one, other in ((pair.name, pair.one.group, pair.other.group) for pair in pairs[:_READ]):
         *box, crc = told[one[0]][name]
         *their_box, their_crc = told[other[0]][name]
@@ -118,10 +121,6 @@ def _compare(channel: Channel, first: Mapping[str, Leaf], pairs: Sequence[Pair])
             named(pairs[0].other.group),
             _WAY_OUT,
         )
-
-
-def _gather(channel: Channel, value: object) -> list[Any]:
-    return [json.loads(each) for each in channel.gather(json.dumps(value).encode(), _PATIENCE)]
 
 
 def _said(leaf: Leaf) -> list[object]:

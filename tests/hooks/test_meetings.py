@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -22,10 +23,11 @@ from spotguard.hooks.checkpoints.effort import Effort
 from spotguard.hooks.checkpoints.writer import Writer
 from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix, manifest_name
 from spotguard.hooks.format.manifest import RankManifest
-from spotguard.hooks.meetings import restore_together
+from spotguard.hooks.guard import Guard
+from spotguard.hooks.meetings import cannot_begin, of_the_first, restore_together, see_the_same
 from spotguard.hooks.state.registered import State
 from spotguard.providers.clock import SystemClock
-from spotguard.providers.errors import SpotguardError
+from spotguard.providers.errors import SpotguardError, StateError
 from tests.fakes.clock import ManualClock
 from tests.fakes.store import FakeStore
 
@@ -122,6 +124,63 @@ def test_damage_that_one_rank_finds_sends_all_to_the_older_one(
     assert restored(store, "aabb") == [(7, [70 + rank] * 3) for rank in range(WORLD)]
     assert fetched(store, older) == fetched(store, newer) == [2] * WORLD
     assert list(tmp_path.iterdir()) == []
+
+
+def both(first: Callable[[Channel], Any], second: Callable[[Channel], Any]) -> list[Any]:
+    """What two ranks that have met get from it, or what ends it."""
+    met = cast(Store, HashStore())
+
+    def one(rank: int) -> Any:
+        channel = Channel.join(met, rank, 2, "a", SystemClock(), meet=lambda _: b"life")
+        try:
+            return (first, second)[rank](channel)
+        except Exception as error:  # noqa: BLE001
+            return error
+        finally:
+            channel.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        return [each.result(PATIENCE) for each in [pool.submit(one, rank) for rank in range(2)]]
+
+
+def test_what_ends_the_first_rank_for_all_is_said_to_all() -> None:
+    """Also what is nobody's business but its own: without a word they would wait for it for minutes."""
+    error = MemoryError("no more")
+
+    def ask() -> int:
+        raise error
+
+    first, second = both(lambda c: of_the_first(c, ask), lambda c: of_the_first(c, ask))
+    assert first is error
+    assert isinstance(second, StateError)
+    assert str(second) == "rank 0: MemoryError: no more"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (StateError("model: x is a lock"), "rank 1: model: x is a lock"),
+        (KeyError("a"), "rank 1: KeyError: 'a'"),
+    ],
+)
+def test_a_rank_that_cannot_begin_says_so_where_the_others_meet(error: Exception, said: str) -> None:
+    first, _ = both(lambda c: see_the_same(c, {"run-id": "a"}), lambda c: cannot_begin(c, error))
+    assert isinstance(first, StateError)
+    assert str(first) == said
+
+
+def test_two_that_cannot_begin_wait_for_nobody() -> None:
+    assert (
+        both(lambda c: cannot_begin(c, ValueError()), lambda c: cannot_begin(c, ValueError())) == [None] * 2
+    )
+
+
+def test_a_guard_that_is_refused_leaves_the_meeting() -> None:
+    others = {thread.ident for thread in threading.enumerate()}
+    channel = Channel.join(cast(Store, HashStore()), 0, 1, "a", SystemClock(), meet=lambda _: b"life")
+    with pytest.raises(StateError, match="lock"):
+        Guard(FakeStore(), "run", {"lock": threading.Lock()}, SystemClock(), channel)
+    assert {thread.ident for thread in threading.enumerate()} == others
 
 
 @contextmanager

@@ -44,6 +44,8 @@ def met(held: Sequence[Sequence[Leaf]]) -> list[str]:
             refuse_namesakes(channel, held[rank])
         except StateError as error:
             return str(error)
+        except NotImplementedError as error:
+            return f"NotImplementedError: {error}"
         finally:
             channel.close()
         return ""
@@ -86,6 +88,14 @@ def test_replicas_that_nobody_declares_may_be_saved_and_it_is_said(caplog: pytes
         assert met([[on((0,), WEIGHT)], [on((1,), WEIGHT.clone())]]) == ["", ""]
     (warning,) = caplog.messages
     assert warning.startswith("model/0.weight and 0 more tensors are on rank 0 and again on rank 1, and no")
+
+
+def test_a_rank_that_cannot_read_its_own_is_no_riddle_to_the_others() -> None:
+    """Out of memory, say: they would wait for it as long as for one that is late."""
+    unread = torch.empty(4, 3, device="meta")
+    first, second = met([[on((0,), WEIGHT)], [on((1,), unread)]])
+    assert first.startswith("rank 1: NotImplementedError: ")
+    assert second.startswith("NotImplementedError: ")
 
 
 def sharded(model: nn.Module, rank: int) -> nn.Module:
