@@ -42,14 +42,15 @@ class SignalSession:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Look what is left of the ended command's group, and of these. The loop answers with `GroupSeen`."""
+    """Look what is left of the ended command's group, and of these training processes that are gone. The answer is a
+    `GroupSeen`, in its turn behind what has happened meanwhile."""
 
     orphaned: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class SignalOrphans:
-    """Send this signal to whoever is left in these groups, which had training processes for leaders."""
+    """Send this signal to whoever is left in these groups and sessions, which had training processes for leaders."""
 
     signum: int
     groups: frozenset[int]

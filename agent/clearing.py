@@ -2,7 +2,7 @@
 
 A launcher that dies first leaves its workers: they hold their GPUs, their memory and their run id, and the next
 start is refused. Under a shell what a command leaves in the background stays; here it stays where nobody asked
-the command to end and nothing is started after it.
+the command to end and nothing is started after it, unless it trained below a launcher that crashed.
 
 Pure, as all of it: events and the time come in, actions go out.
 """
@@ -23,8 +23,12 @@ from .roster import Session
 #: After `Leave` a process ends by itself: Preempted is raised, `finally` blocks and exit handlers run (a tracker that
 #: sends its last records takes seconds), CUDA shuts down. Then TERM. Docker gives as much (docker stop, `--time`).
 LEAVE_GRACE = 10.0
-#: Between two looks at what is left of the group.
+#: Below a launcher that crashed: as torchrun gives its workers, who save one step when SIGTERM comes without a notice.
+_CRASHED = 30.0
+#: Between two looks at what is left of the group, from the end of one on.
 _LOOK = 0.2
+#: A look that has failed (no descriptor was free) is tried again after so long.
+_UNANSWERED = 5.0
 
 
 class Clearing(Calling):
@@ -41,13 +45,14 @@ class Clearing(Calling):
         there = {session.pid for session in self._left_alive()}
         return frozenset(command.trained - there - {command.pid})
 
-    def _kill_all(self) -> None:
-        """SIGKILL to whatever belongs to the command, wherever it has gone."""
-        group = self.command.pid if self.command is not None else 0
-        self._do(KillGroup())
+    def _kill_all(self, *, group: bool = True) -> None:
+        """SIGKILL to whatever belongs to the command, wherever it has gone; without its group, to what trained alone."""
+        pid = self.command.pid if self.command is not None else 0
+        if group:
+            self._do(KillGroup())
         for session in self._left_alive():
-            self._do(SignalSession(session.number, signal.SIGKILL, group))
-        if self.command is not None and (groups := frozenset(self.command.trained - {group})):
+            self._do(SignalSession(session.number, signal.SIGKILL, pid if group else 0))
+        if self.command is not None and (groups := frozenset(self.command.trained - {pid})):
             self._do(SignalOrphans(signal.SIGKILL, groups))
 
     def _once_more(self, p: Pending) -> None:
@@ -69,41 +74,51 @@ class Clearing(Calling):
             self._do(SignalSession(number, signal.SIGTERM))
 
     def _group_seen(self, event: GroupSeen) -> None:
-        if self.command is not None and self.command.pid == event.pid:
-            self.command.group_left = event.left
+        command = self.command
+        if command is not None and command.pid == event.pid:
+            command.group_left, command.orphans_left = event.group, event.orphans
+            command.looked, command.look_at = event.looked, self._now + _LOOK
 
-    def _cleared(self, command: Command, limit: float) -> bool:
-        """Whether nothing is left of the ended command. What is there is told to end, and killed at `limit`."""
+    def _swept(self, command: Command) -> bool:
+        """Whether no training process is left of a launcher that crashed. What else it has left stays, as under a shell."""
+        if command.pid in command.trained or not (command.trained or self._left_alive()):
+            return True
+        return self._cleared(command, command.ended_at + _CRASHED, group=False)
+
+    def _cleared(self, command: Command, limit: float, *, group: bool = True) -> bool:
+        """Whether nothing is left of the ended command; without its group, no training process of it. What is there is told
+        to end, and killed at `limit`."""
         if self._now >= limit:
             self._log("killing what the command has left behind", logging.WARNING)
             if self.pending is not None:
                 self.pending.then("what it had left behind was killed")
-            self._kill_all()
+            self._kill_all(group=group)
             return True
         there, orphaned = self._left_alive(), self._orphaned(command)
-        if command.group_left is False and not there and command.looked == orphaned:
+        left = there or command.orphans_left or (group and command.group_left)
+        if command.group_left is not None and not left and command.looked == orphaned:
             return True
-        if command.group_left is not None and not command.parting:
+        if left and command.group_left is not None and not command.parting:
             command.parting = True
             self._log(
                 f"the command is gone and has left processes behind: waiting {limit - self._now:.1f} s for them",
                 logging.WARNING,
             )
-            if not command.told:
+            if group and not command.told:
                 self._signal_group(signal.SIGTERM)
             told = self._told_to_leave(command, there)
-            self._part_from([s for s in there if s not in told], command, limit)
+            self._part_from([s for s in there if s not in told], command.pid if group else 0, limit)
             command.term_at = min(self._now + LEAVE_GRACE, (self._now + limit) / 2) if told else None
         elif command.term_at is not None and self._now >= command.term_at:
             command.term_at = None
-            self._part_from(there, command, limit)
-        if command.parting and (new := (command.looked & orphaned) - command.parted):
+            self._part_from(there, command.pid, limit)
+        if command.orphans_left and (new := (command.looked & orphaned) - command.parted):
             command.parted |= new
             self._do(SignalOrphans(signal.SIGTERM, new))
         if self.pending is not None:
             self._once_more(self.pending)
-        if self._now >= command.look_at or command.looked != orphaned:
-            command.look_at, command.looked = self._now + _LOOK, orphaned
+        if self._now >= command.look_at or command.asked != orphaned:
+            command.look_at, command.asked = self._now + _UNANSWERED, orphaned
             self._do(Look(orphaned))
         return False
 
@@ -123,8 +138,8 @@ class Clearing(Calling):
                 told.append(session)
         return told
 
-    def _part_from(self, there: list[Session], command: Command, limit: float) -> None:
+    def _part_from(self, there: list[Session], group: int, limit: float) -> None:
         for session in there:
-            self._do(SignalSession(session.number, signal.SIGTERM, command.pid))
+            self._do(SignalSession(session.number, signal.SIGTERM, group))
         if self.pending is not None and self.pending.again_at is None:
             self.pending.again_at = (self._now + limit) / 2

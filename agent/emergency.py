@@ -338,13 +338,17 @@ class Machine(Ending):
             if self.policy.outlive and not self._stopping:
                 self._relaunch("the notice was withdrawn")
             else:
-                self._finish(self.policy.exit_code)
+                self._over(command, self.policy.exit_code)
         elif code != 0 and not self._by_hand(code) and self._is_alone(command):
             self._look_again(code)
         elif code != 0 and not self._by_hand(code) and self.restarts < self.policy.max_restarts:
             self.restarts += 1
             self._relaunch(f"it crashed with {code}, restart {self.restarts} of {self.policy.max_restarts}")
         else:
+            self._over(command, code)
+
+    def _over(self, command: Command, code: int) -> None:
+        if code == 0 or self._stopping or self._swept(command):
             self._finish(code)
 
     def _by_hand(self, code: int) -> bool:

@@ -111,10 +111,14 @@ class Heralded:
 
 @dataclass(frozen=True, slots=True)
 class GroupSeen:
-    """Whether processes of the ended command's group are still there, or of the others that were asked for."""
+    """What is left of the ended command, as a `Look` found it."""
 
     pid: int
-    left: bool
+    #: Whether others of its group are there.
+    group: bool
+    #: Whether anybody is left of the training processes that were asked for, and which those were.
+    orphans: bool = False
+    looked: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

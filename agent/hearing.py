@@ -54,11 +54,13 @@ class Command:
     leave_by: float | None = None
     #: Its group got a signal that asks it to end.
     told: bool = False
-    #: After its end: whether others of its group are there (None: nobody has looked), and the next look; the groups of training
-    #: processes that were looked at too, and those that were told to end.
+    #: After its end: whether others of its group are there (None: nobody has looked), and whether anybody is left of the training
+    #: processes that were looked for; the next look, and whom the last one asks for; whose leavings were told to end.
     group_left: bool | None = None
-    look_at: float = 0.0
+    orphans_left: bool = False
     looked: frozenset[int] = frozenset()
+    look_at: float = 0.0
+    asked: frozenset[int] = frozenset()
     parted: frozenset[int] = frozenset()
     #: What it left behind was told to end; TERM follows then for who was told in words.
     parting: bool = False

@@ -42,7 +42,6 @@ from .emergency import Machine, Policy
 from .events import (
     Closed,
     Event,
-    GroupSeen,
     HealthChanged,
     Launched,
     NoticeGone,
@@ -226,8 +225,8 @@ class Agent:
         elif isinstance(action, Rest):
             supervisor.rest()
         elif isinstance(action, Look):
-            seen = GroupSeen(supervisor.pid, supervisor.group_left(action.orphaned))
-            self._carry_out(self._machine.handle(seen, self._clock.monotonic()))
+            # To the queue: a look takes its time, and what has come meanwhile is heard before the next one.
+            self._events.put(supervisor.look(action.orphaned))
         else:
             for gone, meet in action.moves:
                 if (moved := launchers.moved(supervisor.command, gone, meet)) != supervisor.command:

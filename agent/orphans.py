@@ -1,69 +1,122 @@
-"""What a training process has left behind in a group of its own: a data loader's workers below a torchrun that is gone.
+"""The command's processes that no signal to its group reaches: torchrun's workers, and the data loader's workers behind them.
 
-Torchrun gives each of its workers a session, and with it a process group whose number is the worker's pid. Who is still in
-such a group after its leader's end is found in /proc, and is ours if it was given our socket by its environment: a number can
-be a stranger's by then.
+A live command's are found by descent (`below`). What training processes have left behind is found by number (`look`, `send`).
+Torchrun gives each of its workers a session, and with it a process group; both have the worker's pid for their number. Who
+is still there after that worker's end is found in /proc, and is ours if it was given our socket by its environment: a number
+can be a stranger's by then. Where the memory of the environment is overwritten (setproctitle, whose title a forked worker
+has too), the session's number and the user have to do.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
+from functools import partial
+from typing import NamedTuple
 
 from .exported import PARENT
 
 
-def left(groups: Collection[int], env: Mapping[str, str]) -> bool:
-    """Whether there is anybody.
+class Place(NamedTuple):
+    """Where a process is. No group's or session's number is given to a new process while anybody is there."""
+
+    parent: int
+    group: int
+    session: int
+    #: In ticks since the machine's boot: with the pid it is this process and no other.
+    born: int
+
+
+def below(top: int) -> dict[int, Place]:
+    """All descendants of a process that lives. Who is behind one that has ended is its descendant no longer."""
+    places = {pid: place for pid in _pids() if (place := place_of(pid)) is not None}
+    found: dict[int, Place] = {}
+    above: Set[int] = {top}
+    while above:
+        children = {n: place for n, place in places.items() if place.parent in above and n not in found}
+        found |= children
+        above = children.keys()
+    return found
+
+
+def kill(them: Mapping[int, Place]) -> None:
+    """SIGKILL to who is still there of these."""
+    for pid, place in them.items():
+        _signal(pid, signal.SIGKILL, partial(_is, pid, place.born))
+
+
+def look(group: int, orphaned: Set[int], env: Mapping[str, str]) -> tuple[bool, bool]:
+    """Whether anybody lives in the group of the command, and whether anybody is left in one of these. One pass over /proc,
+    which has thousands of processes on a large machine.
 
     Args:
-        groups: of processes that are gone.
+        group: the command's own.
+        orphaned: pids of training processes that are gone.
         env: what the command was given.
     """
-    return any(True for _ in _members(groups, env))
-
-
-def send(signum: int, groups: Collection[int], env: Mapping[str, str]) -> None:
-    """Send this signal to all of them."""
-    for pid in _members(groups, env):
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
+    there = left = False
+    for pid in _pids():
+        if (place := place_of(pid)) is None:
             continue
-        try:
-            if _ours(pid, groups, env):  # still: the descriptor is of the process that was looked at
-                signal.pidfd_send_signal(pidfd, signum)
-        except (ProcessLookupError, PermissionError):
-            pass  # it has just ended; or it has become another user's, and is not ours to end
-        finally:
-            os.close(pidfd)
+        there = there or place.group == group
+        left = left or _ours(pid, orphaned, env, place)
+        if there and (left or not orphaned):
+            break
+    return there, left
 
 
-def lives_in(pid: int, groups: Collection[int]) -> bool:
-    """Whether this process is in one of the groups, and no zombie."""
+def send(signum: int, orphaned: Set[int], env: Mapping[str, str]) -> None:
+    """Send this signal to all who are left in these."""
+    for pid in _pids():
+        if _ours(pid, orphaned, env):
+            _signal(pid, signum, partial(_ours, pid, orphaned, env))
+
+
+def place_of(pid: int) -> Place | None:
+    """None for a process that has ended, a zombie too."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # After the name, which may hold spaces and brackets (proc(5)): state, parent, group.
-            state, _, group = file.read().rpartition(b")")[2].split()[:3]
+            # After the name, which may hold spaces and brackets (proc(5)): state, parent, group, session; the 22nd is the start.
+            state, *numbers = file.read().rpartition(b")")[2].split()
     except OSError:  # it has just ended
-        return False
-    return int(group) in groups and state not in (b"Z", b"X")
+        return None
+    parent, group, session = map(int, numbers[:3])
+    return None if state in (b"Z", b"X") else Place(parent, group, session, int(numbers[18]))
 
 
-def _members(groups: Collection[int], env: Mapping[str, str]) -> Iterator[int]:
-    if not groups or PARENT not in env:
+def _pids() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _signal(pid: int, signum: int, still: Callable[[], bool]) -> None:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
         return
-    for name in os.listdir("/proc"):
-        if name.isdigit() and _ours(int(name), groups, env):
-            yield int(name)
+    try:
+        if still():  # the descriptor is of who was looked at
+            signal.pidfd_send_signal(pidfd, signum)
+    except (ProcessLookupError, PermissionError):
+        pass  # it has just ended; or it has become another user's, and is not ours to end
+    finally:
+        os.close(pidfd)
 
 
-def _ours(pid: int, groups: Collection[int], env: Mapping[str, str]) -> bool:
-    if not lives_in(pid, groups):
+def _is(pid: int, born: int) -> bool:
+    place = place_of(pid)
+    return place is not None and place.born == born
+
+
+def _ours(pid: int, orphaned: Set[int], env: Mapping[str, str], place: Place | None = None) -> bool:
+    place = place or place_of(pid)
+    if place is None or orphaned.isdisjoint((place.group, place.session)) or PARENT not in env:
         return False
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return f"{PARENT}={env[PARENT]}".encode() in file.read().split(b"\0")
+            said = file.read()
+        if b"=" in said:  # it is an environment still
+            return os.fsencode(f"{PARENT}={env[PARENT]}") in said.split(b"\0")
+        return place.session in orphaned and os.stat(f"/proc/{pid}").st_uid == os.geteuid()
     except OSError:  # it has just ended, or is another user's
         return False

@@ -22,10 +22,10 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from . import orphans
-from .events import CommandEnded, Event
+from .events import CommandEnded, Event, GroupSeen
 from .executable import CommandError, find, refusal
 from .terminal import Terminal, feeds_a_pipe, somebody_can_continue_us
 
@@ -113,9 +113,15 @@ class Supervisor:
             self._send(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End the whole group now, also what is left of it when the command itself is gone."""
-        if self._pid:
+        """End the whole group now, also what is left of it when the command itself is gone. While it lives, all its
+        descendants too: torchrun's workers have sessions of their own, and may not have registered yet."""
+        if not self._pid:
+            return
+        try:
+            descendants = orphans.below(self._pid)  # before: who loses its parent is found no longer
+        finally:
             self._send(signal.SIGKILL)
+        orphans.kill(descendants)
 
     @property
     def command(self) -> list[str]:
@@ -130,14 +136,13 @@ class Supervisor:
         """The command's, also after its end; 0 where none was started."""
         return self._pid
 
-    def group_left(self, orphaned: Collection[int] = ()) -> bool:
-        """Whether anybody but the command itself is in its group, or of the command in one of these. Asked after the command's
-        end, when its own zombie answers to every signal, so that `killpg(…, 0)` tells nothing."""
-        group = (self._pid,)
-        there = any(orphans.lives_in(int(name), group) for name in os.listdir("/proc") if name.isdigit())
-        return there or orphans.left(orphaned, self._env)
+    def look(self, orphaned: frozenset[int] = frozenset()) -> GroupSeen:
+        """Who but the command itself is in its group, and of the command in one of these. Asked after the command's end, when
+        its own zombie answers to every signal, so that `killpg(…, 0)` tells nothing."""
+        group, left = orphans.look(self._pid, orphaned, self._env)
+        return GroupSeen(self._pid, group, left, orphaned)
 
-    def signal_orphans(self, signum: int, groups: Collection[int]) -> None:
+    def signal_orphans(self, signum: int, groups: frozenset[int]) -> None:
         """Send `signum` to what the command has left behind in these groups."""
         orphans.send(signum, groups, self._env)
 

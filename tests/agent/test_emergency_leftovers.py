@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
+from itertools import pairwise
 
 import pytest
 
-from spotguard.agent.actions import Action, KillGroup, Launch, SignalOrphans, SignalSession
+from spotguard.agent.actions import Action, KillGroup, Launch, Look, SignalOrphans, SignalSession
 from spotguard.hooks.protocol import Bye, Leave
 from tests.fakes.story import Story
 
@@ -216,7 +217,7 @@ def told_workers_left() -> Story:
     story.notice()
     story.commits(worker)
     story.closes(worker)
-    story.group_left = True
+    story.orphans_left = True
     story.ends(-15)
     return story
 
@@ -227,7 +228,7 @@ def test_what_a_worker_left_in_a_group_of_its_own_is_told_to_end_and_waited_for(
     story.until(1)
     assert story.all(SignalOrphans) == [SignalOrphans(TERM, frozenset({201}))]
     assert story.code is None
-    story.group_left = False
+    story.orphans_left = False
     story.until(2)
     assert story.code == 75
     assert not story.killed
@@ -249,7 +250,7 @@ def test_a_worker_that_goes_after_its_launcher_is_looked_behind_too() -> None:
     story.ends(-9)
     story.until(1)
     assert story.all(SignalOrphans) == []
-    story.group_left = True
+    story.orphans_left = True
     story.closes(worker)
     story.until(2)
     assert story.all(SignalOrphans) == [SignalOrphans(TERM, frozenset({201}))]
@@ -260,7 +261,104 @@ def test_what_the_workers_of_a_job_that_was_simply_done_left_stays() -> None:
     story = Story()
     worker = story.opens(201)
     story.closes(worker)
-    story.group_left = True
+    story.orphans_left = True
     story.ends(0)
     assert story.code == 0
     assert story.all(SignalOrphans) == []
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_who_waits_leaves_in_order_whatever_another_rank_has_left(leaves: bool) -> None:
+    """Torchrun is dead, and so is rank 0: its data loader's worker is no launcher that would start rank 1 again."""
+    story = Story()
+    lost, waits = story.opens(201), story.opens(202, rank=1, world=2)
+    story.notice()
+    story.ends(-9)
+    story.until(3)
+    story.closes(lost)
+    story.orphans_left = leaves
+    story.until(4)
+    story.commits(waits)
+    story.until(5)
+    assert story.sent(Leave) == [(waits, Leave("n1", 75))]
+    assert story.signalled_sessions == []
+    assert bool(story.all(SignalOrphans)) is leaves
+
+
+def test_between_two_slow_looks_the_agent_hears() -> None:
+    """A node with thousands of processes: the next look is due so long after the end of the last one."""
+    story = Story()
+    story.notice()
+    story.group_left, story.look_takes = True, 0.25
+    story.ends(-15)
+    story.until(3)
+    looks = story.times(Look)
+    assert len(looks) > 3
+    assert all(later - earlier > 0.4 for earlier, later in pairwise(looks))
+
+
+def crashed(code: int = 1) -> tuple[Story, int]:
+    """Torchrun is killed, or has an error of its own; nobody has told anybody of a notice, and its worker trains on."""
+    story = Story()
+    worker = story.opens(201)
+    story.group_left = True  # a dashboard of the script around it
+    story.ends(code)
+    return story, worker
+
+
+def test_a_launcher_that_crashes_takes_its_workers_along_and_nobody_else() -> None:
+    """They would hold their GPUs, and the run id: TERM, by which they save one step, and its own code after them."""
+    story, worker = crashed()
+    story.until(1)
+    assert story.signalled_sessions == [(worker, TERM)]
+    assert story.code is None
+    story.closes(worker)
+    story.until(2)
+    assert story.code == 1
+    assert not story.killed
+    assert story.signals == []
+
+
+def test_a_worker_of_a_crashed_launcher_is_killed_if_it_stays_and_so_is_what_it_left() -> None:
+    story, worker = crashed(-9)
+    story.orphans_left = True
+    story.until(29)
+    assert story.code is None
+    story.until(31)
+    assert story.signalled_sessions == [(worker, TERM), (worker, KILL)]
+    assert story.all(SignalOrphans) == [SignalOrphans(KILL, frozenset({201}))]
+    assert story.code == 137
+    assert not story.killed, "the dashboard stays, as under a shell"
+
+
+def test_a_loaders_worker_that_outlives_its_rank_ends_with_the_crashed_launcher() -> None:
+    story = Story()
+    story.closes(story.opens(201))
+    story.orphans_left = True
+    story.ends(1)
+    assert story.all(SignalOrphans) == [SignalOrphans(TERM, frozenset({201}))]
+    assert story.code is None
+    story.orphans_left = False
+    story.until(1)
+    assert story.code == 1
+
+
+def test_ctrl_c_cuts_the_wait_for_a_crashed_launchers_workers_short() -> None:
+    story, worker = crashed()
+    story.until(1)
+    story.signal(INT)
+    story.until(7)
+    assert (worker, KILL) in story.signalled_sessions
+    assert story.code == 1
+
+
+@pytest.mark.parametrize("how", ["done", "trained itself"])
+def test_what_a_command_leaves_that_was_done_or_no_launcher_stays(how: str) -> None:
+    story = Story()
+    story.opens(201)
+    if how == "trained itself":
+        story.opens(100)
+    story.ends(0 if how == "done" else 1)
+    assert story.code == (0 if how == "done" else 1)
+    assert story.signalled_sessions == []
+    assert story.all(Look) == []

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.agent import loop
+from spotguard.agent import loop, orphans
 from spotguard.agent.config import Options, resolve
 from spotguard.agent.events import Closed, Opened
+from spotguard.agent.exported import PARENT
 from tests.fakes.report import TIMEOUT
 from tests.fakes.serving import Events, Serving
 
@@ -125,6 +126,37 @@ sys.exit(code)
     pid, code = (tmp_path / "left").read_text().split()
     assert code == "75"
     assert gone(int(pid))
+
+
+#: Leaves a child, and is gone. "title": both have overwritten the memory of their environment, as setproctitle does it.
+LEAVING = """
+import ctypes, os, signal, sys
+if "title" in sys.argv:
+    fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    ctypes.memset(start, 0, end - start)
+if os.fork():
+    os._exit(0)
+signal.alarm(60)
+os.write(1, f"{os.getpid()}\\n".encode())
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("how", ["plain", "title"])
+def test_an_orphan_is_known_by_its_environment_or_by_its_session(how: str) -> None:
+    """The socket's path is any bytes."""
+    env = {**os.environ, PARENT: os.fsdecode(b"r:/tmp/\xe9.sock")}
+    with subprocess.Popen(
+        [sys.executable, "-c", LEAVING, how], env=env, start_new_session=True, stdout=subprocess.PIPE
+    ) as leader:
+        assert leader.stdout is not None
+        pid = int(leader.stdout.readline())
+    assert orphans.look(leader.pid, frozenset({leader.pid}), env) == (True, True)
+    assert orphans.look(os.getpid(), frozenset({pid}), env)[1] is False, "that number is another one's"
+    orphans.send(signal.SIGKILL, frozenset({leader.pid}), env)
+    assert gone(pid)
+    assert orphans.look(leader.pid, frozenset({leader.pid}), env) == (False, False)
 
 
 @pytest.mark.parametrize("how", ["own", "silent"])

@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 
 from spotguard.agent import control, loop
-from spotguard.agent.actions import Action, Finish, Log
+from spotguard.agent.actions import Action, Finish, Log, Look
 from spotguard.agent.config import Options, resolve
 from spotguard.agent.emergency import Machine, Policy
+from spotguard.agent.events import Event, GroupSeen, Signalled
 from spotguard.agent.executable import CommandError
 from spotguard.agent.status import Facts
+from spotguard.agent.supervisor import Supervisor
 from spotguard.hooks.protocol import Position
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
@@ -268,6 +270,26 @@ def test_an_action_that_fails_does_not_take_the_next_ones_along(
     with caplog.at_level(logging.ERROR, "spotguard"):
         assert loop.Agent(Mistaken(Policy()), serve(), clock, events.queue, facts).run() == 3
     assert "an error of the agent: Log failed" in caplog.text
+
+
+def test_what_came_before_a_look_is_heard_before_its_answer(serve: Serving, events: Events) -> None:
+    """A look may be slow, and the next one due at once: the second SIGTERM must have its turn."""
+    heard = list[object]()
+
+    class Looking(Machine):
+        def begin(self, now: float) -> list[Action]:
+            return [Look()]
+
+        def handle(self, event: Event | None, now: float) -> list[Action]:
+            heard.append(type(event))
+            return [Finish(0)] if isinstance(event, GroupSeen) else []
+
+    events.queue.put(Signalled(signal.SIGTERM))
+    facts = Facts("r", os.getpid(), "r.sock", False, 0.0)
+    supervisor = Supervisor(["true"], env={}, post=events.queue.put)
+    machine = Looking(Policy())
+    assert loop.Agent(machine, serve(), SystemClock(), events.queue, facts, supervisor).run() == 0
+    assert heard == [Signalled, GroupSeen]
 
 
 def test_an_outcome_that_cannot_be_written_is_still_said(

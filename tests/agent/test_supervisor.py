@@ -109,12 +109,28 @@ def test_what_a_command_leaves_behind_stays_until_it_is_killed(stand: Stand) -> 
     watched = os.pidfd_open(child)
     os.kill(pid, signal.SIGUSR2)
     assert stand.ended() == (pid, 7)
-    assert supervisor.group_left(), "the leader's zombie is not meant, its child is"
+    assert supervisor.look().group, "the leader's zombie is not meant, its child is"
     supervisor.signal(signal.SIGUSR1)
     assert stand.report.until("child").endswith("SIGUSR1")
     supervisor.kill()
     assert select.select([watched], [], [], TIMEOUT)[0], "the child outlived the kill"
     os.close(watched)
+
+
+def test_the_kill_reaches_descendants_in_sessions_of_their_own(stand: Stand) -> None:
+    """Torchrun's workers, also before they register: they would keep their GPUs on a machine that stays."""
+    code = f"""
+import os, subprocess, sys
+subprocess.Popen([sys.executable, "-c", {FAMILY!r}], start_new_session=True, close_fds=False).wait()
+"""
+    supervisor = stand.python(code)
+    pid = supervisor.start()
+    watched = [os.pidfd_open(int(stand.report.next().split()[1])) for _ in range(2)]
+    supervisor.kill()
+    assert stand.ended() == (pid, -signal.SIGKILL)
+    for pidfd in watched:
+        assert select.select([pidfd], [], [], TIMEOUT)[0], "a descendant outlived the kill"
+        os.close(pidfd)
 
 
 def test_a_signal_before_the_start_is_kept(stand: Stand) -> None:

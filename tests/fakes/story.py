@@ -49,6 +49,10 @@ class Story:
         self._sessions = 0
         #: Whether others of the command's group stay when it ends.
         self.group_left = False
+        #: Whether training processes that are gone have left anybody behind.
+        self.orphans_left = False
+        #: Seconds that a look at what is left takes.
+        self.look_takes = 0.0
         self.now -= age  # the command has been running for so long when the story begins
         self._take(self.machine.begin(self.now))
         self.now += age
@@ -68,7 +72,10 @@ class Story:
                 self.pid += 1
                 self._take(self.machine.handle(Launched(self.pid), self.now))
             elif isinstance(action, Look):
-                self._take(self.machine.handle(GroupSeen(self.pid, self.group_left), self.now))
+                self.now += self.look_takes
+                orphans = self.orphans_left and bool(action.orphaned)
+                seen = GroupSeen(self.pid, self.group_left, orphans, action.orphaned)
+                self._take(self.machine.handle(seen, self.now))
 
     def until(self, seconds: float) -> list[Action]:
         """Time passes, with every wake-up that the machine asks for on the way."""
