@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .boxes import Cut, box
-from .shards import is_dtensor, layout
+from .boxes import box
+from .shards import cut_of, is_dtensor, layout
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-#: How one dimension of a mesh holds a tensor: the tensor's dimension that it cuts, or this.
+#: How one dimension of a mesh holds a tensor: the tensor's dimension that it cuts (in a list, where it cuts it in pieces,
+#: as fully_shard does what tensor parallel has cut), or this.
 _COPIES = -1
+Placed = list[int | list[int]]
 #: Offsets and sizes of a shard, as JSON has them; None where the whole is here.
 Shard = list[list[int]] | None
 
@@ -58,38 +60,40 @@ def look_alikes(kept: Iterable[tuple[torch.Tensor, str, torch.Tensor]]) -> list[
     return [tensor for word, tensor in found if not moments.get(word)]
 
 
-def placements(parameter: torch.Tensor, tensor: torch.Tensor) -> list[int] | None:
-    """How a factor lies that says so itself; None where it lies as its parameter does, or is cut as nothing here makes one
-    again."""
+def placements(parameter: torch.Tensor, tensor: torch.Tensor) -> Placed | None:
+    """How a factor lies that says so itself; None where it does not, or lies as its parameter does."""
     if not is_dtensor(tensor):
         return None
     if tensor.shape == parameter.shape and tensor.placements == getattr(parameter, "placements", None):
         return None
-    found = []
-    for placement in tensor.placements:
-        plain = placement.is_shard() and not getattr(placement, "split_factor", None)
-        if not plain and not placement.is_replicate():
-            return None
-        found.append(int(placement.dim) if plain else _COPIES)  # type: ignore[attr-defined]
-    return found
+    cuts = [cut_of(placement, tensor.dim()) for placement in tensor.placements]
+    return [_COPIES if cut is None else [cut.dim] if cut.pieces > 1 else cut.dim for cut in cuts]
 
 
-def empty(parameter: DTensor, outline: torch.Tensor, placed: list[int], device: torch.device) -> Any:
-    """Memory for such a factor, on the parameter's mesh; None where that has other dimensions than it was cut by."""
+def empty(parameter: DTensor, outline: torch.Tensor, placed: Placed, device: torch.device) -> Any:
+    """Memory for such a factor, on the parameter's mesh; None where that has other dimensions than it was cut by. What was
+    cut in pieces is so again where its parameter is."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     mesh = parameter.device_mesh
-    if set(placed) <= {_COPIES}:
+    if all(each == _COPIES for each in placed):
         placed = [_COPIES] * mesh.ndim
-    if len(placed) != mesh.ndim or any(dim >= outline.dim() for dim in placed):
+    if len(placed) != mesh.ndim:
         return None
-    cuts = [None if dim == _COPIES else Cut(dim) for dim in placed]
-    held = box(outline.shape, mesh.mesh.shape, mesh.get_coordinate() or (), cuts)
-    assert held is not None  # plain cuts leave rows side by side
+    lies: list[Any] = []
+    for each, beside in zip(placed, parameter.placements, strict=True):
+        dim = each[0] if isinstance(each, list) else each
+        if dim >= outline.dim():
+            return None
+        alike = isinstance(each, list) and getattr(beside, "dim", None) == dim
+        lies.append(Replicate() if dim == _COPIES else beside if alike else Shard(dim))
+    cuts = [cut_of(placement, outline.dim()) for placement in lies]
+    if (held := box(outline.shape, mesh.mesh.shape, mesh.get_coordinate() or (), cuts)) is None:
+        return None
     return DTensor.from_local(
         torch.empty(held.sizes, dtype=outline.dtype, device=device),
         mesh,
-        [Replicate() if cut is None else Shard(cut.dim) for cut in cuts],
+        lies,
         run_check=False,
         shape=outline.shape,
         stride=torch.empty(outline.shape, device="meta").stride(),
@@ -102,7 +106,7 @@ def well_formed(shards: Any, placed: Any) -> bool:
         isinstance(shards, dict)
         and all(_is_shard(key, value) for key, value in shards.items())
         and isinstance(placed, dict)
-        and all(type(key) is str and _numbers(value, _COPIES) for key, value in placed.items())
+        and all(type(key) is str and _is_placed(value) for key, value in placed.items())
     )
 
 
@@ -112,6 +116,13 @@ def _is_shard(key: Any, value: Any) -> bool:
         and isinstance(value, list)
         and len(value) == 2
         and all(_numbers(v, 0) for v in value)
+    )
+
+
+def _is_placed(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        _numbers(each, 0) and len(each) == 1 if isinstance(each, list) else _numbers([each], _COPIES)
+        for each in value
     )
 
 

@@ -96,7 +96,7 @@ def layout(tensor: DTensor) -> Layout:
 def _layout(
     mesh: DeviceMesh, coordinate: tuple[int, ...], placements: tuple[Any, ...], shape: tuple[int, ...]
 ) -> Layout:
-    cuts = [_cut(placement, len(shape)) for placement in placements]
+    cuts = [cut_of(placement, len(shape)) for placement in placements]
     held = box(shape, mesh.mesh.shape, coordinate, cuts)
     if held is None:
         raise ValueError("a shard whose rows do not lie side by side in the whole tensor")
@@ -107,7 +107,12 @@ def _layout(
     return Layout(None if whole else held.offsets, held.sizes, holders if len(holders) > 1 else (), ranks)
 
 
-def _cut(placement: Any, dims: int) -> Cut | None:
+def cut_of(placement: Any, dims: int) -> Cut | None:
+    """How one dimension of a mesh cuts a tensor of so many; None where it has copies.
+
+    Raises:
+        ValueError: it is cut as no checkpoint can hold it.
+    """
     if placement.is_replicate():
         return None
     if placement.is_partial():

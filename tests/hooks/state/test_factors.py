@@ -20,7 +20,7 @@ from spotguard.hooks.state.collected import Collected
 from spotguard.hooks.state.registered import State
 from spotguard.providers.errors import CheckpointError, StateError
 from tests.fakes.ranks import rank_of
-from tests.fakes.several import Way, ddp, fsdp, hsdp, tp
+from tests.fakes.several import Way, ddp, fsdp, hsdp, tp, tp_fsdp
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
@@ -112,6 +112,20 @@ class Whole(torch.optim.Optimizer):
             self.state[parameter] = {
                 "factor": DTensor.from_local(factor, parameter.device_mesh, placed, run_check=False)
             }
+
+
+class Pieces(torch.optim.Optimizer):
+    """Keeps a number for each row of its first weight, where that lies."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        parameter = self.param_groups[0]["params"][0]
+        rows = torch.arange(float(len(parameter.to_local()))) + 10 * torch.distributed.get_rank()
+        mesh, shape = parameter.device_mesh, parameter.shape[:1]
+        kept = DTensor.from_local(rows, mesh, parameter.placements, run_check=False, shape=shape, stride=(1,))
+        self.state[parameter] = {"rows": kept}
 
 
 def stage(name: str, *ranks: int) -> Way:
@@ -302,6 +316,18 @@ def test_a_factor_of_its_weights_own_shape_lies_as_it_says() -> None:
     assert torch.equal(first["factor"].to_local(), torch.full((8, 8), 2.0))
 
 
+@pytest.mark.parametrize("rank", range(4))
+def test_a_factor_that_is_cut_in_pieces_as_its_weight_is_lies_so_again(rank: int) -> None:
+    """By tensor parallel first, and then by fully_shard."""
+    first, _ = goes_on(save(tp_fsdp, 4, Pieces), tp_fsdp, rank, 4, Pieces)
+    with rank_of(rank, 4):
+        _, fresh, parameters = job(tp_fsdp, rank, 4, Pieces)
+        expected = fresh.state[parameters[0]]["rows"]
+        assert expected.placements[0].split_factor == 2
+        assert first["rows"].placements == expected.placements
+        assert torch.equal(first["rows"].to_local(), expected.to_local())
+
+
 @pytest.mark.parametrize("optimizer", [Rows, Kronecker, Declared])
 def test_stages_may_change_their_ranks(optimizer: Any) -> None:
     """What was made of a shard goes to who has that shard now, also where his place was another stage's."""
@@ -330,6 +356,8 @@ def test_it_becomes_whole_for_one_process() -> None:
         {"shards": {"a": [[1]]}},
         {"shards": {"a": [[1], ["b"]]}},
         {"placed": {"a": [-2]}},
+        {"placed": {"a": [[0, 1]]}},
+        {"placed": {"a": [["b"]]}},
         {"plain": "a"},
         {"plain": [1]},
     ],
