@@ -77,6 +77,7 @@ def _ways(links: Sequence[Link], place: Place, scale: Scale) -> Iterator[tuple[s
                 yield from _rounds(way, job, links, largest, rates, scale)
         except Unable as why:
             print(f"  {way} is left out: {why}", flush=True)
+        _Objects(links[0], place, folder.name).delete()  # it lies in memory, and ten saves are gigabytes
 
 
 def _rounds(
@@ -169,6 +170,13 @@ class _Objects:
             aws_secret_access_key=environ["AWS_SECRET_ACCESS_KEY"],
             region_name=environ["AWS_REGION"],
         )
+
+    def delete(self) -> None:
+        pages = self._client.get_paginator("list_objects_v2")
+        with self._link.on("store"):
+            for page in pages.paginate(Bucket=self._bucket, Prefix=f"{self._prefix}/"):
+                for each in page.get("Contents", ()):
+                    self._client.delete_object(Bucket=self._bucket, Key=each["Key"])
 
     def of_ranks(self, run: str, step: int, world: int) -> list[int]:
         """Bytes of each rank's objects of that step, those that were begun and given up with them; no manifests."""

@@ -149,13 +149,13 @@ def _to_disk_first(trained: Any, url: str, folder: Path) -> Callable[[], object]
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    client, bucket = importlib.import_module("boto3").client("s3"), urlsplit(url).netloc
+    client, at = importlib.import_module("boto3").client("s3"), urlsplit(url)
     writer = FileSystemWriter(folder / "dcp", sync_files=False, thread_count=_THREADS)
 
     def run() -> None:
         save(trained.states(), storage_writer=writer)
         for path in sorted((folder / "dcp").iterdir()):
-            client.upload_file(str(path), bucket, f"disk/{path.name}")
+            client.upload_file(str(path), at.netloc, f"{at.path.lstrip('/')}/disk/{path.name}")
 
     return run
 
