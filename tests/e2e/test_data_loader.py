@@ -84,6 +84,7 @@ def test_workers_of_two_ranks_below_torchrun_end_with_them(machine: Machine) -> 
 def test_a_launcher_that_ends_whole_sessions_loses_nothing(machine: Machine) -> None:
     """Torchrun's SIGTERM reaches a loader's workers too, as where another machine joins: training fails for want of data, before
     anybody can know that this is no notice. All ranks save before they are gone."""
+    pytest.importorskip("torch")
     limit = machine.folder / "limit"
     limit.write_text("3")
     running = machine.run("--every off", *TORCHRUN, FEEDING, str(limit))
