@@ -92,15 +92,15 @@ def test_a_group_wide_sigterm_does_not_outrun_the_notice(folder: Path) -> None:
 
 
 def test_training_that_the_same_signal_has_broken_is_saved_all_the_same(folder: Path) -> None:
-    """A data loader's workers end by it, and training for want of data: maybe before the agent's word is there."""
+    """A data loader's workers end by it, and training for want of data, before the agent's word is there."""
     with FakeAgent(folder / "a.sock") as agent:
         training = Training(folder, fails=True)
         agent.welcome()
         training.says("training")
         training.process.send_signal(signal.SIGTERM)
+        training.says("finally")
         agent.say(Preempt("n", 30.0, 3.0, "signal", "SIGTERM"))
         assert agent.hear(Committed).id == "n"
-        training.says("finally")
         assert training.ends() == 1
 
 

@@ -85,7 +85,8 @@ class Gang:
         for each in self._members.values():
             each.end()
         if self._nursery is not None:
-            self._births.close()  # it ends
+            self._births.close()
+            self._nursery.kill()  # it holds nothing that has to be put away
             self._nursery.wait(TIMEOUT)
 
     def pid(self, rank: int) -> int:
