@@ -61,10 +61,8 @@ class Beginning:
             StoreError: the store failed.
         """
         info = {"pid": os.getpid(), "command": sys.orig_argv}
-        store, world = (
-            self._patient("Training was not started"),
-            1 if self._channel is None else self._channel.world,
-        )
+        store = self._patient("Training was not started")
+        world = 1 if self._channel is None else self._channel.world
 
         def claim() -> int:
             return claim_attempt(store, self._run_id, info, world=world, created=self._clock.time())

@@ -203,9 +203,8 @@ class Guard:
         self._gate.stand()  # a machine that is already being taken back begins nothing
         done = self._go_back(step, run_id)
         self._state.at_boundary()
-        self._gate.arrive(
-            done.step
-        )  # before it is ready: the others are not offered a step of the way it has left
+        # Before it is ready: the others are not offered a step of the way it has left.
+        self._gate.arrive(done.step)
         self._restored = self._saver.ready = True
         self._unsettled = _SETTLED
         self._cadence.restored(self._clock.monotonic())

@@ -56,14 +56,11 @@ _LAST_WORD = 5.0
 
 def of_the_first(channel: Channel, ask: Callable[[], _T]) -> _T:
     """What the first rank gets, for all; its error, where it fails."""
-    said: dict[str, Any] = {}
+    mine: bytes | None = None
     error: Exception | None = None
     if channel.rank == 0:
-        try:
-            said = {"got": ask()}
-        except Exception as why:  # noqa: BLE001 the others are not to wait for this rank
-            error, said = why, _as_said(_ours(why))
-    said = json.loads(channel.tell(json.dumps(said).encode() if channel.rank == 0 else None, _PATIENCE))
+        mine, error = _tried(ask)
+    said = json.loads(channel.tell(mine, _PATIENCE))
     if error is not None:
         raise error
     if "error" in said:
@@ -74,19 +71,22 @@ def of_the_first(channel: Channel, ask: Callable[[], _T]) -> _T:
 
 def of_all(channel: Channel, ask: Callable[[], object]) -> list[Any]:
     """What each rank gets, in order, as JSON has it; its error, where one fails, and for that one as it was."""
-    said: dict[str, Any] = {}
-    error: Exception | None = None
-    try:
-        said = {"got": ask()}
-    except Exception as why:  # noqa: BLE001 as above
-        error, said = why, _as_said(_ours(why))
-    everybody = [json.loads(each) for each in channel.gather(json.dumps(said).encode(), _PATIENCE)]
+    mine, error = _tried(ask)
+    everybody = [json.loads(each) for each in channel.gather(mine, _PATIENCE)]
     if error is not None:
         raise error
     for rank, theirs in enumerate(everybody):
         if "error" in theirs:
             raise _heard(theirs, rank)
     return [theirs["got"] for theirs in everybody]
+
+
+def _tried(ask: Callable[[], object]) -> tuple[bytes, Exception | None]:
+    """What to tell the others of it: they are not to wait for a rank that fails; and the error, for this one."""
+    try:
+        return json.dumps({"got": ask()}).encode(), None
+    except Exception as why:  # noqa: BLE001 anybody's own code, or no memory
+        return json.dumps(_as_said(_ours(why))).encode(), why
 
 
 def cannot_begin(channel: Channel, error: Exception) -> None:
@@ -98,10 +98,7 @@ def cannot_begin(channel: Channel, error: Exception) -> None:
 
 def see_the_same(channel: Channel, said: Mapping[str, str]) -> None:
     """Raise UsageError where ranks were told different things; the error of one that `cannot_begin`."""
-    everybody = [json.loads(each) for each in channel.gather(json.dumps(dict(said)).encode(), _PATIENCE)]
-    for rank, theirs in enumerate(everybody):
-        if "error" in theirs:
-            raise _heard(theirs, rank)
+    everybody = of_all(channel, lambda: dict(said))
     for rank, theirs in enumerate(everybody):
         for name, value in theirs.items():
             if value != (first := everybody[0].get(name)):

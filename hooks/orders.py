@@ -129,9 +129,8 @@ class Orders:
             if self._assembly is not None and not epoch:
                 if known is None:
                     self._gate.close()  # who has not begun parks, and never trains; the others' call is on its way
-                self.in_turn(
-                    lambda: None
-                )  # should the call not come: whoever saves looks when this is outlived
+                # Should the call not come: whoever saves looks when this is outlived.
+                self.in_turn(lambda: None)
                 return
             if self._running is not None:
                 self._give_way(self._running, alarm)

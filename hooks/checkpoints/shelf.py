@@ -161,9 +161,8 @@ def _is_ours(folder: Path | None) -> bool:
         status = folder.lstat()
     except OSError:  # another machine's, as it turns out: a container has folders of its own
         return False
-    mode = (
-        stat.S_IMODE(status.st_mode) & ~stat.S_ISGID
-    )  # which a folder that hands its group down hands down too
+    # (A folder that hands its group down hands that bit down too.)
+    mode = stat.S_IMODE(status.st_mode) & ~stat.S_ISGID
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and mode == stat.S_IRWXU
 
 
