@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
-from spotguard.providers.stores.store import BlobStore, ObjectInfo, Sent
+from spotguard.providers.stores.store import BlobStore
+from tests.fakes.called import CalledStore
 from tests.fakes.store import Killed
 
 T = TypeVar("T")
@@ -42,41 +43,8 @@ class Life:
             raise Killed
 
 
-class Mortal:
+class Mortal(CalledStore):
     """A `BlobStore` as a process of that life sees it."""
 
     def __init__(self, store: BlobStore, life: Life) -> None:
-        self.url = store.url
-        self.parallel = store.parallel
-        self._store = store
-        self._life = life
-
-    def warm(self, *, timeout: float | None = None) -> None:
-        """Nothing is cold here."""
-
-    def put(
-        self,
-        key: str,
-        data: memoryview,
-        *,
-        timeout: float | None = None,
-        crc32: int | None = None,
-        sent: Sent | None = None,
-    ) -> None:
-        self._life.call(lambda: self._store.put(key, data, timeout=timeout, crc32=crc32))
-
-    def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
-        return self._life.call(lambda: self._store.put_if_absent(key, data, timeout=timeout))
-
-    def get(self, key: str, *, timeout: float | None = None) -> bytes:
-        return self._life.call(lambda: self._store.get(key, timeout=timeout))
-
-    def read_into(self, key: str, start: int, buffer: memoryview, *, timeout: float | None = None) -> None:
-        self._life.call(lambda: self._store.read_into(key, start, buffer, timeout=timeout))
-
-    def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
-        return self._life.call(lambda: self._store.list(prefix, timeout=timeout))
-
-    def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
-        for key in keys:  # a batch may break off anywhere
-            self._life.call(lambda key=key: self._store.delete([key], timeout=timeout))  # type: ignore[misc]
+        super().__init__(store, lambda _, effect: life.call(effect))

@@ -8,13 +8,12 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 from spotguard.hooks.agreement.c10d import Store
-from spotguard.providers.stores.store import BlobStore, ObjectInfo, Sent
 
 T = TypeVar("T")
 
@@ -75,50 +74,8 @@ def _meet(fate: dict[str, Any]) -> None:
     assert any(not sign.exists() or nothing.wait(0.01) for _ in range(int(PATIENCE / 0.01)))
 
 
-class FatedStore:
-    """A `BlobStore` as such a process sees it. Its calls are "put KEY", "get KEY", "read KEY", "list", "delete"."""
-
-    def __init__(self, store: BlobStore, fates: Fates) -> None:
-        self.url = store.url
-        self.parallel = store.parallel
-        self._store = store
-        self._fates = fates
-
-    def warm(self, *, timeout: float | None = None) -> None:
-        self._store.warm(timeout=timeout)
-
-    def put(
-        self,
-        key: str,
-        data: memoryview,
-        *,
-        timeout: float | None = None,
-        crc32: int | None = None,
-        sent: Sent | None = None,
-    ) -> None:
-        self._fates.call(
-            f"put {key}", lambda: self._store.put(key, data, timeout=timeout, crc32=crc32, sent=sent)
-        )
-
-    def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
-        return self._fates.call(f"put {key}", lambda: self._store.put_if_absent(key, data, timeout=timeout))
-
-    def get(self, key: str, *, timeout: float | None = None) -> bytes:
-        return self._fates.call(f"get {key}", lambda: self._store.get(key, timeout=timeout))
-
-    def read_into(self, key: str, start: int, buffer: memoryview, *, timeout: float | None = None) -> None:
-        self._fates.call(f"read {key}", lambda: self._store.read_into(key, start, buffer, timeout=timeout))
-
-    def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
-        return self._fates.call("list", lambda: self._store.list(prefix, timeout=timeout))
-
-    def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
-        for key in keys:  # a batch may break off anywhere
-            self._fates.call("delete", lambda key=key: self._store.delete([key], timeout=timeout))  # type: ignore[misc]
-
-
 class FatedChannel:
-    """A job's store, the same way. Its calls are "set KEY …", "add KEY", "claim KEY", "hear KEY …", without what all keys
+    """A job's store, as `CalledStore` is the one of blobs. Its calls are "set KEY …", "add KEY", "claim KEY", "hear KEY …", without what all keys
     begin with. (Asking and waiting change nothing, and are done any number of times.)"""
 
     def __init__(self, store: Store, fates: Fates) -> None:
