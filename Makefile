@@ -17,7 +17,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint c
 SOURCES = $(shell find agent hooks providers packaging -name '*.py') pyproject.toml MANIFEST.in LICENSE $(wildcard README.md)
 FAST := -m "not soak and not bench"
 # More than cores: half of a whole-path test's time is waiting.
-JOBS ?= 3
+JOBS ?= 4
 
 .PHONY: help demo test soak check bench wheel test-wheel test-pythons servers clean
 

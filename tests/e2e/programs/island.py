@@ -16,6 +16,8 @@ import sys
 def listen(address: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     words = ["ip", "address", "add", f"{address}/{128 if ':' in address else 32}", "dev", "lo"]
+    if family is socket.AF_INET6:
+        words.append("nodad")  # until nobody is known to have it (RFC 4862 5.4), nobody could bind to it
     subprocess.run(words, check=True)
     return socket.create_server((address, 80), family=family, backlog=128)
 
