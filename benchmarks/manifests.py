@@ -57,7 +57,7 @@ def measure(scale: Scale) -> Iterator[Row]:
 def _commit(files: list[tuple[str, bytes]]) -> None:
     merging = Merging()
     for key, data in files:
-        merging.add(*open_manifest(data, key))
+        merging.add(*open_manifest(data, key, merging.known))
     merging.check()
 
 

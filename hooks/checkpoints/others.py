@@ -123,7 +123,7 @@ class Others:
     def _take(self, rank: int) -> bool:
         if (data := self._data.pop(rank, None)) is None:
             return False
-        found, tensors = open_manifest(data, self._key(rank))
+        found, tensors = open_manifest(data, self._key(rank), self._merging.known)
         if found.incarnation != self.mine.incarnation:
             # Of another start of the job that was given the same number: no part of ours.
             self._strange.add(rank)

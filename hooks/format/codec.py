@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from ...providers.errors import CheckpointError
 from .collector import collector_at_rest
-from .entries import each_tensor_in, objects_in, objects_out, tensors_in, tensors_out
+from .entries import Described, each_tensor_in, objects_in, objects_out, tensors_in, tensors_out
 from .fields import Invalid, integer, seconds, text, typed, word
 from .keys import MAX_NUMBER, MAX_WORLD, CheckpointName
 from .manifest import FORMAT, KINDS, LEVELS, AttemptRecord, CommitMarker, RankManifest, TensorEntry
@@ -63,25 +63,36 @@ def decode_manifest(data: bytes, key: str) -> RankManifest:
     Raises:
         CheckpointError: it is damaged, of a newer format, or says what cannot be.
     """
-    return _open(data, key, "manifest", _manifest)
+    return next(_decoded([(key, data)]))
 
 
 def decode_manifests(files: Iterable[tuple[str, bytes]]) -> list[RankManifest]:
     """Many manifests, given as (key, bytes), at the speed that 128 ranks need."""
     with collector_at_rest():
-        return [decode_manifest(data, key) for key, data in files]
+        return list(_decoded(files))
 
 
-def open_manifest(data: bytes, key: str) -> tuple[RankManifest, Iterator[TensorEntry]]:
+def _decoded(files: Iterable[tuple[str, bytes]]) -> Iterator[RankManifest]:
+    known: dict[str, Described] = {}
+    for key, data in files:
+        yield _open(data, key, "manifest", lambda raw: _manifest(raw, known))
+
+
+def open_manifest(
+    data: bytes, key: str, known: dict[str, Described] | None = None
+) -> tuple[RankManifest, Iterator[TensorEntry]]:
     """The manifest without its tensors, and these one after the other, none of which is kept.
+
+    Args:
+        known: as of `entries.tensors_in`.
 
     Raises:
         CheckpointError: as `decode_manifest`; of a tensor, when it is its turn.
     """
     with _of(key):
         raw, tensors = _apart(_unseal(data, "manifest"))
-        manifest = _manifest(raw)
-    return manifest, _each(key, each_tensor_in(tensors, manifest.objects))
+        manifest = _manifest(raw, {})
+    return manifest, _each(key, each_tensor_in(tensors, manifest.objects, {} if known is None else known))
 
 
 def decode_marker(data: bytes, key: str) -> CommitMarker:
@@ -196,7 +207,7 @@ def _name(raw: dict[str, Any]) -> CheckpointName:
     return CheckpointName(*(integer(raw, part, 0, MAX_NUMBER - 1) for part in ("attempt", "step", "save")))
 
 
-def _manifest(raw: dict[str, Any]) -> RankManifest:
+def _manifest(raw: dict[str, Any], known: dict[str, Described]) -> RankManifest:
     name = _name(raw)
     world = integer(raw, "world", 1, MAX_WORLD)
     rank = integer(raw, "rank", 0, world - 1)
@@ -209,7 +220,7 @@ def _manifest(raw: dict[str, Any]) -> RankManifest:
         rank=rank,
         world=world,
         objects=objects,
-        tensors=tensors_in(typed(raw, "tensors", list), objects),
+        tensors=tensors_in(typed(raw, "tensors", list), objects, known),
         state=typed(raw, "state", dict),
         environment=typed(raw, "environment", dict),
         level=word(raw, "level", LEVELS),

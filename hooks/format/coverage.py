@@ -45,8 +45,8 @@ def coverage(manifests: Iterable[RankManifest]) -> Coverage:
     tensors: dict[str, MergedTensor] = {}
     with collector_at_rest():
         _merge(full, tensors)
-    for merged in tensors.values():
-        tile(merged)
+        for merged in tensors.values():
+            tile(merged)
     return Coverage(full, tensors)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from .dtypes import ITEMSIZE
 from .fields import MAX_SIZE, Invalid, integer, text
@@ -86,12 +86,32 @@ def _confine(entry: ObjectEntry, name: CheckpointName, rank: int, world: int) ->
         )
 
 
-def tensors_in(raw: list[Any], objects: tuple[ObjectEntry, ...]) -> tuple[TensorEntry, ...]:
-    """The tensors, each chunk inside its shape and its bytes inside their object."""
-    return tuple(each_tensor_in(raw, objects))
+class Described(NamedTuple):
+    """What a tensor is, checked: as it stands in the JSON, and then as values."""
+
+    dtype: str
+    stored: str
+    sizes: list[int]
+    name: str
+    shape: tuple[int, ...]
+    itemsize: int
 
 
-def each_tensor_in(raw: Iterable[Any], objects: tuple[ObjectEntry, ...]) -> Iterator[TensorEntry]:
+def tensors_in(
+    raw: list[Any], objects: tuple[ObjectEntry, ...], known: dict[str, Described]
+) -> tuple[TensorEntry, ...]:
+    """The tensors, each chunk inside its shape and its bytes inside their object.
+
+    Args:
+        known: what the manifests of other ranks have said of tensors, by name; it grows. What is said once more in the
+            same words is neither checked nor kept again: nearly all, in all manifests but the first.
+    """
+    return tuple(each_tensor_in(raw, objects, known))
+
+
+def each_tensor_in(
+    raw: Iterable[Any], objects: tuple[ObjectEntry, ...], known: dict[str, Described]
+) -> Iterator[TensorEntry]:
     """The same, one after the other."""
     seen: set[str] = set()
     bounds = [(entry.header, entry.size) for entry in objects]
@@ -106,12 +126,17 @@ def each_tensor_in(raw: Iterable[Any], objects: tuple[ObjectEntry, ...]) -> Iter
         if name in seen:
             raise Invalid(f"tensor {name!r} is listed twice")
         seen.add(name)
-        itemsize = _itemsize(name, dtype, stored)
         if type(shape) is not list or type(chunks) is not list:
             raise Invalid(f"tensor {name!r} has no list of sizes and of chunks")
-        box = _shape(name, shape, itemsize)
+        said = known.get(name)
+        if said is None or said.dtype != dtype or said.stored != stored or said.sizes != shape:
+            itemsize = _itemsize(name, dtype, stored)
+            said = known[name] = Described(
+                dtype, stored, shape, name, _shape(name, shape, itemsize), itemsize
+            )
+        _, _, _, name, box, itemsize = said
         made = tuple([_chunk(chunk, name, box, itemsize, bounds) for chunk in chunks])
-        yield _new(TensorEntry, (name, dtype, box, made, stored))
+        yield _new(TensorEntry, (name, said.dtype, box, made, said.stored))
 
 
 def _itemsize(name: str, dtype: Any, stored: Any) -> int:
@@ -138,8 +163,10 @@ def _chunk(
     # A quarter of a million of these at 128 ranks: what is right passes in plain comparisons, words are for what fails.
     try:
         offsets, sizes, index, start, end, crc32 = raw
-        volume = itemsize
-        for offset, size, limit in zip(offsets, sizes, shape, strict=True):
+        volume, dims = itemsize, len(shape)
+        if len(offsets) != dims or len(sizes) != dims:
+            raise ValueError("another number of dimensions")
+        for offset, size, limit in zip(offsets, sizes, shape):  # noqa: B905 (just compared, in half the time)
             if not type(offset) is type(size) is int or offset < 0 or size < 0 or offset + size > limit:
                 raise Invalid(f"a chunk of tensor {name!r} lies outside its shape {shape}")
             volume *= size

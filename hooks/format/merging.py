@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from .coverage import MergedTensor, disagree, full_set, tile
+from .entries import Described
 from .manifest import Chunk, RankManifest, TensorEntry
 
 #: As in `entries`.
@@ -27,6 +28,8 @@ class Merging:
 
     #: By rank, without their tensors and state.
     manifests: dict[int, RankManifest] = field(default_factory=dict)
+    #: For `open_manifest`, of all that are added here.
+    known: dict[str, Described] = field(default_factory=dict)
     _tensors: dict[str, tuple[MergedTensor, array[int]]] = field(default_factory=dict)
 
     def add(self, manifest: RankManifest, tensors: Iterable[TensorEntry]) -> None:

@@ -213,6 +213,9 @@ def test_what_cannot_be_is_refused(change: Callable[[dict[str, Any]], None], sai
     assert str(caught.value).startswith("the/key: ")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+    # Also where others have said before what is right.
+    with pytest.raises(CheckpointError):
+        decode_manifests([("good", sealed(raw())), ("bad", sealed(value))])
 
 
 def test_digests_are_numbers_by_name() -> None:
