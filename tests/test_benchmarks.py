@@ -104,9 +104,8 @@ ROWS = {
 }
 
 
-#: Half a minute of processor time: six processes that load torch for a link each. `links` has such links and stores too, and
-#: what a save of several ranks is, `tests/hooks/ranks` shows.
-LONG = {"ranks"}
+#: Those that take ten to thirty seconds of processor time, tiny as they are: what they measure, other tests show.
+LONG = {"links", "notice", "ranks", "rate"}
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,15 @@ def test_a_demo_that_fails_leaves_nothing_in_a_store_of_yours(tmp_path: Path, sc
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == [mine / "notes"]
 
 
-@pytest.mark.parametrize(("cloud", "server"), [("aws", "moto"), ("gcp", "gcs"), ("azure", "azurite")])
+@pytest.mark.parametrize(
+    ("cloud", "server"),
+    [
+        ("gcp", "gcs"),
+        # 15 s of processor time each; `test_run_in_clouds` takes all three clouds and their stores all the way.
+        pytest.param("aws", "moto", marks=pytest.mark.soak),
+        pytest.param("azure", "azurite", marks=pytest.mark.soak),
+    ],
+)
 def test_the_resumed_run_is_the_uninterrupted_one(
     cloud: str, server: str, tmp_path: Path, scratch: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import requests
 
@@ -26,6 +26,9 @@ def s3_environ(endpoint: str, access_key: str, secret_key: str) -> dict[str, str
 
 
 class Moto(Server):
+    #: Objects in one answer to a list: S3 gives a thousand, and so many take half a minute to put here.
+    PAGE = 50
+
     def __init__(self, program: str) -> None:
         super().__init__("moto")
         self._program = program
@@ -35,6 +38,9 @@ class Moto(Server):
         port = self.port()
         self.endpoint = f"http://127.0.0.1:{port}"
         return [[self._program, "-H", "127.0.0.1", "-p", str(port)]]
+
+    def environment(self) -> Mapping[str, str]:
+        return {"MOTO_S3_DEFAULT_MAX_KEYS": str(self.PAGE)}
 
     def answers(self) -> bool:
         return requests.get(f"{self.endpoint}/moto-api/data.json", timeout=10).ok

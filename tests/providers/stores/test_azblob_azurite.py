@@ -35,10 +35,10 @@ def by_sas(azurite: Azurite, monkeypatch: pytest.MonkeyPatch, permissions: str) 
 
 
 def test_many_are_deleted_with_few_requests(azurite: Azurite) -> None:
-    """More than one batch of 256, some of them gone already; and no more than those."""
+    """More than one batch of 256, most of them gone already; and no more than those."""
     store = open_store(azurite.fresh())
     names = [f"run/{number:04}" for number in range(300)]
-    for name in (*names, "run/stays"):
+    for name in (*names[::9], "run/stays"):
         store.put(name, X)
     store.delete([*names[:100], "run/never", *names[100:], "run/0001"])
     assert [info.key for info in store.list("")] == ["run/stays"]
