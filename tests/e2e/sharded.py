@@ -28,12 +28,22 @@ class Sharded:
     """`programs/sharded.py` on each node below its own `spotguard run -- torchrun`."""
 
     def __init__(
-        self, rack: Rack, nodes: str, *, ranks: int = 1, restarts: int = 0, apart: bool = False
+        self,
+        rack: Rack,
+        nodes: str,
+        *,
+        ranks: int = 1,
+        restarts: int = 0,
+        apart: bool = False,
+        width: int = 0,
     ) -> None:
-        """`nodes` and `restarts` as torchrun has them, with so many `ranks` on each. The launchers meet on the rack's first node, which has no part in the job where they
-        meet `apart`."""
+        """`nodes` and `restarts` as torchrun has them, with so many `ranks` on each. The launchers meet on the rack's first node,
+        which has no part in the job where they meet `apart`. With a `width` all ranks hold everything."""
         self.rack = rack
         self._ranks = ranks
+        self._width = [f"{width}"] * bool(width)
+        #: Of each rank, where it was the last time that somebody looked at the `world`.
+        self.places: dict[int, Node] = {}
         self.runs: dict[Node, Running] = {}
         self._limit = rack.folder / "limit"
         self._limit.write_text("0")
@@ -48,6 +58,7 @@ class Sharded:
             *("--max-restarts", f"{restarts}"),
             *("--rdzv-id", "job", "--rdzv-backend", "c10d", "--rdzv-endpoint", "node1:29400"),
             *("--rdzv-conf", _WAITS + ",is_host=false" * apart, str(PROGRAM), "100000", str(self._limit)),
+            *self._width,
         ]
         if apart:
             rack.add().start(sys.executable, "-c", _MEETING).out.until("^here$")
@@ -71,6 +82,7 @@ class Sharded:
             said = self.runs[node].out.until(rf"^rank (\d+) of {world} on {node.name}$")
             ranks[int(said[1])] = node
         assert sorted(ranks) == list(range(world))
+        self.places = ranks
         return ranks[0]
 
     def restored(self, first: Node) -> int:
@@ -102,7 +114,7 @@ class Sharded:
         steps = self._steps()
         last = max(step for step, _, _ in steps)
         done = subprocess.run(
-            [sys.executable, str(PROGRAM), str(last)],
+            [sys.executable, str(PROGRAM), str(last), "-", *self._width],
             capture_output=True,
             text=True,
             check=True,

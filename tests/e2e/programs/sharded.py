@@ -1,5 +1,5 @@
-"""A sharded training script as a user writes it, for any number of ranks: `sharded.py STEPS [LIMIT]`, and alone where
-no launcher started it, without spotguard.
+"""A sharded training script as a user writes it, for any number of ranks: `sharded.py STEPS [LIMIT [WIDTH]]`, and alone where
+no launcher started it, without spotguard. With a WIDTH it is a wide one that all ranks hold alike: 12 bytes times its square.
 
 The data of a step is drawn from its number and cut among the ranks, so the loss of each step is, but for the order of
 sums, the same in every world. Said on stdout, by rank 0 alone but for the first: `rank R of W on HOST`,
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 import spotguard
 
@@ -53,10 +54,19 @@ def loss_of(model: nn.Module, step: int, rank: int, world: int) -> Tensor:
     return loss
 
 
-def prepare() -> nn.Sequential:
+def prepare(width: int = 0) -> nn.Sequential:
     torch.set_num_threads(1)
     torch.manual_seed(7)
+    if width:
+        return nn.Sequential(nn.Linear(8, width), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 1))
     return nn.Sequential(nn.Linear(8, 50), nn.GELU(), nn.Linear(50, 1))
+
+
+def shard(model: nn.Sequential) -> nn.Module:
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    return model
 
 
 def take_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, rank: int, world: int) -> Tensor:
@@ -67,21 +77,19 @@ def take_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, ran
     return loss.detach().clone()
 
 
-def alone(steps: int) -> None:
-    model = prepare()
+def alone(steps: int, width: int = 0) -> None:
+    model = prepare(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(steps):
         loss = take_step(model, optimizer, step, 0, 1)
         tell(f"step {step + 1} {loss.item():.6f} {digest(model, optimizer)}")
 
 
-def together(steps: int, limit: Path | None) -> None:
+def together(steps: int, limit: Path | None, width: int = 0) -> None:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    model = prepare()
-    for layer in model:
-        fully_shard(layer)
-    fully_shard(model)
+    uncut = prepare(width)
+    model = DistributedDataParallel(uncut) if width else shard(uncut)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     guard = spotguard.register(model=model, optimizer=optimizer)
     tell(f"rank {rank} of {world} on {socket.gethostname()}")
@@ -105,7 +113,8 @@ def together(steps: int, limit: Path | None) -> None:
 
 
 if __name__ == "__main__":
+    steps, width = int(sys.argv[1]), int(sys.argv[3]) if sys.argv[3:] else 0
     if "RANK" in os.environ:
-        together(int(sys.argv[1]), Path(sys.argv[2]) if sys.argv[2:] else None)
+        together(steps, Path(sys.argv[2]) if sys.argv[2:] else None, width)
     else:
-        alone(int(sys.argv[1]))
+        alone(steps, width)
