@@ -92,12 +92,36 @@ class Gang:
     def pid(self, rank: int) -> int:
         return self._member(rank).pid
 
+    def signal(self, rank: int, number: int) -> None:
+        """To one of them, or to the `HOST`; nothing, where it is dead."""
+        self._members[rank].signal(number)
+
+    def gone(self, rank: int) -> bool:
+        """Whether it has died, by now."""
+        return not self._members[rank].alive
+
+    @contextmanager
+    def stopped(self, rank: int) -> Iterator[None]:
+        """It stands still, and with it what it serves."""
+        self.signal(rank, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.signal(rank, signal.SIGCONT)
+
+    def end(self, ranks: Sequence[int]) -> None:
+        """They are killed, as a launcher does it that has lost one."""
+        for rank in ranks:
+            self.signal(rank, signal.SIGKILL)
+        until(lambda: all(self.gone(rank) for rank in ranks))
+        self._broken = False
+
     def begin(self, world: int, way: str, store: Path, *events: Event, **scenario: Any) -> None:
         """A job of so many ranks.
 
         Args:
             scenario: `total` steps, `saves` by hand after these, and what else `programs.life` knows; `env` of each rank;
-                `hosted`: the job's store is no rank's.
+                `hosted`: the job's store is no rank's; `left`: where a path appears for each rank that is out.
         """
         if self._broken:  # one test's failure is not the next one's
             for rank in list(self._members):
@@ -118,6 +142,7 @@ class Gang:
             "step": None,
             "hosted": False,
             "training": "plain",
+            "left": None,
             "env": {},
             **scenario,
         }

@@ -4,6 +4,7 @@ clouds say it is told by the test."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import signal
@@ -18,25 +19,30 @@ from spotguard.agent.events import Event, NoticeGone, NoticeSeen, Signalled
 from spotguard.agent.loop import Agent
 from spotguard.agent.server import Server
 from spotguard.agent.status import Facts
-from spotguard.providers.clock import SystemClock
+from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.notice import Notice, NoticeKind
 
-#: Seconds before a machine's deadline at which its ranks' saves are over.
+#: Seconds before a machine's deadline at which its ranks' saves are over, unless a test says otherwise.
 RESERVE = 0.5
 
 
 class Machine:
-    """Ranks that were begun with its `socket` are on it."""
+    """Ranks that were begun with its `socket` are on it.
 
-    def __init__(self, socket: Path) -> None:
+    Args:
+        clock: of the agent; its ranks have the system's.
+    """
+
+    def __init__(self, socket: Path, *, reserve: float = RESERVE, clock: Clock | None = None) -> None:
         self.socket = socket
-        self._clock = SystemClock()
+        self._clock = SystemClock() if clock is None else clock
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._server = Server(socket, self._events.put, self._clock)
         facts = Facts("r", os.getpid(), str(socket), True, self._clock.monotonic())
         agent = Agent(
-            Decisions(Policy(command=False, reserve=RESERVE)), self._server, self._clock, self._events, facts
+            Decisions(Policy(command=False, reserve=reserve)), self._server, self._clock, self._events, facts
         )
+        self._goes = math.inf
         self._thread = threading.Thread(target=agent.run, name="test-agent", daemon=True)
 
     def __enter__(self) -> Self:
@@ -55,8 +61,13 @@ class Machine:
     def notice(self, seconds: float, id: str = "n") -> None:
         """It goes in so many seconds."""
         now = self._clock.monotonic()
+        self._goes = now + seconds
         kind = NoticeKind.PREEMPT
         self._events.put(NoticeSeen(Notice(id, kind, "a test", now + seconds, now, window=seconds)))
+
+    def left(self) -> float:
+        """Seconds until it goes."""
+        return self._goes - self._clock.monotonic()
 
     def withdraw(self, id: str = "n") -> None:
         """It stays."""

@@ -72,6 +72,18 @@ def _noticed(life: Life, event: dict[str, Any]) -> None:
     until(lambda: guard._saver.alarmed)
 
 
+def _agreed(life: Life, event: dict[str, Any]) -> None:
+    """All ranks have offered, and this one is told how far it is to go."""
+    guard = life.guard
+    assert guard is not None
+    until(lambda: guard._gate.place.target is not None)
+
+
+def _passes(life: Life, event: dict[str, Any]) -> None:
+    """The test sees it, and the training thread does not wait."""
+    Path(event["sign"]).touch()
+
+
 def _background(life: Life, event: dict[str, Any]) -> None:
     guard = life.guard
     assert guard is not None
@@ -177,6 +189,9 @@ HAPPENINGS: dict[str, Callable[[Life, dict[str, Any]], None]] = {
     "hears of": _hears_of,
     "kill": _kill,
     "stuck": _nothing,
+    "sleeps": _nothing,
+    "agreed": _agreed,
+    "passes": _passes,
 }
 
 

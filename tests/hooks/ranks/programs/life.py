@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from functools import reduce
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -20,10 +22,11 @@ from spotguard.hooks.machine import this_machine
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.stores.opening import open_store
 from tests.fakes.called import CalledStore
-from tests.fakes.several import WAYS, Model, share_of, whole
+from tests.fakes.several import Model, share_of, whole
 from tests.hooks.ranks.programs.fates import FatedChannel, Fates
 from tests.hooks.ranks.programs.happenings import BESIDE, PATIENCE, happen, until
 from tests.hooks.ranks.programs.trainings import TRAININGS
+from tests.hooks.ranks.programs.ways import WAYS
 
 #: Samples of a step, of all ranks together: as many for each of 1, 2, 3 or 4.
 BATCH = 12
@@ -147,6 +150,8 @@ class Life:
                 other.join(PATIENCE)
             if event["what"] == "stuck":
                 until(self.leaves)
+            if event["what"] == "sleeps":
+                time.sleep(3600.0)  # in C, where no notice reaches it
 
     def leaves(self) -> bool:
         return self.guard is not None and self.guard._gate._leave is not None
@@ -160,8 +165,12 @@ class Life:
         for group in list(dist.distributed_c10d._world.pg_map):
             group._get_backend(torch.device("cpu")).abort()
         guard.close()
+        patience = PATIENCE / 2
+        if self.scenario["left"] is not None:
+            Path(f"{self.scenario['left']}{self.rank}").touch()
+            patience = 0.0  # what waits for a silent store is left behind
         # A call that nobody answers any more, and a thread that writes, have deadlines of their own.
-        nothing, looks = threading.Event(), int(PATIENCE / 2 / 0.05)
+        nothing, looks = threading.Event(), int(patience / 0.05)
         any(not threads() or nothing.wait(0.05) for _ in range(looks))
         last = guard._checkpointer.last
         self.said["completed"] = guard._gate.place.completed

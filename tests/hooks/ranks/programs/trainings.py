@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 #: Told at which place the training thread is.
@@ -143,10 +144,93 @@ class SomeAtBoundaries(Plain):
         return str(self.average.state_dict())
 
 
+class Ahead(Plain):
+    """A stage of a pipeline in which nothing comes back: each has a loss of its own, and whoever is first may be far ahead."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._sent: list[Any] = []
+
+    def step(self, data: torch.Tensor, number: int) -> float:
+        loss = self.output(data).square().mean()
+        loss.backward()
+        self.change()
+        return loss.item()
+
+    def output(self, data: torch.Tensor) -> torch.Tensor:
+        """Of this stage, which the next one gets."""
+        if self.rank > 0:
+            dist.recv(data := torch.empty_like(data), self.rank - 1)
+        made: torch.Tensor = self.model(data.requires_grad_())
+        made.register_hook(lambda _: self._at("backward"))
+        self.data = data
+        if self.rank < dist.get_world_size() - 1:
+            self._sent.append((dist.isend(held := made.detach().clone(), self.rank + 1), held))
+        return made
+
+    def change(self) -> None:
+        for each in self.turns():
+            each.step()
+            each.zero_grad()
+
+
+class BackAndForth(Ahead):
+    """A stage of a pipeline with one loss, at its end. The last stage has its gradients first, and is a step ahead of who
+    waits for them."""
+
+    def step(self, data: torch.Tensor, number: int) -> float:
+        made = self.output(data)
+        if self.rank < dist.get_world_size() - 1:
+            dist.recv(gradient := torch.empty_like(made), self.rank + 1)
+            made.backward(gradient)
+        else:
+            made.square().mean().backward()
+        if self.rank > 0:
+            assert self.data.grad is not None
+            self._sent.append((dist.isend(self.data.grad, self.rank - 1), self.data.grad))
+        self.change()
+        return made.sum().item()
+
+
+class Changing(Plain):
+    """In mid-run one parameter is frozen, and another one joins those that are trained."""
+
+    #: Steps at which that is done.
+    FREEZES, JOINS = 6, 7
+
+    def __init__(self, model: nn.Module, halves: Sequence[list[nn.Parameter]], rank: int, at: At) -> None:
+        (whole,) = halves
+        self._frozen, self._joins = whole[1], whole[-1]
+        super().__init__(model, [whole[:-1]], rank, at)
+
+    def step(self, data: torch.Tensor, number: int) -> float:
+        if number == self.FREEZES:
+            self._frozen.requires_grad_(False)
+        if number == self.JOINS:
+            self.optimizers[0].add_param_group({"params": [self._joins], "lr": 0.02})
+            self._at("joined")
+        loss = super().step(data, number)
+        self.model.zero_grad()  # who has not joined has gradients too
+        return loss
+
+
+class Changed(Changing):
+    """What is begun again behind these steps is made as it was then."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._frozen.requires_grad_(False)
+        self.optimizers[0].add_param_group({"params": [self._joins], "lr": 0.02})
+
+
 TRAININGS: dict[str, type[Plain]] = {
     "plain": Plain,
     "scaled": Scaled,
     "accumulated": Accumulated,
     "closed": Closed,
     "some at boundaries": SomeAtBoundaries,
+    "ahead": Ahead,
+    "back and forth": BackAndForth,
+    "changing": Changing,
+    "changed": Changed,
 }
