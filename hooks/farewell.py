@@ -14,6 +14,8 @@ from .ranks import Ranks
 
 #: Seconds for a save where a launcher ends its workers: of its 30, one has gone by, and it is told of no more.
 _LAUNCHER = 24.0
+#: Seconds for which who ends waits for the call of a notice to come back: as long as for any other call; and between two looks.
+_CALLED, _LOOK = 10.0, 0.02
 
 
 class Farewell:
@@ -38,12 +40,19 @@ class Farewell:
 
     def at_exit(self) -> None:
         """Training has ended while a SIGTERM is held: one to a whole session ends a data loader's workers too, and training for
-        want of data, before anybody can know why. What would be saved if it still stood is saved now."""
-        if not signals.held() or self._saver.alarmed:
-            return
-        signals.wait_explained()
-        if self._saver.alarmed:
-            self._over.wait(_LAUNCHER)
+        want of data, before anybody can know why. What would be saved if it still stood is saved now. So it is where a notice
+        was heard a moment before: of several ranks the save begins with the call to all."""
+        if signals.held() and not self._saver.alarmed:
+            signals.wait_explained()
+            if self._saver.alarmed:
+                self._over.wait(_LAUNCHER)
+        elif self._ranks is not None and self._saver.ready:
+            looks = int(_CALLED / _LOOK)
+            any(not self._called() or self._over.wait(_LOOK) for _ in range(looks))
+
+    def _called(self) -> bool:
+        """Whether a notice stands for which nothing has begun: the others are being called."""
+        return self._saver.alarmed and not self._saver.saving
 
     def alarm_ended(self, alarm: Alarm, committed: bool) -> None:
         """A notice that came by hand (`spotguard.testing.preempt`), or of a launcher, has no agent to say what follows."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hooks.ranks.checking import marked, newest, restores
+from tests.hooks.ranks.checking import STEPS, marked, newest, restores, straight
 from tests.hooks.ranks.gang import Gang, event, signs, until
 
 pytest.importorskip("torch")
@@ -24,6 +24,33 @@ def test_the_first_ranks_checkpoints_are_everybodys_and_old_ones_go(gang: Gang, 
     whole = newest(folder)
     assert whole is not None
     assert whole.name.step == said[0]["last"]
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_checkpoints_at_an_interval_follow_each_other_and_each_is_a_step_of_all_ranks(
+    gang: Gang, way: str, folder: Path
+) -> None:
+    """The interval is over at each boundary; who trains waits now and then for what was begun there."""
+    undisturbed, store = straight(gang, 3, way, folder), folder / "store"
+    ends = [
+        event(rank, step, "loading", "saved", least=step - 1) for rank in range(3) for step in (2, 4, 6, 8)
+    ]
+    settings = {"SPOTGUARD_EVERY": "0.001", "SPOTGUARD_KEEP": "3"}
+    said = gang.play(3, way, store, *ends, env=settings, total=STEPS, digests=True)
+    assert [each["ended"] for each in said] == ["at its end"] * 3, gang.errors()
+    assert [each["losses"] for each in said] == [each["losses"] for each in undisturbed]
+    kept = marked(store)
+    assert len(kept) == 3  # and what was before them is gone, to the last object
+    assert {path.name for path in (store / "r" / "checkpoints").iterdir() if any(path.rglob("*.*"))} == set(
+        kept
+    )
+    steps = [int(name.split("-")[0]) for name in kept]
+    assert steps == sorted(steps)
+    assert steps[-1] >= 7
+    for step in steps:
+        back = gang.play(3, way, store, step=step, total=0)
+        for mine, other in zip(back, undisturbed, strict=True):
+            assert mine["digests"] == {str(step): other["digests"][str(step)]}
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])

@@ -12,6 +12,7 @@ import pytest
 
 from spotguard.hooks import protocol
 from tests.fakes.agent import FakeAgent
+from tests.fakes.clock import ManualClock
 from tests.hooks.ranks.checking import marked, restores, saved_together
 from tests.hooks.ranks.gang import Gang, event, fate, signs, until
 from tests.hooks.ranks.machines import Machine
@@ -61,6 +62,49 @@ def test_a_machine_that_is_noticed_in_the_save_is_saved_in_its_time(
     for machine in machines[:2]:
         assert machine.outcomes()[-1]["step"] == 4
         assert machine.outcomes()[-1]["slack"] > 0
+
+
+@pytest.mark.parametrize(
+    ("way", "call"),
+    [("ddp", "put .*safetensors"), ("fsdp", r"put .*-of-\d+\.json")],
+)
+def test_s16_two_machines_that_are_noticed_40_s_apart_go_with_one_checkpoint(
+    gang: Gang, way: str, call: str, folder: Path
+) -> None:
+    """A rank whose machine stays is slow; when the second notice comes, the first machine has 80 s left of its 120."""
+    clock = ManualClock()
+    with ExitStack() as stack:
+        sign = stack.enter_context(signs(folder))
+        machines = [
+            stack.enter_context(Machine(folder / f"{rank}.sock", clock=clock)) for rank in range(WORLD)
+        ]
+        reached, held, twice = sign("reached"), sign("held"), sign("twice")
+        gang.begin(
+            WORLD,
+            way,
+            folder / "store",
+            event(0, 4, "loading", "reaches", sign=str(reached)),
+            event(1, 4, "loading", "hears of", count=2, sign=str(twice)),
+            fates=[fate(2, call, sign=held)],
+            envs={rank: {"SPOTGUARD_SOCKET": str(each.socket)} for rank, each in enumerate(machines)},
+        )
+        until(reached.exists)
+        machines[0].notice(120.0)
+        until(held.exists)
+        clock.advance(40.0)
+        assert not machines[0].outcomes()
+        machines[1].notice(120.0)
+        until(twice.exists)
+        held.unlink()
+        said = gang.ended(range(WORLD))
+    assert saved_together(gang, folder / "store", said) == 4
+    assert len(marked(folder / "store")) == 1
+    assert restores(gang, WORLD, way, folder / "store") == 4
+    for machine, slack in zip(machines[:2], (80.0, 120.0), strict=True):
+        (outcome,) = machine.outcomes()[-1:]
+        assert outcome["step"] == 4
+        assert outcome["slack"] == pytest.approx(slack)
+        assert outcome["ended"] == "everybody was told to leave"
 
 
 @contextmanager

@@ -164,6 +164,7 @@ class Life:
         until(lambda: not guard._saver.saving)
         for group in list(dist.distributed_c10d._world.pg_map):
             group._get_backend(torch.device("cpu")).abort()
+        self.at("closing")
         guard.close()
         patience = PATIENCE / 2
         if self.scenario["left"] is not None:
