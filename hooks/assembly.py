@@ -32,12 +32,14 @@ class Assembly(Protocol):
         over: Callable[[], bool],
         *,
         boundary: bool,
+        parks: bool,
     ) -> Decision:
         """Offer a step to the others; returns what is decided, at the latest when nothing is `left` or it is `over`.
 
         Args:
             step: the earliest that this rank can still give; None: it has no state yet.
-            boundary: it can give none but at a parked boundary.
+            boundary: it can give none but at a parked boundary that it has not come to yet.
+            parks: it is held at that boundary until it has saved.
         """
         ...
 

@@ -50,6 +50,9 @@ class Place:
     #: One of several ranks. None stops where it is clean: a peer that is a little further on waits for it in a collective
     #: of the next step. All go on to their next change, and there every collective of that step is over.
     together: bool = False
+    #: Completed steps at whose boundary this rank is held while others go on: they wait for it in a collective of the next
+    #: step. Should it be told to leave there, it goes on to its next change first, like them.
+    awaited: int | None = None
 
     def may_change(self) -> bool:
         """The optimizer is about to step. True: the state is dirty from here on; False: park and ask again."""
@@ -90,9 +93,15 @@ class Place:
             return True
         return False
 
-    def close(self, how: Shut, target: int | None = None) -> None:
+    def close(self, how: Shut, target: int | None = None, *, awaited: bool = False) -> None:
         self.shut = how
         self.target = target
+        if awaited or how is Shut.OPEN:
+            self.awaited = target
+
+    def may_end_here(self) -> bool:
+        """Whether who is told to leave does so where it is parked."""
+        return not (self.at_boundary and self.awaited == self.completed)
 
     def steady(self) -> bool:
         """Whether the state stands still now, and will until the gate opens."""
@@ -190,7 +199,7 @@ class Gate:
         """Wait until told to go on or to leave. A signal (Ctrl-C) still reaches its handler: a condition's
         wait is interruptible."""
         while not self.inert:
-            if self._leave is not None:
+            if self._leave is not None and self.place.may_end_here():
                 raise self._leave()
             if may():
                 return
@@ -198,14 +207,17 @@ class Gate:
 
     # --- the saving thread ---
 
-    def close(self, how: Shut = Shut.BEFORE_CHANGE, target: int | None = None) -> Place:
+    def close(
+        self, how: Shut = Shut.BEFORE_CHANGE, target: int | None = None, *, awaited: bool = False
+    ) -> Place:
         """Shut the gate and read where training stands, as one act. Returns a copy.
 
         Args:
             target: completed steps that were agreed on: who has fewer passes until it has so many, and is held there.
+            awaited: other ranks are not held there, and wait for this one in a collective of the next step.
         """
         with self._changed:
-            self.place.close(how, target)
+            self.place.close(how, target, awaited=awaited)
             self._changed.notify_all()  # a thread that is parked short of where it is wanted is let through
             return replace(self.place)
 

@@ -7,6 +7,7 @@ entries is `agreement.standing`, what all do about one is a decision that one ra
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from hashlib import sha256
 
 from ..providers.clock import Clock
 from ..providers.errors import SpotguardError
-from . import protocol
+from . import protocol, rendezvous
 from .agreed import Agreed
 from .agreement.calls import AtBoundary, Background, Call, Manual, Notice, Withdrawn
 from .agreement.channel import Channel
@@ -271,7 +272,7 @@ class Ranks:
             now,
             detail="".join(gone.names[:1]),
             drill=call.drill,
-            gone=" ".join(gone.names),
+            gone=" ".join(rendezvous.also_called(gone.names, os.environ)),
             meet=next((found for each in staying if (found := Machine.decode(each).address)), ""),
         )
 
@@ -303,10 +304,11 @@ class Ranks:
         over: Callable[[], bool],
         *,
         boundary: bool,
+        parks: bool,
     ) -> Decision:
         channel = self.channel
         try:
-            offer = self._offer(job, step, boundary=boundary)
+            offer = self._offer(job, step, boundary=boundary, parks=parks)
         except Exception:  # a mistake of ours must not keep all ranks waiting for an offer
             log.exception("spotguard failed inside; please report this")
             offer = Offer(channel.rank, None)
@@ -317,7 +319,7 @@ class Ranks:
             )
         return decision
 
-    def _offer(self, job: Job, step: int | None, *, boundary: bool) -> Offer:
+    def _offer(self, job: Job, step: int | None, *, boundary: bool, parks: bool) -> Offer:
         rank, last = self.channel.rank, self._checkpointer.last
         roles = Roles(job.doomed)
         cost = self._checkpointer.cost(roles)
@@ -333,6 +335,7 @@ class Ranks:
             last=-1 if last is None else last.step,
             plan=shared(self._state.fingerprint()),
             covers=tuple(sorted(self._covered())),
+            parks=parks,
         )
 
     def agreed(self, job: Job, decision: Decision, step: int) -> Agreed:

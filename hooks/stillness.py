@@ -64,7 +64,10 @@ class Stillness:
         at_boundary = boundary_only and (together or job.kind != "manual")
         how = Shut.AT_BOUNDARY if at_boundary else Shut.BEFORE_CHANGE
         decision = self._decide(job, how) if together else None
-        self._gate.close(how, None if decision is None else decision.step)
+        if decision is None:
+            self._gate.close(how)
+        else:
+            self._gate.close(how, decision.step, awaited=at_boundary and decision.some_park)
         step = self._gate.wait_steady(job.effort.left, lambda: job.effort.abandoned or self._ending())
         if step is None and job.effort.left() == 0:
             raise Abandoned("out of time: no guard.step() was reached in the window")
@@ -86,16 +89,19 @@ class Stillness:
     def refuse(self, job: Job) -> None:
         """There is no state yet: the others hear of it, and nothing is saved."""
         if self._assembly is not None:
-            self._take_part(self._assembly, job, None, boundary=False)
+            self._take_part(self._assembly, job, None, boundary=False, parks=False)
 
     def _decide(self, job: Job, how: Shut) -> Decision:
         assembly = self._assembly
         assert assembly is not None
         place = self._gate.close(how)
-        ahead = how is Shut.AT_BOUNDARY and not (place.at_boundary or place.resting)
-        return self._take_part(assembly, job, place.earliest(), boundary=ahead)
+        parks = how is Shut.AT_BOUNDARY
+        ahead = parks and not (place.at_boundary or place.resting)
+        return self._take_part(assembly, job, place.earliest(), boundary=ahead, parks=parks)
 
-    def _take_part(self, assembly: Assembly, job: Job, step: int | None, *, boundary: bool) -> Decision:
+    def _take_part(
+        self, assembly: Assembly, job: Job, step: int | None, *, boundary: bool, parks: bool
+    ) -> Decision:
         effort = job.effort
         left = effort.left()
         until = effort.now() + (_PATIENCE if left is None else min(_PATIENCE, left * _SHARE))
@@ -105,6 +111,7 @@ class Stillness:
             lambda: max(0.0, min(until, effort.deadline) - effort.now()),
             lambda: effort.abandoned,  # a rank that ends saves what it has: the others count on it
             boundary=boundary,
+            parks=parks,
         )
         effort.check()
         if decision.step is None:

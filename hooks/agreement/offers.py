@@ -66,6 +66,8 @@ class Offer:
     plan: tuple[Shared, ...] = ()
     #: Ranks that hold nothing which this one does not hold too.
     covers: tuple[int, ...] = ()
+    #: It is held at its boundary until it has saved. Who is not goes on to its next change meanwhile.
+    parks: bool = False
 
     def encode(self) -> str:
         return wire.encode(dataclasses.asdict(self))
@@ -85,6 +87,8 @@ class Decision:
     level: Literal["full", "weights-first"] = "full"
     #: Nobody relies on another: each writes all that it holds.
     whole_each: bool = False
+    #: Some are held at their boundary, and others are not: these wait for them in the next step's collectives.
+    some_park: bool = False
 
     def encode(self) -> str:
         return wire.encode(dataclasses.asdict(self))
@@ -123,6 +127,8 @@ def decide(epoch: int, world: int, offers: Sequence[Offer]) -> Decision:
         tuple(sorted(offer.rank for offer in offers)),
         "weights-first" if hurried else "full",
         whole_each=_differ(offers, whole=not silent),
+        # (Who is silent joins no collective any more, and nobody needs to.)
+        some_park=not silent and len({offer.parks for offer in offers}) > 1,
     )
 
 

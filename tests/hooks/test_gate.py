@@ -749,6 +749,35 @@ def test_who_is_told_to_leave_changes_nothing_first() -> None:
     assert not gate.place.dirty
 
 
+@pytest.mark.parametrize("awaited", [True, False])
+def test_who_is_told_to_leave_at_its_boundary_goes_on_to_where_others_wait(awaited: bool) -> None:
+    """To its next change, if they are in collectives of that step; else it leaves where it stands."""
+    gate, places = Gate(together=True), list[str]()
+
+    def train() -> None:
+        gate.before_change()
+        places.append("changed")
+        gate.end_boundary()
+        places.append("went on")
+        gate.before_change()
+
+    def run() -> None:
+        try:
+            train()
+        except SystemExit:
+            places.append("left")
+
+    gate.close(Shut.AT_BOUNDARY, 1, awaited=awaited)
+    trainer = threading.Thread(target=run, name="trainer", daemon=True)
+    trainer.start()
+    assert gate.wait_steady(within(PATIENCE)) == 1
+    gate.close(Shut.AT_BOUNDARY)  # another call, of which nothing is decided
+    gate.leave(lambda: SystemExit(75))
+    trainer.join(PATIENCE)
+    assert places == ["changed", *(["went on"] if awaited else []), "left"]
+    assert not gate.place.dirty
+
+
 def test_in_a_forked_child_nothing_is_waited_for() -> None:
     """The lock may be held for ever there: an inert gate does not touch it."""
     gate = Gate()

@@ -27,10 +27,12 @@ from tests.hooks.agreement.worlds import (
     World,
     changed,
     has,
+    may,
     nameless,
     place_of,
     placed,
     standing_after,
+    told_to_leave,
 )
 
 
@@ -109,9 +111,12 @@ class Exploration:
         if world.called < len(scene.calls):
             call = scene.calls[world.called]
             yield f"called: {call}", world._replace(log=(*world.log, call), called=world.called + 1)
+        end = self._committed(world)
         for index, rank in enumerate(world.ranks):
             if rank.phase == "gone":
                 continue
+            if end and not rank.leaving:
+                yield f"{index}: is told to leave", changed(world, index, told_to_leave(rank))
             yield from ((f"{index}: {name}", after) for name, after in self._of_rank(world, index, rank))
             if not world.troubled:
                 if index in scene.mortal:
@@ -130,7 +135,7 @@ class Exploration:
             yield "hears", changed(world, index, rank._replace(heard=rank.heard + 1))
         if rank.restoring:
             yield "restored", changed(world, index, rank._replace(restoring=False))
-        else:
+        elif not rank.left:
             yield from self._train(world, index, rank)
         if rank.phase == "read":
             yield "shuts", changed(world, index, self._offer(world, index, rank, rank.epoch))
@@ -145,8 +150,13 @@ class Exploration:
 
     def _train(self, world: World, index: int, rank: Rank) -> Iterator[tuple[str, World]]:
         place, act = place_of(rank), self.acts[rank.at]
-        if act in ("change", "begin"):
-            if place.may_change() if act == "change" else place.may_begin_boundary():
+        parked = act == "leave" or (act in ("change", "begin") and not may(place_of(rank), act))
+        if act == "change" and index in self.scene.unhooked:
+            yield "changes unseen", changed(world, index, rank._replace(at=rank.at + 1))
+        elif rank.leaving and parked and self.scene.ends_here(place):
+            yield "leaves", changed(world, index, rank._replace(left=True))
+        elif act in ("change", "begin"):
+            if may(place, act):
                 self._check_change(world, index, rank)
                 yield "changes", changed(world, index, placed(rank, place)._replace(at=rank.at + 1))
         elif act == "complete":
@@ -157,6 +167,16 @@ class Exploration:
                 yield "rests", changed(world, index, placed(rank, place)._replace(at=rank.at + 1))
         elif act == "leave" and place.may_leave_boundary():
             yield "leaves its boundary", changed(world, index, placed(rank, place)._replace(at=0))
+
+    def _committed(self, world: World) -> bool:
+        """All calls are made, and each rank has saved what the last one wants."""
+        if not self.scene.leaves or world.called < len(self.scene.calls):
+            return False
+        standing, all_of_it = standing_after(world.log), len(world.log)
+        return all(
+            rank.phase == "saved" and rank.heard == all_of_it and standing.counts(rank.epoch)
+            for rank in world.ranks
+        )
 
     def _arrived(self, rank: Rank) -> int:
         """How many collectives it has come to."""
@@ -198,6 +218,7 @@ class Exploration:
             index,
             step,
             boundary=at_boundary and step != place.completed,
+            parks=at_boundary,
             covers=everybody if self.scene.replicas else (index,),
         )
         saying = self.sayings.begin((epoch, offer), lambda: self.scene.agree(self.keys, epoch, offer))
@@ -264,7 +285,8 @@ class Exploration:
             if self._beside(world, rank.epoch):
                 place.close(Shut.OPEN)
             return placed(rank, place)._replace(phase="ended")
-        place.close(place.shut, None if self.scene.stays_shut else decision.step)
+        awaited = decision.some_park and place.shut is Shut.AT_BOUNDARY
+        place.close(place.shut, None if self.scene.stays_shut else decision.step, awaited=awaited)
         return placed(rank, place)._replace(phase="obeying")
 
     def _save(self, world: World, index: int, rank: Rank) -> Iterator[tuple[str, World]]:
@@ -299,7 +321,7 @@ class Exploration:
         for index, rank in enumerate(world.ranks):
             if rank.phase == "gone":
                 continue
-            if not rank.restoring and self.acts[rank.at] == "meet":
+            if not (rank.restoring or rank.left) and self.acts[rank.at] == "meet":
                 here = self._arrived(rank)
                 idle = rank.at == 0 and here == rank.place[0] * self.meets
                 if not idle and all(
@@ -333,6 +355,8 @@ class Exploration:
         for index, rank in alive:
             if rank.cut:
                 continue
+            if rank.leaving and not rank.left:
+                raise self.fail(world, f"rank {index} waits for one that has left")
             if rank.heard != len(world.log):
                 raise self.fail(world, f"rank {index} has not heard all")
             if rank.phase in ("agreeing", "decided", "read"):

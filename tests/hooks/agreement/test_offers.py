@@ -97,11 +97,21 @@ def test_many_ranks_are_not_all_named() -> None:
     assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 … of 300" in why
 
 
+def test_who_is_held_at_boundaries_hears_of_others_that_are_not() -> None:
+    """These wait for it in the next step. Of one that is silent nobody knows, and it waits for nobody."""
+    held = [Offer(rank, 1, parks=True, covers=(2,)) for rank in range(2)]
+    free = Offer(2, 1, covers=(0, 1, 2))
+    assert decide(1, 3, [*held, free]).some_park
+    assert not decide(1, 2, held).some_park
+    assert not decide(1, 1, [Offer(0, 1)]).some_park
+    assert not decide(1, 3, [held[0], free]).some_park
+
+
 def test_offers_and_decisions_cross_the_wire() -> None:
     """With all that they say."""
-    offer = Offer(3, None, True, 5, 6, 7.5, 0.25, 30.0, 12, (Shared("g", 2, "d"),), (3, 4))
+    offer = Offer(3, None, True, 5, 6, 7.5, 0.25, 30.0, 12, (Shared("g", 2, "d"),), (3, 4), True)
     assert read_offer(offer.encode()) == offer
-    decision = Decision(3, 9, "why", (0, 2), "weights-first", True)
+    decision = Decision(3, 9, "why", (0, 2), "weights-first", True, True)
     assert read_decision(decision.encode().encode()) == decision
     assert read_decision(Decision(3, None, "no").encode()).step is None
 

@@ -49,6 +49,10 @@ class Scene:
     restoring: frozenset[int] = frozenset()
     #: One of these may find that its state has moved while it was read between boundaries.
     moving: frozenset[int] = frozenset()
+    #: Nothing asks the gate before these change, but their boundaries do.
+    unhooked: frozenset[int] = frozenset()
+    #: Each is told to leave, at any moment after all have saved what was called last.
+    leaves: bool = False
     # --- what is broken, to see that it is found ---
     offers: Callable[[Place], int] = Place.earliest
     agree: Agree = member.agree
@@ -58,10 +62,14 @@ class Scene:
     overwrites: bool = False
     #: Whoever is behind is not let through.
     stays_shut: bool = False
+    #: Whether who is told to leave does so where it is parked.
+    ends_here: Callable[[Place], bool] = Place.may_end_here
 
 
 class Rank(NamedTuple):
-    place: tuple[int, bool, bool, Shut, int | None, bool] = (0, False, False, Shut.OPEN, None, False)
+    place: tuple[int, bool, bool, Shut, int | None, bool, int | None] = (
+        0, False, False, Shut.OPEN, None, False, None
+    )  # fmt: skip
     #: Which act of its step training has come to.
     at: int = 0
     heard: int = 0
@@ -73,6 +81,9 @@ class Rank(NamedTuple):
     decision: Decision | None = None
     restoring: bool = False
     cut: bool = False
+    #: Told to leave; and its training has left.
+    leaving: bool = False
+    left: bool = False
 
 
 class World(NamedTuple):
@@ -103,13 +114,23 @@ def nameless(key: str, value: object) -> object:
 
 
 def place_of(rank: Rank) -> Place:
-    return Place(*rank.place, together=True)
+    return Place(*rank.place[:6], together=True, awaited=rank.place[6])
 
 
 def placed(rank: Rank, place: Place) -> Rank:
-    return rank._replace(
-        place=(place.completed, place.dirty, place.at_boundary, place.shut, place.target, place.resting)
-    )
+    held = place.at_boundary, place.shut, place.target, place.resting, place.awaited
+    return rank._replace(place=(place.completed, place.dirty, *held))
+
+
+def told_to_leave(rank: Rank) -> Rank:
+    place = place_of(rank)
+    place.close(Shut.BEFORE_CHANGE)
+    return placed(rank, place)._replace(leaving=True)
+
+
+def may(place: Place, act: str) -> bool:
+    """Whether training goes on at this act, which may change something."""
+    return place.may_change() if act == "change" else place.may_begin_boundary()
 
 
 def changed(world: World, index: int, rank: Rank) -> World:
