@@ -169,6 +169,11 @@ class Gang:
         """Whether any rank has died, by now."""
         return not all(self._members[rank].alive for rank in range(world))
 
+    def said(self, ranks: Sequence[int]) -> bool:
+        """Whether each of these has said what became of it."""
+        answers = [self._members[rank].answers for rank in ranks]
+        return len(select.select(answers, [], [], 0)[0]) == len(answers)
+
     def survivors(self, world: int) -> dict[int, Said]:
         """What became of those that have not died."""
         said = {rank: heard for rank in range(world) if (heard := self._hear(rank, dead=True))}

@@ -1,0 +1,87 @@
+"""Ranks are killed while they restore, and while they save beside training: what was committed before is restored, bit for
+bit, or what has become whole since. With one of them gone the launcher ends the others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.hooks.ranks.checking import restores
+from tests.hooks.ranks.gang import Gang, Said, event, fate, until
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+WAYS = [("ddp", 2), ("ddp", 3), ("fsdp", 2), ("fsdp", 3), ("hsdp", 4), ("tp_fsdp", 4)]
+#: Calls that a rank makes in its restore, and in two checkpoints beside training.
+RESTORE, BESIDE = 22, 50
+#: Steps behind which checkpoints are called for.
+BEGUN = (3, 6)
+
+Play = Callable[[Gang, random.Random, str, int, Path], int]
+
+
+def ends(gang: Gang, world: int) -> dict[int, Said]:
+    """What became of a job of which some may be killed: the launcher kills the rest."""
+    until(lambda: gang.dead(world) or gang.said(range(world)))
+    if gang.dead(world):
+        gang.end(range(world))
+        return {}
+    return dict(enumerate(gang.ended(range(world))))
+
+
+def in_restore(gang: Gang, chance: random.Random, way: str, world: int, store: Path) -> int:
+    """Any ranks, and once more, when the next ones restore. Returns the least that there is afterwards."""
+    gang.play(world, way, store, saves=[2, 4], total=4)
+    for _ in range(2):
+        victims = chance.sample(range(world), chance.choice([1, 1, 2, world]))
+        fates = [fate(rank, "", chance.randrange(RESTORE), after=chance.random() < 0.5) for rank in victims]
+        gang.begin(world, way, store, fates=fates, total=4, from_restore=True)
+        ends(gang, world)
+    return 4
+
+
+def beside_training(gang: Gang, chance: random.Random, way: str, world: int, store: Path) -> int:
+    """Any ranks, or none that gets so far. Two checkpoints are begun, and the first one's end is waited for."""
+    victims = chance.sample(range(world), chance.choice([1, 1, 2, world]))
+    fates = [fate(rank, "", chance.randrange(BESIDE), after=chance.random() < 0.5) for rank in victims]
+    begun = [event(0, step, "evaluation", "background") for step in BEGUN]
+    waits = [event(rank, 5, "evaluation", "saved", least=BEGUN[0] + 1) for rank in range(world)]
+    gang.begin(
+        world, way, store, *begun, *waits, fates=fates, saves=[2], total=9, env={"SPOTGUARD_KEEP": "2"}
+    )
+    said = ends(gang, world)
+    return min((each["last"] for each in said.values()), default=0)
+
+
+def killed(gang: Gang, play: Play, seed: int, folder: Path) -> None:
+    chance = random.Random(seed)
+    way, world = chance.choice(WAYS)
+    least = play(gang, chance, way, world, folder / "store")
+    assert restores(gang, world, way, folder / "store") >= least, f"seed {seed}"
+
+
+@pytest.mark.parametrize("play", [in_restore, beside_training])
+@pytest.mark.parametrize("seed", range(2), ids="seed-{}".format)
+def test_what_is_committed_is_restored_whoever_dies(gang: Gang, play: Play, seed: int, folder: Path) -> None:
+    killed(gang, play, seed, folder)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("play", [in_restore, beside_training])
+@pytest.mark.parametrize("seeds", range(2, 122, 30), ids="seeds-from-{}".format)
+def test_what_is_committed_is_restored_whoever_dies_a_hundred_times(
+    gang: Gang, play: Play, seeds: int, folder: Path
+) -> None:
+    for seed in range(seeds, seeds + 30):
+        (folder / str(seed)).mkdir(mode=0o700)
+        try:
+            killed(gang, play, seed, folder / str(seed))
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise

@@ -1,0 +1,75 @@
+"""Windows that are too short for several ranks: the checkpoint before stays, and everybody is out in time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.hooks.ranks.checking import marked, restores
+from tests.hooks.ranks.gang import Gang, event, fate, signs, until
+from tests.hooks.ranks.machines import Machine
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+#: Each rank is on a machine of its own.
+WORLD = 3
+#: Seconds: what a save has of it, and for the words to the agent. The last rank to come out comes out behind that.
+WINDOW, RESERVE = 3.0, 1.5
+
+
+@pytest.mark.parametrize(
+    ("way", "call", "noticed", "step"),
+    [
+        pytest.param("fsdp", "set offer/[2-9]", [0, 1, 2], 2, id="to agree"),
+        pytest.param("fsdp", "put .*/0*4-.*safetensors", [0, 1, 2], 2, id="for the bytes"),
+        # What was on its way arrives, and with it the set is complete: nobody has seen it, and whoever restores does.
+        pytest.param("hsdp", r"put .*/0*4-.*-of-\d+\.json", [0, 1, 2, 3], 4, id="for a manifest"),
+        pytest.param(
+            "fsdp", "put .*/0*4-.*safetensors", [1], 2, id="for who goes alone", marks=pytest.mark.soak
+        ),
+    ],
+)
+def test_a_save_that_does_not_fit_has_no_marker_and_leaves_the_checkpoint_before(
+    gang: Gang, way: str, call: str, noticed: Sequence[int], step: int, folder: Path
+) -> None:
+    """One rank is held at this call, all others wait for it for as long as they have, and it is let go when they are out."""
+    world, store = 4 if way == "hsdp" else WORLD, folder / "store"
+    slow = 1
+    with ExitStack() as stack:
+        sign = stack.enter_context(signs(folder))
+        machines = [
+            stack.enter_context(Machine(folder / f"{rank}.sock", reserve=RESERVE)) for rank in range(world)
+        ]
+        there, held = [sign(f"there{rank}") for rank in range(world)], sign("held")
+        gang.begin(
+            world,
+            way,
+            store,
+            *(event(rank, 4, "loading", "reaches", sign=str(path)) for rank, path in enumerate(there)),
+            fates=[fate(slow, call, sign=held)],
+            saves=[2],
+            envs={rank: {"SPOTGUARD_SOCKET": str(each.socket)} for rank, each in enumerate(machines)},
+        )
+        until(lambda: all(path.exists() for path in there))
+        for rank in noticed:
+            machines[rank].notice(WINDOW)
+        until(held.exists)
+        others = [machines[rank] for rank in noticed if rank != slow]
+        until(lambda: all(machine.outcomes() for machine in others))
+        if not others:
+            until(lambda: machines[slow].left() < RESERVE)
+        held.unlink()
+        said = gang.ended(range(world))
+    assert [each["last"] for each in said] == [2] * world, gang.errors()
+    assert [each["threads"] for each in said] == [[]] * world
+    for rank in noticed:
+        (outcome,) = machines[rank].outcomes()
+        assert outcome["committed"] is None
+        if rank != slow:
+            assert outcome["ended"] == "everybody was told to leave"  # and not at the deadline
+    assert [name.split("-")[0] for name in marked(store)] == [f"{2:09}"]
+    assert restores(gang, world, way, store) == step
