@@ -14,6 +14,8 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from spotguard.hooks.format.coverage import MergedTensor
 from spotguard.hooks.format.leaf import Leaf
 from spotguard.hooks.state.registered import State
 from tests.fakes.several import WAYS, Model, share_of, whole
+from tests.hooks.state.programs.counting import only_its_own
 
 WORLD, STEPS = 4, 2
 #: From one to the other: each is left once, and entered once.
@@ -257,6 +260,9 @@ def main(rank: int, file: str) -> None:
         tensors, loss = restore(new, rank, WORLD, kept[old].saved)
         compare(f"{old} to {new}", tensors, kept[old].full)
         assert loss == kept[old].after or old != new, f"{old} goes on with {loss} for {kept[old].after}"
+    for way in ("ddp", "hsdp", "tp", "tp_fsdp"):
+        made, given = partial(make, way), partial(batch, way, rank)
+        only_its_own(made, given, rank, Path(file).parent / way)
     tensors, _ = restore("alone", 0, 1, kept["fsdp"].saved)
     compare("fsdp to one process", tensors, kept["fsdp"].full)
     single = save_alone()
