@@ -15,6 +15,7 @@ from ..format.encoding import decode
 from ..format.leaf import Leaf
 from .parts import Part, tensors_in
 from .shards import Memory, Ranks, local
+from .unlike import unlike
 from .worlds import Left, Trees, pick, unknown
 
 
@@ -88,6 +89,8 @@ def plan(
             warnings.append(
                 f"{part.name} has no {key} on this rank (there may be more): that is not restored here"
             )
+        if why := unlike(part, entries, len(states), ranks.rank, ranks.world):
+            warnings.append(why)
         if isinstance(part, Placed):
             _place(part.name, part.memory(outline, names.of), names, into, made)
         wanted = {names.of(tensor) for tensor in tensors_in(outline)}

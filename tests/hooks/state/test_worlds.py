@@ -13,7 +13,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.data import Sampler
 
 from spotguard.hooks.format.coverage import MergedTensor
+from spotguard.hooks.format.manifest import Chunk
 from spotguard.hooks.state.registered import State
+from spotguard.hooks.state.sharing import crc_of
 from spotguard.providers.errors import StateError
 from tests.fakes.ranks import rank_of
 from tests.fakes.several import mesh_of
@@ -47,12 +49,17 @@ class Rank:
         self.state.at_boundary()
 
 
+def chunk(tensor: torch.Tensor) -> Chunk:
+    """All of it."""
+    return Chunk((0,) * tensor.dim(), tuple(tensor.shape), 0, 0, tensor.nbytes, crc_of(tensor.detach()))
+
+
 def goes_on(saved: Sequence[Rank], here: Rank) -> list[str]:
     """Restore what these ranks have; returns the warnings."""
     collected = [each.state.collect() for each in saved]
     tensors = {leaf.name: leaf.tensor for each in collected for leaf in each.leaves}
     entries = {
-        name: MergedTensor(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), "", [])
+        name: MergedTensor(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), "", [(0, chunk(t))])
         for name, t in tensors.items()
     }
     restoring = here.state.targets([each.trees for each in collected], entries)
@@ -243,3 +250,26 @@ def test_one_tensor_into_two_that_are_cut_differently_is_refused() -> None:
         here = Rank(1, 2, model=model)
         with pytest.raises(StateError, match=r"^model holds twice, and sharded in two ways"):
             goes_on([saved], here)
+
+
+def test_parameters_that_were_each_ranks_own_and_differed_are_named_among_another_number() -> None:
+    """They may be stages of a pipeline: who is new would silently train another one's."""
+    stages = [Rank(rank, 2, model=filled(float(rank))) for rank in range(2)]
+    here = Rank(2, 3, model=filled(9.0))
+    (warning,) = (each for each in goes_on(stages, here) if "differed" in each)
+    assert "model/weight, model/bias differed between the 2 ranks" in warning
+    assert "rank 2 of 3 goes on with those of rank 0" in warning
+    assert value_of(here.values["model"]) == 0.0
+
+
+def test_alike_or_among_as_many_ranks_they_are_not() -> None:
+    """Replicas, whose statistics are each one's own; and stages that go on where they were."""
+    replicas = [Rank(rank, 2, model=nn.BatchNorm1d(2)) for rank in range(2)]
+    replicas[1].values["model"].running_mean.fill_(3.0)
+    replicas[1].state.at_boundary()
+    said = goes_on(replicas, Rank(2, 3, model=nn.BatchNorm1d(2)))
+    assert not any("differed" in each for each in said)
+    stages = [Rank(rank, 2, model=filled(float(rank))) for rank in range(2)]
+    here = Rank(1, 2, model=filled(9.0))
+    assert goes_on(stages, here) == []
+    assert value_of(here.values["model"]) == 1.0
