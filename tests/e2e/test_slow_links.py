@@ -59,8 +59,8 @@ def goes_on(job: Sharded, *staying: Node) -> None:
 
 
 def test_a_machine_with_a_slow_link_writes_only_what_nobody_else_has(wide: tuple[Sharded, FarStore]) -> None:
-    """It holds rank 0, the job's store and the rendezvous. Its third of the state would take it 32 s; it has its own part there, and is
-    gone, when the others have hardly begun with all the rest. They commit without it, and go on."""
+    """It holds rank 0, and so the job's store. Its third of the state would take it 32 s; it has its own part there, and is gone, when
+    the others have hardly begun with all the rest. They commit without it, and go on."""
     job, store = wide
     going, *staying = (job.places[rank] for rank in range(3))
     going.shape(1)
