@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from .format.sharing import ALL_STAY, Roles
 
@@ -23,6 +24,8 @@ class Agreed:
     weights_first: bool = False
     #: Monotonic seconds after which nothing more comes from ranks whose machine goes.
     doomed_until: float = math.inf
+    #: Ranks whose save for this agreement has failed, and why. It grows meanwhile.
+    failed: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def numbers(self) -> tuple[int, int]:

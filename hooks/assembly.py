@@ -51,6 +51,10 @@ class Assembly(Protocol):
         """This rank's state moved while it was read: call for another save, at the next boundary."""
         ...
 
+    def failed(self, job: Job, why: str) -> None:
+        """This rank's part of a save will not be there: the others need not wait for it."""
+        ...
+
     def by_hand(self, step: int) -> None:
         """Call for a save of this very step; the first rank does, for all."""
         ...

@@ -19,7 +19,7 @@ from .checkpoints.commit import claim_attempt
 from .checkpoints.patience import PatientStore
 from .checkpoints.probe import probe
 from .checkpoints.staging import Stage
-from .meetings import of_the_first, restore_together, see_the_same
+from .meetings import of_all, of_the_first, restore_together, see_the_same
 from .namesakes import refuse_namesakes
 from .restore import Restored, restore, say_what_stays_behind
 from .state.registered import State
@@ -49,11 +49,26 @@ class Beginning:
         """
         if self._channel is not None:
             see_the_same(self._channel, {"run-id": self._run_id, "store": self._store.url})
-            refuse_namesakes(self._channel, state.collect().leaves)
+            refuse_namesakes(self._channel, lambda: state.collect().leaves)
 
-    def probe(self) -> None:
-        """Raise StoreError where the store cannot be used."""
-        probe(self._patient("Training was not started"), self._run_id)
+    def admit(self, connect: Callable[[], None]) -> None:
+        """See that this process may begin. A rank that may not says so to all: they would wait for it.
+
+        Args:
+            connect: to the agent; raises where that refuses.
+
+        Raises:
+            StoreError: the store cannot be used.
+        """
+
+        def ask() -> None:
+            connect()
+            probe(self._patient("Training was not started"), self._run_id)
+
+        if self._channel is None:
+            ask()
+        else:
+            of_all(self._channel, ask)
 
     def claim(self) -> int:
         """The number of the attempt that begins here.

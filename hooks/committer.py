@@ -103,6 +103,8 @@ class Committer:
         doomed, until = save.agreed.roles.doomed, save.agreed.doomed_until
 
         def why(rank: int) -> str:
+            if (failed := save.agreed.failed.get(rank)) is not None:
+                return failed
             gone = rank in doomed and self._clock.monotonic() > until
             return "its machine's time is over" if gone else ""
 

@@ -124,8 +124,7 @@ class Guard:
         self._beginning = Beginning(self._store, run_id, clock, self._channel)
         self._beginning.meet(self._state)
         # Agent and rights before the claim: the attempt of one who is refused would fence the one that is not.
-        self._agent.connect(os.environ.get("SPOTGUARD_SOCKET", ""))
-        self._beginning.probe()
+        self._beginning.admit(lambda: self._agent.connect(os.environ.get("SPOTGUARD_SOCKET", "")))
         alone = self._channel is None
         folder = for_one_process("SPOTGUARD_STAGE", stage_folder(), alone)
         self._stage = self._beginning.stage = None if folder is None else Stage(folder, run_id, self._nbytes)

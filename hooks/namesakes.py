@@ -8,7 +8,7 @@ would never be a whole, and the first save would be the one to say so. Here the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,18 +57,23 @@ class Pair:
         return (self.one.dtype, self.one.shape) == (self.other.dtype, self.other.shape)
 
 
-def refuse_namesakes(channel: Channel, leaves: Sequence[Leaf]) -> None:
+def refuse_namesakes(channel: Channel, collect: Callable[[], Sequence[Leaf]]) -> None:
     """See that equal names are one tensor. On the training thread, of all ranks at once: all raise where one has to.
 
     Args:
-        leaves: what this rank holds.
+        collect: gives what this rank holds. What it raises is raised on all.
 
     Raises:
-        StateError: two tensors have one name.
+        StateError: two tensors have one name; or a rank's state cannot be collected.
         Silent: not all have come.
     """
-    shared = [leaf for leaf in leaves if leaf.group]
-    told = of_all(channel, lambda: [*{leaf.group for leaf in shared}])
+    shared: list[Leaf] = []
+
+    def lie_on() -> list[tuple[int, ...]]:
+        shared.extend(leaf for leaf in collect() if leaf.group)
+        return [*{leaf.group for leaf in shared}]
+
+    told = of_all(channel, lie_on)
     groups = {tuple(group) for each in told for group in each}
     if len(groups) < 2:
         return  # as nearly always: all that is shared lies on the same ranks

@@ -323,12 +323,12 @@ class Orders:
                 urgent.done.wait()
                 raise Abandoned("a notice came")
             if self._assembly is not None:
+                self._see_alive(self._assembly)
                 self._assembly.by_hand(self._gate.place.completed)
             while not self._clock.wait(job.done, _ALIVE):
                 if self._assembly is None or job.epoch:
                     continue
-                if self._assembly.lost:
-                    raise CheckpointError("the ranks cannot be called any more: the job's store is gone")
+                self._see_alive(self._assembly)
                 if self._clock.monotonic() >= until:
                     self.unheard_by_hand(
                         self._gate.place.completed, f"rank 0 has not called for it in {_CALLED:.0f} s"
@@ -341,6 +341,11 @@ class Orders:
             raise job.error
         assert job.saved is not None
         return job.saved
+
+    @staticmethod
+    def _see_alive(assembly: Assembly) -> None:
+        if assembly.lost:
+            raise CheckpointError("the ranks cannot be called any more: the job's store is gone")
 
     def _effort(self, deadline: float | None) -> Effort:
         return Effort(self._clock, deadline, self._gate.wake)

@@ -17,7 +17,7 @@ from ..providers.clock import Clock
 from ..providers.errors import SpotguardError
 from . import protocol, rendezvous
 from .agreed import Agreed
-from .agreement.calls import AtBoundary, Background, Call, Manual, Notice, Withdrawn
+from .agreement.calls import AtBoundary, Background, Call, Failed, Manual, Notice, Withdrawn
 from .agreement.channel import Channel
 from .agreement.offers import Decision, Offer, shared
 from .agreement.standing import Standing
@@ -69,6 +69,8 @@ class Ranks:
         self._called: set[str] = set()
         self._until: dict[str, float] = {}
         self._asking = False
+        #: Ranks whose save has failed, and why, by the call that asked for it.
+        self._failed: dict[int, dict[int, str]] = {}
         #: What is said to the others now, or was said last.
         self._last: threading.Thread | None = None
 
@@ -145,8 +147,8 @@ class Ranks:
 
     def background(self, why: str) -> bool:
         """Ask for a checkpoint beside training. Returns at once; False while it is asked for already."""
-        if not self._saver.idle:
-            return False
+        if not self._saver.idle or self.lost:
+            return False  # the others would hear of it, and wait for an offer of this rank, which does not
         with self._lock:
             if self._asking:
                 return False
@@ -166,6 +168,15 @@ class Ranks:
                 self._saver.in_turn(lambda: self._nothing_newer(alarm, f"{why}; {said}"))
 
         self._call(AtBoundary(job.epoch, why), _PATIENCE, unheard)
+
+    def failed(self, job: Job, why: str) -> None:
+        with self._lock:
+            if self._failed.get(job.epoch):
+                return  # one is enough for all to end
+        call = Failed(job.epoch, self.channel.rank, why)
+        self._call(
+            call, _PATIENCE, lambda said: log.debug("nobody heard that this rank's save failed: %s", said)
+        )
 
     def by_hand(self, step: int) -> None:
         if self.first:
@@ -226,6 +237,9 @@ class Ranks:
             case Background() | AtBoundary():
                 self._asking = False
                 self._wanted(epoch, standing, call.why)
+            case Failed(epoch=of, rank=rank, why=why):
+                with self._lock:
+                    self._failed.setdefault(of, {})[rank] = why
             case Manual(step=step):
                 if standing.counts(epoch):
                     self._saver.by_hand(step, epoch)
@@ -343,6 +357,8 @@ class Ranks:
         absent = frozenset(rank for rank in everybody if rank not in decision.ranks)
         going = {self.channel.machines[rank] for rank in job.doomed}
         with self._lock:  # (Not of a machine that was to go, and stays after all.)
+            self._failed = {of: each for of, each in self._failed.items() if of >= job.epoch}
+            failed = self._failed.setdefault(job.epoch, {})
             times = [until for machine, until in self._until.items() if machine in going]
         return Agreed(
             step,
@@ -351,6 +367,7 @@ class Ranks:
             speaks=self.channel.rank == min(decision.ranks),
             weights_first=decision.level == "weights-first",
             doomed_until=max(times, default=self._clock.monotonic() + STAYS),
+            failed=failed,
         )
 
     def _doomed(self, standing: Standing) -> frozenset[int]:

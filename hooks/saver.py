@@ -90,6 +90,9 @@ class Saver(Orders):
             except queue.Empty:
                 self._outlive()
                 continue
+            if job is None and self._urgent is not None:
+                self._jobs.put(None)  # a call came while this process ends: its save has taken the place of one before
+                continue
             if job is None:
                 self._checkpointer.close()
                 return
@@ -103,6 +106,8 @@ class Saver(Orders):
             try:
                 self._do(job)
             except SpotguardError as error:
+                if not isinstance(error, Abandoned):
+                    self._say_failed(job, str(error))
                 job.error = self._by_hand_ended(job, error) if job.kind == "manual" else error
                 last = self._checkpointer.last
                 if job.saved is not None and job.saved.level == "full":
@@ -118,6 +123,7 @@ class Saver(Orders):
             except Exception as error:  # a bug of ours must not leave training parked for ever
                 log.exception("spotguard failed inside; please report this")
                 job.error = CheckpointError(f"{type(error).__name__}: {error}")
+                self._say_failed(job, str(job.error))
             finally:
                 with self._lock:
                     self._running = None
@@ -129,6 +135,11 @@ class Saver(Orders):
                 finally:
                     self._concluding = False
                     job.done.set()
+
+    def _say_failed(self, job: Job, why: str) -> None:
+        """The others would wait for this rank's part, beside training for minutes."""
+        if self._assembly is not None and job.epoch and not (job.superseded or job.effort.abandoned):
+            self._assembly.failed(job, why)
 
     def _do_this(self, what: Callable[[], object]) -> None:
         try:

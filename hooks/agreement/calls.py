@@ -57,13 +57,22 @@ class AtBoundary:
 
 
 @dataclass(frozen=True, slots=True)
+class Failed:
+    """What this rank was to save for `epoch` will never be there."""
+
+    epoch: int
+    rank: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Strange:
     """An entry that this version cannot read. Nothing is saved for it."""
 
     why: str
 
 
-Call = Notice | Withdrawn | Background | Manual | AtBoundary | Strange
+Call = Notice | Withdrawn | Background | Manual | AtBoundary | Failed | Strange
 
 #: Word on the wire -> call.
 _KINDS: dict[str, type[Call]] = {
@@ -72,6 +81,7 @@ _KINDS: dict[str, type[Call]] = {
     "background": Background,
     "manual": Manual,
     "at-boundary": AtBoundary,
+    "failed": Failed,
 }
 _WORDS = {cls: word for word, cls in _KINDS.items()}
 

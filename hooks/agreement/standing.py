@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from .calls import AtBoundary, Background, Call, Manual, Notice, Strange, Withdrawn
+from .calls import AtBoundary, Background, Call, Failed, Manual, Notice, Strange, Withdrawn
 
 #: What a save is for.
 Cause = Literal["notice", "background", "manual"]
@@ -78,7 +78,7 @@ class Standing:
                 if on.wanted is None or on.wanted.epoch != epoch:
                     return on  # said of a save that does not count any more; or somebody has said it already
                 return replace(on, wanted=Wanted(on.epoch, on.wanted.cause, boundary=True))
-            case Strange():
+            case Failed() | Strange():
                 return on
 
     def _noticed(self, notice: Notice) -> Standing:

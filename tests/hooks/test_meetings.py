@@ -17,6 +17,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from spotguard.hooks.agreement.c10d import Silent, Store
 from spotguard.hooks.agreement.channel import Channel
+from spotguard.hooks.beginning import Beginning
 from spotguard.hooks.checkpoints.commit import put_manifest
 from spotguard.hooks.checkpoints.draft import Draft
 from spotguard.hooks.checkpoints.effort import Effort
@@ -27,7 +28,7 @@ from spotguard.hooks.guard import Guard
 from spotguard.hooks.meetings import cannot_begin, of_the_first, restore_together, see_the_same
 from spotguard.hooks.state.registered import State
 from spotguard.providers.clock import SystemClock
-from spotguard.providers.errors import SpotguardError, StateError
+from spotguard.providers.errors import SpotguardError, StateError, UsageError
 from tests.fakes.clock import ManualClock
 from tests.fakes.store import FakeStore
 
@@ -167,6 +168,23 @@ def test_a_rank_that_cannot_begin_says_so_where_the_others_meet(error: Exception
     first, _ = both(lambda c: see_the_same(c, {"run-id": "a"}), lambda c: cannot_begin(c, error))
     assert isinstance(first, StateError)
     assert str(first) == said
+
+
+def refused() -> None:
+    raise UsageError("the agent guards another process of this name")
+
+
+def test_a_rank_that_is_not_admitted_holds_nobody() -> None:
+    """By its agent, or by the store."""
+
+    def admit(connect: Callable[[], None]) -> Callable[[Channel], Any]:
+        return lambda channel: Beginning(FakeStore(), "run", SystemClock(), channel).admit(connect)
+
+    first, second = both(admit(lambda: None), admit(refused))
+    assert isinstance(first, UsageError)
+    assert str(first) == "rank 1: the agent guards another process of this name"
+    assert str(second) == "the agent guards another process of this name"
+    assert both(admit(lambda: None), admit(lambda: None)) == [None, None]
 
 
 def test_two_that_cannot_begin_wait_for_nobody() -> None:

@@ -34,14 +34,21 @@ def on(group: tuple[int, ...], tensor: torch.Tensor, name: str = "model/0.weight
     return Leaf(name, tensor, holders=group, group=group)
 
 
-def met(held: Sequence[Sequence[Leaf]]) -> list[str]:
-    """What each rank is refused for, having these leaves."""
+def met(held: Sequence[Sequence[Leaf] | Exception]) -> list[str]:
+    """What each rank is refused for, having these leaves; or, having none, this."""
+
+    def collect(rank: int) -> Sequence[Leaf]:
+        found = held[rank]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
     store = cast(Store, HashStore())
 
     def one(rank: int) -> str:
         channel = Channel.join(store, rank, len(held), "m", SystemClock(), meet=lambda _: b"life")
         try:
-            refuse_namesakes(channel, held[rank])
+            refuse_namesakes(channel, lambda: collect(rank))
         except StateError as error:
             return str(error)
         except NotImplementedError as error:
@@ -120,3 +127,9 @@ def test_stages_that_torch_has_cut_say_on_which_ranks_they_lie(
             state = State({"model": stage, "optimizer": optimizer}, lambda: None, rank=rank, world=4)
             weight = next(leaf for leaf in state.collect().leaves if leaf.name == "model/0.weight")
             assert weight.group == group
+
+
+def test_a_rank_whose_state_cannot_be_had_says_so_to_all() -> None:
+    """They would wait for it for minutes."""
+    said = met([[on((0, 1), WEIGHT)], StateError("model: 0.weight has no bytes")])
+    assert said == ["rank 1: model: 0.weight has no bytes", "model: 0.weight has no bytes"]

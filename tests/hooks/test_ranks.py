@@ -35,7 +35,7 @@ from spotguard.hooks.saved import Saved
 from spotguard.hooks.saver import Saver
 from spotguard.hooks.state.registered import State
 from spotguard.providers.clock import Clock, SystemClock
-from spotguard.providers.errors import CheckpointError
+from spotguard.providers.errors import CheckpointError, DeniedError
 from tests.fakes.clock import ManualClock
 from tests.fakes.store import FakeStore
 from tests.hooks.ranks.gang import until
@@ -128,9 +128,11 @@ class End:
 
 
 @contextmanager
-def two(clock: Clock, other: Clock | None = None, met: Any = None) -> Iterator[list[End]]:
+def two(
+    clock: Clock, other: Clock | None = None, met: Any = None, store: FakeStore | None = None
+) -> Iterator[list[End]]:
     """On machines "a" and "b"."""
-    met, store = met or HashStore(), FakeStore()
+    met, store = met or HashStore(), store or FakeStore()
 
     def join(rank: int) -> End:
         channel = Channel.join(
@@ -232,6 +234,42 @@ def test_a_save_by_hand_with_a_rank_that_has_no_state_ends() -> None:
         assert second.heard.words.empty()
 
 
+class RefusesTheSecond(FakeStore):
+    """Whose rights do not reach so far."""
+
+    def put(self, key: str, *args: Any, **more: Any) -> None:
+        if "/00001-of-00002" in key:
+            raise DeniedError(f"put {key}: denied")
+        super().put(key, *args, **more)
+
+
+def test_a_rank_whose_store_refuses_holds_nobody() -> None:
+    """The others would wait a quarter of an hour for its part."""
+    store = RefusesTheSecond()
+    with two(SystemClock(), store=store) as (first, second), ThreadPoolExecutor(1) as pool:
+        first.saver.ready = second.saver.ready = True
+        theirs = pool.submit(second.saver.manual)
+        with pytest.raises(CheckpointError, match=r"not saved: rank 1 of 2 will put no manifest: .*denied"):
+            first.saver.manual()
+        with pytest.raises(DeniedError):
+            theirs.result(PATIENCE)
+    assert not any(key.endswith("COMMIT.json") for key in store.objects)
+
+
+def test_a_first_rank_that_hears_no_calls_calls_for_nothing_but_notices() -> None:
+    """The others would stop training for it, and wait for its offer."""
+    store = Cut(HashStore())
+    with two(SystemClock(), met=store) as (first, second):
+        store.cut = True
+        second.ranks.over("nothing", "")
+        until(lambda: first.ranks.lost)
+        first.saver.ready = second.saver.ready = True
+        assert not first.ranks.background("it is time")
+        with pytest.raises(CheckpointError, match="the ranks cannot be called any more"):
+            first.saver.manual()
+        assert second.ranks.channel.call(Withdrawn("nothing"), lambda: PATIENCE) == 2
+
+
 def test_a_save_by_hand_that_the_first_rank_never_calls_for_ends() -> None:
     """It has died, and the job's store lives elsewhere."""
     clock = ManualClock()
@@ -290,3 +328,18 @@ def test_a_save_that_a_later_call_takes_over_does_not_answer_for_it() -> None:
         said = [first.heard.words.get(timeout=PATIENCE) for _ in range(2)]
         first.saver.release("x", "it is enough")
         assert said == ["begun", "begun"]
+
+
+def test_a_call_that_comes_while_a_rank_ends_is_answered() -> None:
+    """It has taken the place of the save that the end waits for, and that one says nothing."""
+    clock, held = SystemClock(), threading.Event()
+    with two(clock) as (first, _), ThreadPoolExecutor(1) as pool:
+        first.saver.ready = True
+        first.saver.in_turn(lambda: held.wait(PATIENCE))
+        ending = pool.submit(first.saver.close, PATIENCE)
+        until(lambda: first.saver._ending and not first.saver._jobs.empty())
+        now = clock.monotonic()
+        first.saver.emergency(Alarm(["x"], now + 2, now + 1, "aws", "terminate"), 6)
+        held.set()
+        ending.result(PATIENCE)
+        assert "rank 1 of 2 has not answered in time" in first.heard.outcome()

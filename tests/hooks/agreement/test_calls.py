@@ -7,7 +7,16 @@ import json
 import pytest
 
 from spotguard.hooks.agreement import calls, wire
-from spotguard.hooks.agreement.calls import AtBoundary, Background, Call, Manual, Notice, Strange, Withdrawn
+from spotguard.hooks.agreement.calls import (
+    AtBoundary,
+    Background,
+    Call,
+    Failed,
+    Manual,
+    Notice,
+    Strange,
+    Withdrawn,
+)
 
 NOTICE = Notice("i-1", "interruption", "aws", 119.5, "m0", 120.0)
 
@@ -21,6 +30,7 @@ NOTICE = Notice("i-1", "interruption", "aws", 119.5, "m0", 120.0)
         Background("every 60 s"),
         Manual(7),
         AtBoundary(3, "a buffer moved"),
+        Failed(3, 1, "denied"),
     ],
 )
 def test_what_is_called_is_heard(call: Call) -> None:

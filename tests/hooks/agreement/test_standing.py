@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from spotguard.hooks.agreement.calls import AtBoundary, Background, Call, Manual, Notice, Strange, Withdrawn
+from spotguard.hooks.agreement.calls import (
+    AtBoundary,
+    Background,
+    Call,
+    Failed,
+    Manual,
+    Notice,
+    Strange,
+    Withdrawn,
+)
 from spotguard.hooks.agreement.standing import Standing, Wanted
 
 
@@ -115,5 +124,5 @@ def test_what_moved_under_one_notice_is_not_trusted_under_the_next() -> None:
 
 def test_what_cannot_be_read_only_counts() -> None:
     """The numbers of the log stay those of all ranks."""
-    standing = after(notice("a"), Strange("?"), notice("b", "m1"))
-    assert standing.wanted == Wanted(3, "notice")
+    standing = after(notice("a"), Strange("?"), Failed(1, 0), notice("b", "m1"))
+    assert standing.wanted == Wanted(4, "notice")
