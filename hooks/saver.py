@@ -91,7 +91,8 @@ class Saver(Orders):
                 self._outlive()
                 continue
             if job is None and self._urgent is not None:
-                self._jobs.put(None)  # a call came while this process ends: its save has taken the place of one before
+                # A call came while this process ends: its save has taken the place of one before.
+                self._jobs.put(None)
                 continue
             if job is None:
                 self._checkpointer.close()
