@@ -31,8 +31,8 @@ class Farewell:
         self._agent = agent
         self._ranks = ranks
         self._leave = leave
-        #: What a notice asked for has come to its end.
-        self._over = threading.Event()
+        #: Whose save has come to its end last, and of how many notices it was then.
+        self._answered: tuple[Alarm, int] | None = None
 
     def begin(self) -> None:
         """From here on a SIGTERM is held where it would end a save."""
@@ -44,19 +44,20 @@ class Farewell:
         was heard a moment before: of several ranks the save begins with the call to all."""
         if signals.held() and not self._saver.alarmed:
             signals.wait_explained()
-            if self._saver.alarmed:
-                self._over.wait(_LAUNCHER)
+            _wait(_LAUNCHER, self._unanswered)
         elif self._ranks is not None and self._saver.ready:
-            looks = int(_CALLED / _LOOK)
-            any(not self._called() or self._over.wait(_LOOK) for _ in range(looks))
+            _wait(_CALLED, lambda: self._unanswered() and not self._saver.saving)  # the others are being called
 
-    def _called(self) -> bool:
-        """Whether a notice stands for which nothing has begun: the others are being called."""
-        return self._saver.alarmed and not self._saver.saving
+    def _unanswered(self) -> bool:
+        """Whether a notice stands whose save has not come to its end. (What an earlier one asked for is no answer.)"""
+        alarm, answered = self._saver.alarm, self._answered
+        if alarm is None:
+            return False
+        return answered is None or answered[0] is not alarm or answered[1] < len(alarm.ids)
 
     def alarm_ended(self, alarm: Alarm, committed: bool) -> None:
         """A notice that came by hand (`spotguard.testing.preempt`), or of a launcher, has no agent to say what follows."""
-        self._over.set()
+        self._answered = alarm, len(alarm.ids)
         if alarm.kind == LAUNCHER:
             # Training goes on, for whom nobody has sent a SIGTERM; it goes its way where one is held.
             self._saver.void_all("the launcher's SIGTERM is obeyed")
@@ -78,3 +79,9 @@ class Farewell:
         notice = protocol.Preempt("sigterm", _LAUNCHER, 0.0, LAUNCHER, "SIGTERM of the launcher")
         self._ranks.notice(notice)
         return True
+
+
+def _wait(seconds: float, needed: Callable[[], bool]) -> None:
+    """While it is needed, and no longer than that: nobody is told when the last look would be another one."""
+    never = threading.Event()
+    any(not needed() or never.wait(_LOOK) for _ in range(int(seconds / _LOOK)))

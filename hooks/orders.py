@@ -81,8 +81,13 @@ class Orders:
         self.ready = False
 
     @property
+    def alarm(self) -> Alarm | None:
+        """What holds this process, saved or not."""
+        return self._alarm
+
+    @property
     def alarmed(self) -> bool:
-        """Whether a notice holds this process, saved or not."""
+        """Whether a notice does."""
         return self._alarm is not None
 
     @property

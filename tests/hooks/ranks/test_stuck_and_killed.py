@@ -62,11 +62,16 @@ def test_a_rank_whose_training_thread_sleeps_for_an_hour_is_saved_and_is_ended_b
     assert restores(gang, 2, way, store) == 4
 
 
+@pytest.mark.parametrize("drilled", [False, True], ids=["", "after a drill"])
 def test_a_rank_whose_training_ends_while_its_notice_is_called_to_the_others_is_saved(
-    gang: Gang, folder: Path
+    gang: Gang, drilled: bool, folder: Path
 ) -> None:
-    """Both know of the notice, and end; the save begins with the call."""
+    """Both know of the notice, and end; the save begins with the call. (A drill that was over is no answer to it.)"""
     store = folder / "store"
+    drill = [
+        event(0, 2, "loading", "withdrawn when saved", id="d"),
+        event(0, 2, "loading", "notice", id="d", drill=True),
+    ]
     with signs(folder) as sign, Machine(folder / "agent.sock") as machine:
         reached, called = sign("reached"), [sign(f"called{rank}") for rank in range(2)]
         closing = [sign(f"closing{rank}") for rank in range(2)]
@@ -77,8 +82,11 @@ def test_a_rank_whose_training_ends_while_its_notice_is_called_to_the_others_is_
             event(1, 4, "evaluation", "reaches", sign=str(reached)),
             event(0, 4, "evaluation", "noticed"),
             *(event(rank, 4, "closing", "passes", sign=str(path)) for rank, path in enumerate(closing)),
-            fates=[fate(rank, "claim call/2", sign=path) for rank, path in enumerate(called)],
-            saves=[2],
+            *(drill if drilled else []),
+            fates=[
+                fate(rank, f"claim call/{3 if drilled else 2}", sign=path) for rank, path in enumerate(called)
+            ],
+            saves=[] if drilled else [2],
             total=5,
             env={"SPOTGUARD_SOCKET": str(machine.socket)},
         )
