@@ -192,6 +192,9 @@ class Gate:
         if self.inert:
             return
         with self._lock:
+            # Whatever is wanted since: the others leave before their next change, too.
+            if self._leave is not None and not self.place.dirty and self.place.may_end_here():
+                raise self._leave()
             if not may():
                 self._park(may)
 

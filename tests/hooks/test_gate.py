@@ -778,6 +778,44 @@ def test_who_is_told_to_leave_at_its_boundary_goes_on_to_where_others_wait(await
     assert not gate.place.dirty
 
 
+@pytest.mark.parametrize("boundary", [True, False], ids=["from its boundary", "from its change"])
+def test_who_was_told_to_leave_changes_nothing_for_a_later_call(boundary: bool) -> None:
+    """It is on its way to its next change, and another notice wants the step behind it."""
+    gate, places = Gate(together=True), list[str]()
+    went_on, decided = threading.Event(), threading.Event()
+
+    def train() -> None:
+        gate.before_change()
+        gate.end_boundary()
+        went_on.set()
+        decided.wait(PATIENCE)
+        gate.before_change()
+        places.append("changed")
+
+    def run() -> None:
+        try:
+            train()
+        except SystemExit:
+            places.append("left")
+
+    if boundary:
+        gate.close(Shut.AT_BOUNDARY, 1, awaited=True)
+    trainer = threading.Thread(target=run, name="trainer", daemon=True)
+    trainer.start()
+    if boundary:
+        assert gate.wait_steady(within(PATIENCE)) == 1
+    else:
+        assert went_on.wait(PATIENCE)
+    gate.leave(lambda: SystemExit(75))
+    assert went_on.wait(PATIENCE)
+    gate.close(Shut.AT_BOUNDARY)
+    gate.close(Shut.AT_BOUNDARY, 2, awaited=True)
+    decided.set()
+    trainer.join(PATIENCE)
+    assert places == ["left"]
+    assert (gate.place.completed, gate.place.dirty) == (1, False)
+
+
 def test_in_a_forked_child_nothing_is_waited_for() -> None:
     """The lock may be held for ever there: an inert gate does not touch it."""
     gate = Gate()
