@@ -17,6 +17,9 @@ from pathlib import Path
 #: `ioctl_netdevice(7)`: an interface's IPv4 address, in bytes 20 to 24 of its `ifreq`.
 _SIOCGIFADDR = 0x8915
 _LOOPBACK = "127."
+#: `proc_net(5)`: a line for each route, of which the default one goes to 0.0.0.0/0.
+_ROUTES = Path("/proc/net/route")
+_ANYWHERE = "00000000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class Machine:
 
     #: A kernel's boot, and the agent's socket on it.
     id: str
-    #: By which others may know it: host name, and addresses.
+    #: By which others may know it: host name, and addresses, the best one last.
     names: tuple[str, ...]
 
     @property
@@ -64,7 +67,9 @@ def this_machine(agent: str) -> Machine:
 
 
 def _addresses() -> list[str]:
-    found = []
+    """That of the interface with the default route last: others find a machine there, and not on its own bridge of
+    containers, which every machine has under one address."""
+    found: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             try:
@@ -73,5 +78,25 @@ def _addresses() -> list[str]:
                 continue
             address = socket.inet_ntoa(answer[20:24])
             if not address.startswith(_LOOPBACK):
-                found.append(address)
-    return found
+                found[name] = address
+    try:
+        best = default_interface(_ROUTES.read_text())
+    except OSError:  # no Linux, or hidden
+        best = ""
+    return [found[name] for name in sorted(found, key=lambda name: name == best)]
+
+
+def default_interface(routes: str) -> str:
+    """
+    Args:
+        routes: as in /proc/net/route.
+
+    Returns:
+        Where packets for anywhere go, by the cheapest route; "" for nowhere.
+    """
+    default = [
+        (int(metric), interface)
+        for interface, to, _, _, _, _, metric, mask, *_ in map(str.split, routes.splitlines()[1:])
+        if to == mask == _ANYWHERE
+    ]
+    return min(default)[1] if default else ""
