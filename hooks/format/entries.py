@@ -19,6 +19,8 @@ from .manifest import Chunk, ObjectEntry, TensorEntry
 _MAX_DIMS = 64  # torch's own limit
 _MAX_NAME = 4096
 
+_INT = {int}
+
 #: A NamedTuple's own constructor is a Python function that does this, at three times the price.
 _new = tuple.__new__
 
@@ -129,7 +131,11 @@ def each_tensor_in(
         if type(shape) is not list or type(chunks) is not list:
             raise Invalid(f"tensor {name!r} has no list of sizes and of chunks")
         said = known.get(name)
-        if said is None or said.dtype != dtype or said.stored != stored or said.sizes != shape:
+        if (
+            said is None
+            or (said.dtype, said.stored, said.sizes) != (dtype, stored, shape)
+            or not _plain(shape)
+        ):
             itemsize = _itemsize(name, dtype, stored)
             said = known[name] = Described(
                 dtype, stored, shape, name, _shape(name, shape, itemsize), itemsize
@@ -137,6 +143,11 @@ def each_tensor_in(
         _, _, _, name, box, itemsize = said
         made = tuple([_chunk(chunk, name, box, itemsize, bounds) for chunk in chunks])
         yield _new(TensorEntry, (name, said.dtype, box, made, said.stored))
+
+
+def _plain(sizes: list[Any]) -> bool:
+    """Whether these equal others to the letter, if they equal them: True and 1.0 are no 1 here."""
+    return set(map(type, sizes)) <= _INT
 
 
 def _itemsize(name: str, dtype: Any, stored: Any) -> int:

@@ -182,6 +182,7 @@ BROKEN = [
     (edit("tensors", 0, "shape", to="88"), "tensor 'w' has no list of sizes"),
     (edit("tensors", 0, "shape", to=[8, -4]), "tensor 'w' has a dimension of -4"),
     (edit("tensors", 0, "shape", to=[True, 4]), "tensor 'w' has a dimension of True"),
+    (edit("tensors", 0, "shape", to=[8.0, 4]), "tensor 'w' has a dimension of 8.0"),
     (edit("tensors", 0, "shape", to=[2**40, 2**40]), "tensor 'w' is too large to exist"),
     (edit("tensors", 0, "shape", to=[1] * 65), "tensor 'w' is too large to exist"),
     (edit("tensors", 0, "chunks", to=None), "tensor 'w' has no list of sizes and of chunks"),
