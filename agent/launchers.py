@@ -49,43 +49,28 @@ def told(command: Sequence[str], window: float | None, env: Mapping[str, str]) -
     return {name: value for name, value in said.items() if not env.get(name)}
 
 
-def endpoint(command: Sequence[str]) -> str:
-    """Where torchrun is told to meet; "" where this is none, or it is told nothing."""
-    return command[at].rpartition("=")[2] if (at := _endpoint_in(command)) is not None else ""
-
-
-def meeting_at(command: Sequence[str], there: str) -> list[str]:
-    """The command with its rendezvous there: a name or an address, and perhaps a port."""
-    words = list(command)
-    if (at := _endpoint_in(words)) is not None:
-        option, equals, _ = words[at].rpartition("=")
-        words[at] = option + equals + there
-    return words
-
-
 def moved(command: Sequence[str], gone: frozenset[str], meet: str) -> list[str]:
     """The command with its rendezvous on `meet`, where it was on the machine that is `gone` (its names and addresses). Who
     is at home at `meet` hosts it then, as torchrun finds out for itself."""
-    return meeting_at(command, _elsewhere(endpoint(command), gone, meet))
-
-
-def _endpoint_in(command: Sequence[str]) -> int | None:
-    """Which word says it, alone or behind its option and "=". Behind the script's name it would be an option of the script."""
-    for at, word in enumerate(command if is_torchrun(command) else ()):
-        option, equals, _ = word.partition("=")
-        if option in _ENDPOINT:
-            return at if equals else at + 1 if at + 1 < len(command) else None
-    return None
-
-
-def host_and_port(endpoint: str) -> tuple[str, str]:
-    """Without brackets, and "" where there is none."""
-    host, colon, port = endpoint.rpartition(":") if not endpoint.endswith("]") else (endpoint, "", "")
-    return (host if colon else endpoint).strip("[]"), port if colon else ""
+    words = list(command)
+    if not is_torchrun(words):
+        return words
+    for at, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option not in _ENDPOINT:
+            continue
+        if equals:
+            words[at] = f"{option}={_elsewhere(value, gone, meet)}"
+        elif at + 1 < len(words):
+            words[at + 1] = _elsewhere(words[at + 1], gone, meet)
+        break  # behind the script's name it would be an option of the script
+    return words
 
 
 def _elsewhere(endpoint: str, gone: frozenset[str], meet: str) -> str:
-    host, port = host_and_port(endpoint)
-    if host.lower() not in gone:
+    host, colon, port = endpoint.rpartition(":") if not endpoint.endswith("]") else (endpoint, "", "")
+    if not colon:
+        host, port = endpoint, ""
+    if host.strip("[]").lower() not in gone:
         return endpoint
-    return (f"[{meet}]" if ":" in meet else meet) + (port and f":{port}")
+    return (f"[{meet}]" if ":" in meet else meet) + colon + port

@@ -13,7 +13,6 @@ from functools import partial
 
 from ..providers.clock import Clock
 from ..providers.stores.store import BlobStore
-from . import rendezvous
 from .agreement.channel import Channel
 from .checkpoints.commit import claim_attempt
 from .checkpoints.patience import PatientStore
@@ -76,7 +75,7 @@ class Beginning:
         Raises:
             StoreError: the store failed.
         """
-        info = {"pid": os.getpid(), "command": sys.orig_argv, **rendezvous.said(os.environ)}
+        info = {"pid": os.getpid(), "command": sys.orig_argv}
         store = self._patient("Training was not started")
         world = 1 if self._channel is None else self._channel.world
 

@@ -7,7 +7,6 @@ entries is `agreement.standing`, what all do about one is a decision that one ra
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,7 @@ from hashlib import sha256
 
 from ..providers.clock import Clock
 from ..providers.errors import SpotguardError
-from . import protocol, rendezvous
+from . import protocol
 from .agreed import Agreed
 from .agreement.calls import AtBoundary, Background, Call, Failed, Manual, Notice, Withdrawn
 from .agreement.channel import Channel
@@ -286,7 +285,7 @@ class Ranks:
             now,
             detail="".join(gone.names[:1]),
             drill=call.drill,
-            gone=" ".join(rendezvous.also_called(gone.names, os.environ)),
+            gone=" ".join(gone.names),
             meet=next((found for each in staying if (found := Machine.decode(each).address)), ""),
         )
 

@@ -164,7 +164,7 @@ class AttemptRecord:
     attempt: int
     incarnation: str = ""
     world: int = 1
-    #: Plain JSON, for people: pid and command. And for launchers, where it is not what they were told: where the job meets.
+    #: Plain JSON for people: host, command, what it restored from.
     info: Mapping[str, Any] = field(default_factory=dict)
     created: float = 0.0
     format: int = FORMAT

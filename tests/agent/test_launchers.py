@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotguard.agent.launchers import (
-    SHUTDOWN_TIMEOUT,
-    UNSHARED,
-    endpoint,
-    host_and_port,
-    is_torchrun,
-    meeting_at,
-    moved,
-    told,
-)
+from spotguard.agent.launchers import SHUTDOWN_TIMEOUT, UNSHARED, is_torchrun, moved, told
 
 
 @pytest.mark.parametrize(
@@ -97,33 +88,3 @@ def test_only_torchruns_own_rendezvous_is_moved() -> None:
 
 def test_an_address_of_the_new_kind_is_put_into_brackets() -> None:
     assert moved(["torchrun", "--rdzv-endpoint=node1:1"], GONE, "fd00::2")[1] == "--rdzv-endpoint=[fd00::2]:1"
-
-
-@pytest.mark.parametrize(
-    ("command", "place"),
-    [
-        ("torchrun --rdzv-endpoint node1:1 train.py", "node1:1"),
-        ("python -m torch.distributed.run --rdzv_endpoint=node1 train.py", "node1"),
-        ("torchrun train.py --rdzv-endpoint", ""),
-        ("torchrun --standalone train.py", ""),
-        ("train --rdzv-endpoint node1:1", ""),
-    ],
-)
-def test_a_launcher_says_where_it_meets_and_is_told_another_place(command: str, place: str) -> None:
-    words = command.split()
-    assert endpoint(words) == place
-    assert meeting_at(words, "node2:2") == (command.replace(place, "node2:2") if place else command).split()
-
-
-@pytest.mark.parametrize(
-    ("said", "parts"),
-    [
-        ("node1:29400", ("node1", "29400")),
-        ("node1", ("node1", "")),
-        ("[fd00::1]:29400", ("fd00::1", "29400")),
-        ("[fd00::1]", ("fd00::1", "")),
-        ("", ("", "")),
-    ],
-)
-def test_an_endpoint_is_a_host_and_a_port(said: str, parts: tuple[str, str]) -> None:
-    assert host_and_port(said) == parts

@@ -61,9 +61,7 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     _warn_of_a_store_that_dies(options)
     from spotguard.agent import loop
 
-    from .rendezvous import asking_first
-
-    code = loop.run(options, asking_first(command, os.environ))
+    code = loop.run(options, list(command))
     if code == 128 + signal.SIGINT:
         pass_on_the_interrupt()
     return code
