@@ -83,6 +83,8 @@ class Checkpointer:
         self.spoiled = ""
         #: Of the last save that ranks agreed on for a notice: which state that was, and what is in the store of it.
         self._shared: tuple[tuple[int, ...], Draft] | None = None
+        #: Of that state, what this rank had its part in and has not seen committed: name, draft, when it was begun.
+        self._unseen: list[tuple[CheckpointName, Draft, float]] = []
         #: Bytes of a full save; 0 before it is known.
         self.nbytes = 0
 
@@ -177,7 +179,7 @@ class Checkpointer:
         self.nbytes = collected.nbytes
         numbers = iter(agreed.numbers) if agreed.epoch else self._count
         if kind != "emergency":
-            self._shared = None
+            self._forget_shared()
         save = Save(state, collected, agreed, numbers, kind, effort, progress, in_place=True)
         try:
             if kind == "emergency":
@@ -187,7 +189,8 @@ class Checkpointer:
             save, name = self._apart(save, opened)
             return self._whole(save, name, started, blocked=self._clock.monotonic() - started)
         except Spoiled as error:
-            self.spoiled, self._shared = str(error), None
+            self.spoiled = str(error)
+            self._forget_shared()
             return None
 
     def _apart(self, save: Save, opened: Callable[[], None]) -> tuple[Save, CheckpointName]:
@@ -310,21 +313,36 @@ class Checkpointer:
 
     def _share(self, save: Save, started: float) -> Saved:
         """What the ranks agreed on."""
+        draft = self._begun(save)
+
+        def commit(name: CheckpointName, level: Level, written: Written, effort: Effort) -> None:
+            if level == "full":
+                self._unseen.append((name, draft, started))
+            self._committer.commit(replace(save, effort=effort), name, level, written, self._writer)
+
         share = Share(
             self._writer,
             save.effort,
             weights_first=save.agreed.weights_first,
             begin=lambda: self._name(save),
             put=lambda name, written: self._committer.put_own(save, name, written, self._writer),
-            commit=lambda name, level, written, effort: self._committer.commit(
-                replace(save, effort=effort), name, level, written, self._writer
-            ),
+            commit=commit,
             look=save.moved,
             progress=save.progress,
         )
-        draft = self._begun(save)
         name, level, why = share.run(save.collected.leaves, draft)
         return self._saved(name, draft, started, level, why)
+
+    def look_back(self) -> None:
+        """Where a later call took the place of one for which this rank's part is there: the others may have committed that,
+        and be gone."""
+        for name, draft, started in reversed(self._unseen):
+            if self.errands.marked(name):
+                self._saved(name, draft, started)
+                return
+
+    def _forget_shared(self) -> None:
+        self._shared, self._unseen = None, []
 
     def _begun(self, save: Save) -> Draft:
         """What this rank has put of this very state already, for an earlier call: a second machine goes, and the ranks share
@@ -336,6 +354,7 @@ class Checkpointer:
             draft = before[1].with_roles(roles)
         else:
             draft = Draft(outline, roles=roles)
+            self._unseen = []
         self._shared = key, draft
         return draft
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 import logging
 
 from ..providers.clock import Clock
-from ..providers.errors import CheckpointError, StoreError
+from ..providers.errors import CheckpointError, NotFoundError, StoreError
 from .checkpoints.commit import attempt_starts
 from .checkpoints.effort import Abandoned, Effort
 from .checkpoints.writer import Writer
+from .format.codec import decode_marker
+from .format.keys import MARKER, CheckpointName, checkpoint_prefix
 
 log = logging.getLogger("spotguard")
 
 #: Seconds that reading when earlier attempts began may take, all of it: a notice would wait for that.
 _HISTORY = 2.0
+#: And a look at a marker: the agent waits for what comes of it, before its reserve.
+_GLANCE = 1.0
 
 
 class Errands:
@@ -40,6 +44,23 @@ class Errands:
         except (Abandoned, StoreError, CheckpointError) as error:
             log.debug("how often this run was preempted is not known: %s", error)
         return found
+
+    def marked(self, name: CheckpointName) -> bool:
+        """Whether this checkpoint is committed, and says so; not, where the store takes its time."""
+        key, found = checkpoint_prefix(self._run_id, name) + MARKER, []
+        store = self._writer.store
+
+        def look(left: float | None) -> None:
+            try:
+                found.append(decode_marker(store.get(key, timeout=left), key))
+            except (NotFoundError, CheckpointError):
+                return  # there is none, or none that can be read
+
+        try:
+            self._writer.ask(look, self._within(_GLANCE), again=False)
+        except (Abandoned, StoreError, CheckpointError) as error:
+            log.debug("whether %s is committed by now is not known: %s", name, error)
+        return bool(found)
 
     def put(self, key: str, data: memoryview, seconds: float) -> None:
         """Put something beside the checkpoints, once.

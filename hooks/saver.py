@@ -110,6 +110,9 @@ class Saver(Orders):
                 if not isinstance(error, Abandoned):
                     self._say_failed(job, str(error))
                 job.error = self._by_hand_ended(job, error) if job.kind == "manual" else error
+                if job.alarm is not None and job.saved is None and not job.superseded:
+                    self._checkpointer.look_back()
+                    self._has_it(job)
                 last = self._checkpointer.last
                 if job.saved is not None and job.saved.level == "full":
                     log.info("step %d is committed, nothing newer is saved: %s", job.saved.step, error)

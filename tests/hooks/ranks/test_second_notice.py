@@ -107,6 +107,39 @@ def test_s16_two_machines_that_are_noticed_40_s_apart_go_with_one_checkpoint(
         assert outcome["ended"] == "everybody was told to leave"
 
 
+def test_a_machine_that_is_noticed_before_it_has_seen_the_commit_of_another_one_hears_of_it(
+    gang: Gang, folder: Path
+) -> None:
+    """Its manifest is there, and its first look at the others' does not return. The other one has marked it, and is gone."""
+    with ExitStack() as stack:
+        sign = stack.enter_context(signs(folder))
+        machines = [stack.enter_context(Machine(folder / f"{rank}.sock")) for rank in range(2)]
+        reached, held, twice = sign("reached"), sign("held"), sign("twice")
+        gang.begin(
+            2,
+            "fsdp",
+            folder / "store",
+            event(0, 4, "loading", "reaches", sign=str(reached)),
+            event(1, 4, "loading", "hears of", count=2, sign=str(twice)),
+            fates=[fate(1, "(get|read) .*/0*4-", sign=held)],
+            hosted=True,
+            envs={rank: {"SPOTGUARD_SOCKET": str(each.socket)} for rank, each in enumerate(machines)},
+        )
+        until(reached.exists)
+        machines[0].notice(30.0)
+        until(lambda: held.exists() and bool(machines[0].outcomes()))
+        assert machines[0].outcomes()[0]["step"] == 4
+        gang.end([0])
+        machines[1].notice(6.0)
+        until(twice.exists)
+        held.unlink()
+        said = gang.survivors(2)
+    assert said[1]["last"] == 4
+    assert len(marked(folder / "store")) == 1
+    assert restores(gang, 2, "fsdp", folder / "store") == 4
+    assert machines[1].outcomes()[-1]["step"] == 4
+
+
 @contextmanager
 def agents(folder: Path, count: int) -> Iterator[list[FakeAgent]]:
     """Who tells nobody to leave: as long as the command is ended, which may take its time."""
