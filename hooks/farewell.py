@@ -31,7 +31,7 @@ class Farewell:
         self._agent = agent
         self._ranks = ranks
         self._leave = leave
-        #: Whose save has come to its end last, and of how many notices it was then.
+        #: Of whose save the end was told last, and of how many notices it was then.
         self._answered: tuple[Alarm, int] | None = None
 
     def begin(self) -> None:
@@ -46,7 +46,8 @@ class Farewell:
             signals.wait_explained()
             _wait(_LAUNCHER, self._unanswered)
         elif self._ranks is not None and self._saver.ready:
-            _wait(_CALLED, lambda: self._unanswered() and not self._saver.saving)  # the others are being called
+            # The others are being called.
+            _wait(_CALLED, lambda: self._unanswered() and not self._saver.saving)
 
     def _unanswered(self) -> bool:
         """Whether a notice stands whose save has not come to its end. (What an earlier one asked for is no answer.)"""
@@ -55,9 +56,13 @@ class Farewell:
             return False
         return answered is None or answered[0] is not alarm or answered[1] < len(alarm.ids)
 
+    def alarm_told(self, alarm: Alarm) -> None:
+        """What a notice asked for has come to its end. What ends this process from now on is not held any more: it may be the
+        agent, to whom that is being said."""
+        self._answered = alarm, len(alarm.ids)
+
     def alarm_ended(self, alarm: Alarm, committed: bool) -> None:
         """A notice that came by hand (`spotguard.testing.preempt`), or of a launcher, has no agent to say what follows."""
-        self._answered = alarm, len(alarm.ids)
         if alarm.kind == LAUNCHER:
             # Training goes on, for whom nobody has sent a SIGTERM; it goes its way where one is held.
             self._saver.void_all("the launcher's SIGTERM is obeyed")
@@ -66,10 +71,10 @@ class Farewell:
             self._leave(EX_TEMPFAIL)
 
     def _hold(self) -> signals.Hold:
+        if self._saver.alarmed:
+            return signals.Hold.SAVING if self._saver.saving and self._unanswered() else signals.Hold.LEAVING
         if self._saver.saving:
             return signals.Hold.SAVING
-        if self._saver.alarmed:
-            return signals.Hold.LEAVING
         return signals.Hold.GUARDED if self._agent.guarded else signals.Hold.NOTHING
 
     def _unnoticed(self) -> bool:

@@ -144,7 +144,9 @@ class Guard:
         )
         self._checkpointer.nbytes = self._nbytes
         put = self._checkpointer.errands.put if self._rank == 0 else None
-        self._report = Report(put, run_id, attempt, clock, self._agent.send, self._alarm_ended)
+        self._report = Report(
+            put, run_id, attempt, clock, self._agent.send, self._alarm_told, self._alarm_ended
+        )
         self._saver = Saver(
             gate=self._gate,
             state=self._state,
@@ -337,6 +339,9 @@ class Guard:
             mode="boundary" if self._state.boundary_only else "window",
             detail=self._state.boundary_only,
         )
+
+    def _alarm_told(self, alarm: Alarm) -> None:
+        self._farewell.alarm_told(alarm)
 
     def _alarm_ended(self, alarm: Alarm, committed: bool) -> None:
         self._farewell.alarm_ended(alarm, committed)

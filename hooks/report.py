@@ -38,6 +38,7 @@ class Report:
         put: puts something small into the store, within so many seconds (`Errands.put`). None: another rank
             keeps the record.
         send: to the agent; False when there is none. What is said to be droppable it never waits for.
+        telling: called with each alarm that ends, before the agent hears of it: from its word on it may end this process.
         ended: called with each alarm that ended, and whether it committed.
     """
 
@@ -48,6 +49,7 @@ class Report:
         attempt: int,
         clock: Clock,
         send: Send,
+        telling: Callable[[Alarm], None],
         ended: Callable[[Alarm, bool], None],
     ) -> None:
         self._put = put
@@ -55,6 +57,7 @@ class Report:
         self._attempt = attempt
         self._clock = clock
         self._send = send
+        self._telling = telling
         self._ended = ended
         self._count = 0
         self._lock = threading.Lock()  # guards the two below
@@ -87,6 +90,7 @@ class Report:
             level=saved.level,
             reason=saved.why,
         )
+        self._telling(alarm)
         for id in list(alarm.ids):
             self._send(_committed(id, saved, now))
         self._ended(alarm, True)
@@ -94,6 +98,7 @@ class Report:
     def failed(self, alarm: Alarm, reason: str, last_step: int) -> None:
         newest = f"the newest checkpoint is of step {last_step}" if last_step >= 0 else "there is none yet"
         log.error("nothing new is committed: %s; %s", reason, newest)
+        self._telling(alarm)
         for id in list(alarm.ids):
             self._send(protocol.Failed(id, reason, last_step))
         self._record(alarm, committed=False, step=last_step, bytes=0, url="", level="", reason=reason)

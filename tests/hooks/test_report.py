@@ -19,7 +19,15 @@ def test_progress_is_rare_and_droppable() -> None:
         heard.append((message.phase, message.done_bytes))
         return True
 
-    report = Report(lambda key, data, seconds: None, "run", 1, clock, send, lambda alarm, committed: None)
+    report = Report(
+        lambda key, data, seconds: None,
+        "run",
+        1,
+        clock,
+        send,
+        lambda alarm: None,
+        lambda alarm, committed: None,
+    )
     alarm = Alarm(["n1"], 100.0, 90.0, "test", "terminate")
     for phase in ("begun", "gate", "first-byte"):
         report.progress(alarm, phase, 5, 0, 1000)

@@ -19,7 +19,7 @@ from tests.fakes.hook import TIMEOUT
 pytest.importorskip("torch")
 
 TRAINING = """
-import signal, sys, threading, types, torch
+import os, signal, sys, threading, types, torch
 # torch.optim imports the compiler only to say "not here": half of what this script costs.
 torch._dynamo = sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")
 torch._dynamo.disable, torch._dynamo.graph_break = lambda fn, *_, **__: fn, lambda: None
@@ -36,6 +36,13 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 guard = spotguard.register("file://{store}", run_id="r", model=model, optimizer=optimizer)
 guard.restore()
 pause = threading.Event()  # never set
+def tell(message, tell=guard._report._send, **how):
+    told = tell(message, **how)
+    if {ended} and type(message).__name__ == "Committed":
+        os.kill(os.getpid(), signal.SIGTERM)
+        any(signals.held() or pause.wait(0.01) for _ in range(500))
+    return told
+guard._report._send = tell
 print("training", flush=True)
 try:
     while True:
@@ -59,8 +66,10 @@ def folder() -> Iterator[Path]:
 
 
 class Training:
-    def __init__(self, folder: Path, *, theirs: bool = False, fails: bool = False) -> None:
-        code = TRAINING.format(theirs=theirs, fails=fails, store=folder / "store")
+    def __init__(
+        self, folder: Path, *, theirs: bool = False, fails: bool = False, ended: bool = False
+    ) -> None:
+        code = TRAINING.format(theirs=theirs, fails=fails, ended=ended, store=folder / "store")
         env = {**os.environ, "SPOTGUARD_SOCKET": str(folder / "a.sock")}
         self.process = subprocess.Popen(
             [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True
@@ -89,6 +98,17 @@ def test_a_group_wide_sigterm_does_not_outrun_the_notice(folder: Path) -> None:
         agent.say(Leave("n", 75))
         training.says("finally")
         assert training.ends() == 75
+
+
+def test_an_agent_that_ends_training_as_soon_as_it_hears_of_the_commit_is_obeyed(folder: Path) -> None:
+    """Its SIGTERM is there before the saving thread has come to its end."""
+    with FakeAgent(folder / "a.sock") as agent:
+        training = Training(folder, ended=True)
+        agent.welcome()
+        training.says("training")
+        agent.say(Preempt("n", 30.0, 3.0, "aws", "interruption"))
+        assert agent.hear(Committed).id == "n"
+        assert training.ends() == -signal.SIGTERM
 
 
 def test_training_that_the_same_signal_has_broken_is_saved_all_the_same(folder: Path) -> None:
