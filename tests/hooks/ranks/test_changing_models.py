@@ -39,7 +39,9 @@ def test_a_model_that_has_changed_is_saved_whole_and_planned_anew_without_a_coll
         assert mine["losses"] == {at: loss for at, loss in other["losses"].items() if int(at) >= 8}
 
 
-@pytest.mark.parametrize(("way", "noticed"), [("freezing ddp", 0), ("fsdp", 1)])
+@pytest.mark.parametrize(
+    ("way", "noticed"), [pytest.param("freezing ddp", 0, marks=pytest.mark.soak), ("fsdp", 1)]
+)
 def test_a_model_that_some_rank_is_changing_just_now_is_saved_behind_that_step(
     gang: Gang, way: str, noticed: int, folder: Path
 ) -> None:

@@ -66,7 +66,7 @@ def killed(gang: Gang, play: Play, seed: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("play", [in_restore, beside_training])
-@pytest.mark.parametrize("seed", range(2), ids="seed-{}".format)
+@pytest.mark.parametrize("seed", range(1), ids="seed-{}".format)
 def test_what_is_committed_is_restored_whoever_dies(gang: Gang, play: Play, seed: int, folder: Path) -> None:
     killed(gang, play, seed, folder)
 
@@ -74,7 +74,7 @@ def test_what_is_committed_is_restored_whoever_dies(gang: Gang, play: Play, seed
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("play", [in_restore, beside_training])
-@pytest.mark.parametrize("seeds", range(2, 122, 30), ids="seeds-from-{}".format)
+@pytest.mark.parametrize("seeds", range(1, 121, 30), ids="seeds-from-{}".format)
 def test_what_is_committed_is_restored_whoever_dies_a_hundred_times(
     gang: Gang, play: Play, seeds: int, folder: Path
 ) -> None:

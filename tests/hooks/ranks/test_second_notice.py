@@ -66,7 +66,10 @@ def test_a_machine_that_is_noticed_in_the_save_is_saved_in_its_time(
 
 @pytest.mark.parametrize(
     ("way", "call"),
-    [("ddp", "put .*safetensors"), ("fsdp", r"put .*-of-\d+\.json")],
+    [
+        ("ddp", "put .*safetensors"),
+        pytest.param("fsdp", r"put .*-of-\d+\.json", marks=pytest.mark.soak),
+    ],
 )
 def test_s16_two_machines_that_are_noticed_40_s_apart_go_with_one_checkpoint(
     gang: Gang, way: str, call: str, folder: Path

@@ -24,10 +24,17 @@ WINDOW, RESERVE = 3.0, 1.5
 @pytest.mark.parametrize(
     ("way", "call", "noticed", "step"),
     [
-        pytest.param("fsdp", "set offer/[2-9]", [0, 1, 2], 2, id="to agree"),
+        pytest.param("fsdp", "set offer/[2-9]", [0, 1, 2], 2, id="to agree", marks=pytest.mark.soak),
         pytest.param("fsdp", "put .*/0*4-.*safetensors", [0, 1, 2], 2, id="for the bytes"),
         # What was on its way arrives, and with it the set is complete: nobody has seen it, and whoever restores does.
-        pytest.param("hsdp", r"put .*/0*4-.*-of-\d+\.json", [0, 1, 2, 3], 4, id="for a manifest"),
+        pytest.param(
+            "hsdp",
+            r"put .*/0*4-.*-of-\d+\.json",
+            [0, 1, 2, 3],
+            4,
+            id="for a manifest",
+            marks=pytest.mark.soak,
+        ),
         pytest.param(
             "fsdp", "put .*/0*4-.*safetensors", [1], 2, id="for who goes alone", marks=pytest.mark.soak
         ),

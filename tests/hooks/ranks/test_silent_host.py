@@ -24,7 +24,7 @@ OBJECT, MANIFEST = r"put .*/0*4-.*safetensors", r"put .*/0*4-.*-of-\d+\.json"
 @pytest.mark.parametrize(
     ("way", "call", "step"),
     [
-        pytest.param("fsdp", "", 2, id="before the call"),
+        pytest.param("fsdp", "", 2, id="before the call", marks=pytest.mark.soak),
         pytest.param("ddp", "set offer/2", 2, id="before the offers"),
         pytest.param("fsdp", OBJECT, 4, id="between decision and commit"),
     ],
@@ -72,7 +72,7 @@ def test_a_launcher_that_stands_still_keeps_nobody(
 @pytest.mark.parametrize(
     ("way", "calls", "step"),
     [
-        pytest.param("ddp", {1: "set offer/2"}, 2, id="before the offers"),
+        pytest.param("ddp", {1: "set offer/2"}, 2, id="before the offers", marks=pytest.mark.soak),
         pytest.param("ddp", {0: OBJECT, 1: OBJECT}, 2, id="before its share is there"),
         pytest.param("fsdp", {0: MANIFEST, 1: MANIFEST}, 4, id="when its share is there"),
     ],

@@ -32,7 +32,11 @@ WORLD = 3
         ),
         # Its count is what it will be: whoever is in `optimizer.step()` offers the step behind it.
         pytest.param(
-            "ahead", [(5, "optimizer"), (5, "loading"), (4, "forward")], 6, id="by two, in its optimizer"
+            "ahead",
+            [(5, "optimizer"), (5, "loading"), (4, "forward")],
+            6,
+            id="by two, in its optimizer",
+            marks=pytest.mark.soak,
         ),
     ],
 )
