@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from .coverage import MergedTensor, disagree, full_set, tile
 from .entries import Described
@@ -54,8 +55,28 @@ class Merging:
         """Raises CheckpointError where they are no whole: as `coverage` does."""
         full_set(self.manifests.values())
         for merged, numbers in self._tensors.values():
+            if _in_rows(merged.shape, numbers):
+                continue
             chunks = _chunks(numbers, len(merged.shape))
             tile(MergedTensor(merged.name, merged.dtype, merged.shape, merged.stored, chunks))
+
+
+def _in_rows(shape: tuple[int, ...], numbers: array[int]) -> bool:
+    """Whether these are whole rows, one chunk after the other, from the first to the last: as `coverage` asks first, too, but
+    of columns of numbers."""
+    dims = len(shape)
+    if not dims:
+        return False
+    columns = [numbers[at :: _FIXED + 2 * dims] for at in range(_FIXED, _FIXED + 2 * dims)]
+    offsets, sizes = columns[:dims], columns[dims:]
+    ends = [0, *accumulate(sizes[0])]
+    return (
+        ends[-1] == shape[0]
+        and all(sizes[0])
+        and offsets[0].tolist() == ends[:-1]
+        and not any(map(any, offsets[1:]))
+        and all(set(column) <= {size} for column, size in zip(sizes[1:], shape[1:], strict=True))
+    )
 
 
 def _chunks(numbers: array[int], dims: int) -> list[tuple[int, Chunk]]:

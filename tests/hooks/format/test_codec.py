@@ -285,6 +285,20 @@ def test_many_are_read_with_the_collector_at_rest() -> None:
         gc.enable()
 
 
+def test_what_was_read_is_old_and_what_somebody_froze_stays_frozen() -> None:
+    """The collector's next look, at what is young, does not go through it."""
+    files = [("a", encode_manifest(MANIFEST))]
+    read = decode_manifests(files)
+    assert not any(each is read[0].tensors for each in gc.get_objects(generation=0))
+    gc.freeze()
+    try:
+        count = gc.get_freeze_count()
+        decode_manifests(files)
+        assert gc.get_freeze_count() == count > 0
+    finally:
+        gc.unfreeze()
+
+
 def test_another_thread_leaves_the_collector_alone() -> None:
     """What a training script switches off while the saving thread reads stays off."""
     seen: list[bool] = []

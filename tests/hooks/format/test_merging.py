@@ -7,13 +7,14 @@ import random
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 
 from spotguard.hooks.format.codec import decode_manifest, encode_manifest, open_manifest
 from spotguard.hooks.format.coverage import coverage
-from spotguard.hooks.format.manifest import RankManifest, TensorEntry
+from spotguard.hooks.format.manifest import Chunk, RankManifest, TensorEntry
 from spotguard.hooks.format.merging import Merging
 from spotguard.providers.errors import CheckpointError
 from tests.fakes.checkpoint import Save
@@ -166,3 +167,29 @@ def test_a_damaged_one_is_refused_before_its_first_tensor() -> None:
     data[len(data) // 2] ^= 1
     with pytest.raises(CheckpointError, match="k: damaged"):
         open_manifest(bytes(data), "k")
+
+
+def test_two_boxes_tile_here_where_they_tile_there() -> None:
+    """Any two, of few sizes and places: whole rows are told by another way here."""
+    boxes = [
+        ((row, column), (rows, columns))
+        for row, column, rows, columns in product((0, 2, 3), (0, 1), (0, 2, 4), (2, 3))
+    ]
+    whole = 0
+    for pair in product(boxes, repeat=2):
+        manifests = [
+            RankManifest(
+                "run",
+                1,
+                0,
+                0,
+                rank,
+                2,
+                tensors=(TensorEntry("w", "int8", (4, 3), (Chunk(*box, 0, 0, 0, rank),)),),
+            )
+            for rank, box in enumerate(pair)
+        ]
+        said = words(lambda: coverage(manifests))  # noqa: B023 (called at once)
+        assert words(lambda: merge(manifests)) == said, pair  # noqa: B023
+        whole += not said
+    assert whole > 1
