@@ -22,6 +22,11 @@ from ..state.device import SideStreams
 from ..state.storage import copyable, gap
 from .boxes import Box, run
 
+# What torch makes at a function's first call is registered with libc to be unmade at exit, under a lock that a fork copies as
+# it stands. The saving thread's first frame is made while training begins; a data loader's worker forked at that instant
+# hung for ever in a first call of its own (1 of 65 on a busy machine). So the first call is here, when this is imported.
+torch.frombuffer(bytearray(2**16), dtype=torch.uint8).zero_()  # so large that it is filled as a frame is
+
 
 class Frame:
     """One reused buffer of `size` bytes. Used by one thread at a time.
