@@ -51,6 +51,15 @@ def test_a_worker_has_nothing_of_ours(machine: Machine, method: str) -> None:
     assert [step for _, step, _ in machine.committed()] == [last]
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("life", range(100), ids="life-{}".format)
+def test_a_worker_that_is_forked_right_behind_restore_begins(machine: Machine, life: int) -> None:
+    """Our threads have just begun, and a fork takes the locks of libc and torch as they stand. (Best with several beside each
+    other: one in 65 hung, before the first calls of torch were taken from those threads.)"""
+    pytest.importorskip("torch")
+    machine.run("--every off --window 20", sys.executable, LOADING, "fork").out.until(r"^worker (\d+)$")
+
+
 def test_workers_of_two_ranks_below_torchrun_end_with_them(machine: Machine) -> None:
     """Forked and spawned, and all of them in the middle of a sample when the notice comes: the save commits, and nobody is
     left, not even a zombie."""
