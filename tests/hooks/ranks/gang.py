@@ -239,6 +239,8 @@ class Gang:
             raise AssertionError(f"rank {rank} says nothing:\n{self.errors()}")
         line = member.answers.readline()
         if not line and dead:
+            # Its pipes are closed before it is gone, and who is not gone is told of the next job.
+            assert select.select([member.handle], [], [], TIMEOUT)[0]
             return {}
         assert line, f"rank {rank} is gone:\n{self.errors()}"
         said: Said = json.loads(line)
