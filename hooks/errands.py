@@ -8,12 +8,11 @@ from __future__ import annotations
 import logging
 
 from ..providers.clock import Clock
-from ..providers.errors import CheckpointError, NotFoundError, StoreError
-from .checkpoints.commit import attempt_starts
+from ..providers.errors import CheckpointError, StoreError
+from .checkpoints.commit import attempt_starts, is_marked
 from .checkpoints.effort import Abandoned, Effort
 from .checkpoints.writer import Writer
-from .format.codec import decode_marker
-from .format.keys import MARKER, CheckpointName, checkpoint_prefix
+from .format.keys import CheckpointName
 
 log = logging.getLogger("spotguard")
 
@@ -47,20 +46,17 @@ class Errands:
 
     def marked(self, name: CheckpointName) -> bool:
         """Whether this checkpoint is committed, and says so; not, where the store takes its time."""
-        key, found = checkpoint_prefix(self._run_id, name) + MARKER, []
+        found = []
         store = self._writer.store
 
         def look(left: float | None) -> None:
-            try:
-                found.append(decode_marker(store.get(key, timeout=left), key))
-            except (NotFoundError, CheckpointError):
-                return  # there is none, or none that can be read
+            found.append(is_marked(store, self._run_id, name, timeout=left))
 
         try:
             self._writer.ask(look, self._within(_GLANCE), again=False)
         except (Abandoned, StoreError, CheckpointError) as error:
             log.debug("whether %s is committed by now is not known: %s", name, error)
-        return bool(found)
+        return any(found)
 
     def put(self, key: str, data: memoryview, seconds: float) -> None:
         """Put something beside the checkpoints, once.

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...providers.errors import CheckpointError, NotFoundError, StoreError
 from ...providers.stores.store import BlobStore
-from ..format.codec import decode_attempt, encode_attempt, encode_manifest, encode_marker
+from ..format.codec import decode_attempt, decode_marker, encode_attempt, encode_manifest, encode_marker
 from ..format.coverage import coverage
 from ..format.keys import (
     MARKER,
@@ -47,6 +47,16 @@ def put_marker(
     key = checkpoint_prefix(marker.run_id, marker.checkpoint) + MARKER
     store.put(key, memoryview(encode_marker(marker)), timeout=timeout)
     return marker
+
+
+def is_marked(store: BlobStore, run_id: str, name: CheckpointName, *, timeout: float | None = None) -> bool:
+    """Whether its marker is there and can be read: else it is written anew. One request; raises StoreError."""
+    key = checkpoint_prefix(run_id, name) + MARKER
+    try:
+        decode_marker(store.get(key, timeout=timeout), key)
+    except (NotFoundError, CheckpointError):
+        return False
+    return True
 
 
 def mark_alone(

@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ...providers.errors import CheckpointError, NotFoundError, StoreError
+from ...providers.errors import NotFoundError, StoreError
 from ...providers.stores.store import BlobStore
-from ..format.codec import decode_marker, open_manifest
-from ..format.keys import MARKER, checkpoint_prefix, manifest_name
+from ..format.codec import open_manifest
+from ..format.keys import checkpoint_prefix, manifest_name
 from ..format.manifest import RankManifest
 from ..format.merging import Merging
+from .commit import is_marked
 
 #: Ranks whose manifests are asked for in one look, each for a byte of it; and how many of them an error names.
 AT_ONCE, _NAMED = 8, 8
@@ -103,7 +104,7 @@ class Others:
 
     def look(self, left: float | None) -> None:
         """Whether it is marked, and of the next few that were missing, who is there by now."""
-        if self._is_marked(left):
+        if is_marked(self.store, self.mine.run_id, self.mine.checkpoint, timeout=left):
             self.marked = True
             return
         for rank in self.missing[:AT_ONCE]:
@@ -131,14 +132,6 @@ class Others:
         self._merging.add(found, tensors)
         self._strange.discard(rank)
         self._finds(rank)
-        return True
-
-    def _is_marked(self, left: float | None) -> bool:
-        key = checkpoint_prefix(self.mine.run_id, self.mine.checkpoint) + MARKER
-        try:
-            decode_marker(self.store.get(key, timeout=left), key)
-        except (NotFoundError, CheckpointError):
-            return False  # one that cannot be read is written anew
         return True
 
     def _is_there(self, rank: int, left: float | None) -> bool:

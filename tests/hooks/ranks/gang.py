@@ -167,7 +167,7 @@ class Gang:
 
     def dead(self, world: int) -> bool:
         """Whether any rank has died, by now."""
-        return not all(self._members[rank].alive for rank in range(world))
+        return any(self.gone(rank) for rank in range(world))
 
     def said(self, ranks: Sequence[int]) -> bool:
         """Whether each of these has said what became of it."""
