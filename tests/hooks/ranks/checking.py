@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,18 @@ def straight(gang: Gang, world: int, way: str, folder: Path, **scenario: Any) ->
         assert [each["ended"] for each in said] == ["at its end"] * world, gang.errors()
         _STRAIGHT[key] = said
     return _STRAIGHT[key]
+
+
+@contextmanager
+def seeded(seed: int, folder: Path) -> Iterator[Path]:
+    """A folder for what one of many seeds plays; what fails in it says which one it was."""
+    own = folder / str(seed)
+    own.mkdir(mode=0o700)
+    try:
+        yield own
+    except BaseException as error:
+        error.add_note(f"seed {seed}")
+        raise
 
 
 def newest(store: Path) -> Whole | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.hooks.format.keys import CheckpointName
-from tests.hooks.ranks.checking import marked, restores
+from tests.hooks.ranks.checking import marked, restores, seeded
 from tests.hooks.ranks.gang import Gang, Said, event, fate, until
 
 pytest.importorskip("torch")
@@ -87,10 +87,6 @@ def test_what_is_committed_is_restored_whoever_dies_a_hundred_times(
 ) -> None:
     killed = 0
     for seed in range(seeds, seeds + 30):
-        (folder / str(seed)).mkdir(mode=0o700)
-        try:
-            killed += played(gang, play, seed, folder / str(seed))
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
+        with seeded(seed, folder) as own:
+            killed += played(gang, play, seed, own)
     assert killed >= 20

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hooks.ranks.checking import restores
+from tests.hooks.ranks.checking import restores, seeded
 from tests.hooks.ranks.gang import PHASES, Event, Gang, Said, event, fate, until
 from tests.hooks.ranks.machines import Machine
 
@@ -133,9 +133,5 @@ def test_what_is_committed_is_restored_whoever_dies_where_hundreds_of_times(
     gang: Gang, seeds: int, folder: Path
 ) -> None:
     for seed in range(seeds, seeds + 50):
-        (folder / str(seed)).mkdir(mode=0o700)
-        try:
-            anywhere(gang, seed, folder / str(seed))
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
+        with seeded(seed, folder) as own:
+            anywhere(gang, seed, own)

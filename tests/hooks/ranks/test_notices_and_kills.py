@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hooks.ranks.checking import newest, restores, saved_together
+from tests.hooks.ranks.checking import newest, restores, saved_together, seeded
 from tests.hooks.ranks.gang import PHASES, Gang, event, fate, signs, until
 from tests.hooks.ranks.machines import Machine
 
@@ -73,12 +73,8 @@ def one_day(gang: Gang, seed: int, folder: Path) -> None:
 
 def days(gang: Gang, seeds: range, folder: Path) -> None:
     for seed in seeds:
-        (folder / str(seed)).mkdir(mode=0o700)
-        try:
-            one_day(gang, seed, folder / str(seed))
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
+        with seeded(seed, folder) as own:
+            one_day(gang, seed, own)
 
 
 def test_one_step_is_saved_or_the_one_before_stands(gang: Gang, folder: Path) -> None:
