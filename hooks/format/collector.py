@@ -13,7 +13,8 @@ def collector_at_rest() -> Iterator[None]:
     """Look for no cyclic garbage inside: reading the manifests of 128 ranks takes a third of the time.
 
     What was made meanwhile is old at the end, unseen: to look through it once more would cost a quarter again. (To freeze and
-    unfreeze is what moves it there, at no cost; not where somebody has frozen something of his own.)
+    unfreeze is what moves it there, at no cost; not where something is frozen already: by somebody, or by Python 3.12 itself,
+    which starts with some hundred objects frozen.)
 
     On the main thread only: the switch is the whole process's, and what a training script does to it while a thread of
     ours reads would be undone at the end. It is only put off; who has switched the collector off keeps it so.
