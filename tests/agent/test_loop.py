@@ -25,6 +25,7 @@ from spotguard.agent.supervisor import Supervisor
 from spotguard.hooks.protocol import Position
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
+from tests.fakes.awake import STAYS_AWAKE
 from tests.fakes.serving import Events, Serving
 
 ROOT = Path(__file__).parents[2]
@@ -134,7 +135,7 @@ while True: signal.pause()
 
 def test_who_never_registered_gets_the_signal(options: Options) -> None:
     """And the rest of the window for its own handler."""
-    code = """
+    code = f"""{STAYS_AWAKE}
 import os, signal, sys
 signal.signal(signal.SIGUSR2, lambda *_: sys.exit(3))
 os.kill(os.getppid(), signal.SIGTERM)

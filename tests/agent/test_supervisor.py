@@ -17,17 +17,19 @@ import pytest
 
 from spotguard.agent.events import CommandEnded, Event
 from spotguard.agent.supervisor import CommandError, Supervisor, take_status
+from tests.fakes.awake import STAYS_AWAKE
 from tests.fakes.report import TIMEOUT, Report
 
 #: Reports every SIGTERM and SIGUSR1, and so does the child that it starts first; ends with 7 on SIGUSR2.
-FAMILY = """
+FAMILY = f"""
 import os, signal, sys
 report = int(os.environ["REPORT"])
 who = "child" if os.fork() == 0 else "leader"
-def say(line): os.write(report, f"{who} {os.getpid()} {line}\\n".encode())
+def say(line): os.write(report, f"{{who}} {{os.getpid()}} {{line}}\\n".encode())
 for signum in (signal.SIGTERM, signal.SIGUSR1):
     signal.signal(signum, lambda n, frame: say(signal.Signals(n).name))
 signal.signal(signal.SIGUSR2, lambda n, frame: os._exit(7) if who == "leader" else None)
+{STAYS_AWAKE}
 say("ready")
 while True: signal.pause()
 """
@@ -144,7 +146,7 @@ def test_a_signal_before_the_start_is_kept(stand: Stand) -> None:
 def test_a_stopped_command_hears_sigterm(stand: Stand) -> None:
     """It must be awake to end in order, whether it was stopped just before or just after it was asked."""
     code = (
-        "import os, signal\n"
+        f"import os, signal\n{STAYS_AWAKE}"
         "signal.signal(signal.SIGTERM, lambda n, frame: os._exit(5))\n"
         "os.write(int(os.environ['REPORT']), b'ready\\n')\n"
         "while True: signal.pause()\n"

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.fakes.awake import STAYS_AWAKE
 from tests.fakes.desk import Desk
 
 #: Reports each signal it hears and each line it reads; "q" ends it, "raw" leaves the terminal in raw mode.
-COMMAND = """
+COMMAND = f"""{STAYS_AWAKE}
 import os, signal, sys, termios, tty
 report = int(os.environ["REPORT"])
-def say(line): os.write(report, f"command: {line}\\n".encode())
+def say(line): os.write(report, f"command: {{line}}\\n".encode())
 for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
     signal.signal(signum, lambda n, frame: say(signal.Signals(n).name))
 say("ready")
@@ -23,13 +24,13 @@ for line in sys.stdin:
     word = line.strip()
     if word == "raw":
         tty.setraw(0)
-    say(f"read {word}")
+    say(f"read {{word}}")
     if word == "q":
         sys.exit(3)
 """
 
 #: Never looks at the terminal; ends by SIGUSR1.
-DEAF = """
+DEAF = f"""{STAYS_AWAKE}
 import os, signal
 report = int(os.environ["REPORT"])
 signal.signal(signal.SIGINT, lambda n, frame: os.write(report, b"command: SIGINT\\n"))

@@ -11,6 +11,7 @@ import pytest
 
 from spotguard.demo.machine import Machine
 from spotguard.providers.clock import SystemClock
+from tests.fakes.awake import STAYS_AWAKE
 
 #: Starts a child in a session of its own that outlives it, which says through a FIFO that it is there.
 _LEAVES_A_CHILD = """
@@ -53,6 +54,7 @@ def end(*_):
 signal.signal(signal.SIGTERM, end)
 if os.fork() == 0:
     os.setsid()
+{awake}
 fifo = os.open("{fifo}", os.O_WRONLY)
 os.write(fifo, b"H")
 while True: signal.pause()
@@ -64,7 +66,7 @@ def test_the_power_button_asks_everything_that_runs_on_it(tmp_path: Path) -> Non
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     machine = Machine("machine 1", tmp_path / "machine-1", tmp_path / "console", SystemClock())
-    machine.start([sys.executable, "-c", _OBEYS.format(fifo=fifo)])
+    machine.start([sys.executable, "-c", _OBEYS.format(fifo=fifo, awake=STAYS_AWAKE)])
     with fifo.open("rb", buffering=0) as end:
         heard = b""
         while heard != b"HH":

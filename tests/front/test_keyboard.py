@@ -11,18 +11,19 @@ import pytest
 
 from spotguard.providers.simulator.aws import AwsSimulator
 from tests.e2e.processes import eventually
+from tests.fakes.awake import STAYS_AWAKE
 from tests.fakes.desk import Desk
 
 RUN = [sys.executable, "-m", "spotguard", "run", "--provider", "none", "--run-id", "keys", "--"]
 
 #: Ends by KeyboardInterrupt, after it has said so.
-COMMAND = """
+COMMAND = f"""{STAYS_AWAKE}
 import os, signal, sys
 report = int(os.environ["REPORT"])
 try:
-    os.write(report, f"command: {os.getpid()}\\n".encode())
+    os.write(report, f"command: {{os.getpid()}}\\n".encode())
     if len(sys.argv) > 1: signal.pause()
-    for line in sys.stdin: os.write(report, f"command: read {line}".encode())
+    for line in sys.stdin: os.write(report, f"command: read {{line}}".encode())
 except KeyboardInterrupt:
     os.write(report, b"command: interrupted\\n")
     raise

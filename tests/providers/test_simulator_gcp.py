@@ -14,6 +14,7 @@ import pytest
 from spotguard.providers.errors import UsageError
 from spotguard.providers.simulator.gcp import GcpSimulator
 from spotguard.providers.simulator.gcp_upcoming import NOTHING, SPELLINGS
+from tests.fakes.awake import STAYS_AWAKE
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateGcp
 from tests.providers.gcp_curl import FLAVOR, PREEMPTED, ROOT, Held, ask, get
@@ -321,12 +322,13 @@ def test_what_happens_is_told(simulate_gcp: SimulateGcp, clock: ManualClock) -> 
 
 
 #: Ignores SIGTERM, and so does its child; says so, and of each one that comes.
-STUBBORN = """
+STUBBORN = f"""
 import os, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"term\\n"))
 child = os.fork()
+{STAYS_AWAKE}
 if child:
-    os.write(1, f"{child}\\n".encode())
+    os.write(1, f"{{child}}\\n".encode())
 while True:
     signal.pause()
 """

@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import sys
+import time
 
 
 def tell(line: str) -> None:
@@ -19,6 +20,9 @@ def main(words: list[str]) -> int:
         signal.signal(signal.Signals[f"SIG{name}"], lambda signum, frame: arrived.put(signum))
     tell(f"ready {os.getpid()}")
     while True:
+        # A signal that comes just before `get` blocks interrupts nothing: it is heard at the next look.
+        while arrived.empty():
+            time.sleep(0.02)
         name = signal.Signals(arrived.get()).name.removeprefix("SIG")
         tell(name)
         if code := codes[name]:
