@@ -32,7 +32,7 @@ test: .venv/ready  ## the fast tier: everything that matters
 	$(BIN)/pytest $(FAST) --numprocesses=$(JOBS) --dist=worksteal
 
 soak: .venv/ready  ## the slow tier: hundreds of seeded kills, and long runs
-	$(BIN)/pytest -m soak
+	$(BIN)/pytest -m "soak or hypothesis"  # and the properties with new examples
 
 check: .venv/ready  ## lint, format, types, floors
 	$(BIN)/ruff check

@@ -108,7 +108,7 @@ def test_no_bytes_raise_and_none_pass_for_nothing(body: bytes, status: int) -> N
     """Random bytes say nothing of maintenance, and only a missing key is none."""
     found = upcoming(body, status)
     check_sound(found)
-    if status != 404 and body.strip() not in (b"NONE", b'"NONE"', b"{}"):
+    if status != 404 and b"".join(body.split()) not in (b"NONE", b'"NONE"', b"{}"):
         assert found != ()
 
 
