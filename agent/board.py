@@ -87,6 +87,10 @@ class Board:
     def left(self, session: int) -> None:
         self._watchers.pop(session, None)
 
+    def unseeing(self) -> list[HealthChanged]:
+        """What is known of the sources through which nothing can be seen now."""
+        return [event for event in self._health.values() if not event.health.seeing]
+
     def status(self, now: float) -> list[dict[str, Any]]:
         return [
             {

@@ -14,11 +14,9 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from ..hooks import protocol
-from ..providers.notice import Notice, NoticeKind
-from .actions import Action, Finish, Launch, Rest, Send, SignalGroup
+from ..providers.notice import NoticeKind
+from .actions import Action, Launch, Rest, SignalGroup
 from .calling import REJOIN
-from .ending import Ending
 from .events import (
     Asked,
     Closed,
@@ -34,7 +32,8 @@ from .events import (
     Watching,
 )
 from .hearing import OUTLIVED, Command, Policy
-from .pending import Part, Pending
+from .pending import Pending
+from .serving import Serving
 from .signals import PASSED_ON
 
 __all__ = ["Machine", "Policy"]
@@ -44,8 +43,6 @@ FORCE_GRACE = 5.0
 #: The kernel tells of the command's end before the last words of its sessions are read from their sockets.
 LINGER = 0.5
 
-#: What a SIGTERM leaves: launchers kill after 30 s (Kubernetes, Docker's 10 is set by hand), some after 25.
-SIGTERM_WINDOW = 25.0
 #: A notice that was seen so soon after the launch stood there before it: a first look takes a second, or a time-out or two.
 FIRST_LOOK = 10.0
 #: A command that a person ended at the terminal did not crash.
@@ -54,14 +51,12 @@ BY_HAND = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 OF_A_PERSON = frozenset({NoticeKind.SIGNAL, NoticeKind.DRILL})
 
 
-class Machine(Ending):
+class Machine(Serving):
     """The agent's decisions. One thread feeds it; nothing else changes what it knows."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
         self.restarts = 0
-        self.finished = False
-        self._terms = 0
         self._force_at: float | None = None
         self._on: dict[type[Any], Callable[[Any], None]] = {
             NoticeSeen: lambda e: self._seen(e.notice),
@@ -72,7 +67,7 @@ class Machine(Ending):
             Asked: self._asked,
             Launched: self._launched,
             GroupSeen: self._group_seen,
-            Signalled: lambda e: self._signalled(e.signum),
+            Signalled: lambda e: self._signalled(e.signum, e.going_down),
             CommandEnded: self._ended,
             Watching: self._watched,
         }
@@ -134,12 +129,10 @@ class Machine(Ending):
 
     # --- spotguard's own signals ---
 
-    def _signalled(self, signum: int) -> None:
+    def _signalled(self, signum: int, going_down: bool) -> None:
         if not self.policy.command:
             if signum in (signal.SIGTERM, signal.SIGINT):
-                if self.pending is not None and not self.pending.published:
-                    self._publish(self.pending, "the agent was stopped", None, None)
-                self._finish(0)
+                self._serve_no_more(signum, going_down)
         elif not self._running and self.outlive_at is not None:
             if signum == signal.SIGTERM:
                 self._finish(self.policy.exit_code)
@@ -152,17 +145,6 @@ class Machine(Ending):
         elif signum == signal.SIGTERM:
             self._terms += 1
             self._noticed(self._sigterm())
-
-    def _sigterm(self) -> Notice:
-        window = SIGTERM_WINDOW if self.policy.window is None else self.policy.window
-        return Notice(
-            id=f"sigterm-{self._now:.6f}",
-            kind=NoticeKind.SIGNAL,
-            source="SIGTERM",
-            deadline=self._now + window,
-            seen_at=self._now,
-            window=window,
-        )
 
     def _stop(self, signum: int) -> None:
         """End at once: somebody asked twice, or pressed Ctrl-C."""
@@ -199,10 +181,6 @@ class Machine(Ending):
         if command is not None and command.pid == event.pid and command.returncode is None:
             command.returncode, command.ended_at = event.returncode, self._now
 
-    def _finish(self, code: int, until: float = 0.0) -> None:
-        self.finished = True
-        self._do(Finish(code, 0.0 if self._stopping else until))
-
     def _settle(self) -> None:
         """Whatever is due now, by the clock or because everybody has answered."""
         self._look_ahead()
@@ -213,6 +191,8 @@ class Machine(Ending):
         if not self.policy.command:
             if self.pending is not None:
                 self._serve(self.pending)
+            if self._terms and not self._somebody_saves():
+                self._end_service()
         elif self._running:
             if self._force_at is not None and self._now >= self._force_at:
                 self._force_at = None
@@ -361,25 +341,3 @@ class Machine(Ending):
         self._outlived = set()
         self._do(Launch(tuple(self._moves.values())))
         self._moves.clear()
-
-    # --- as a service ---
-
-    def _serve(self, p: Pending) -> None:
-        for group in p.groups():
-            if p.return_by is None and all(part.done for part in group):
-                self._dismiss(p, group)
-        if not p.published and (p.all_done or self._now >= p.deadline):
-            ended = "everybody was told to leave" if p.all_done else "the deadline came"
-            self._publish(p, ended, None, None)
-            if p.drill or p.of_peers:  # no machine goes: who registers next has nothing to fear
-                self._forget(p)
-        elif p.published and self._now >= p.machine_deadline + OUTLIVED:
-            self._log("this machine has outlived its notice: training may go on", logging.WARNING)
-            self._forget(p)
-            self._release(p, "outlived")
-
-    def _dismiss(self, p: Pending, group: list[Part]) -> None:
-        for part in group:
-            if part.open and not part.leave_sent:
-                part.leave_sent = True
-                self._do(Send(part.session.number, protocol.Leave(part.told_as, self.policy.exit_code)))

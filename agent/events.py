@@ -126,6 +126,8 @@ class Signalled:
     """`spotguard` itself got this signal."""
 
     signum: int
+    #: The whole system is on its way to power-off or reboot (of a service's SIGTERM only).
+    going_down: bool = False
 
 
 @dataclass(frozen=True, slots=True)

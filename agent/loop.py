@@ -9,15 +9,17 @@ import logging
 import os
 import queue
 import random
+import signal
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..hooks.protocol import Answer
 from ..providers.clock import Clock, SystemClock
 from ..providers.notice import NoticeSource
-from . import journal, launchers, local, overdue, sources
+from . import journal, launchers, local, overdue, sources, systemd
 from . import outcome as outcomes
 from .actions import (
     Acknowledge,
@@ -56,7 +58,7 @@ from .relay import Relay
 from .server import Server
 from .signals import DECIDED, Signals
 from .sockets import SERVICE_SOCKET, default_socket, is_socket
-from .status import Facts, answers
+from .status import Facts, answers, in_a_line
 from .supervisor import CommandError, Supervisor
 from .watcher import Watcher
 
@@ -98,6 +100,7 @@ class Agent:
         herald: Herald | None = None,
         *,
         watches: Sequence[Watches] = (),
+        manager: systemd.Manager | None = None,
     ) -> None:
         self._machine = machine
         self._watches = watches
@@ -107,6 +110,7 @@ class Agent:
         self._facts = facts
         self._supervisor = supervisor
         self._herald = herald
+        self._manager = manager
         self._board = Board(facts.sources)
         self._last: dict[str, Any] | None = None
         self._check_at = 0.0
@@ -116,7 +120,10 @@ class Agent:
     def run(self) -> int:
         """Until the machine says that it is over."""
         self._carry_out(self._machine.begin(self._clock.monotonic()))
+        if self._manager is not None:
+            self._manager.ready(self._clock.monotonic())
         while self._code is None:
+            self._report()
             event = self._next()
             try:
                 self._handle(event)
@@ -125,8 +132,15 @@ class Agent:
             except Exception:
                 # A mistake of ours in one event must not cost the command its guard: what follows is still handled.
                 logger.exception("an error of the agent in %s", type(event).__name__)
+        if self._manager is not None:
+            self._manager.stopping()
         self._hear_out()
         return self._code
+
+    def _report(self) -> None:
+        if self._manager is not None:
+            self._manager.live(self._clock.monotonic())
+            self._manager.status(in_a_line(self._machine, self._board))
 
     def _hear_out(self) -> None:
         """The operator's command has what is left of the window, unless somebody asks for the end."""
@@ -139,7 +153,9 @@ class Agent:
                 return
 
     def _next(self) -> Event | None:
-        times = (self._machine.next_wake, self._board.next_beat, self._check_at if self._watches else None)
+        times = [self._machine.next_wake, self._board.next_beat, self._check_at if self._watches else None]
+        if self._manager is not None:
+            times.append(self._manager.next_sign)
         due = [t for t in times if t is not None]
         timeout = min(max(0.0, min(due) - self._clock.monotonic()), _LONGEST_SLEEP) if due else None
         try:
@@ -149,6 +165,8 @@ class Agent:
 
     def _handle(self, event: Event | None) -> None:
         now = self._clock.monotonic()
+        if isinstance(event, Signalled) and event.signum == signal.SIGTERM and self._supervisor is None:
+            event = replace(event, going_down=systemd.going_down())
         self._check(now)
         for watcher, message in self._board.beat(now):
             self._server.send(watcher, message)
@@ -296,6 +314,9 @@ def _serve(
     with ExitStack() as stack:
         stack.callback(journal.flush)  # last: what the front door says of our end comes after it
         stack.enter_context(Signals(post))  # first: a SIGTERM during start-up must not be lost
+        manager = systemd.Manager.take(os.environ, os.getpid())  # before anybody copies the environment
+        if manager is not None:
+            stack.callback(manager.close)
         looked, said = sources.make(options, clock), local.make(options, clock)
         server = Server(path, post, clock, service=command is None)
         stack.callback(server.close)
@@ -324,7 +345,10 @@ def _serve(
         # Who lets us watch the cloud for them asks how many of its sources we watch: what was said to us is none.
         facts = Facts(run_id, os.getpid(), str(server.path), command is None, clock.monotonic(), len(watches))
         machine = Machine(policy)
-        return Agent(machine, server, clock, events, facts, supervisor, herald, watches=watching).run()
+        agent = Agent(
+            machine, server, clock, events, facts, supervisor, herald, watches=watching, manager=manager
+        )
+        return agent.run()
 
 
 def _herald(

@@ -50,6 +50,18 @@ def answers(
     return [body, *({"sessions": sessions[i : i + _PAGE]} for i in rest)]
 
 
+def in_a_line(machine: Machine, board: Board) -> str:
+    """The same in one line, without numbers that change by themselves: a service manager is told when it is another."""
+    guarded, p = len(machine.sessions), machine.pending
+    who = f"{guarded} training process{'' if guarded == 1 else 'es'}"
+    if p is not None:
+        done = sum(part.committed is not None for part in p.parts.values())
+        return f"{machine.phase}, {p.notice.source}: {done} of {len(p.parts)} saved"
+    blind = [f"{event.source}: {event.health.detail}" for event in board.unseeing()]
+    sight = f"; BLIND: {'; '.join(blind)}" if blind else ""
+    return f"{machine.phase}, {who}{sight}"
+
+
 def _command(machine: Machine) -> dict[str, Any] | None:
     command = machine.command
     if command is None:

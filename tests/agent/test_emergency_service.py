@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotguard.agent.actions import KillGroup, Launch, Send, SignalGroup
+from spotguard.agent.actions import KillGroup, Launch, Publish, Send, SignalGroup
+from spotguard.agent.events import Signalled
 from spotguard.hooks.protocol import Leave, Preempt, Withdrawn
 from spotguard.providers.notice import NoticeKind
 from tests.fakes.story import START, Story
@@ -107,3 +109,66 @@ def test_a_service_in_any_story(first: list[tuple[object, ...]], steps: list[tup
     assert {message.id for _, message in story.sent(Withdrawn)} <= told
     assert all(named[id] >= 1 for id in told)
     assert all(count == 1 for count in named.values())
+
+
+# --- its own end ----------------------------------------------------------------------------------------------
+
+
+def test_a_service_that_is_told_to_end_does_so_at_once() -> None:
+    """To be started anew: training goes on, and finds the new one."""
+    story = Story(command=False)
+    story.opens()
+    story.signal(signal.SIGTERM)
+    assert story.code == 0
+    assert not story.sent(Preempt)
+
+
+def test_not_while_somebody_saves() -> None:
+    """A unit that is stopped in the middle of a notice: the end comes with the last answer, and with the outcome."""
+    story = Story(command=False)
+    first, second = story.opens(100), story.opens(101)
+    story.notice(120)
+    story.signal(signal.SIGTERM)
+    story.commits(first)
+    assert story.code is None
+    story.commits(second)
+    assert story.code == 0
+    assert [session for session, _ in story.sent(Leave)] == [first, second]
+
+
+def test_nor_longer_than_the_deadline() -> None:
+    story = Story(command=False)
+    story.opens()
+    story.notice(30, window=30.0)
+    story.signal(signal.SIGTERM)
+    story.until(31)
+    assert story.code == 0
+
+
+def test_a_second_word_ends_it_whatever_it_does() -> None:
+    for signals in ([signal.SIGTERM, signal.SIGTERM], [signal.SIGINT]):
+        story = Story(command=False)
+        story.opens()
+        story.notice(120)
+        for signum in signals:
+            story.signal(signum)
+        assert story.code == 0
+        assert story.all(Publish)[-1].outcome.ended == "the agent was stopped"
+
+
+def test_a_machine_that_is_shut_down_is_a_notice_to_who_is_still_there() -> None:
+    """An ACPI shutdown without any word of the cloud's: the service is among the last that systemd stops."""
+    story = Story(command=False)
+    session = story.opens()
+    story.on(Signalled(signal.SIGTERM, going_down=True))
+    ((told, said),) = story.sent(Preempt)
+    assert (told, said.kind, said.seconds_left) == (session, "signal", 25.0)
+    assert story.code is None
+    story.commits(session)
+    assert story.code == 0
+
+
+def test_a_shutdown_with_nobody_there_ends_at_once() -> None:
+    story = Story(command=False)
+    story.on(Signalled(signal.SIGTERM, going_down=True))
+    assert story.code == 0
