@@ -7,9 +7,9 @@ import os
 import socket
 from pathlib import Path
 
+from ..hooks import credentials
 from ..hooks.protocol import Message, Peer, Role, encode
 from ..providers.errors import ProtocolError
-from . import credentials
 
 
 class Caller:
@@ -29,10 +29,10 @@ class Caller:
             raise
 
     def _check_owner(self, path: Path) -> None:
-        """Who listens must be root or ourselves: anybody else could keep a notice from us, or invent one."""
-        _, uid = credentials.peer(self._sock)
-        if uid not in (0, os.geteuid()):
-            raise PermissionError(f"uid {uid} listens at {path}")
+        if (uid := credentials.stranger(self._sock, path)) is not None:
+            raise PermissionError(
+                f"uid {uid} listens at {path}, who is neither you nor root nor this machine's service"
+            )
 
     def receive(self, timeout: float | None) -> Message | None:
         """The next message; None when the agent has closed.

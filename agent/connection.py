@@ -10,9 +10,9 @@ import select
 import socket
 from dataclasses import dataclass
 
+from ..hooks import credentials
 from ..hooks.protocol import Message, Peer, Register, Role, encode
 from ..providers.errors import ProtocolError
-from . import credentials
 
 _CHUNK = 64 * 1024
 #: Linux 6.5: the peer's pidfd, with no moment in which its number could be another process's.

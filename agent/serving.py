@@ -50,7 +50,9 @@ class Serving(Ending):
         if first and going_down and self.pending is None and self.sessions:
             self._noticed(self._sigterm())
         if first and self._somebody_saves():
-            self._log("ending when all who save have come to their end; a second SIGTERM ends this agent at once")
+            self._log(
+                "ending when all who save have come to their end; a second SIGTERM ends this agent at once"
+            )
         else:
             self._end_service()
 

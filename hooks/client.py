@@ -12,20 +12,17 @@ import logging
 import os
 import select
 import socket
-import stat
 import struct
 import termios
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 from ..providers.errors import ProtocolError
-from . import protocol
+from . import credentials, protocol
 from .protocol import Message, Peer, Refused, Register, Role, Welcome
 
 log = logging.getLogger("spotguard")
 
-_UCRED = struct.Struct("iII")  # pid, uid, gid: unix(7)
 _INT = struct.Struct("i")
 #: Seconds between attempts to find a lost agent, and between two `Position`s.
 RECONNECT = 1.0
@@ -204,14 +201,7 @@ class Client:
                 self.tell_position()  # the lock is not held by one who is not heard
 
     def _check_owner(self, connection: socket.socket) -> None:
-        """Who listens may end this process, so it is root, ourselves, or a service whose folder root has made."""
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        uid = _UCRED.unpack(credentials)[1]
-        if uid in (0, os.geteuid()):
-            return
-        folder = Path(self._path).parent
-        made_by = folder.parent.stat()
-        if made_by.st_uid != 0 or made_by.st_mode & stat.S_IWOTH or folder.stat().st_uid != uid:
+        if (uid := credentials.stranger(connection, self._path)) is not None:
             raise ProtocolError(
                 f"user {uid} listens there, who is neither you nor root nor this machine's service"
             )

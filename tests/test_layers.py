@@ -154,4 +154,5 @@ def test_the_agent_loads_nothing_large() -> None:
     large = {"azure", "boto3", "botocore", "google", "numpy", "safetensors", "torch"}
     assert {name for name in loaded if name.partition(".")[0] in large} == set()
     hooks = {name for name in loaded if name.startswith("spotguard.hooks")}
-    assert hooks <= {"spotguard.hooks", "spotguard.hooks.messages", "spotguard.hooks.protocol"}
+    known = ("credentials", "messages", "protocol")
+    assert hooks <= {"spotguard.hooks", *(f"spotguard.hooks.{name}" for name in known)}

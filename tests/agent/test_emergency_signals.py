@@ -302,10 +302,12 @@ def test_a_real_notice_during_a_users_drill_with_preempt_reaches_all() -> None:
 
 
 def test_a_service_stops_when_told() -> None:
-    """Training goes on unguarded; a notice in hand has its outcome."""
+    """Training goes on unguarded; a notice in hand has its outcome, also where nobody waits for who saves."""
     story = service()
     story.opens(11)
     story.notice()
+    story.signal(TERM)
+    assert story.code is None
     story.signal(TERM)
     assert story.code == 0
     assert [o.ended for o in story.outcomes] == ["the agent was stopped"]

@@ -64,8 +64,9 @@ def test_it_loads_no_tensors_no_store_no_sdk(provider: str, folder: Path) -> Non
     assert heavy(before) == []
     assert heavy(after) == []
     assert {m for m in after if m.startswith("spotguard.hooks.")} <= {
-        "spotguard.hooks.protocol",
+        "spotguard.hooks.credentials",
         "spotguard.hooks.messages",
+        "spotguard.hooks.protocol",
     }
 
 

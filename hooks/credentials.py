@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
 import struct
+from pathlib import Path
 
 _UCRED = struct.Struct("iII")  # pid, uid, gid
 
@@ -15,6 +18,20 @@ def peer(sock: socket.socket) -> tuple[int, int]:
     """Pid and uid of whoever connected, or listens."""
     pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return pid, uid
+
+
+def stranger(sock: socket.socket, path: str | Path) -> int | None:
+    """The uid of whoever listens at `path`, where it must not be believed: it could end this process, keep a notice from it or
+    invent one. Believed is root, who we are, and the user of a service: whose folder is that user's, made where only root
+    can (as systemd makes /run/spotguard, RuntimeDirectory= in systemd.exec(5)).
+    """
+    _, uid = peer(sock)
+    if uid in (0, os.geteuid()):
+        return None
+    folder = Path(path).parent
+    above = folder.parent.stat()
+    made_by_root = above.st_uid == 0 and not above.st_mode & stat.S_IWOTH
+    return None if made_by_root and folder.stat().st_uid == uid else uid
 
 
 def sender(ancillary: list[tuple[int, int, bytes]]) -> int:
