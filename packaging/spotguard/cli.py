@@ -27,6 +27,7 @@ COMMANDS = {
     "inspect": "what is in one checkpoint",
     "verify": "read a checkpoint again and compare every checksum",
     "export": "a checkpoint for other tools: plain DCP, or one safetensors file",
+    "bootstrap": "cloud-init user-data for a machine that guards a job from its first boot",
     "prune": "delete all but the newest checkpoints",
     "demo": "the whole story on a simulated cloud, in a minute or two",
 }
@@ -90,7 +91,7 @@ def _dispatch(words: list[str]) -> int:
         epilog=module.EXAMPLES,
     )
     module.add_arguments(parser)
-    if name == "run":
+    if hasattr(module, "split"):
         ours, command = module.split(rest)
         return int(module.run(parser.parse_args(ours), command))
     return int(module.run(parser.parse_args(rest)))

@@ -1,0 +1,76 @@
+"""A plan as what a launch template takes: one shell script, bare or in cloud-init's clothes.
+
+The script is a head of values and `setup.sh`, which is the same for all. cloud-init runs it at every boot from its
+`scripts/per-boot`, as GCP's own agent runs a startup-script: what has failed at the first boot is done at the next.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from importlib import resources
+
+import spotguard
+
+from .advice import advice
+from .plan import Plan
+
+#: Where cloud-init looks for what it runs at every boot (module scripts_per_boot), after the network and the users.
+PER_BOOT = "/var/lib/cloud/scripts/per-boot/spotguard.sh"
+
+
+def cloud_config(plan: Plan) -> str:
+    """cloud-init's user-data."""
+    script = "".join(f"      {line}".rstrip() + "\n" for line in _script(plan).splitlines())
+    return (
+        f"#cloud-config\n{_comments(plan, startup_script=False)}"
+        f"write_files:\n  - path: {PER_BOOT}\n    permissions: '0700'\n    content: |\n{script}"
+    )
+
+
+def startup_script(plan: Plan) -> str:
+    """For an image without cloud-init, such as GCP's Debian: its guest agent runs it at every boot."""
+    head, _, rest = _script(plan).partition("\n")
+    return f"{head}\n{_comments(plan, startup_script=True)}{rest}"
+
+
+def _comments(plan: Plan, *, startup_script: bool) -> str:
+    printed = (
+        f"Printed by spotguard {spotguard.__version__}: run {plan.run_id} on {plan.cloud}, to {plan.store}."
+    )
+    lines = [printed, *advice(plan, startup_script=startup_script)]
+    return "".join(f"# {line}".rstrip() + "\n" for line in lines)
+
+
+def _script(plan: Plan) -> str:
+    head = {
+        "run_id": plan.run_id,
+        "package": plan.package,
+        "index": plan.index,
+        "python": plan.python,
+        "user": plan.user,
+        "directory": plan.directory,
+        "prepare": plan.prepare,
+        "restart": plan.restart,
+        "command": plan.command,
+        "agent_toml": _toml(plan.agent),
+        "run_toml": _toml(plan.run),
+    }
+    values = "".join(f"{name}={shlex.quote(text)}\n" for name, text in head.items())
+    body = resources.files(__package__).joinpath("setup.sh").read_text()
+    return f"#!/bin/sh\nset -eu\n\n{values}{body}"
+
+
+def _toml(options: Mapping[str, str]) -> str:
+    return "\n".join(f"{name} = {_string(text)}" for name, text in options.items())
+
+
+def _string(text: str) -> str:
+    """A basic string of TOML 1.0: every option may be written as one."""
+    escaped = "".join(
+        f"\\u{ord(char):04X}"
+        if ord(char) < 0x20 or ord(char) == 0x7F
+        else {'"': '\\"', "\\": "\\\\"}.get(char, char)
+        for char in text
+    )
+    return f'"{escaped}"'
