@@ -42,6 +42,8 @@ def find_sockets(env: Mapping[str, str], uid: int, service: Path = SERVICE_SOCKE
             f"socket folder {folder}: {error.strerror}: set XDG_RUNTIME_DIR to a folder of your own (su and sudo may keep "
             "another user's), or say --socket PATH"
         ) from error
+    # Of the units that `spotguard bootstrap` installs, each in a folder of its own; another user's cannot be looked into.
+    found += sorted(service.parent.parent.glob("spotguard-run-*/*.sock"))
     try:
         return [*found, service] if is_socket(service) else found
     except PermissionError:  # its folder is 0750, and we are not in its group: then it is not ours to ask

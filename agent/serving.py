@@ -47,7 +47,7 @@ class Serving(Ending):
         machine goes down, which is a notice to whoever is still there. A second one does, and so does a SIGINT."""
         first = signum == signal.SIGTERM and not self._terms
         self._terms += 1
-        if first and going_down and self.pending is None and self.sessions:
+        if first and going_down and self.sessions:  # a drill, or another machine's notice, is a smaller thing
             self._noticed(self._sigterm())
         if first and self._somebody_saves():
             self._log(

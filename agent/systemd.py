@@ -94,6 +94,7 @@ def going_down() -> bool:
             timeout=1.0,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.TimeoutExpired) as error:
+        logger.warning("systemd does not say whether this machine goes down (%s): taken for no", error)
         return False
     return told.stdout.strip() == "stopping"

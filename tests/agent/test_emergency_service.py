@@ -168,6 +168,31 @@ def test_a_machine_that_is_shut_down_is_a_notice_to_who_is_still_there() -> None
     assert story.code == 0
 
 
+def test_a_shutdown_is_more_than_a_drill() -> None:
+    """The drill ends, and everybody saves for good, also who had no part in it."""
+    story = Story(command=False)
+    mine, other = story.opens(100), story.opens(101, uid=1001)
+    story.asks(window=30.0)
+    story.on(Signalled(signal.SIGTERM, going_down=True))
+    assert {session for session, said in story.sent(Preempt) if said.kind == "signal"} == {mine, other}
+    story.commits(mine)
+    assert story.code is None
+    story.commits(other)
+    assert story.code == 0
+
+
+def test_a_shutdown_is_more_than_another_machines_notice() -> None:
+    story = Story(command=False)
+    called, other = story.opens(100, run="a"), story.opens(101, run="b")
+    story.called(called)
+    story.on(Signalled(signal.SIGTERM, going_down=True))
+    assert other in {session for session, _ in story.sent(Preempt)}
+    story.commits(called)
+    assert story.code is None
+    story.commits(other)
+    assert story.code == 0
+
+
 def test_a_shutdown_with_nobody_there_ends_at_once() -> None:
     story = Story(command=False)
     story.on(Signalled(signal.SIGTERM, going_down=True))

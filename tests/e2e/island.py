@@ -105,6 +105,8 @@ class Island:
         self.listening = {
             address: socket.socket(fileno=handle) for address, handle in zip(addresses, handles, strict=True)
         }
+        #: Who holds the network open.
+        self.pid = holder.pid
         own, theirs = (os.stat(f"/proc/{pid}/ns/net").st_ino for pid in ("self", holder.pid))
         assert own != theirs, "what follows would ask the network of this machine"
         machine.enter(holder, *entering)

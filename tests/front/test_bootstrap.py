@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tomllib
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from spotguard import cli
-from spotguard.agent import config
+from spotguard.agent import config, launchers
 from spotguard.bootstrap.user_data import PER_BOOT
 
 yaml: Any = pytest.importorskip("yaml")
@@ -26,7 +27,18 @@ yaml: Any = pytest.importorskip("yaml")
 UNITS = resources.files("spotguard.bootstrap") / "systemd"
 STORES = {"aws": "s3://ckpt/gpt", "gcp": "gs://ckpt/gpt", "azure": "az://ckpt/gpt?account=acme"}
 #: A command as a shell could misread it.
-AWKWARD = ["python", "train.py", "--name", 'it\'s "quoted" $HOME `id`', "--lines", "a\nb", "#", "%i", ""]
+AWKWARD = [
+    "python",
+    "-c",
+    "a = 1 \nb",
+    'it\'s "quoted" $HOME `id`',
+    " \t",
+    "\n \n",
+    "#",
+    "%i %s \\n",
+    "é",
+    "",
+]
 
 
 def printed(
@@ -72,6 +84,7 @@ def test_cloud_init_is_given_one_script_for_every_boot(
         "store": STORES[cloud],
         "run-id": "gpt-7b",
         "every": "60",
+        "socket": "/run/spotguard-run-gpt-7b/run.sock",
     }
     assert tomllib.loads(values["agent_toml"]) == {"provider": cloud}
 
@@ -96,6 +109,27 @@ def test_both_files_are_ones_that_the_machine_can_read(
     run = config.resolve("run", {"config": str(tmp_path / "run.toml")}, {})
     assert (agent.metadata_endpoint, agent.window, agent.json_log) == ("http://127.0.0.1:9", 120.0, True)
     assert (run.metadata_endpoint, run.window, run.on_notice) == (None, 120.0, 'logger "x\\y"')
+
+
+def test_systemd_is_as_patient_as_the_window(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A save is never killed to be tidy."""
+    for words, seconds in ([[], "180"], [["--window", "600.5"], "661"]):
+        assert values_of(script_of(printed(capsys, "aws", *words)), tmp_path)["patience"] == seconds
+
+
+def test_an_endpoint_elsewhere_is_let_through_the_agents_fence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Its unit speaks to this machine and its link only."""
+    for words, address in ([[], ""], [["--metadata-endpoint", "http://10.0.0.5:1338"], "10.0.0.5"]):
+        assert values_of(script_of(printed(capsys, "aws", *words)), tmp_path)["allow"] == address
+
+
+def test_the_job_is_torchrun_to_who_guards_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """`spotguard run` looks at the words behind it: a script between them would hide the launcher from it."""
+    script = script_of(printed(capsys, "aws", command=["torchrun", "--nnodes", "2:4", "train.py"]))
+    assert launchers.is_torchrun(shlex.split(values_of(script, tmp_path)["command"]))
+    assert "exec %s/bin/spotguard run --config %s -- %s" in script
 
 
 def test_no_word_is_misread_on_the_way(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -175,6 +209,21 @@ def test_a_window_that_is_said_is_not_asked_for(capsys: pytest.CaptureFixture[st
         (["aws", "--store", "s3://b", "--run-id", "r", "--directory", "job", "--", "x"], "--directory 'job'"),
         (["aws", "--store", "s3://b", "--run-id", "r", "--window", "soon", "--", "x"], "--window"),
         (["aws", "--store", "s3://b", "--run-id", "r", "--config", "f", "--", "x"], "--config"),
+        (["aws", "--store", "s3://b", "--run-id", "r", "--exit-code", "76", "--", "x"], "--exit-code: by 75"),
+        (["aws", "--store", "s3://b/a\nruncmd: [x]", "--run-id", "r", "--", "x"], "--store"),
+        (
+            ["aws", "--store", "s3://b", "--run-id", "r", "--directory", "/a\nUser=root", "--", "x"],
+            "--directory holds",
+        ),
+        (["aws", "--store", "s3://b", "--run-id", "r", "--", "echo", "a\x1bb"], "the command holds '\\x1b'"),
+        (
+            ["aws", "--store", "s3://b", "--run-id", "r", "--", "echo", "a\u2028b"],
+            "the command holds '\\u2028'",
+        ),
+        (
+            ["aws", "--store", "s3://b", "--run-id", "r", "--prepare", "a\rb", "--", "x"],
+            "--prepare holds '\\r'",
+        ),
         (["aws", "--policy"], "--policy: of which store?"),
         (["aws", "--policy", "--store", "gs://b"], "expected s3://"),
     ],
@@ -201,6 +250,14 @@ def test_what_cannot_be_meant_is_refused_here(
         ),
         (["--package", "https://acme.example/x.whl?sv=1&sig=" + "a" * 30], ["x"], "an Azure SAS"),
         (["--index", "https://me:secret@pypi.example/simple"], ["x"], "a password in a URL"),
+        (
+            ["--prepare", "git clone https://ghp_0123456789abcdef@github.com/a/b"],
+            ["x"],
+            "a password in a URL",
+        ),
+        (["--prepare", "pip download hf_0123456789abcdef0"], ["x"], "a token"),
+        ([], ["env", "WANDB_API_KEY=0123", "x"], "a secret by its name"),
+        (["--prepare", "export HF_TOKEN='0123'"], ["x"], "a secret by its name"),
         (["--prepare", "echo '-----BEGIN RSA PRIVATE KEY-----'"], ["x"], "a private key"),
         (["--on-notice", "curl https://me:secret@example.org"], ["x"], "a password in a URL"),
     ],
@@ -214,8 +271,20 @@ def test_nothing_secret_goes_into_user_data(
     seen = capsys.readouterr()
     assert seen.out == ""
     assert name in seen.err
-    assert "/etc/spotguard/r.env" in seen.err
-    assert not re.search(r"secret@|AKIAX|abc|aaaa", seen.err)
+    assert "/etc/spotguard/runs/r.env" in seen.err
+    assert not re.search(r"secret@|AKIAX|abc|aaaa|0123", seen.err)
+
+
+def test_what_is_no_secret_is_not_taken_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """A name, a variable that is passed on, a user who is no secret."""
+    prepare = "git clone https://git@github.com/a/b . && HF_TOKEN=$HF_TOKEN python fetch.py --tokenizer=gpt2"
+    printed(
+        capsys,
+        "aws",
+        "--prepare",
+        prepare,
+        command=["python", "train.py", "--max_tokens=5", "--api-key-file=k"],
+    )
 
 
 # --- policies -------------------------------------------------------------------------------------------------
@@ -279,7 +348,9 @@ def units(tmp_path: Path) -> Path:
         pytest.skip("systemd-analyze is not installed: apt-get install systemd")
     for name in ("spotguard-agent.service", "spotguard-run@.service"):
         text = UNITS.joinpath(name).read_text()
-        (tmp_path / name).write_text(text.replace("/opt/spotguard/bin/spotguard", "/bin/true"))
+        (tmp_path / name).write_text(
+            re.sub("^ExecStart=.*$", "ExecStart=/bin/true", text, flags=re.MULTILINE)
+        )
     return tmp_path
 
 
@@ -311,6 +382,7 @@ def test_a_job_outlives_the_beginning_of_a_shutdown() -> None:
     said = UNITS.joinpath("spotguard-run@.service").read_text()
     after = " ".join(re.findall(r"^After=(.*)$", said, flags=re.MULTILINE)).split()
     assert {"network-online.target", "remote-fs.target", "spotguard-agent.service"} <= set(after)
+    assert {"waagent.service", "walinuxagent.service", "nvidia-fabricmanager.service"} <= set(after)
     assert "\nKillMode=mixed\n" in said
     assert int(re.findall(r"^TimeoutStopSec=(\d+)$", said, flags=re.MULTILINE)[0]) > 120 + 30
     assert "\nRestartForceExitStatus=75\n" in said

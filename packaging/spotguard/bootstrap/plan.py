@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,9 @@ CLOUDS: tuple[Cloud, ...] = ("aws", "gcp", "azure")
 EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
 RESTARTS = ("no", "on-failure", "always")
 
+#: Seconds that a save may take before systemd ends it: above each cloud's window, and above one that is said.
+_PATIENCE, _MARGIN = 180, 60
+
 #: Of `useradd`, Debian's and Red Hat's.
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 #: Credentials as their makers write them: AWS's key ids, an Azure account's key, a SAS, a private key. User-data is readable by
@@ -31,7 +35,10 @@ _SECRETS = (
     (re.compile(r"(?i)\bAccountKey="), "the key of an Azure storage account"),
     (re.compile(r"(?i)\bsig=[0-9a-z%+/]{20,}"), "an Azure SAS"),
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"), "a private key"),
-    (re.compile(r"://[^/\s:@]+:[^/\s@]+@"), "a password in a URL"),
+    (re.compile(r"https?://(?!git@)[^/\s@]+@"), "a password in a URL"),
+    (re.compile(r"\b(gh[pousr]_|github_pat_|glpat-|hf_)[0-9A-Za-z_-]{16,}"), "a token"),
+    # `NAME=$NAME` is a way to pass on what the environment has.
+    (re.compile(r"\b[A-Z0-9_]*(SECRET|TOKEN|PASSWORD|API_?KEY)=[\"']?[^\s$\"']"), "a secret by its name"),
 )
 
 
@@ -55,6 +62,10 @@ class Plan:
     run: Mapping[str, str]
     agent: Mapping[str, str]
     command: str
+    #: Seconds that systemd gives the job to end.
+    patience: int
+    #: An address beyond this machine and its link at which the agent looks for notices.
+    allow: str
 
 
 def make(
@@ -89,7 +100,9 @@ def make(
         if not flags.get(name):
             raise UsageError(f"--{name} is missing: {wanted}, so bootstrap takes no default for it")
     flags = {**flags, "provider": flags.get("provider", cloud)}
-    _check(flags)
+    options = _check(flags)
+    # In a folder that the unit makes, where no other user can have been before.
+    flags = {"socket": f"/run/spotguard-run-{flags['run-id']}/run.sock", **flags}
     plan = Plan(
         cloud=cloud,
         package=package or _released(flags["store"]),
@@ -105,7 +118,10 @@ def make(
         run={name: text for name, text in flags.items() if name != "metadata-endpoint"},
         agent={name: flags[name] for name in _AGENTS if name in flags},
         command=shlex.join(command),
+        patience=max(_PATIENCE, math.ceil(options.window or 0.0) + _MARGIN),
+        allow=urlsplit(options.metadata_endpoint or "").hostname or "",
     )
+    _refuse_what_is_lost_on_the_way(plan)
     _refuse_secrets(plan)
     return plan
 
@@ -123,14 +139,15 @@ _AGENTS = (
 )
 
 
-def _check(flags: Mapping[str, str]) -> None:
+def _check(flags: Mapping[str, str]) -> config.Options:
     """As the machine will read them; folders are the machine's own, and not looked for here."""
-    readers = {"store": _store, "stage": values.absolute_path}
-    config.resolve(
-        "run", {name: text for name, text in flags.items() if name != "config"}, {}, readers=readers
-    )
     if "config" in flags:
         raise UsageError("--config: the machine has a file of its own: give the options themselves")
+    if "exit-code" in flags:
+        raise UsageError(
+            "--exit-code: by 75 the machine's unit knows that the job is to be started again: leave it out"
+        )
+    return config.resolve("run", flags, {}, readers={"store": _store, "stage": values.absolute_path})
 
 
 def _store(origin: str, text: str) -> str:
@@ -162,18 +179,35 @@ def _absolute(flag: str, path: str) -> str:
     return path
 
 
-def _refuse_secrets(plan: Plan) -> None:
-    said = {
+def _said(plan: Plan) -> dict[str, str]:
+    """Everything that is pasted, by where it was said."""
+    return {
         "the command": plan.command,
         "--prepare": plan.prepare,
         "--package": plan.package,
         "--index": plan.index,
+        "--python": plan.python,
+        "--directory": plan.directory,
         **{f"--{name}": text for name, text in plan.run.items()},
     }
-    for where, text in said.items():
+
+
+def _refuse_what_is_lost_on_the_way(plan: Plan) -> None:
+    """YAML takes no control characters, and breaks lines at some that a shell does not; comments and units end with a line."""
+    for where, text in _said(plan).items():
+        allowed = "\t\n" if where in ("the command", "--prepare") else ""
+        for char in text:
+            if not (char.isprintable() or char in allowed):
+                raise UsageError(
+                    f"{where} holds {char!r}, which does not survive in user-data: put it into a file of the job's"
+                )
+
+
+def _refuse_secrets(plan: Plan) -> None:
+    for where, text in _said(plan).items():
         for looks, name in _SECRETS:
             if looks.search(text):
                 raise UsageError(
                     f"{where} holds {name}: user-data is read by everything on the machine. Give the machine an identity, or put "
-                    f"NAME=value into /etc/spotguard/{plan.run_id}.env from where secrets are kept"
+                    f"NAME=value into /etc/spotguard/runs/{plan.run_id}.env from where secrets are kept"
                 )

@@ -1,11 +1,14 @@
 
 # --- what follows is the same on every machine ---
-# Made to run at every boot, and by hand: what stands already stays as it is.
+# Made to run at every boot, and by hand as root: what stands already stays as it is.
 
+umask 022
 home=/opt/spotguard
 etc=/etc/spotguard
+state=/var/lib/spotguard
 units=/etc/systemd/system
 job="spotguard-run@$run_id.service"
+mark="# Written by spotguard bootstrap."
 
 say() { echo "spotguard setup: $*"; }
 die() { say "$*" >&2; exit 1; }
@@ -19,6 +22,10 @@ patiently() {
     die "given up: $*"
 }
 
+digest_of() { printf '%s\n' "$@" | sha256sum | cut -c1-16; }
+
+# --- Python, and an environment of our own ---
+
 usable() { "$1" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null; }
 
 find_python() {
@@ -28,12 +35,16 @@ find_python() {
     return 1
 }
 
+# `update` calls a mirror that does not answer a success, so both are tried again. Another apt may hold the lock at a first boot.
+apt_install() {
+    apt-get -q -o DPkg::Lock::Timeout=300 update && apt-get -qy -o DPkg::Lock::Timeout=300 install "$@"
+}
+
 install_python() {
     if command -v apt-get >/dev/null; then  # Debian, Ubuntu
         export DEBIAN_FRONTEND=noninteractive
-        patiently apt-get -q update
-        apt-get -qy install python3 python3-venv
-        usable python3 || apt-get -qy install python3.11 python3.11-venv
+        patiently apt_install python3 python3-venv
+        usable python3 || patiently apt_install python3.11 python3.11-venv  # Ubuntu 22.04, whose python3 is 3.10
     elif command -v dnf >/dev/null; then  # Amazon Linux 2023, whose python3 is 3.9
         patiently dnf -qy install python3.11 python3.11-pip
     else
@@ -41,25 +52,49 @@ install_python() {
     fi
 }
 
-# A virtual environment of our own, which sees what the job's Python has: its torch, and nothing is installed beside it.
+# It sees what the image's Python has, torch above all, and nothing is installed beside that. One that is complete is put in the
+# place of the one before: a notice in the meantime finds the old one.
 install_spotguard() {
     found=$(find_python) || {
         [ -z "$python" ] || die "--python $python: not there, or not Python 3.11 to 3.14 with venv and pip"
         install_python
         found=$(find_python) || die "no Python 3.11 to 3.14 with venv and pip, and none could be installed"
     }
+    place=$home-$(digest_of "$package" "$index" "$found")
+    beside=$(dirname "$found")
+    [ "$(readlink "$home")" != "$place" ] || return 0
     say "installing $package with $found"
-    rm -rf "$home"
-    "$found" -m venv "$home"
-    below=$("$home/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    "$found" -c 'import site; print(*site.getsitepackages(), sep="\n")' >"$below/of-the-image.pth"
-    patiently "$home/bin/python" -m pip install --quiet --no-input --disable-pip-version-check ${index:+--index-url "$index"} "$package"
-    # The image's torchrun starts the image's Python, which has no spotguard.
-    if "$home/bin/python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)'; then
-        printf '#!/bin/sh\nexec %s/bin/python -m torch.distributed.run "$@"\n' "$home" >"$home/bin/torchrun"
-        chmod 755 "$home/bin/torchrun"
+    rm -rf "$place"
+    "$found" -m venv "$place"
+    # What lies beside a python3 is made for it; a Python that was only just installed has nothing of its own.
+    if [ -n "$python" ] || [ "$found" = "$(command -v python3)" ]; then
+        below=$("$place/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+        "$found" -c 'import site
+for path in site.getsitepackages(): print(f"import site; site.addsitedir({path!r})")' >"$below/of-the-image.pth"
     fi
+    patiently "$place/bin/python" -m pip install --quiet --no-input --disable-pip-version-check ${index:+--index-url "$index"} "$package"
+    # The image's torchrun, accelerate and the like start the image's Python, which has no spotguard: here they start this one.
+    "$place/bin/python" - "$place/bin" <<'PYTHON'
+import os
+import sys
+from importlib.metadata import entry_points
+
+for script in entry_points(group="console_scripts"):
+    path = os.path.join(sys.argv[1], script.name)
+    if not os.path.lexists(path):
+        module, _, name = script.value.partition("[")[0].strip().partition(":")
+        with open(path, "w") as file:
+            file.write(
+                f"#!{sys.argv[1]}/python\nimport sys\nfrom {module} import {name.partition('.')[0]}\n"
+                f"if __name__ == '__main__':\n    sys.exit({name}())\n"
+            )
+        os.chmod(path, 0o755)
+PYTHON
+    sync
+    ln -sfn "$place" "$home"
 }
+
+# --- users and files ---
 
 make_users() {
     getent group spotguard >/dev/null || groupadd --system spotguard
@@ -70,25 +105,55 @@ make_users() {
     [ -d "$directory" ] || install -d -o "$user" -g "$(id -gn "$user")" "$directory"
 }
 
+# In a unit a % begins a specifier.
+unit_value() { printf '%s' "$1" | sed 's/%/%%/g'; }
+
 write_files() {
-    install -d -m 755 "$etc" "$units/$job.d"
+    install -d -m 755 "$etc" "$etc/runs" "$units/$job.d" "$units/spotguard-agent.service.d"
     printf '%s\n' "$agent_toml" >"$etc/agent.toml"
-    printf '%s\n' "$run_toml" >"$etc/$run_id.toml"
-    printf '#!/bin/sh\nexec %s\n' "$command" >"$etc/$run_id.command"
-    chmod 755 "$etc/$run_id.command"
-    printf '[Service]\nUser=%s\nWorkingDirectory=%s\nRestart=%s\n' "$user" "$directory" "$restart" >"$units/$job.d/job.conf"
+    printf '%s\n' "$run_toml" >"$etc/runs/$run_id.toml"
+    # The words themselves stand behind `spotguard run`: it knows torchrun when it sees it.
+    printf '#!/bin/sh\n%s\nexec %s/bin/spotguard run --config %s -- %s\n' \
+        "$mark" "$home" "$etc/runs/$run_id.toml" "$command" >"$etc/runs/$run_id.sh"
+    chmod 755 "$etc/runs/$run_id.sh"
+    path=$home/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:$beside
+    {
+        printf '[Service]\nUser=%s\nWorkingDirectory=%s\n' "$user" "$(unit_value "$directory")"
+        printf 'Restart=%s\nTimeoutStopSec=%s\nEnvironment="PATH=%s"\n' "$restart" "$patience" "$(unit_value "$path")"
+    } >"$units/$job.d/job.conf"
+    printf '[Service]\n%s\n' "${allow:+IPAddressAllow=$allow}" >"$units/spotguard-agent.service.d/metadata.conf"
     shipped=$("$home/bin/python" -c 'import spotguard.bootstrap as b; print(*b.__path__)')
     install -m 644 "$shipped/systemd/spotguard-agent.service" "$shipped/systemd/spotguard-run@.service" "$units/"
 }
 
+# Once, whatever else is set up anew. A power cut in the middle, or an error, has it run again.
 prepare_job() {
-    [ -z "$prepare" ] || (cd "$directory" && patiently runuser -u "$user" -- sh -c "$prepare")
+    done=$state/prepared-$(digest_of "$prepare" "$directory")
+    [ -n "$prepare" ] && [ ! -e "$done" ] || return 0
+    cd "$directory"
+    patiently runuser -u "$user" -- sh -ec "$prepare"
+    cd /
+    sync
+    : >"$done"
 }
 
+# An image that was made of such a machine, or another run id for the same one: the run of before would train on beside this.
+end_other_runs() {
+    for file in "$etc"/runs/*.sh; do
+        other=$(basename "$file" .sh)
+        if [ "$other" != "$run_id" ] && grep -qxF "$mark" "$file"; then
+            say "run $other was set up here before: ending it"
+            systemctl disable --quiet --now "spotguard-run@$other.service"
+            rm -f "$file"
+        fi
+    done
+}
+
+# --- what is done ---
+
 [ "$(id -u)" = 0 ] || die "to be run as root"
-# Of everything above and below: another version, another command, another option is set up anew.
-digest=$(sha256sum "$0" | cut -d' ' -f1)
-if [ "$(cat "$home/.set-up" 2>/dev/null)" = "$digest" ]; then
+install -d -m 755 "$state"
+if [ "$(cat "$state/set-up" 2>/dev/null)" = "$(sha256sum <"$0")" ] && [ -x "$home/bin/spotguard" ]; then
     say "run $run_id is set up already"
 else
     install_spotguard
@@ -96,9 +161,14 @@ else
     write_files
     prepare_job
     systemctl daemon-reload
+    end_other_runs
     systemctl enable --quiet spotguard-agent.service "$job"
     systemctl try-restart spotguard-agent.service "$job"
-    echo "$digest" >"$home/.set-up"
+    for old in "$home"-*; do
+        [ "$old" = "$(readlink "$home")" ] || rm -rf "$old"
+    done
+    sync  # a machine that is taken loses what was not written yet
+    sha256sum <"$0" >"$state/set-up"
     say "run $run_id is set up"
 fi
 # Not waited for: the boot that runs this is not over, and the units are ordered behind it.

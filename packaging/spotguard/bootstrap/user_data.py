@@ -21,7 +21,9 @@ PER_BOOT = "/var/lib/cloud/scripts/per-boot/spotguard.sh"
 
 def cloud_config(plan: Plan) -> str:
     """cloud-init's user-data."""
-    script = "".join(f"      {line}".rstrip() + "\n" for line in _script(plan).splitlines())
+    # Lines end where the shell ends them; what stands in front of an end belongs to a value.
+    lines = _script(plan).removesuffix("\n").split("\n")
+    script = "".join(f"      {line}\n" if line else "\n" for line in lines)
     return (
         f"#cloud-config\n{_comments(plan, startup_script=False)}"
         f"write_files:\n  - path: {PER_BOOT}\n    permissions: '0700'\n    content: |\n{script}"
@@ -52,6 +54,8 @@ def _script(plan: Plan) -> str:
         "directory": plan.directory,
         "prepare": plan.prepare,
         "restart": plan.restart,
+        "patience": str(plan.patience),
+        "allow": plan.allow,
         "command": plan.command,
         "agent_toml": _toml(plan.agent),
         "run_toml": _toml(plan.run),

@@ -1,0 +1,141 @@
+"""What `spotguard bootstrap` prints, executed by a real cloud-init on a real systemd: from a bare machine to the next one.
+
+Each test boots one machine or two, so these are the soak's: `scripts/boot-image`, then pytest -m soak tests/e2e/test_booted.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.booted import IMAGE, Booted, build_wheel, lay_out_index, require_image
+from tests.e2e.harness import in_order
+from tests.e2e.machines import Cloud
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.soak, pytest.mark.timeout(900)]
+
+#: Some 50 steps a second, for ever; it says when it has got going.
+TRAINING = """
+import threading, torch, spotguard
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.Adam(model.parameters())
+guard = spotguard.register(model=model, optimizer=optimizer)
+pause = threading.Event()
+for step in guard.steps(1_000_000):
+    optimizer.zero_grad(); model(torch.ones(4, 64)).sum().backward(); optimizer.step()
+    pause.wait(0.02)
+    if step % 50 == 49: print("fifty more steps")
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The image's /srv: an index with this checkout's wheel, and the training script."""
+    require_image()
+    folder = tmp_path_factory.mktemp("files")
+    built = tmp_path_factory.mktemp("built")
+    build_wheel(built)
+    lay_out_index([*built.glob("*.whl"), *(IMAGE / "wheels").glob("*.whl")], folder / "index")
+    (folder / "train.py").write_text(TRAINING)
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Any user of any machine may write to it."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder
+
+
+def user_data(cloud: str, *words: str) -> str:
+    index = ["--package", "spotguard", "--index", "file:///srv/index"]
+    job = ["--store", "file:///mnt/store", "--run-id", "gpt", "--directory", "/srv", "--every", "off"]
+    command = [
+        sys.executable,
+        "-m",
+        "spotguard",
+        "bootstrap",
+        cloud,
+        *index,
+        *job,
+        *words,
+        "--",
+        "python",
+        "train.py",
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def committed(store: Path) -> list[int]:
+    """The steps of what is whole, oldest first."""
+    names = (path.parent.name for path in store.glob("gpt/checkpoints/*/COMMIT.json"))
+    return [step for _, step, _ in in_order(names)]
+
+
+@pytest.mark.parametrize(
+    ("cloud", "words"), [("aws", []), ("gcp", []), ("gcp", ["--startup-script"]), ("azure", [])], ids=str
+)
+def test_a_machine_is_preempted_and_the_next_one_of_the_template_goes_on(
+    cloud: Cloud, words: list[str], files: Path, store: Path, tmp_path: Path
+) -> None:
+    """Nobody touches either: the first saves at the notice, the second starts at its step."""
+    printed = user_data(cloud, *words)
+    with Booted(tmp_path, "first", cloud, printed, files=files, store=store) as first:
+        first.boot()
+        first.until("fifty more steps")
+        assert "watches for this run" in first.journal()
+        if not words:
+            assert "Valid" in first.run("cloud-init", "schema", "--system")
+        first.service.preempt()
+        first.until("COMMITTED")
+        first.until("exit code 75")
+        first.cut_power()
+    (step,) = committed(store)
+    assert step >= 50
+    with Booted(tmp_path, "second", cloud, printed, files=files, store=store) as second:
+        second.boot()
+        second.until(f"training stands at step {step} ")
+        second.until("fifty more steps")
+    assert committed(store) == [step]
+
+
+def test_the_power_button_is_a_notice_and_the_next_boot_finds_everything_set_up(
+    files: Path, store: Path, tmp_path: Path
+) -> None:
+    """An ACPI shutdown without a word of the cloud's: the job saves while network, store and agent are still there."""
+    with Booted(tmp_path, "machine", "aws", user_data("aws"), files=files, store=store) as machine:
+        machine.boot()
+        machine.until("fifty more steps")
+        machine.press_power_button()
+        said = machine.journal()
+        assert "signal notice from SIGTERM" in said
+        assert "COMMITTED" in said
+        (step,) = committed(store)
+        machine.boot()
+        machine.until(f"training stands at step {step} ")
+        assert machine.log().count("run gpt is set up already") == 1
+        assert machine.log().count("installing spotguard") == 1
+
+
+def test_an_agent_that_hangs_is_started_again_and_the_run_comes_back_to_it(
+    files: Path, store: Path, tmp_path: Path
+) -> None:
+    """systemd misses its sign of life. The run looks for itself meanwhile."""
+    with Booted(tmp_path, "machine", "aws", user_data("aws"), files=files, store=store) as machine:
+        machine.boot()
+        machine.until("fifty more steps")
+        machine.until("aws spot/instance-action, through the service agent: seeing")
+        machine.run("systemctl", "kill", "--signal=STOP", "spotguard-agent.service")
+        machine.until("Watchdog timeout")
+        machine.until("aws spot/instance-action, through the service agent: seeing", times=2)
+        machine.service.preempt()
+        machine.until("COMMITTED")
+        assert len(committed(store)) == 1
