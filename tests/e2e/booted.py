@@ -185,7 +185,7 @@ class Booted:
         return log.read_text(errors="replace") if log.exists() else ""
 
     def journal(self) -> str:
-        """What the units said, since the machine was made; also of one that is off."""
+        """What everybody said, since the machine was made; also of one that is off."""
         words = [
             "journalctl",
             "--no-pager",
@@ -193,14 +193,13 @@ class Booted:
             "--directory",
             str(self._root / "var/log/journal"),
         ]
-        units = ["--unit=spotguard-agent.service", "--unit=spotguard-run@*.service"]
-        return subprocess.run([*words, *units], capture_output=True, text=True, check=False).stdout
+        return subprocess.run(words, capture_output=True, text=True, check=False).stdout
 
     def console(self) -> str:
         return (self._folder / "console").read_text(errors="replace")
 
     def until(self, words: str, times: int = 1, timeout: float = BOOT) -> None:
-        """Its units have said so, so often. (A look costs a process, so not a hundred of them a second.)"""
+        """Somebody on it has said so, so often. (A look costs a process, so not a hundred of them a second.)"""
         never, end = threading.Event(), time.monotonic() + timeout
         while self.journal().count(words) < times:
             assert time.monotonic() < end, f"{self.name}: {words!r} not {times} times in {timeout} s"

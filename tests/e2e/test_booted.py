@@ -95,7 +95,7 @@ def test_a_machine_is_preempted_and_the_next_one_of_the_template_goes_on(
         if not words:
             assert "Valid" in first.run("cloud-init", "schema", "--system")
         first.service.preempt()
-        first.until("COMMITTED")
+        first.until("COMMITTED after")
         first.until("exit code 75")
         first.cut_power()
     (step,) = committed(store)
@@ -117,7 +117,7 @@ def test_the_power_button_is_a_notice_and_the_next_boot_finds_everything_set_up(
         machine.press_power_button()
         said = machine.journal()
         assert "signal notice from SIGTERM" in said
-        assert "COMMITTED" in said
+        assert "COMMITTED after" in said
         (step,) = committed(store)
         machine.boot()
         machine.until(f"training stands at step {step} ")
@@ -137,5 +137,33 @@ def test_an_agent_that_hangs_is_started_again_and_the_run_comes_back_to_it(
         machine.until("Watchdog timeout")
         machine.until("aws spot/instance-action, through the service agent: seeing", times=2)
         machine.service.preempt()
-        machine.until("COMMITTED")
+        machine.until("COMMITTED after")
         assert len(committed(store)) == 1
+
+
+def test_a_shutdown_is_a_notice_to_who_is_registered_with_the_service(
+    files: Path, store: Path, tmp_path: Path
+) -> None:
+    """A process without a run of its own, in a unit that systemd stops after the agent: the agent waits for its save."""
+    with Booted(tmp_path, "machine", "aws", user_data("aws"), files=files, store=store) as machine:
+        machine.boot()
+        machine.until("fifty more steps")
+        given = {
+            "SPOTGUARD_SOCKET": "/run/spotguard/agent.sock",
+            "SPOTGUARD_RUN_ID": "direct",
+            "SPOTGUARD_STORE": "file:///mnt/store",
+            "SPOTGUARD_EVERY": "off",
+            "PYTHONUNBUFFERED": "1",
+        }
+        unit = [
+            "--unit=direct.service",
+            "--uid=train",
+            "--property=Before=spotguard-agent.service",
+        ]
+        variables = [f"--setenv={name}={value}" for name, value in given.items()]
+        machine.run("systemd-run", *unit, *variables, "/opt/spotguard/bin/python", "/srv/train.py")
+        machine.until("training stands at step 0 of run direct")
+        machine.until("fifty more steps", times=machine.journal().count("fifty more steps") + 3)
+        machine.press_power_button()
+        assert "everybody was told to leave" in machine.journal()
+    assert list(store.glob("direct/checkpoints/*/COMMIT.json"))
