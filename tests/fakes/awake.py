@@ -10,7 +10,8 @@ To be pasted behind any fork, which takes no timer with it.
 from __future__ import annotations
 
 STAYS_AWAKE = """
-import signal
+import atexit, signal
 signal.signal(signal.SIGALRM, lambda *_: None)
 signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)  # Python gives up its handlers before it is gone
 """

@@ -59,6 +59,15 @@ class Member:
     def alive(self) -> bool:
         return not select.select([self.handle], [], [], 0)[0]
 
+    @property
+    def stands(self) -> bool:
+        """Whether each of its threads is stopped: a SIGSTOP is under way for a moment, on another core."""
+        try:
+            tasks = list(Path(f"/proc/{self.pid}/task").iterdir())
+            return all("State:\tT" in (task / "status").read_text() for task in tasks)
+        except OSError:  # it ends
+            return not self.alive
+
     def signal(self, number: int) -> None:
         if self.alive:
             signal.pidfd_send_signal(self.handle, number)
@@ -104,6 +113,7 @@ class Gang:
     def stopped(self, rank: int) -> Iterator[None]:
         """It stands still, and with it what it serves."""
         self.signal(rank, signal.SIGSTOP)
+        until(lambda: self.gone(rank) or self._members[rank].stands)
         try:
             yield
         finally:
