@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.wheel import build_wheel
 
 ROOT = Path(__file__).parents[1]
 ROOMS = {"agent": "spotguard/agent", "hooks": "spotguard/hooks", "providers": "spotguard/providers"}
@@ -59,21 +58,8 @@ def test_the_folder_packaging_is_no_package() -> None:
 
 
 def test_the_wheel_is_exactly_the_sources(tmp_path: Path) -> None:
-    """Built from a copy, so that a stale `build/` can add nothing."""
     pytest.importorskip("build")
-    copy, dist = tmp_path / "copy", tmp_path / "dist"
-    for folder in (*ROOMS, "packaging"):
-        shutil.copytree(
-            ROOT / folder, copy / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    for path in ROOT.iterdir():
-        if path.is_file():
-            shutil.copy(path, copy)
-    # No isolation: the backend is here already, and a test fetches nothing.
-    command = [sys.executable, "-Im", "build", "--wheel", "--no-isolation", "--outdir", str(dist), str(copy)]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stdout + built.stderr
-    (wheel,) = dist.iterdir()
+    wheel = build_wheel(tmp_path)
     with zipfile.ZipFile(wheel) as archive:
         inside = {name: archive.read(name) for name in archive.namelist() if name.startswith("spotguard/")}
         metadata = {name for name in archive.namelist() if not name.startswith("spotguard/")}

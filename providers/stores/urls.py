@@ -140,3 +140,16 @@ def locate(url: str) -> Location:
             raise UsageError(f"store {url!r}: option {name!r} needs one value, as in {example}?{name}=VALUE")
         options[name] = value
     return Location(url, bucket, f"{path}/" if path else "", options)
+
+
+def read_url(origin: str, text: str) -> str:
+    """An option's value as a store's URL.
+
+    Raises:
+        UsageError: it is none; `origin` says where it was given.
+    """
+    try:
+        check_url(text)
+    except UsageError as error:
+        raise UsageError(f"{origin}: {error}") from error
+    return text

@@ -53,19 +53,6 @@ def require_image() -> None:
         (pytest.fail if SERVERS_REQUIRED else pytest.skip)(problem)
 
 
-def build_wheel(folder: Path) -> None:
-    """The wheel of this checkout, built from a copy."""
-    copy = folder / "copy"
-    for room in ("agent", "hooks", "providers", "packaging"):
-        shutil.copytree(ROOT / room, copy / room, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in ROOT.iterdir():
-        if path.is_file():
-            shutil.copy(path, copy)
-    words = [sys.executable, "-Im", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(copy)]
-    built = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stdout + built.stderr
-
-
 def lay_out_index(wheels: list[Path], index: Path) -> None:
     """A package index of files (PEP 503): a folder for each project, with links to what lies there."""
     for wheel in wheels:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.booted import IMAGE, Booted, build_wheel, lay_out_index, require_image
+from tests.e2e.booted import IMAGE, Booted, lay_out_index, require_image
 from tests.e2e.harness import in_order
 from tests.e2e.machines import Cloud
+from tests.wheel import build_wheel
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.soak, pytest.mark.timeout(900)]
@@ -37,9 +38,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The image's /srv: an index with this checkout's wheel, and the training script."""
     require_image()
     folder = tmp_path_factory.mktemp("files")
-    built = tmp_path_factory.mktemp("built")
-    build_wheel(built)
-    lay_out_index([*built.glob("*.whl"), *(IMAGE / "wheels").glob("*.whl")], folder / "index")
+    wheel = build_wheel(tmp_path_factory.mktemp("built"))
+    lay_out_index([wheel, *(IMAGE / "wheels").glob("*.whl")], folder / "index")
     (folder / "train.py").write_text(TRAINING)
     for path in [folder, *folder.rglob("*")]:
         path.chmod(0o755)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import spotguard
 from spotguard.agent import config, values
 from spotguard.providers.errors import UsageError
-from spotguard.providers.stores.urls import check_url
+from spotguard.providers.stores.urls import read_url
 
 Cloud = Literal["aws", "gcp", "azure"]
 CLOUDS: tuple[Cloud, ...] = ("aws", "gcp", "azure")
@@ -147,15 +147,7 @@ def _check(flags: Mapping[str, str]) -> config.Options:
         raise UsageError(
             "--exit-code: by 75 the machine's unit knows that the job is to be started again: leave it out"
         )
-    return config.resolve("run", flags, {}, readers={"store": _store, "stage": values.absolute_path})
-
-
-def _store(origin: str, text: str) -> str:
-    try:
-        check_url(text)
-    except UsageError as error:
-        raise UsageError(f"{origin}: {error}") from error
-    return text
+    return config.resolve("run", flags, {}, readers={"store": read_url, "stage": values.absolute_path})
 
 
 def _released(store: str) -> str:

@@ -124,10 +124,6 @@ def _warn_of_a_store_that_dies(options: config.Options) -> None:
 
 
 def _store(origin: str, text: str) -> str:
-    from spotguard.providers.stores.urls import check_url
+    from spotguard.providers.stores.urls import read_url
 
-    try:
-        check_url(text)
-    except UsageError as error:
-        raise UsageError(f"{origin}: {error}") from error
-    return text
+    return read_url(origin, text)
