@@ -22,23 +22,25 @@ class Manager:
     def __init__(self, address: str, watchdog: float | None = None) -> None:
         """
         Args:
-            address: a path, or a name in the abstract namespace that begins with @.
+            address: a path, or a name in the abstract namespace that begins with @. "": nobody listens.
             watchdog: seconds after which systemd takes a silent agent for one that hangs, and starts it again.
         """
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket = (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) if address else None
+        )
         #: Half of it, as sd_watchdog_enabled(3) recommends; None: it is not asked for.
         self._every = None if watchdog is None else watchdog / 2
         self._fed_at = 0.0
         self._status = ""
 
     @classmethod
-    def take(cls, env: MutableMapping[str, str], pid: int) -> Manager | None:
-        """The one that `env` names, or None. Its variables go: to a command of ours they say nothing, and its word would be
+    def take(cls, env: MutableMapping[str, str], pid: int) -> Manager:
+        """The one that `env` names, or nobody. Its variables go: to a command of ours they say nothing, and its word would be
         taken for ours."""
         address, usec, wanted = (env.pop(name, "") for name in (_SOCKET, _USEC, _PID))
         if not address.startswith(("/", "@")):
-            return None
+            return NOBODY
         # The manager of a container may hand its variables to all: what is meant for another process is not ours.
         meant = not wanted or wanted == str(pid)
         return cls(address, int(usec) / 1e6 if meant and usec.isdecimal() and int(usec) else None)
@@ -70,13 +72,20 @@ class Manager:
         self._say("STOPPING=1")
 
     def close(self) -> None:
-        self._socket.close()
+        if self._socket is not None:
+            self._socket.close()
 
     def _say(self, line: str) -> None:
+        if self._socket is None:
+            return
         try:
             self._socket.sendto(line.encode(), self._address)
         except OSError as error:  # it is gone, or does not read: the kernel's queue is full
             logger.debug("systemd does not hear %s: %s", line, error.strerror)
+
+
+#: Who started us asks for no word.
+NOBODY = Manager("")
 
 
 def going_down() -> bool:

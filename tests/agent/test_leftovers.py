@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.agent import loop, orphans
+from spotguard.agent import entry, orphans
 from spotguard.agent.config import Options, resolve
 from spotguard.agent.events import Closed, Opened
 from spotguard.agent.exported import PARENT
@@ -82,7 +82,7 @@ def test_a_launcher_that_crashes_takes_its_workers_along(
     pids = tmp_path / "pids"
     assert options.socket is not None
     command = [sys.executable, "-c", LAUNCHER, options.socket, str(pids), WORKER, *how]
-    assert loop.run(replace(options, max_restarts=1), command) == 0
+    assert entry.run(replace(options, max_restarts=1), command) == 0
     assert gone(int(pids.read_text()))
 
 
@@ -96,7 +96,7 @@ while not os.path.exists({str(pids)!r}): pass
 os.kill(os.getppid(), signal.SIGTERM)
 signal.pause()
 """
-    assert loop.run(replace(options, window=2.0, reserve=1.0), [sys.executable, "-c", code]) == 75
+    assert entry.run(replace(options, window=2.0, reserve=1.0), [sys.executable, "-c", code]) == 75
     assert gone(int(pids.read_text()))
 
 
@@ -122,7 +122,7 @@ sys.exit(code)
     launcher = (
         f"import os, subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}, str(os.getppid())])"
     )
-    assert loop.run(options, [sys.executable, "-c", launcher]) == 75
+    assert entry.run(options, [sys.executable, "-c", launcher]) == 75
     pid, code = (tmp_path / "left").read_text().split()
     assert code == "75"
     assert gone(int(pid))
@@ -205,7 +205,7 @@ signal.signal(signal.SIGTERM, lambda *_: worker.terminate())
 worker = subprocess.Popen([sys.executable, "-c", {worker!r}, str(os.getppid())])
 sys.exit(worker.wait())
 """
-    assert loop.run(options, [sys.executable, "-c", launcher]) == 75
+    assert entry.run(options, [sys.executable, "-c", launcher]) == 75
     loader, stranger = map(int, pids.read_text().split())
     stays = os.pidfd_open(stranger)
     try:

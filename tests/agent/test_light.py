@@ -26,12 +26,12 @@ OURS = ("providers.store", "providers.stores", "providers.stores.localfs", "prov
 
 LOADED = """
 import json, os, sys
-from spotguard.agent import loop, config, journal
+from spotguard.agent import config, entry, journal
 modules = set(sys.modules)
 options = config.resolve("run", {"provider": sys.argv[1], "socket": sys.argv[2], "run-id": "r"}, os.environ)
 journal.configure(json_log=False)
 command = [sys.executable, "-c", "import os; print(open(f'/proc/{os.getppid()}/status').read())"]
-code = loop.run(options, command)
+code = entry.run(options, command)
 print(json.dumps([code, sorted(modules), sorted(sys.modules)]))
 """
 

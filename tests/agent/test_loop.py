@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent import control, loop
+from spotguard.agent import control, entry
 from spotguard.agent.actions import Action, Finish, Log, Look
 from spotguard.agent.config import Options, resolve
 from spotguard.agent.emergency import Machine, Policy
 from spotguard.agent.events import Event, GroupSeen, Signalled
 from spotguard.agent.executable import CommandError
+from spotguard.agent.loop import Agent
 from spotguard.agent.status import Facts
 from spotguard.agent.supervisor import Supervisor
 from spotguard.hooks.protocol import Position
@@ -81,7 +82,7 @@ def record(options: Options) -> dict[str, Any]:
 
 def test_a_command_that_ends_by_itself(options: Options) -> None:
     """Its own code, no outcome, and the socket is gone."""
-    assert loop.run(options, [sys.executable, "-c", "raise SystemExit(7)"]) == 7
+    assert entry.run(options, [sys.executable, "-c", "raise SystemExit(7)"]) == 7
     assert options.socket is not None
     assert not Path(options.socket).exists()
     assert not Path(options.socket).with_suffix(".outcome.json").exists()
@@ -95,7 +96,7 @@ notice = hook.hear(Preempt)
 commit(notice)
 sys.exit(hook.hear(Leave).code)
 """
-    assert loop.run(options, training(body)) == 75
+    assert entry.run(options, training(body)) == 75
     said = record(options)
     assert (said["kind"], said["step"], said["ended"], said["code"]) == ("signal", 7, "left when told", 75)
     assert said["committed"] is not None
@@ -114,7 +115,7 @@ signal.pause()
         "import os, subprocess, sys; os.environ['AGENT'] = str(os.getppid());"
         f"sys.exit(subprocess.call([sys.executable, '-c', {HOOK.format(root=str(ROOT), body=body)!r}]))"
     )
-    assert loop.run(options, [sys.executable, "-c", launcher]) == 75
+    assert entry.run(options, [sys.executable, "-c", launcher]) == 75
     said = record(options)
     assert (said["ended"], said["returncode"]) == ("TERM after the commit", -signal.SIGTERM)
     assert said["committed"] is not None
@@ -127,7 +128,7 @@ for s in (signal.SIGTERM, signal.SIGINT): signal.signal(s, signal.SIG_IGN)
 os.kill(agent, signal.SIGTERM)
 while True: signal.pause()
 """
-    assert loop.run(replace(options, window=1.0, reserve=0.5), training(body)) == 75
+    assert entry.run(replace(options, window=1.0, reserve=0.5), training(body)) == 75
     said = record(options)
     assert (said["ended"], said["returncode"]) == ("killed at the reserve", -signal.SIGKILL)
     assert said["committed"] is None
@@ -141,14 +142,14 @@ signal.signal(signal.SIGUSR2, lambda *_: sys.exit(3))
 os.kill(os.getppid(), signal.SIGTERM)
 while True: signal.pause()
 """
-    assert loop.run(replace(options, signal=signal.SIGUSR2), [sys.executable, "-c", code]) == 75
+    assert entry.run(replace(options, signal=signal.SIGUSR2), [sys.executable, "-c", code]) == 75
     assert record(options)["returncode"] == 3
 
 
 def test_a_crash_is_started_again(options: Options, tmp_path: Path) -> None:
     """In the same place, with the same environment."""
     code = f"import os,sys; p={str(tmp_path / 'n')!r}; n=os.path.exists(p); open(p,'w').close(); sys.exit(0 if n else 9)"
-    assert loop.run(replace(options, max_restarts=1), [sys.executable, "-c", code]) == 0
+    assert entry.run(replace(options, max_restarts=1), [sys.executable, "-c", code]) == 0
 
 
 def test_a_drill_and_a_status_from_outside(options: Options) -> None:
@@ -177,7 +178,7 @@ assert [b["phase"] for b in drill[:-1]] == ["told", "progress", "committed"], dr
 assert after["last_outcome"]["step"] == 9
 hook.say(Bye("done"))
 """
-    assert loop.run(options, training(body)) == 0
+    assert entry.run(options, training(body)) == 0
     assert record(options)["drill"] is True
 
 
@@ -185,7 +186,7 @@ def test_the_command_is_told_where_everything_is(options: Options, tmp_path: Pat
     """What `register` reads; what was there before stays."""
     out = tmp_path / "env.json"
     code = f"import json, os; json.dump(dict(os.environ), open({str(out)!r}, 'w'))"
-    loop.run(options, [sys.executable, "-c", code])
+    entry.run(options, [sys.executable, "-c", code])
     env = json.loads(out.read_text())
     said = {
         name.removeprefix("SPOTGUARD_"): value for name, value in env.items() if name.startswith("SPOTGUARD_")
@@ -204,7 +205,7 @@ def test_the_command_is_told_where_everything_is(options: Options, tmp_path: Pat
 def test_a_command_that_is_not_there(options: Options) -> None:
     """127, and nothing stays behind."""
     with pytest.raises(CommandError) as caught:
-        loop.run(options, ["no-such-command-here"])
+        entry.run(options, ["no-such-command-here"])
     assert caught.value.exit_code == 127
     assert options.socket is not None
     assert not Path(options.socket).exists()
@@ -218,13 +219,13 @@ code = "import sys; from tests.agent.test_loop import second; second(sys.argv[1]
 done = subprocess.run([sys.executable, "-c", code, os.environ["SPOTGUARD_SOCKET"]], cwd={root!r})
 sys.exit(done.returncode)
 """.replace("{root!r}", repr(str(ROOT)))
-    assert loop.run(options, training(body)) == 42
+    assert entry.run(options, training(body)) == 42
 
 
 def second(socket: str) -> None:
     options = resolve("run", {"provider": "none", "socket": socket, "run-id": "r"}, {})
     try:
-        loop.run(options, [sys.executable, "-c", "raise SystemExit(1)"])
+        entry.run(options, [sys.executable, "-c", "raise SystemExit(1)"])
     except UsageError as error:
         sys.exit(42 if "another spotguard answers" in str(error) else 43)
 
@@ -251,7 +252,7 @@ commit(hook.hear(Preempt))
 sys.exit(hook.hear(Leave).code)
 """
     with caplog.at_level(logging.ERROR, "spotguard"):
-        assert loop.run(options, training(body)) == 75
+        assert entry.run(options, training(body)) == 75
     assert "an error of the agent in Heard" in caplog.text
     assert failed == [Position(1)]
     assert record(options)["committed"] is not None
@@ -269,7 +270,7 @@ def test_an_action_that_fails_does_not_take_the_next_ones_along(
     facts = Facts("r", os.getpid(), "r.sock", False, 0.0)
     clock = SystemClock()
     with caplog.at_level(logging.ERROR, "spotguard"):
-        assert loop.Agent(Mistaken(Policy()), serve(), clock, events.queue, facts).run() == 3
+        assert Agent(Mistaken(Policy()), serve(), clock, events.queue, facts).run() == 3
     assert "an error of the agent: Log failed" in caplog.text
 
 
@@ -289,7 +290,7 @@ def test_what_came_before_a_look_is_heard_before_its_answer(serve: Serving, even
     facts = Facts("r", os.getpid(), "r.sock", False, 0.0)
     supervisor = Supervisor(["true"], env={}, post=events.queue.put)
     machine = Looking(Policy())
-    assert loop.Agent(machine, serve(), SystemClock(), events.queue, facts, supervisor).run() == 0
+    assert Agent(machine, serve(), SystemClock(), events.queue, facts, supervisor).run() == 0
     assert heard == [Signalled, GroupSeen]
 
 
@@ -306,7 +307,7 @@ sys.exit(hook.hear(Leave).code)
 """
     assert options.socket is not None
     with caplog.at_level(logging.INFO, "spotguard"):
-        assert loop.run(options, training(body)) == 75
+        assert entry.run(options, training(body)) == 75
     assert "COMMITTED after" in caplog.text
     assert "the outcome cannot be written" in caplog.text
     Path(options.socket).parent.mkdir()

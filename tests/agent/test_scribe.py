@@ -103,10 +103,10 @@ GUARD = """
 import os, sys
 from dataclasses import replace
 from pathlib import Path
-from spotguard.agent import config, journal, loop
+from spotguard.agent import config, entry, journal
 journal.configure(json_log=False)
 options = config.resolve("run", {"provider": "none", "socket": sys.argv[1], "run-id": "r"}, os.environ)
-raise SystemExit(loop.run(options, sys.argv[2:], service_socket=Path("/nonexistent")))
+raise SystemExit(entry.run(options, sys.argv[2:], service_socket=Path("/nonexistent")))
 """
 
 SAVES = """

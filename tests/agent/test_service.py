@@ -36,11 +36,11 @@ NEVER = threading.Event()
 
 SERVE = """
 import os, sys
-from spotguard.agent import config, journal, loop
+from spotguard.agent import config, entry, journal
 options = config.resolve("agent", {"provider": "aws", "metadata-endpoint": sys.argv[1], "socket": sys.argv[2]}, {})
 journal.configure(json_log=True)
 print("ready", flush=True)
-sys.exit(loop.serve(options))
+sys.exit(entry.serve(options))
 """
 
 #: The keys of AWS's that a service watches.
@@ -53,7 +53,7 @@ BLINDFOLDED = SERVE.replace('"provider": "aws", "metadata-endpoint": sys.argv[1]
 RUN = """
 import os, sys
 from pathlib import Path
-from spotguard.agent import config, loop
+from spotguard.agent import config, entry
 flags = {"provider": "aws", "socket": sys.argv[2], "run-id": "r", "store": "file:///s"}
 hook = '''
 import os, sys, time
@@ -67,7 +67,7 @@ hook.say(Committed(notice.id, 5, 10, 0.1, "u", time.monotonic()))
 sys.exit(hook.hear(Leave).code)
 '''
 options = config.resolve("run", flags, {})
-sys.exit(loop.run(options, [sys.executable, "-c", hook], service_socket=Path(sys.argv[1])))
+sys.exit(entry.run(options, [sys.executable, "-c", hook], service_socket=Path(sys.argv[1])))
 """
 
 

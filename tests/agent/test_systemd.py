@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.agent.systemd import Manager, going_down
+from spotguard.agent.systemd import NOBODY, Manager, going_down
 from spotguard.hooks.protocol import Committed, Preempt
 from spotguard.providers.simulator.aws import AwsSimulator
 from tests.fakes.hook import FakeHook
@@ -85,7 +85,6 @@ def test_no_sign_of_life_where_none_is_asked_for(systemd: Listener) -> None:
     """Nor where it is asked of another process: a container hands its variables to all."""
     for env in ({}, {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": "soon"}):
         manager = Manager.take({"NOTIFY_SOCKET": systemd.address, **env}, os.getpid())
-        assert manager is not None
         assert manager.next_sign is None
         manager.ready(100.0)
         assert systemd.hears() == "READY=1"
@@ -94,16 +93,20 @@ def test_no_sign_of_life_where_none_is_asked_for(systemd: Listener) -> None:
 
 
 @pytest.mark.parametrize("env", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "vsock:2:1"}])
-def test_without_a_manager_there_is_none(env: dict[str, str]) -> None:
-    assert Manager.take(dict(env), os.getpid()) is None
+def test_without_a_manager_nobody_is_told(env: dict[str, str]) -> None:
+    """And the loop need not know: it says the same to nobody."""
+    manager = Manager.take(dict(env), os.getpid())
+    assert manager is NOBODY
+    manager.ready(1.0)
+    manager.stopping()
+    manager.close()
+    assert manager.next_sign is None
 
 
 def test_the_variables_are_taken_away() -> None:
     """A command that inherits them would speak in our name."""
     env = {"NOTIFY_SOCKET": "/run/n", "WATCHDOG_USEC": "1", "WATCHDOG_PID": "7", "PATH": "/bin"}
-    manager = Manager.take(env, 7)
-    assert manager is not None
-    manager.close()
+    Manager.take(env, 7).close()
     assert env == {"PATH": "/bin"}
 
 

@@ -29,6 +29,6 @@ def run(arguments: argparse.Namespace) -> int:
     options = config.resolve("agent", settings_given(arguments, "agent"), os.environ)
     log_as(options)
     warn_of_unknown_variables()
-    from spotguard.agent import loop
+    from spotguard.agent import entry
 
-    return loop.serve(options)
+    return entry.serve(options)

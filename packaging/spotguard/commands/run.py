@@ -59,9 +59,9 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     log_as(options)
     warn_of_unknown_variables()
     _warn_of_a_store_that_dies(options)
-    from spotguard.agent import loop
+    from spotguard.agent import entry
 
-    code = loop.run(options, list(command))
+    code = entry.run(options, list(command))
     if code == 128 + signal.SIGINT:
         pass_on_the_interrupt()
     return code

@@ -1,0 +1,157 @@
+"""What an agent is made of: `run` puts one together around a command, `serve` one for the whole machine.
+
+The order is the matter here: signals before anything that a SIGTERM could lose, the socket before the command that is
+told of it, the sources last; and the end in the opposite order.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import random
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..providers.clock import Clock, SystemClock
+from ..providers.notice import NoticeSource
+from . import journal, launchers, local, sources, systemd
+from .chorus import Chorus
+from .emergency import Machine, Policy
+from .events import Event
+from .exported import exported
+from .loop import Agent, Watches
+from .relay import Relay
+from .server import Server
+from .signals import Signals
+from .sockets import SERVICE_SOCKET, default_socket, is_socket
+from .status import Facts
+from .supervisor import Supervisor
+from .watcher import Watcher
+
+if TYPE_CHECKING:  # the table of options is the front door's
+    from .config import Options
+    from .herald import Herald
+
+logger = logging.getLogger(__name__)
+
+#: At the end a look that hangs on a silent network is not waited for: the exit code is.
+_PATIENCE = 0.2
+
+
+def run(options: Options, command: Sequence[str], *, service_socket: Path = SERVICE_SOCKET) -> int:
+    """Guard `command` until it ends, and return the code to exit with.
+
+    Raises:
+        UsageError: an option cannot be used, or the command cannot be started (`CommandError`, with its code).
+    """
+    policy = Policy(
+        command=True,
+        window=options.window,
+        reserve=options.reserve,
+        signal=options.signal,
+        max_restarts=options.max_restarts,
+        outlive=options.outlive,
+        exit_code=options.exit_code,
+        acknowledge=options.acknowledge,
+    )
+    path = (
+        Path(options.socket) if options.socket else default_socket(options.run_id, os.environ, os.geteuid())
+    )
+    return _serve(options, policy, path, command, service_socket)
+
+
+def serve(options: Options) -> int:
+    """Watch for the whole machine until SIGTERM, and return the code to exit with."""
+    path = Path(options.socket) if options.socket else SERVICE_SOCKET
+    policy = Policy(
+        command=False, window=options.window, reserve=options.reserve, acknowledge=options.acknowledge
+    )
+    return _serve(options, policy, path, None, None)
+
+
+def _serve(
+    options: Options, policy: Policy, path: Path, command: Sequence[str] | None, service_socket: Path | None
+) -> int:
+    clock, rng = SystemClock(), random.Random()
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    post = events.put
+    with ExitStack() as stack:
+        stack.callback(journal.flush)  # last: what the front door says of our end comes after it
+        stack.enter_context(Signals(post))  # first: a SIGTERM during start-up must not be lost
+        manager = systemd.Manager.take(os.environ, os.getpid())  # before anybody copies the environment
+        stack.callback(manager.close)
+        looked, said = sources.make(options, clock), local.make(options, clock)
+        server = Server(path, post, clock, service=command is None)
+        stack.callback(server.close)
+        server.start()
+        supervisor, env = None, dict(os.environ)
+        if command is not None:
+            env = exported(options, server.path, os.environ)
+            env |= launchers.told(command, options.window, env)
+            supervisor = Supervisor(command, env=env, post=post)
+            stack.callback(supervisor.close)
+        herald = _herald(options, env, post, clock)
+        if herald is not None:
+            stack.callback(herald.close)
+        watches = _watches(
+            options, looked, post, clock, rng, service_socket, {source.name for source in said}
+        )
+        watching = [*watches, *(Watcher(source, post, clock, rng) for source in said)]
+        if command is None:
+            names = [watch.name for watch in watching if isinstance(watch, Watcher)]
+            nothing = "nothing (no cloud was named or found): only drills are heard"
+            logger.info("serving at %s, watching %s", server.path, ", ".join(names) or nothing)
+        for watch in watching:
+            watch.start()
+            stack.callback(watch.stop, _PATIENCE)
+        run_id = options.run_id or path.stem
+        # Who lets us watch the cloud for them asks how many of its sources we watch: what was said to us is none.
+        facts = Facts(run_id, os.getpid(), str(server.path), command is None, clock.monotonic(), len(watches))
+        machine = Machine(policy)
+        agent = Agent(
+            machine, server, clock, events, facts, supervisor, herald, watches=watching, manager=manager
+        )
+        return agent.run()
+
+
+def _herald(
+    options: Options, env: dict[str, str], post: Callable[[Event], None], clock: Clock
+) -> Herald | None:
+    if options.on_notice is None:
+        return None
+    from .herald import Herald  # now, and not at the notice: only bytes move then
+
+    return Herald(options.on_notice, env, post, clock)
+
+
+def _watches(
+    options: Options,
+    looked: Callable[[], list[NoticeSource]],
+    post: Callable[[Event], None],
+    clock: Clock,
+    rng: random.Random,
+    service_socket: Path | None,
+    ours: Collection[str],
+) -> list[Watches]:
+    def own(post: Callable[[Event], None]) -> list[Watcher]:
+        found = looked()
+        chorus = Chorus(found[0].name) if len(found) > 1 else None
+        return [Watcher(source, post, clock, rng, chorus) for source in found]
+
+    # Who names an endpoint means that one, and who says `none` means none.
+    relayed = service_socket is not None and options.provider != "none" and not options.metadata_endpoint
+    if relayed and service_socket is not None and _there(service_socket):
+        return [Relay(service_socket, post, clock, rng, own, ours=ours)]
+    return list(own(post))
+
+
+def _there(service_socket: Path) -> bool:
+    try:
+        return is_socket(service_socket)
+    except PermissionError:
+        folder = service_socket.parent
+        logger.info("not in the group of %s, the service agent's: looking for notices here", folder)
+        return False
