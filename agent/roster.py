@@ -5,7 +5,7 @@ Words of a peer are clipped on the way in: they end in logs and in status answer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..hooks.protocol import Committed, Position, Register
@@ -78,9 +78,9 @@ class Session:
 
     def saved(self, committed: Committed, now: float) -> None:
         """A checkpoint is committed: newer than what the last `Position` told, and so may its step be."""
-        step = max(self.position.step, committed.step) if self.position else committed.step
-        mode, detail = (self.position.mode, self.position.detail) if self.position else ("window", "")
-        self.stands(Position(step, committed.step, 0.0, mode, detail), now)
+        at = self.position or Position(committed.step)
+        step = max(at.step, committed.step)
+        self.stands(replace(at, step=step, checkpoint_step=committed.step, checkpoint_age=0.0), now)
 
     def status(self, now: float) -> dict[str, Any]:
         at = self.position or Position(-1)
@@ -99,6 +99,9 @@ class Session:
             "step": at.step,
             "checkpoint_step": at.checkpoint_step,
             "checkpoint_age": None if age is None else round(age, 1),
+            "interval": at.interval or None,
+            "save_seconds": round(at.save_seconds, 3) if at.save_seconds >= 0 else None,
+            "rate": round(at.rate, 1) or None,
             "mode": clip(at.mode, NAME),
             "detail": clip(at.detail, TEXT),
         }

@@ -44,3 +44,8 @@ class Cost:
     rate: float | None
     #: Seconds of a commit.
     commit: float
+
+    @property
+    def seconds(self) -> float | None:
+        """To its commit; None: not known yet."""
+        return None if self.rate is None else (self.weights + self.moments) / self.rate + self.commit

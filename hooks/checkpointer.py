@@ -108,12 +108,12 @@ class Checkpointer:
         return None if last is None else Earlier(last.step, self._clock.monotonic() - last.at)
 
     def cost(self, roles: Roles) -> Cost:
-        """What this rank would write of a save shared so, as far as it is planned. At a notice: nothing is read."""
-        link, now = self._writer.link, self._clock.monotonic()
+        """What this rank would write of a save shared so, as far as it is planned. Any thread: nothing is read."""
+        link, now, outline = self._writer.link, self._clock.monotonic(), self._outline
         rate, commit = link.rate(now), link.commit or 0.0
-        if self._outline is None:
+        if outline is None:
             return Cost(self.nbytes, 0, None if rate is None else rate.expected, commit)
-        draft = Draft(self._outline, roles=roles)
+        draft = Draft(outline, roles=roles)
         weights = draft.share(WEIGHTS)
         return Cost(weights, draft.share() - weights, None if rate is None else rate.expected, commit)
 

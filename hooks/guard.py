@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from .checkpoints.effort import Abandoned
 from .checkpoints.staging import Stage
 from .farewell import Farewell
 from .format.keys import check_run_id
+from .format.sharing import ALL_STAY
 from .gate import Gate, Shut
 from .interval import lost_training, mean_between
 from .machine import this_machine
@@ -331,13 +333,16 @@ class Guard:
         )
 
     def _position(self) -> protocol.Position:
-        last = self._checkpointer.last
+        last, cost = self._checkpointer.last, self._checkpointer.cost(ALL_STAY)
         return protocol.Position(
             step=self._gate.place.completed if self._restored else -1,
             checkpoint_step=-1 if last is None else last.step,
             checkpoint_age=0.0 if last is None else self._clock.monotonic() - last.at,
             mode="boundary" if self._state.boundary_only else "window",
             detail=self._state.boundary_only,
+            save_seconds=-1.0 if cost.seconds is None else cost.seconds,
+            rate=cost.rate or 0.0,
+            interval=0.0 if math.isinf(self._cadence.interval) else self._cadence.interval,
         )
 
     def _alarm_told(self, alarm: Alarm) -> None:

@@ -125,6 +125,12 @@ class Position(Message):
     #: "window" (saves start at the notice) or "boundary" (at the next `guard.step()`), and why.
     mode: str = "window"
     detail: str = ""
+    #: What an emergency save of this process would take by what its last saves have shown: seconds (below 0: not known
+    #: yet), and bytes a second to the store (0: not known yet). Of ranks, where all share the work.
+    save_seconds: float = -1.0
+    rate: float = 0.0
+    #: Seconds between background checkpoints; 0: switched off.
+    interval: float = 0.0
 
 
 @_on_the_wire

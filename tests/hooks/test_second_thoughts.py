@@ -161,6 +161,30 @@ def test_status_knows_the_step_as_soon_as_it_is_restored(monkeypatch: pytest.Mon
                 guard.close()
 
 
+def test_the_agent_hears_how_long_a_save_would_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first save on: before it nobody has seen the link."""
+    model = torch.nn.Linear(2, 2)
+    with tempfile.TemporaryDirectory(prefix="sg", dir="/tmp") as folder:
+        path = Path(folder, "a.sock")
+        with FakeAgent(path) as agent:
+            monkeypatch.setenv("SPOTGUARD_SOCKET", str(path))
+            monkeypatch.setenv("SPOTGUARD_EVERY", "90")
+            coming = threading.Thread(target=agent.welcome, name="welcomes")
+            coming.start()
+            guard = spotguard.register(Path(folder, "store").as_uri(), run_id="r", model=model)
+            try:
+                coming.join(PATIENCE)
+                said = agent.hear(spotguard.hooks.protocol.Position)
+                assert (said.save_seconds, said.rate, said.interval) == (-1.0, 0.0, 90.0)
+                guard.restore()
+                guard.save()
+                while (said := agent.hear(spotguard.hooks.protocol.Position)).save_seconds < 0:
+                    pass
+                assert said.rate > 0
+            finally:
+                guard.close()
+
+
 def test_a_notice_does_not_wait_for_old_checkpoints_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pruning stops at the next few objects, and the save that it followed stays committed."""
     monkeypatch.setenv("SPOTGUARD_KEEP", "1")
