@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ..hooks.protocol import Committed, Failed, Preempt, Progress, Told
 from ..providers.notice import Notice, NoticeKind
+from .fit import reserve_of
 from .outcome import Outcome, SessionOutcome
 from .pace import Pace
 from .roster import NAME, TEXT, Session, clip
@@ -23,18 +24,6 @@ LAST_TRY = 10.0
 SAME = 2.0
 #: A deadline that moves by less than this has not moved: two readings of one wall-clock time differ a little.
 MOVED = 0.1
-
-
-def reserve_of(notice: Notice, left: float, wanted: float | None) -> float:
-    """Seconds at the end that belong to the agent: for TERM, KILL and the outcome.
-
-    Never more than half of what is left, so that a notice seen late, or a short `--window`, leaves time to save. None
-    where this machine stays.
-    """
-    if notice.kind is NoticeKind.PEER:
-        return 0.0
-    full = max(3.0, notice.window / 10) if wanted is None else wanted
-    return min(full, left / 2)
 
 
 def same_notice(a: Notice, b: Notice) -> bool:
@@ -251,7 +240,9 @@ class Pending:
             return False
         moved = self.deadline - deadline >= MOVED
         self.deadline = deadline
-        self.limit = min(self.limit, deadline - reserve_of(notice, left, self._wanted))
+        stays = notice.kind is NoticeKind.PEER
+        reserve = 0.0 if stays else reserve_of(notice.window, left, self._wanted)
+        self.limit = min(self.limit, deadline - reserve)
         self.reserve = self.deadline - self.limit
         return moved
 
