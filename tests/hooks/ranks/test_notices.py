@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hooks.ranks.checking import marked, saved_together
+from tests.hooks.ranks.checking import saved_together
 from tests.hooks.ranks.gang import PHASES, Event, Gang, event
 
 pytest.importorskip("torch")
@@ -27,13 +27,9 @@ def noticed(gang: Gang, seed: int, folder: Path) -> None:
     chance = random.Random(seed)
     way, world = chance.choice([("ddp", 2), ("ddp", 3), ("fsdp", 2), ("fsdp", 4), ("tp_fsdp", 4)])
     events, store = instants(chance, world), folder / str(seed)
-    said = gang.play(world, way, store, *events, total=100, optimizers=2)
+    # A rank that is still in `restore` has nothing to save, and then nobody saves: test_beside_other_work.
+    said = gang.play(world, way, store, *events, total=100, optimizers=2, together=True)
     earliest = min(each["step"] for each in events)
-    if earliest == 0 and "no state to save yet" in gang.errors():
-        # It met one rank in its first step and another on its last lines of `restore`, where nothing is saved: docs/ranks.md.
-        assert [each["ended"] for each in said] == ["at its end"] * len(said), gang.errors()
-        assert not marked(store)
-        return
     step = saved_together(gang, store, said)
     assert earliest <= step <= earliest + 2, f"seed {seed}: {events}"
 

@@ -85,6 +85,8 @@ class Life:
         start = self.said["start"] = guard.restore(step=self.scenario["step"])
         if self.fates is not None and not self.scenario.get("from_restore"):
             self.fates.begin()
+        if self.scenario["together"]:
+            dist.barrier()
         if not self.scenario["events"]:
             self.digest(start)
         for step in range(start, self.scenario["total"]):
