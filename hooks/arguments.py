@@ -42,7 +42,7 @@ def run_name(said: str | None) -> str:
     Raises:
         UsageError: it cannot be a folder's.
     """
-    default = os.environ.get("SPOTGUARD_RUN_ID") or default_run_id(sys.orig_argv, os.getcwd())
+    default = os.environ.get("SPOTGUARD_RUN_ID") or default_run_id(sys.orig_argv, os.getcwd(), os.environ)
     return check_run_id(said or default)
 
 

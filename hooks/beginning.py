@@ -18,6 +18,7 @@ from .checkpoints.commit import claim_attempt
 from .checkpoints.patience import PatientStore
 from .checkpoints.probe import probe
 from .checkpoints.staging import Stage
+from .launched import launchers
 from .meetings import of_all, of_the_first, restore_together, see_the_same
 from .namesakes import refuse_namesakes
 from .restore import Restored, restore, say_what_stays_behind
@@ -75,7 +76,7 @@ class Beginning:
         Raises:
             StoreError: the store failed.
         """
-        info = {"pid": os.getpid(), "command": sys.orig_argv}
+        info = {"pid": os.getpid(), "command": sys.orig_argv, "launchers": launchers(os.environ)}
         store = self._patient("Training was not started")
         world = 1 if self._channel is None else self._channel.world
 

@@ -37,7 +37,7 @@ class Callback:
         self._client.close()
 
     def _hello(self) -> protocol.Register:
-        run_id = os.environ.get("SPOTGUARD_RUN_ID") or default_run_id(sys.orig_argv, os.getcwd())
+        run_id = os.environ.get("SPOTGUARD_RUN_ID") or default_run_id(sys.orig_argv, os.getcwd(), os.environ)
         return protocol.Register(
             pid=os.getpid(), run_id=run_id, name=os.path.basename(sys.argv[0] or "python")
         )

@@ -5,17 +5,34 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 #: The folder, in the working folder, where checkpoints go unless a store is given.
 STORE_FOLDER = "spotguard-checkpoints"
 
+#: A run id holds so many characters (`providers.names`).
+_LONGEST = 64
 
-def default_run_id(command: Sequence[str], folder: str) -> str:
+#: What a launcher is told of machines (torchrun, DeepSpeed, accelerate): other words on each node of one job, and other ones
+#: when the job has been requeued to other nodes.
+_OF_MACHINES = frozenset(
+    {
+        *("--rdzv-endpoint", "--master-addr", "--master-port", "--node-rank", "--local-addr"),
+        *("--nnodes", "--nproc-per-node", "--main-process-ip", "--main-process-port"),
+        *("--machine-rank", "--num-machines", "--num-processes"),
+    }
+)
+
+
+def default_run_id(command: Sequence[str], folder: str, env: Mapping[str, str]) -> str:
     """The script's name and a hash of command and folder: stable across restarts, different for other arguments.
 
-    `command` is as the kernel got it (`sys.orig_argv`): ["python", "train.py", "--lr", "0.1"].
+    In a Slurm job its id stands between them: the same on all its nodes and at each requeue, and another job is another run.
+
+    Args:
+        command: as the kernel got it (`sys.orig_argv`): ["python", "train.py", "--lr", "0.1"].
+        env: where a scheduler says whose job this is.
     """
     words = [word for word in command[1:] if not word.startswith("-")]
     # A launcher's options have values of their own (`torchrun --nproc-per-node 2 train.py`): a script has its suffix.
@@ -24,8 +41,35 @@ def default_run_id(command: Sequence[str], folder: str) -> str:
     stem = re.sub(r"[^A-Za-z0-9_]+", "-", Path(script).stem).strip("-")[:40] or "run"
     # The interpreter's path differs between machines and virtual environments; the job is the same.
     said = [os.path.basename(command[0]), *command[1:]] if command else []
+    job = slurm_job(env)
+    if job:
+        said = [*_without_machines(said)]
     digest = hashlib.sha256("\0".join([folder, *said]).encode(errors="surrogateescape")).hexdigest()
-    return f"{stem}-{digest[:8]}"
+    tail = f"-{job}-{digest[:8]}" if job else f"-{digest[:8]}"
+    return stem[: _LONGEST - len(tail)] + tail
+
+
+def slurm_job(env: Mapping[str, str]) -> str:
+    """The job's id as its owner knows it, the same for all nodes, and at each requeue: "4711", "4711_3" in an array. "": none.
+
+    Of the parts of a heterogeneous job each has an id of its own; the first one's is the job's.
+    """
+    array, task = env.get("SLURM_ARRAY_JOB_ID", ""), env.get("SLURM_ARRAY_TASK_ID", "")
+    whole = env.get("SLURM_HET_JOB_ID", "") or env.get("SLURM_JOB_ID", "")
+    said = f"{array}_{task}" if whole and array and task else whole
+    return said if re.fullmatch(r"[0-9]{1,10}(_[0-9]{1,10})?", said) else ""
+
+
+def _without_machines(words: Sequence[str]) -> Iterator[str]:
+    skip = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if skip:
+            skip = False
+        elif name.replace("_", "-") in _OF_MACHINES:
+            skip = not equals
+        else:
+            yield word
 
 
 def default_store(folder: str) -> str:

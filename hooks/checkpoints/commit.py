@@ -119,12 +119,20 @@ def attempt_starts(
     ]
     starts = []
     for attempt in sorted(claim for claim in claims if claim is not None)[-last:]:
-        key = attempt_key(run_id, attempt)
-        try:
-            starts.append(decode_attempt(store.get(key, timeout=timeout), key).created)
-        except (CheckpointError, NotFoundError):
-            continue  # of a newer format, or pruned just now: the others say enough
+        if (record := attempt_record(store, run_id, attempt, timeout=timeout)) is not None:
+            starts.append(record.created)
     return starts
+
+
+def attempt_record(
+    store: BlobStore, run_id: str, attempt: int, *, timeout: float | None = None
+) -> AttemptRecord | None:
+    """What one start has said of itself; None where that cannot be read: of a newer format, or pruned. Raises StoreError."""
+    key = attempt_key(run_id, attempt)
+    try:
+        return decode_attempt(store.get(key, timeout=timeout), key)
+    except (CheckpointError, NotFoundError):
+        return None
 
 
 def newest_claim(store: BlobStore, run_id: str, *, timeout: float | None = None) -> int:

@@ -239,7 +239,7 @@ def test_the_names_are_those_of_a_bare_register(tmp_path: Path) -> None:
         "from spotguard.hooks.naming import default_run_id, default_store\n"
         "here = os.getcwd()\n"
         "said = os.environ['SPOTGUARD_RUN_ID'], os.environ['SPOTGUARD_STORE']\n"
-        "assert said == (default_run_id(sys.orig_argv, here), default_store(here)), said\n"
+        "assert said == (default_run_id(sys.orig_argv, here, os.environ), default_store(here)), said\n"
     )
     done = spotguard("run", "--", sys.executable, "train.py", "--lr", "0.1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

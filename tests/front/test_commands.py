@@ -49,7 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with one run and three checkpoints; nobody writes to it again."""
     folder = tmp_path_factory.mktemp("made")
     env = {**os.environ, "SPOTGUARD_STORE": (folder / "store").as_uri(), "SPOTGUARD_RUN_ID": "run-7"}
-    env["SPOTGUARD_EVERY"] = "off"
+    env |= {"SPOTGUARD_EVERY": "off", "SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": "2"}
     subprocess.run([sys.executable, "-c", SAVING], cwd=folder, env=env, timeout=TIMEOUT, check=True)
     return folder / "store"
 
@@ -118,6 +118,18 @@ def test_inspect_shows_the_newest_whole_one(capsys: pytest.CaptureFixture[str], 
     assert f"  1 rank, {len(body['objects'])} object" in shown
     next(checkpoints(store)[0].glob("00000-of-*.json")).unlink()
     assert told(capsys, "inspect", store.as_uri())["step"] == 4
+
+
+def test_inspect_says_who_started_the_attempt(capsys: pytest.CaptureFixture[str], store: Path) -> None:
+    """Its record may be gone, and the checkpoint is one all the same."""
+    assert told(capsys, "inspect", store.as_uri())["launchers"] == [
+        {"name": "slurm", "job": "4711", "restarts": 2}
+    ]
+    line = "  attempt 1, started by slurm 4711, restart 2"
+    assert line in said(capsys, "inspect", store.as_uri()).splitlines()
+    (store / "run-7/attempts/0001.json").unlink()
+    assert told(capsys, "inspect", store.as_uri())["launchers"] == []
+    assert "started by" not in said(capsys, "inspect", store.as_uri())
 
 
 def test_a_checkpoint_may_be_named_by_its_own_url(capsys: pytest.CaptureFixture[str], store: Path) -> None:

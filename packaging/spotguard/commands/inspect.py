@@ -10,6 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from spotguard.hooks.checkpoints.catalog import Whole
+from spotguard.hooks.checkpoints.commit import attempt_record
+from spotguard.hooks.launched import in_words
 
 from .console import add_json, amount, console, count, moment, print_json
 from .target import add_target, target
@@ -32,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     meant = target(arguments)
-    body = as_json(meant.whole(), meant.store.url)
+    whole = meant.whole()
+    record = attempt_record(meant.store, whole.run_id, whole.name.attempt)
+    body = as_json(whole, meant.store.url)
+    body["launchers"] = record.info.get("launchers", []) if record is not None else []
     if arguments.json:
         print_json(body)
     else:
@@ -88,6 +93,8 @@ def _show(body: dict[str, Any]) -> None:
         Text(f"run {body['run_id']}, step {body['step']}, checkpoint {body['checkpoint']}", style="bold")
     )
     out.print(f"  {body['kind']} save of {moment(body['created'])}, level {body['level']}")
+    if started := in_words(body):
+        out.print(Text(f"  attempt {body['attempt']}, started by {started}"))
     ranks, objects = count(body["world"], "rank"), count(len(body["objects"]), "object")
     out.print(f"  {ranks}, {objects}, {amount(body['bytes'])}")
     out.print(f"  {count(len(body['tensors']), 'tensor')}, {count(elements, 'element')}")

@@ -89,7 +89,7 @@ def options_for(flags: dict[str, str], command: Sequence[str]) -> config.Options
     from spotguard.hooks.naming import default_run_id, default_store
 
     folder = os.getcwd()
-    defaults = {"run-id": default_run_id(command, folder), "store": default_store(folder)}
+    defaults = {"run-id": default_run_id(command, folder, os.environ), "store": default_store(folder)}
     return config.resolve("run", flags, os.environ, defaults=defaults, readers={"store": _store})
 
 
