@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import requests
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
@@ -17,16 +15,12 @@ from azure.storage.blob import ContainerClient
 
 from ..clock import Clock
 from ..errors import UsageError
+from .azblob_names import CONNECTION, account_of, check_container, endpoint_of
 from .azblob_token import HeldToken
 from .transport import Transport
 from .urls import Location
 
-_CONNECTION, _ACCOUNT = "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT"
 _KEY, _SAS = "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"
-
-#: "Naming and referencing containers, blobs, and metadata", REST API reference.
-_CONTAINER = re.compile(r"(?=.{3,63}\Z)[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
-_NAME = re.compile(r"[a-z0-9]{3,24}", re.ASCII)
 
 
 class _Link(Transport):
@@ -49,20 +43,16 @@ def open_container(at: Location, clock: Clock) -> tuple[ContainerClient, HeldTok
     Raises:
         UsageError: no account is said, or what is said cannot be used.
     """
-    if _CONTAINER.fullmatch(at.bucket) is None:
-        raise UsageError(
-            f"store {at.url!r}: {at.bucket!r} is no container's name; it has 3 to 63 lower-case letters, digits and "
-            "single hyphens between them"
-        )
+    check_container(at)
     ca = at.options.get("ca")
     if ca is not None and not Path(ca).is_file():
         raise UsageError(f"store {at.url!r}: ca={ca} is no file here; name one of certificates in PEM")
     token: HeldToken | None = None
     try:
-        if _CONNECTION in os.environ:
-            words = _connection(at, os.environ[_CONNECTION])
+        if CONNECTION in os.environ:
+            words = _connection(at, os.environ[CONNECTION])
             return ContainerClient.from_connection_string(words, at.bucket, **_wire(ca)), None
-        account, endpoint = _account(at)
+        account, endpoint = account_of(at, os.environ)
         credential: AzureNamedKeyCredential | AzureSasCredential | str | HeldToken
         if _KEY in os.environ:
             # By itself the SDK takes the account's name from the endpoint.
@@ -85,38 +75,11 @@ def _connection(at: Location, said: str) -> str:
     account, theirs = at.options.get("account"), words.get(named.get("accountname", ""))
     if account is not None and theirs is not None and account != theirs:
         raise UsageError(
-            f"store {at.url!r} is in the account {account!r}, and {_CONNECTION} is for {theirs!r}: give the former's, or unset it"
+            f"store {at.url!r} is in the account {account!r}, and {CONNECTION} is for {theirs!r}: give the former's, or unset it"
         )
     if "endpoint" in at.options:
-        words[named.get("blobendpoint", "BlobEndpoint")] = _endpoint(at)
+        words[named.get("blobendpoint", "BlobEndpoint")] = endpoint_of(at)
     return ";".join(f"{name}={word}" for name, word in words.items())
-
-
-def _account(at: Location) -> tuple[str | None, str]:
-    """The account's name, where it is said, and its endpoint."""
-    account = at.options.get("account") or os.environ.get(_ACCOUNT)
-    if "endpoint" in at.options:
-        return account, _endpoint(at)
-    if account is None:
-        raise UsageError(
-            f"store {at.url!r} says no storage account; write az://container/prefix?account=NAME, or set {_ACCOUNT} or "
-            f"{_CONNECTION}"
-        )
-    if _NAME.fullmatch(account) is None:
-        raise UsageError(
-            f"store {at.url!r}: {account!r} is no storage account's name; it has 3 to 24 lower-case letters and digits"
-        )
-    return account, f"https://{account}.blob.core.windows.net"
-
-
-def _endpoint(at: Location) -> str:
-    endpoint = at.options["endpoint"]
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-        raise UsageError(
-            f"store {at.url!r}: endpoint={endpoint} is no endpoint; write it as https://NAME.blob.core.windows.net"
-        )
-    return endpoint.rstrip("/")
 
 
 def _identity(at: Location) -> Any:

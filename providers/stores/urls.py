@@ -17,6 +17,8 @@ from ..errors import UsageError
 from .store import is_segment
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+#: Where an URL may name a user and a password; some write their keys there, and a key may hold a slash.
+_USER = re.compile(r"//(?:[^/?#\s]*:[^?#\s]*|[^/?#\s]*)@")
 _EXAMPLE = "file:///mnt/checkpoints"
 
 #: What one of the three clouds takes at least; each says the rest itself.
@@ -80,29 +82,38 @@ def check_url(url: str) -> None:
         # absolute() only turns a relative path into the absolute one that an URL needs.
         path = url.removeprefix("file:")
         hint = Path(path).absolute().as_uri() if path and "\0" not in path else _EXAMPLE
-        raise UsageError(f"store {url!r} is not an URL; write it as {hint}")
+        raise UsageError(f"store {shown(url)!r} is not an URL; write it as {hint}")
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise UsageError(f"store {url!r} is not an URL ({error}); use one such as {_EXAMPLE}") from error
+        raise UsageError(
+            f"store {shown(url)!r} is not an URL ({error}); use one such as {_EXAMPLE}"
+        ) from error
     if parts.scheme in CLOUDS:
         locate(url)
         return
     if parts.scheme != "file":
         raise UsageError(
-            f"store {url!r} has scheme {parts.scheme!r}, which is unknown; use s3://bucket/prefix, gs://bucket/prefix, "
+            f"store {shown(url)!r} has scheme {parts.scheme!r}, which is unknown; use s3://bucket/prefix, gs://bucket/prefix, "
             f"az://container/prefix, or {_EXAMPLE}"
         )
     if parts.netloc not in ("", "localhost"):
         raise UsageError(
-            f"store {url!r} names a host, {parts.netloc!r}; a path on this machine has three slashes: "
-            f"file:///{parts.netloc}{parts.path}"
+            f"store {shown(url)!r} names a host, {parts.netloc.rpartition('@')[2]!r}; a path on this machine has three slashes: "
+            f"file:///{parts.netloc.rpartition('@')[2]}{parts.path}"
         )
     if parts.query or parts.fragment:
-        raise UsageError(f"store {url!r} has a '?' or '#'; a path that holds one is written %3F or %23")
+        raise UsageError(
+            f"store {shown(url)!r} has a '?' or '#'; a path that holds one is written %3F or %23"
+        )
     path = unquote(parts.path)
     if path in ("", "/") or "\0" in path:
-        raise UsageError(f"store {url!r} names no folder; use one, such as {_EXAMPLE}")
+        raise UsageError(f"store {shown(url)!r} names no folder; use one, such as {_EXAMPLE}")
+
+
+def shown(url: str) -> str:
+    """An URL to be repeated to a person: without a password that somebody has put into it."""
+    return _USER.sub("//…@", url)
 
 
 def inside(url: str, path: str) -> str:
@@ -122,22 +133,25 @@ def locate(url: str) -> Location:
     example = f"{parts.scheme}://{cloud.place}/prefix"
     bucket = parts.netloc
     if _BUCKET.fullmatch(bucket) is None:
-        raise UsageError(f"store {url!r} names no {cloud.place}; write it as {example}")
+        raise UsageError(f"store {shown(url)!r} names no {cloud.place}; write it as {example}")
     path = unquote(parts.path).strip("/")
     if path and not all(is_segment(segment) for segment in path.split("/")):
         raise UsageError(
-            f"store {url!r} has the prefix {path!r}; use letters, digits and ._@=+,- between slashes, as in {example}"
+            f"store {shown(url)!r} has the prefix {path!r}; use letters, digits and ._@=+,- between slashes, as in {example}"
         )
     if parts.fragment:
-        raise UsageError(f"store {url!r} has a '#'; write it as {example}")
+        raise UsageError(f"store {shown(url)!r} has a '#'; write it as {example}")
     options: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in cloud.options:
+            # Without its value: a key is no option.
             raise UsageError(
-                f"store {url!r} has the option {name!r}; {cloud.name} knows {', '.join(cloud.options)}"
+                f"store {shown(url.partition('?')[0])!r} has the option {name!r}; {cloud.name} knows {', '.join(cloud.options)}"
             )
         if not value or name in options:
-            raise UsageError(f"store {url!r}: option {name!r} needs one value, as in {example}?{name}=VALUE")
+            raise UsageError(
+                f"store {shown(url)!r}: option {name!r} needs one value, as in {example}?{name}=VALUE"
+            )
         options[name] = value
     return Location(url, bucket, f"{path}/" if path else "", options)
 

@@ -83,7 +83,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--provider", "ibm", "true"], "expected auto, aws, azure, gcp or none"),
         (
             ["run", "--store", "s3://b/p?regoin=x", "true"],
-            "--store: store 's3://b/p?regoin=x' has the option 'regoin'; S3 knows region",
+            "--store: store 's3://b/p' has the option 'regoin'; S3 knows region",
         ),
         (["run", "--store", "ftp://b/p", "true"], "unknown; use s3://bucket/prefix"),
         (["run", "--store", "/mnt/x", "true"], "write it as file:///mnt/x"),
@@ -108,6 +108,19 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_wrong_words(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     assert said in refused(capsys, *words)
+
+
+def test_a_store_without_an_account_is_refused_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The training process would say so too: at the end of a traceback."""
+    monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING", raising=False)
+    said = refused(capsys, "run", "--store", "az://container", "touch", str(tmp_path / "ran"))
+    assert (
+        "--store: store 'az://container' says no storage account; write az://container/prefix?account=NAME"
+        in said
+    )
+    assert not (tmp_path / "ran").exists()
 
 
 def test_no_word_at_all(capsys: pytest.CaptureFixture[str]) -> None:

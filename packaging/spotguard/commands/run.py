@@ -84,12 +84,19 @@ def pass_on_the_interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def options_for(flags: dict[str, str], command: Sequence[str]) -> config.Options:
-    """The options of this run. Its names are those that a bare `register` would choose for the same command."""
+def options_for(
+    flags: dict[str, str], command: Sequence[str], *, run_id: str | None = None
+) -> config.Options:
+    """The options of this run. Its names are those that a bare `register` would choose for the same command.
+
+    Args:
+        run_id: another default, for who asks without a command.
+    """
     from spotguard.hooks.naming import default_run_id, default_store
 
     folder = os.getcwd()
-    defaults = {"run-id": default_run_id(command, folder, os.environ), "store": default_store(folder)}
+    name = default_run_id(command, folder, os.environ) if run_id is None else run_id
+    defaults = {"run-id": name, "store": default_store(folder)}
     return config.resolve("run", flags, os.environ, defaults=defaults, readers={"store": _store})
 
 
@@ -124,6 +131,8 @@ def _warn_of_a_store_that_dies(options: config.Options) -> None:
 
 
 def _store(origin: str, text: str) -> str:
+    from spotguard.providers.stores.azblob_names import check_named
     from spotguard.providers.stores.urls import read_url
 
-    return read_url(origin, text)
+    check_named(origin, read_url(origin, text), os.environ)
+    return text

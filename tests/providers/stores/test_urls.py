@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.providers.errors import UsageError
+from spotguard.providers.stores.azblob_names import check_named
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.urls import check_url, inside, locate
 
@@ -84,9 +86,7 @@ def test_a_missing_sdk_is_said_with_the_way_out(monkeypatch: pytest.MonkeyPatch)
         ("az://", "names no container; write it as az://container/prefix"),
         ("s3://bucket/a b", "has the prefix 'a b'"),
         ("s3://bucket/../x", "has the prefix '../x'"),
-        ("gs://user@bucket/a", "names no bucket"),
         ("s3://bucket/a#b", "has a '#'"),
-        ("s3://bucket?regoin=eu", "has the option 'regoin'; S3 knows region, endpoint"),
         ("s3://bucket?region=", "option 'region' needs one value"),
         ("s3://bucket?region=a&region=b", "option 'region' needs one value"),
     ],
@@ -98,6 +98,54 @@ def test_what_is_no_store_is_refused_with_the_way_out(url: str, said: str) -> No
     assert said in str(caught.value)
     assert repr(url) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("gs://user@bucket/a", "'gs://…@bucket/a' names no bucket"),
+        ("s3://AKIA:SECRET@bucket/a", "'s3://…@bucket/a' names no bucket"),
+        ("s3://AKIA:SEC/RET@bucket/a@b", "names no bucket"),
+        ("ftp://AKIA:SECRET@bucket/a", "'ftp://…@bucket/a' has scheme 'ftp'"),
+        ("file://AKIA:SECRET@host/a", "names a host, 'host'"),
+        ("s3://bucket?regoin=SECRET", "'s3://bucket' has the option 'regoin'; S3 knows region, endpoint"),
+        ("s3://bucket/a b?endpoint=http://AKIA:SECRET@host", "has the prefix 'a b'"),
+    ],
+)
+def test_what_may_be_a_key_is_not_repeated(url: str, said: str) -> None:
+    """Keys are put where they do not belong, and an error goes into logs."""
+    with pytest.raises(UsageError) as caught:
+        check_url(url)
+    assert said in str(caught.value)
+    assert not re.search("AKIA|SEC|RET", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("environ", "url", "said"),
+    [
+        ({}, "az://container", "says no storage account"),
+        ({"ACCOUNT": "Not-A-Name"}, "az://container", "is no storage account's name"),
+        ({"CONNECTION_STRING": "x"}, "az://Container", "is no container's name"),
+    ],
+)
+def test_a_store_without_an_account_is_refused_by_who_has_no_sdk(
+    environ: dict[str, str], url: str, said: str
+) -> None:
+    """`spotguard run`, before training begins."""
+    with pytest.raises(UsageError, match=f"--store: store '{url}'.*{said}"):
+        check_named("--store", url, {f"AZURE_STORAGE_{name}": value for name, value in environ.items()})
+
+
+def test_an_account_may_be_said_in_three_places() -> None:
+    for environ, url in (
+        ({}, "az://container?account=name"),
+        ({}, "az://container?endpoint=http://127.0.0.1:1/name"),
+        ({"AZURE_STORAGE_ACCOUNT": "name"}, "az://container"),
+        ({"AZURE_STORAGE_CONNECTION_STRING": "x"}, "az://container"),
+        ({}, "s3://bucket"),
+        ({}, "file:///x"),
+    ):
+        check_named("--store", url, environ)
 
 
 def test_no_sdk_is_imported_for_a_folder() -> None:

@@ -1,0 +1,70 @@
+"""What an Azure store is called, by its URL and Azure's conventional variables: container, account, endpoint. Loads no SDK."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from ..errors import UsageError
+from .urls import Location, locate
+
+CONNECTION, ACCOUNT = "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT"
+
+#: "Naming and referencing containers, blobs, and metadata", REST API reference.
+_CONTAINER = re.compile(r"(?=.{3,63}\Z)[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
+_NAME = re.compile(r"[a-z0-9]{3,24}", re.ASCII)
+
+
+def check_named(origin: str, url: str, env: Mapping[str, str]) -> None:
+    """Refuse an URL of Azure's that names no place, also with what the environment says. Others are whole by themselves.
+
+    Before training begins, and by who has no SDK: what the training process says is the end of a traceback.
+
+    Raises:
+        UsageError: `origin` says where it was given.
+    """
+    if urlsplit(url).scheme != "az":
+        return
+    try:
+        at = locate(url)
+        check_container(at)
+        if CONNECTION not in env:
+            account_of(at, env)
+    except UsageError as error:
+        raise UsageError(f"{origin}: {error}") from error
+
+
+def check_container(at: Location) -> None:
+    if _CONTAINER.fullmatch(at.bucket) is None:
+        raise UsageError(
+            f"store {at.url!r}: {at.bucket!r} is no container's name; it has 3 to 63 lower-case letters, digits and "
+            "single hyphens between them"
+        )
+
+
+def account_of(at: Location, env: Mapping[str, str]) -> tuple[str | None, str]:
+    """The account's name, where it is said, and its endpoint."""
+    name = at.options.get("account") or env.get(ACCOUNT)
+    if "endpoint" in at.options:
+        return name, endpoint_of(at)
+    if name is None:
+        raise UsageError(
+            f"store {at.url!r} says no storage account; write az://container/prefix?account=NAME, or set {ACCOUNT} or "
+            f"{CONNECTION}"
+        )
+    if _NAME.fullmatch(name) is None:
+        raise UsageError(
+            f"store {at.url!r}: {name!r} is no storage account's name; it has 3 to 24 lower-case letters and digits"
+        )
+    return name, f"https://{name}.blob.core.windows.net"
+
+
+def endpoint_of(at: Location) -> str:
+    said = at.options["endpoint"]
+    parts = urlsplit(said)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+        raise UsageError(
+            f"store {at.url!r}: endpoint={said} is no endpoint; write it as https://NAME.blob.core.windows.net"
+        )
+    return said.rstrip("/")
