@@ -44,6 +44,9 @@ def test_a_run_preempted_twice_ends_with_the_weights_of_an_uninterrupted_one(
     second.send(signal.SIGTERM)
     second.err.until("has the notice")
     assert machine.committed() == [(1, 7, 0)]
+    # To the boundary and no further: the gate may still be open when the agent hears that it was told.
+    second.say("go 1")
+    second.err.until("gate at step 8")
     second.say("free")
     second.out.until("^preempted 75$")
     assert second.ended() == 75

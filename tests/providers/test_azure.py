@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import threading
@@ -83,17 +84,20 @@ def test_s12_the_first_call_takes_two_minutes_and_nothing_waits_for_it(
 ) -> None:
     """It is said meanwhile what goes on; then it sees, and has asked about once a second all the time."""
     vm = simulate_azure(clock, enabling=120)
-    looker = watch(vm, patience=0.01)
+    looker, looks = watch(vm, patience=0.01), itertools.count(1)
     for _ in range(115):
+        next(looks)
         health = looker.look().health
         assert (health.sight, health.reason) == (Sight.BLIND, "starting")
         assert health.detail.startswith("enabling: ")
     clock.advance(10)
     seen = threading.Event()
     while not looker.look().health.seeing:  # the answer is on its way
+        next(looks)
         assert not seen.wait(0.01)
     assert looker.look().health is SEEING
-    assert most_in_a_second(vm) <= 3
+    # One a look, the call that takes long, and the name. (In which second of a clock by hand one arrives is a matter of load.)
+    assert len(vm.requests) <= next(looks) + 3
     assert vm.count(status=429) == 0
 
 
