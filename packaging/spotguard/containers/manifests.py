@@ -1,0 +1,68 @@
+"""The files of this package, with the few words in them that are the cloud's or this version's."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from typing import Literal
+
+import spotguard
+from spotguard.providers.errors import UsageError
+
+Cloud = Literal["aws", "gcp", "azure"]
+
+DOCKERFILE = "dockerfile"
+#: In the order in which they are met: the agent of the nodes; jobs beside it; jobs without it.
+MANIFESTS = ("agent", "job", "indexed-job", "sidecar", "alone")
+NAMES = (DOCKERFILE, *MANIFESTS)
+
+#: Seconds from SIGTERM to SIGKILL that a node of this cloud's Kubernetes can keep to while the machine goes. AWS: the drain
+#: begins with the notice, which is 120 s long. GKE: its kubelet leaves 15 s of the 30 to pods that are not the system's
+#: (docs.cloud.google.com/kubernetes-engine/docs/concepts/spot-vms). Azure: the warning itself.
+GRACE: dict[Cloud, int] = {"aws": 120, "gcp": 15, "azure": 30}
+#: Of these, what a SIGTERM may be late on a busy node, and what the kubelet's clock is ahead of ours.
+MARGIN = 3
+
+#: Where a cluster gets the image of the agent: to be replaced by `--image`.
+IMAGE = "registry.example.org/spotguard"
+#: A reference as registries have it: host, path, tag, digest.
+_IMAGE = re.compile(r"[a-z0-9][a-zA-Z0-9._/:@-]*")
+
+
+def window(cloud: Cloud) -> int:
+    """Seconds that a SIGTERM is worth in a pod, for `--window`."""
+    return GRACE[cloud] - MARGIN
+
+
+def text(name: str, cloud: Cloud | None = None, image: str = "") -> str:
+    """The Dockerfile, or a manifest for that cloud.
+
+    Raises:
+        UsageError: there is no file of that name, or it needs a cloud, or the image's name cannot be one.
+    """
+    if name == DOCKERFILE:
+        return _read("Dockerfile", {"VERSION": spotguard.__version__})
+    if name not in MANIFESTS:
+        raise UsageError(f"{name!r}: expected one of {', '.join(NAMES)}")
+    if cloud is None:
+        raise UsageError(
+            f"{name}: which cloud? Say aws, gcp or azure, as in {name} aws: each gives a pod another time to end"
+        )
+    if image and not _IMAGE.fullmatch(image):
+        raise UsageError(
+            f"--image {image!r}: expected an image's name, as in {IMAGE}:{spotguard.__version__}"
+        )
+    words = {
+        "CLOUD": cloud,
+        "GRACE": str(GRACE[cloud]),
+        "WINDOW": str(window(cloud)),
+        "IMAGE": image or f"{IMAGE}:{spotguard.__version__}",
+    }
+    return _read(f"kubernetes/{name}.yaml", words)
+
+
+def _read(name: str, words: dict[str, str]) -> str:
+    found = resources.files(__package__).joinpath(name).read_text()
+    for mark, word in words.items():
+        found = found.replace(f"@{mark}@", word)
+    return found

@@ -1,0 +1,73 @@
+"""`python -m spotguard.containers`: the files that an install has, printed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import spotguard
+from spotguard.containers.__main__ import main
+from spotguard.containers.manifests import MANIFESTS, NAMES, text
+from spotguard.providers.errors import UsageError
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_is_printed_with_nothing_left_to_fill_in(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [name] if name == "dockerfile" else [name, "gcp"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "@" not in printed
+    assert spotguard.__version__ in printed or name in ("job", "indexed-job", "alone")
+    assert f"spotguard.containers {' '.join(words)}`" in " ".join(printed.split()), (
+        "it says where it comes from"
+    )
+
+
+def test_an_image_is_the_one_that_was_said() -> None:
+    assert (
+        text("agent", "aws", "gcr.example/a/spotguard@sha256:0123").count(
+            "image: gcr.example/a/spotguard@sha256:0123\n"
+        )
+        == 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["agent"], "agent: which cloud? Say aws, gcp or azure"),
+        (["agent", "aws", "--image", "a\nb"], r"--image 'a\nb': expected an image's name"),
+        (["agent", "aws", "--imag", "a"], "unknown flag '--imag': did you mean --image?"),
+        (["pod", "aws"], "see python -m spotguard.containers --help"),
+    ],
+)
+def test_what_is_said_wrongly_is_said_in_a_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert said in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_a_name_that_no_file_has() -> None:
+    with pytest.raises(UsageError, match="expected one of dockerfile, agent"):
+        text("pod", "aws")
+
+
+def test_it_is_found_without_a_checkout() -> None:
+    words = [sys.executable, "-m", "spotguard.containers", MANIFESTS[0], "azure"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd="/", timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("# The agent on every spot node")
+
+
+def test_the_dockerfile_has_no_shell_and_no_init_in_front() -> None:
+    lines = text("dockerfile").splitlines()
+    assert 'ENTRYPOINT ["spotguard"]' in lines
+    assert not [line for line in lines if line.startswith(("STOPSIGNAL", "ADD", "HEALTHCHECK"))]
