@@ -60,6 +60,8 @@ class Options:
     max_restarts: int
     outlive: bool
     exit_code: int
+    #: Of the endpoint on loopback; None: there is none.
+    metrics_port: int | None
     json_log: bool
     log_level: str
 
@@ -250,6 +252,13 @@ SETTINGS: tuple[Setting, ...] = (
         "N",
         "how `run` exits after a preemption (default: 75, EX_TEMPFAIL: run me again)",
         RUN,
+    ),
+    Setting(
+        "metrics-port",
+        values.at_least(1, 65535, ", as in 9464"),
+        None,
+        "N",
+        "where Prometheus reads how we are: http://127.0.0.1:N/metrics (default: nowhere)",
     ),
     Setting("json-log", values.yes_or_no, False, "", "log one JSON object a line"),
     Setting(

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 
 from ..providers.clock import Clock, SystemClock
 from ..providers.notice import NoticeSource
-from . import journal, launchers, local, sources, systemd
+from . import journal, launchers, local, outcome, sources, systemd
 from .chorus import Chorus
 from .emergency import Machine, Policy
 from .events import Event
 from .exported import exported
+from .looking import LookCount
 from .loop import Agent, Watches
 from .relay import Relay
 from .server import Server
@@ -34,6 +35,7 @@ from .watcher import Watcher
 if TYPE_CHECKING:  # the table of options is the front door's
     from .config import Options
     from .herald import Herald
+    from .metrics.meter import Meter
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +89,8 @@ def _serve(
         server = Server(path, post, clock, service=command is None)
         stack.callback(server.close)
         server.start()
+        count = LookCount()
+        meter = _metrics(options, path, command is None, count, clock, stack)
         supervisor, env = None, dict(os.environ)
         if command is not None:
             env = exported(options, server.path, os.environ)
@@ -96,10 +100,13 @@ def _serve(
         herald = _herald(options, env, post, clock)
         if herald is not None:
             stack.callback(herald.close)
-        watches = _watches(
-            options, looked, post, clock, rng, service_socket, {source.name for source in said}
-        )
-        watching = [*watches, *(Watcher(source, post, clock, rng) for source in said)]
+        ours = {source.name for source in said}
+
+        def watcher(source: NoticeSource, post: Callable[[Event], None], chorus: Chorus | None) -> Watcher:
+            return Watcher(source, post, clock, rng, chorus, count)
+
+        watches = _watches(options, looked, watcher, post, clock, rng, service_socket, ours)
+        watching = [*watches, *(watcher(source, post, None) for source in said)]
         if command is None:
             names = [watch.name for watch in watching if isinstance(watch, Watcher)]
             nothing = "nothing (no cloud was named or found): only drills are heard"
@@ -112,9 +119,39 @@ def _serve(
         facts = Facts(run_id, os.getpid(), str(server.path), command is None, clock.monotonic(), len(watches))
         machine = Machine(policy)
         agent = Agent(
-            machine, server, clock, events, facts, supervisor, herald, watches=watching, manager=manager
+            machine,
+            server,
+            clock,
+            events,
+            facts,
+            supervisor,
+            herald,
+            watches=watching,
+            manager=manager,
+            meter=meter,
         )
         return agent.run()
+
+
+def _metrics(
+    options: Options, path: Path, service: bool, count: LookCount, clock: Clock, stack: ExitStack
+) -> Meter | None:
+    """Where a port was given: what counts, with the endpoint open from here on."""
+    if options.metrics_port is None:
+        return None
+    from .metrics import opening
+    from .metrics.meter import Meter
+
+    meter = Meter()
+    for record in outcome.earlier(path.parent, path.stem):
+        meter.ended(record)
+    run_id = options.run_id or path.stem
+    read = opening.reader(options, run_id, meter, count, clock, service=service)
+    endpoint = opening.endpoint(options.metrics_port, read)
+    stack.callback(endpoint.close)
+    endpoint.start()
+    logger.info("metrics at %s", endpoint.url)
+    return meter
 
 
 def _herald(
@@ -130,6 +167,7 @@ def _herald(
 def _watches(
     options: Options,
     looked: Callable[[], list[NoticeSource]],
+    watcher: Callable[[NoticeSource, Callable[[Event], None], Chorus | None], Watcher],
     post: Callable[[Event], None],
     clock: Clock,
     rng: random.Random,
@@ -139,7 +177,7 @@ def _watches(
     def own(post: Callable[[Event], None]) -> list[Watcher]:
         found = looked()
         chorus = Chorus(found[0].name) if len(found) > 1 else None
-        return [Watcher(source, post, clock, rng, chorus) for source in found]
+        return [watcher(source, post, chorus) for source in found]
 
     # Who names an endpoint means that one, and who says `none` means none.
     relayed = service_socket is not None and options.provider != "none" and not options.metadata_endpoint

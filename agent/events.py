@@ -6,7 +6,7 @@ them out and hands each to the pure machine in `emergency`. Nothing else in the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..hooks.protocol import Message, Register
 from ..providers.health import Health
@@ -18,6 +18,8 @@ class NoticeSeen:
     """A source shows this notice (again, or for the first time)."""
 
     notice: Notice
+    #: Seconds for which nobody had looked when the look began that showed it. None: not known, or not seen here.
+    unseen: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ def exported(options: Options, socket: Path, env: Mapping[str, str]) -> dict[str
         "SPOTGUARD_STAGE": options.stage,
         "SPOTGUARD_LOSSY_MOMENTS": "yes" if options.lossy_moments else "",
     }
+    # Its endpoint is one agent's: a `spotguard run` inside the command would find the port taken, and refuse to start.
+    env = {name: value for name, value in env.items() if name != "SPOTGUARD_METRICS_PORT"}
     return {**env, **{name: str(value) for name, value in said.items() if value not in (None, "")}}
 
 

@@ -54,6 +54,7 @@ from .supervisor import CommandError, Supervisor
 
 if TYPE_CHECKING:  # loaded where it is asked for
     from .herald import Herald
+    from .metrics.meter import Meter
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ class Agent:
         *,
         watches: Sequence[Watches] = (),
         manager: systemd.Manager = systemd.NOBODY,
+        meter: Meter | None = None,
     ) -> None:
         self._machine = machine
         self._watches = watches
@@ -98,6 +100,7 @@ class Agent:
         self._supervisor = supervisor
         self._herald = herald
         self._manager = manager
+        self._meter = meter
         self._board = Board(facts.sources)
         self._last: dict[str, Any] | None = None
         self._check_at = 0.0
@@ -113,6 +116,8 @@ class Agent:
             event = self._next()
             try:
                 self._handle(event)
+                if self._meter is not None:
+                    self._meter.take(event, self._machine, self._clock.monotonic())
             except (CommandError, KeyboardInterrupt):
                 raise
             except Exception:
@@ -236,6 +241,8 @@ class Agent:
                         "the rendezvous was on the machine that goes: it is on %s from now on", meet
                     )
             pid = supervisor.start()
+            if self._meter is not None:
+                self._meter.launched(self._machine.restarts)
             logger.info("guarding pid %d as run %s", pid, self._facts.run_id)
             self._carry_out(self._machine.handle(Launched(pid), self._clock.monotonic()))
 
@@ -243,6 +250,8 @@ class Agent:
         seen = outcomes.seen_time(outcome, self._clock.monotonic(), self._clock.time())
         record = outcome.record(seen)
         self._last = record
+        if self._meter is not None:
+            self._meter.ended(record)
         whole = outcome.committed is not None
         logger.log(
             logging.WARNING if whole else logging.ERROR,

@@ -16,6 +16,9 @@ from typing import Any
 
 from ..providers.notice import NoticeKind
 
+#: Bytes of the file of all records that are read again at most: some 500 of them.
+_EARLIER = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class SessionOutcome:
@@ -176,6 +179,25 @@ def write(record: dict[str, Any], folder: Path, run_id: str) -> Path:
         raise
     _write_all(folder / f"{run_id}.outcomes.jsonl", data, os.O_APPEND)
     return last
+
+
+def earlier(folder: Path, run_id: str) -> list[dict[str, Any]]:
+    """The records of agents that were here before us under this name, the newest `_EARLIER` bytes of them, oldest first."""
+    try:
+        with open(folder / f"{run_id}.outcomes.jsonl", "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _EARLIER))
+            lines = file.read().splitlines()
+    except OSError:
+        return []  # there was none
+    found = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # cut off, by us or by a power cut
+        if isinstance(record, dict):
+            found.append(record)
+    return found
 
 
 def _write_all(path: Path, data: bytes, flag: int) -> None:

@@ -17,6 +17,7 @@ from ..providers.notice import JITTER, Acknowledging, Notice, NoticeSource, Seve
 from .chorus import Chorus
 from .events import Event, HealthChanged, NoticeGone, NoticeSeen
 from .horizon import NEAR
+from .looking import LookCount
 from .mention import Mention
 from .overdue import Looks
 
@@ -40,8 +41,9 @@ class Watcher:
         clock: Clock,
         rng: random.Random,
         chorus: Chorus | None = None,
+        count: LookCount | None = None,
     ) -> None:
-        """`chorus` is of the sources that look at the same service."""
+        """`chorus` is of the sources that look at the same service; `count` is the agent's."""
         self._source = source
         self._post = post
         self._clock = clock
@@ -54,6 +56,9 @@ class Watcher:
         self._health: Health | None = None
         self._mention = Mention()
         self._chorus = chorus
+        self._count = LookCount() if count is None else count
+        #: When the last look that saw came to its end.
+        self._saw_at: float | None = None
         self._failures = 0
         self._standing: dict[str, Notice] = {}
         self._owes = False
@@ -109,21 +114,27 @@ class Watcher:
 
     def look(self) -> None:
         """One look, and what is new in it."""
+        began = self._clock.monotonic()
         sighting = self._poll()
         with self._lock:
             if not self._stop.is_set():  # else nobody listens any more
-                self._tell(sighting)
+                self._tell(sighting, None if self._saw_at is None else began - self._saw_at)
 
-    def _tell(self, sighting: Sighting) -> None:
-        self._looks.ended(self._clock.monotonic(), max(self._source.interval, LONGEST_WAIT))
+    def _tell(self, sighting: Sighting, unseen: float | None) -> None:
+        """`unseen` are the seconds for which nobody had looked, and seen, when this look began."""
+        now = self._clock.monotonic()
+        self._looks.ended(now, max(self._source.interval, LONGEST_WAIT))
+        self._count.ended(self._source.name, "" if sighting.health.seeing else sighting.health.reason)
         self._failures = 0 if sighting.health.seeing else self._failures + 1
+        if sighting.health.seeing:
+            self._saw_at = now
         self._feel(sighting.health)
         for notice in sighting.notices:
             if self._put_off(notice):
                 self._post(NoticeGone(notice.id))
             if self._is_news(notice):
                 self._standing[notice.id] = notice
-                self._post(NoticeSeen(notice))
+                self._post(NoticeSeen(notice, unseen))
         if sighting.health.seeing and self._source.withdraws:
             here = {notice.id for notice in sighting.notices}
             for gone in [known for known in self._standing if known not in here]:

@@ -44,6 +44,7 @@ EXAMPLES: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, obj
     "max-restarts": (("1", 1), ("2", 2), ("3", 3)),
     "outlive": (("true", True), ("off", False), ("true", True)),
     "exit-code": (("1", 1), ("76", 76), ("255", 255)),
+    "metrics-port": (("1", 1), ("9464", 9464), ("65535", 65535)),
     "json-log": (("true", True), ("0", False), ("true", True)),
     "log-level": (("debug", "debug"), ("WARNING", "warning"), ('"error"', "error")),
 }
@@ -114,7 +115,7 @@ def test_the_service_has_no_command_to_end() -> None:
     names = {setting.name for setting in settings_of("agent")}
     assert names == {
         "provider", "metadata-endpoint", "vm-name", "acknowledge", "window", "reserve", "deadline", "notice-file", "on-notice", "socket",
-        "json-log", "log-level",
+        "metrics-port", "json-log", "log-level",
     }  # fmt: skip
     assert isinstance(resolve("agent", {}, {"SPOTGUARD_KEEP": "no number"}), Options)
 
@@ -152,6 +153,9 @@ def test_the_service_has_no_command_to_end() -> None:
         ("outlive", "maybe", "true or false"),
         ("exit-code", "0", "done"),
         ("exit-code", "256", "255"),
+        ("metrics-port", "0", "as in 9464"),
+        ("metrics-port", "65536", "from 1 to 65535"),
+        ("metrics-port", ":9464", "a whole number"),
         ("log-level", "loud", "debug"),
     ],
 )

@@ -40,3 +40,10 @@ def test_the_innermost_run_is_the_parent() -> None:
 def test_without_a_parent_nothing_is_left_out() -> None:
     env = {"SPOTGUARD_RUN_ID": "a", "SPOTGUARD_SOCKET": "", "PATH": "/bin"}
     assert without_parent(env) == env
+
+
+def test_a_run_inside_a_run_does_not_ask_for_the_outer_one_s_port() -> None:
+    """One port has one endpoint; which one the inner run gets is for the script to say."""
+    inside = exported(OUTER, Path("/run/outer.sock"), {"SPOTGUARD_METRICS_PORT": "9464"})
+    assert resolve("run", {}, inside).metrics_port is None
+    assert resolve("run", {}, {**inside, "SPOTGUARD_METRICS_PORT": "9465"}).metrics_port == 9465

@@ -1,0 +1,61 @@
+"""How the endpoint is put together. Prometheus's library is loaded here, and only for those who ask for metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from ...providers.clock import Clock
+from ...providers.errors import UsageError
+from ..fit import expected_window
+from ..looking import LookCount
+from .meter import Meter
+from .table import Facts, Reading
+
+if TYPE_CHECKING:
+    from ..config import Options
+    from .endpoint import Endpoint
+
+
+def reader(
+    options: Options, run_id: str, meter: Meter, looks: LookCount, clock: Clock, *, service: bool
+) -> Callable[[], Reading]:
+    """What a scrape calls, on its own thread: the newest snapshot, and the time."""
+    facts = Facts.of(
+        metadata.version("spotguard"),
+        "agent" if service else "run",
+        run_id,
+        expected_window(_cloud(options.provider), options.window),
+        options.reserve,
+    )
+    return lambda: Reading(facts, meter.newest, clock.monotonic(), looks.totals)
+
+
+def endpoint(port: int, read: Callable[[], Reading]) -> Endpoint:
+    """It listens by then.
+
+    Raises:
+        UsageError: Prometheus's library is not installed, or the port cannot be had.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, ProcessCollector
+    except ImportError as error:
+        raise UsageError(
+            f"--metrics-port {port}: Prometheus's library is not installed: pip install 'spotguard[metrics]'"
+        ) from error
+    from .collector import Collector
+    from .endpoint import Endpoint
+
+    registry = CollectorRegistry()
+    registry.register(Collector(read))
+    ProcessCollector(registry=registry)  # our own memory and CPU, under their usual names
+    return Endpoint(port, registry)
+
+
+def _cloud(provider: str) -> str:
+    if provider != "auto":
+        return provider
+    from ...providers.detect import detect
+
+    return detect().cloud

@@ -1,0 +1,144 @@
+"""The whole way of a metric: a hook's words on the socket, the loop, a scrape by HTTP."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("prometheus_client")
+
+from spotguard.agent import entry
+from spotguard.agent.config import Options, resolve
+from spotguard.providers.errors import UsageError
+
+ROOT = Path(__file__).parents[2]
+
+#: A training process that registers, takes what its guardian says of itself, and answers a notice.
+HOOK = """
+import os, signal, sys, time, urllib.request
+sys.path[:0] = [{root!r}]
+from pathlib import Path
+from tests.e2e.processes import eventually
+from tests.fakes.hook import FakeHook
+from spotguard.hooks.protocol import *
+url = "http://127.0.0.1:{port}/metrics"
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
+def has(line):
+    eventually(lambda: line in opener.open(url, timeout=30).read().decode(), line)
+hook = FakeHook(Path(os.environ["SPOTGUARD_SOCKET"]))
+hook.say(Register(os.getpid(), "r", "train.py", "file:///s", rank=3, nbytes=1000))
+hook.hear(Welcome)
+who = '{{rank="3",run_id="r",uid="%d"}}' % os.geteuid()
+{body}
+"""
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """One that stays ours: bound and not listening, so that whoever sets SO_REUSEADDR may listen (socket(7))."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+@pytest.fixture
+def options(folder: Path, tmp_path: Path, port: int) -> Options:
+    flags = {"provider": "none", "socket": str(folder / "r.sock"), "store": f"file://{tmp_path}"}
+    return resolve("run", {**flags, "run-id": "r", "metrics-port": str(port)}, {})
+
+
+@pytest.fixture
+def training(port: int) -> Callable[[str], list[str]]:
+    return lambda body: [sys.executable, "-c", HOOK.format(root=str(ROOT), port=port, body=body)]
+
+
+def test_what_a_training_process_says_is_scraped_and_what_came_of_it(
+    options: Options, training: Callable[[str], list[str]]
+) -> None:
+    """Where it stands, whether it fits, the notice, and in the next agent of this name how that ended."""
+    body = """
+has("spotguard_sessions 1.0")
+has("spotguard_state_bytes" + who + " 1000.0")
+has('spotguard_outcomes_total{drill="false",result="committed"} 0.0')
+hook.say(Position(7, checkpoint_step=5, checkpoint_age=9.0, save_seconds=2.0, rate=500.0, interval=60.0))
+has("spotguard_step" + who + " 7.0")
+has("spotguard_fits_window" + who + " 1.0")
+has("spotguard_expected_slack_seconds" + who + " 25.0")  # of 30 s, 3 in reserve
+has("spotguard_checkpoint_age_seconds" + who + " 9.")
+os.kill(os.getppid(), signal.SIGTERM)
+notice = hook.hear(Preempt)
+hook.say(Told(notice.id, time.monotonic()))
+has("spotguard_notice_pending 1.0")
+has('spotguard_agent_phase{phase="saving"} 1.0')
+has('spotguard_notices_total{kind="signal",severity="terminal",source="SIGTERM"} 1.0')
+has('spotguard_stage_left_seconds_bucket{drill="false",le="25.0",stage="told"} 1.0')
+hook.say(Committed(notice.id, 8, 1000, 0.5, "file:///s/8", time.monotonic()))
+sys.exit(hook.hear(Leave).code)
+"""
+    assert entry.run(options, training(body)) == 75
+    afterwards = """
+has('spotguard_outcomes_total{drill="false",result="committed"} 1.0')
+has('spotguard_outcomes_total{drill="false",result="missed"} 0.0')
+has('spotguard_commit_slack_seconds_count{drill="false"} 1.0')
+has("spotguard_notice_pending 0.0")
+hook.say(Bye("done"))
+"""
+    assert entry.run(options, training(afterwards)) == 0
+
+
+def test_a_taken_port_is_refused_before_the_command_is_started(
+    options: Options, port: int, tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(UsageError, match=f"--metrics-port {port}: cannot listen"),
+    ):
+        entry.run(options, ["touch", str(started)])
+    assert not started.exists()
+    assert options.socket is not None
+    assert not Path(options.socket).exists()
+
+
+#: What is loaded by an agent that guards a command to its end.
+LOADED = """
+import json, os, sys
+from spotguard.agent import config, entry
+flags = {"provider": "none", "socket": sys.argv[1], "run-id": "r", **json.loads(sys.argv[2])}
+assert entry.run(config.resolve("run", flags, {}), ["true"]) == 0
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def test_without_metrics_nothing_of_them_is_loaded(options: Options, port: int) -> None:
+    """And with them nothing that opens a way out."""
+
+    def loaded(**flags: str) -> list[str]:
+        words = [sys.executable, "-c", LOADED, str(options.socket), json.dumps(flags)]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        modules: list[str] = json.loads(done.stdout)
+        return modules
+
+    bare, measured = loaded(), loaded(**{"metrics-port": str(port)})
+    assert not [m for m in bare if m.startswith(("prometheus_client", "spotguard.agent.metrics", "http"))]
+    assert "prometheus_client" in measured
+    assert not [m for m in measured if m.split(".")[0] in ("requests", "urllib3", "asyncio", "twisted")]
+
+
+def test_a_run_listens_on_loopback_alone(options: Options, training: Callable[[str], list[str]]) -> None:
+    body = """
+has("spotguard_sessions 1.0")
+inodes = {line.split()[9]: line.split()[1] for line in open("/proc/net/tcp").readlines()[1:] if line.split()[3] == "0A"}
+links = [os.readlink(f"/proc/{os.getppid()}/fd/{fd}") for fd in os.listdir(f"/proc/{os.getppid()}/fd")]
+mine = [inodes[link[8:-1]] for link in links if link[8:-1] in inodes]
+assert [address.partition(":")[0] for address in mine] == ["0100007F"], mine
+hook.say(Bye("done"))
+"""
+    assert entry.run(options, training(body)) == 0
