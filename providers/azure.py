@@ -150,7 +150,8 @@ class ScheduledEvents:
     def _seeing(self) -> Health:
         if self._own.known:
             return SEEING
-        return Health(Sight.SEEING, detail=f"own name not known, any event counts: {self._own.trouble}")
+        detail = f"own name not known, any event counts: {self._own.trouble}"
+        return Health(Sight.SEEING, detail=detail, advice="say it: --vm-name NAME")
 
     def _say(self, notices: tuple[Notice, ...]) -> None:
         """A notice may be somebody else's, and a person has to know why it counts."""

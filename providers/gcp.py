@@ -48,12 +48,15 @@ class Preemption:
         self._notice: Notice | None = None
         self._said = window is not None
         self._window = _clamped(window)
+        #: Seconds from the notice to the end as the service itself tells; None where it does not.
+        self.told: float | None = None
 
     def promise(self, seconds: float) -> None:
         """The service itself says how long its notice is. The user's word is stronger: this key is documented nowhere."""
         with self._lock:
+            self.told = _clamped(seconds)
             if not self._said:
-                self._window = _clamped(seconds)
+                self._window = self.told
 
     def seen(self) -> Notice:
         """The notice that TRUE is."""
@@ -105,6 +108,11 @@ class PreemptedPlainly(Key):
         super().__init__(metadata, clock)
         self._preemption = preemption
         self._asked = False
+
+    @property
+    def told(self) -> float | None:
+        """Seconds of warning that the service itself promised, once it was asked; None where it tells none."""
+        return self._preemption.told
 
     def _look(self) -> Sighting:
         sighting = _shown(self._metadata.get(KEY), self._metadata, self._preemption)

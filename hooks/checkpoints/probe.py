@@ -1,7 +1,7 @@
 """Whether a checkpoint could be saved at all: a small object is written, claimed again, read, found and removed.
 
 Asked at `register`, before an attempt is claimed: a job that could never save says so in its first seconds, not in its
-last, and leaves nothing behind that would fence another.
+last, and leaves nothing behind that would fence another. `doctor` asks the same, and goes on where one is refused.
 """
 
 from __future__ import annotations
@@ -45,8 +45,58 @@ _RIGHTS = {
 _DELETE = 10.0
 
 
+def right_to(url: str, verb: str) -> str:
+    """The cloud's own word for a right in the store at `url`: "s3:PutObject". "" where it has none, as a folder."""
+    return _RIGHTS.get(urlsplit(url).scheme, {}).get(verb, "")
+
+
+class Probe:
+    """What a job needs of its store, step by step, on an object that no other probe ever has.
+
+    Call in order, each once: `write`, `create`, `read`, `find`, `miss`, and `remove` whatever became of the others. `miss`,
+    and `find` of nothing, may also be asked where nothing could be written. Each raises `StoreError` leaves.
+
+    Args:
+        run_id: below whose folder the object lies.
+        timeout: seconds for each step; None: for as long as the store takes.
+    """
+
+    def __init__(self, store: BlobStore, run_id: str, timeout: float | None = None) -> None:
+        self._store = store
+        self._timeout = timeout
+        self.key = probe_key(run_id, f"{os.getpid()}-{secrets.token_hex(8)}")
+        self._data = memoryview(f"spotguard was here: {self.key}\n".encode())
+
+    def write(self) -> None:
+        self._store.put(self.key, self._data, timeout=self._timeout)
+
+    def create(self) -> bool:
+        """Create it once more. Whether that was refused, as it has to be: it is there."""
+        return not self._store.put_if_absent(self.key, self._data, timeout=self._timeout)
+
+    def read(self) -> None:
+        if self._store.get(self.key, timeout=self._timeout) != self._data:
+            raise CorruptError(f"{self._store.url} gives back other bytes than were put: look at {self.key}")
+
+    def find(self, *, written: bool = True) -> None:
+        found = [(info.key, info.size) for info in self._store.list(self.key, timeout=self._timeout)]
+        if written and found != [(self.key, len(self._data))]:
+            raise StoreError(
+                f"{self._store.url} does not list what was put a moment ago ({self.key}): a restore would miss the newest "
+                "checkpoint; use a store whose listings are consistent"
+            )
+
+    def miss(self) -> None:
+        """Read what is not there: S3 says "denied" of that to who may not list, and a save needs to hear "not found"."""
+        with suppress(NotFoundError):
+            self._store.get(f"{self.key}-none", timeout=self._timeout)
+
+    def remove(self, timeout: float = _DELETE) -> None:
+        self._store.delete([self.key], timeout=timeout)
+
+
 def probe(store: BlobStore, run_id: str) -> None:
-    """Try what a job needs of its store, on an object that no other probe ever has.
+    """Try what a job needs of its store.
 
     Args:
         store: asked through a patient one, it may be away for a moment.
@@ -56,13 +106,12 @@ def probe(store: BlobStore, run_id: str) -> None:
         DeniedError: a right is missing; says which.
         StoreError: the store fails otherwise, or does not give back what was put.
     """
-    key = probe_key(run_id, f"{os.getpid()}-{secrets.token_hex(8)}")
-    data = memoryview(f"spotguard was here: {key}\n".encode())
+    asked = Probe(store, run_id)
     with _needs(store, "write"):
-        store.put(key, data)
+        asked.write()
     try:
         with _needs(store, "write"):
-            if store.put_if_absent(key, data):
+            if not asked.create():
                 # Safety rests on unique keys: of two starts at the same moment, both may count themselves the same.
                 log.warning(
                     "%s creates an object that is there already: two starts of run %s at the same moment may "
@@ -71,25 +120,17 @@ def probe(store: BlobStore, run_id: str) -> None:
                     run_id,
                 )
         with _needs(store, "read"):
-            if store.get(key) != data:
-                raise CorruptError(f"{store.url} gives back other bytes than were put: look at {key}")
+            asked.read()
         with _needs(store, "list"):
-            found = [(info.key, info.size) for info in store.list(key)]
-        if found != [(key, len(data))]:
-            raise StoreError(
-                f"{store.url} does not list what was put a moment ago ({key}): a restore would miss the newest "
-                "checkpoint; use a store whose listings are consistent"
-            )
-        # S3 says "denied" of what is not there to who may not list, and a save needs to hear "not found".
-        with _needs(store, "list"), suppress(NotFoundError):
-            store.get(f"{key}-none")
+            asked.find()
+            asked.miss()
     finally:
-        _remove(store, key)
+        _remove(store, asked)
 
 
-def _remove(store: BlobStore, key: str) -> None:
+def _remove(store: BlobStore, asked: Probe) -> None:
     try:
-        store.delete([key], timeout=_DELETE)
+        asked.remove()
     except StoreError as error:  # training goes on: the store grows, and that is said
         log.warning(
             "nothing can be deleted there, so old checkpoints will pile up and cost: %s%s",
@@ -110,5 +151,5 @@ def _needs(store: BlobStore, right: str) -> Iterator[None]:
 
 def _right(store: BlobStore, right: str) -> str:
     """What is missing, in the cloud's own word where there is one."""
-    name = _RIGHTS.get(urlsplit(store.url).scheme, {}).get(right)
+    name = right_to(store.url, right)
     return f"; the right to {right} is missing{f': {name}' if name else ''}"

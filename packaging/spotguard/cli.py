@@ -23,6 +23,7 @@ COMMANDS = {
     "simulate": "a faithful metadata service on loopback that issues notices on demand",
     "drill": "a real emergency save on a running job, which then goes on",
     "status": "what is guarded now",
+    "doctor": "whether this machine would save in time, and what to do where not",
     "ls": "the checkpoints in a store",
     "inspect": "what is in one checkpoint",
     "verify": "read a checkpoint again and compare every checksum",

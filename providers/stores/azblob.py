@@ -23,9 +23,9 @@ from azure.core.exceptions import HttpResponseError
 
 from ..clock import Clock, SystemClock
 from ..errors import CorruptError
-from .azblob_account import open_container
+from .azblob_account import described, open_container
 from .azblob_answers import NOT_THIS, STRANGER, answers, code, readable, refusal
-from .store import ObjectInfo, Sent, check_key, check_prefix
+from .store import Credentials, ObjectInfo, Sent, check_key, check_prefix
 from .transport import CONNECTIONS, fill, remaining, within
 from .urls import Location
 
@@ -143,6 +143,10 @@ class AzureBlobStore:
             for name in batch:
                 with self._doing(f"delete {self._whole(name)}", left()):
                     self._delete_one(name)
+
+    def credentials(self) -> Credentials | None:
+        """As whom it asks."""
+        return described(self._token, self._clock)
 
     # --- inside ---
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import requests
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
@@ -17,6 +19,7 @@ from ..clock import Clock
 from ..errors import UsageError
 from .azblob_names import CONNECTION, account_of, check_container, endpoint_of
 from .azblob_token import HeldToken
+from .store import Credentials
 from .transport import Transport
 from .urls import Location
 
@@ -66,6 +69,31 @@ def open_container(at: Location, clock: Clock) -> tuple[ContainerClient, HeldTok
     except ValueError as error:
         # The SDK's own words; those of its that quote a value quote an URL without its query.
         raise UsageError(f"store {at.url!r}: {error}; correct the variables AZURE_STORAGE_…") from error
+
+
+def described(token: HeldToken | None, clock: Clock) -> Credentials:
+    """What `open_container` found in the environment, in its order."""
+    if token is not None:
+        return Credentials("the machine's or the workload's identity", token.left(), renewed=True)
+    said = os.environ.get(CONNECTION)
+    signature = (
+        _words(said).get("sharedaccesssignature", "") if said is not None else os.environ.get(_SAS, "")
+    )
+    if not signature or (said is None and _KEY in os.environ):
+        return Credentials("a key of the account", None, renewed=False)
+    ends = parse_qs(signature.removeprefix("?")).get("se", [""])[0]
+    try:
+        at = datetime.fromisoformat(ends)
+    except ValueError:  # a stored policy says when
+        return Credentials("a SAS", None, renewed=False, temporary=True)
+    left = at.replace(tzinfo=at.tzinfo or UTC).timestamp() - clock.time()
+    return Credentials("a SAS", left, renewed=False, temporary=True)
+
+
+def _words(said: str) -> dict[str, str]:
+    """A connection string's words, by name in lower case."""
+    parts = (word.split("=", 1) for word in said.strip().split(";") if "=" in word)
+    return {name.lower(): word for name, word in parts}
 
 
 def _connection(at: Location, said: str) -> str:

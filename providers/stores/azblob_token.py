@@ -83,6 +83,10 @@ class HeldToken:
         with self._lock:
             return AccessToken(self._token, int(self._clock.time()))
 
+    def left(self) -> float | None:
+        """Seconds that the token that is held still lives; None where none is held."""
+        return self._left() if self._token else None
+
     def keep(self) -> None:
         """Have a token for another quarter of an hour. Where none is to be had, one that lives is kept.
 

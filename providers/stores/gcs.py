@@ -28,7 +28,7 @@ from ..errors import CorruptError, UnavailableError, UsageError
 from .gcs_answers import CREATE, DELETE, GET, LIST, answered
 from .gcs_batch import CONTENT_TYPE, MOST, answers, batch
 from .gcs_session import GCSSession
-from .store import ObjectInfo, Sent, check_key, check_prefix
+from .store import Credentials, ObjectInfo, Sent, check_key, check_prefix
 from .transport import CONNECTIONS, fill, remaining, within
 from .urls import Location
 
@@ -175,6 +175,10 @@ class GCSStore:
         for at in range(0, len(paths), self._calls):
             with within(left()), answered(doing, DELETE):
                 self._delete(doing, paths[at : at + self._calls])
+
+    def credentials(self) -> Credentials | None:
+        """As whom it asks."""
+        return self._session.credentials()
 
     # --- inside ---
 

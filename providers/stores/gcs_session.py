@@ -16,12 +16,14 @@ from typing import Any
 
 import google.auth
 import requests
-from google.auth.credentials import AnonymousCredentials, Credentials
+from google.auth.credentials import AnonymousCredentials
+from google.auth.credentials import Credentials as GoogleCredentials
 from google.auth.exceptions import GoogleAuthError
 from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud import storage
 
 from ..clock import Clock, SystemClock
+from .store import Credentials
 from .transport import Transport
 from .urls import Location
 
@@ -35,7 +37,17 @@ _AHEAD, _LAST = 15 * 60.0, 10.0
 _AGAIN = 60.0
 
 
-class Token(Credentials):  # type: ignore[no-untyped-call, misc, unused-ignore]
+#: By the module of google-auth that they are of.
+_KINDS = {
+    "google.auth.compute_engine.credentials": "the machine's service account",
+    "google.oauth2.credentials": "a person's, as gcloud left them",
+    "google.oauth2.service_account": "a service account's key file",
+    "google.auth.identity_pool": "a workload's identity (identity pool)",
+    "google.auth.impersonated_credentials": "a service account taken on",
+}
+
+
+class Token(GoogleCredentials):  # type: ignore[no-untyped-call, misc, unused-ignore]
     """Credentials of any kind, renewed by one thread for all, and only when they must be."""
 
     def __init__(self, source: Any, clock: Clock) -> None:
@@ -55,6 +67,14 @@ class Token(Credentials):  # type: ignore[no-untyped-call, misc, unused-ignore]
             return math.inf
         # google-auth writes UTC without saying so.
         return expiry.replace(tzinfo=expiry.tzinfo or UTC).timestamp() - self._clock.time()
+
+    def described(self) -> Credentials:
+        """What kind they are, and how long the token holds."""
+        left = self.left()
+        # A user's token may have come without what renews it; a service account's key and a metadata server always have it.
+        renewed = getattr(self._source, "refresh_token", "") is not None
+        kind = _KINDS.get(type(self._source).__module__, "credentials of Google's chain")
+        return Credentials(kind, None if math.isinf(left) else left, renewed, temporary=not renewed)
 
     def before_request(self, request: Any, method: str, url: str, headers: dict[str, str]) -> None:
         """Name the token in the headers. (google-auth's own would first renew what lasts for another 225 s.)"""
@@ -140,6 +160,10 @@ class GCSSession:
         self.client()
         if self._token is not None:
             self._token.freshen(self._request)
+
+    def credentials(self) -> Credentials | None:
+        """As whom we ask, once `client` was asked; None: as nobody."""
+        return None if self._token is None else self._token.described()
 
     def _make(self) -> Any:
         options = self._at.options

@@ -36,7 +36,7 @@ from ..errors import (
 )
 from .answers import leaf, network, untrusted
 from .s3_session import S3Session
-from .store import ObjectInfo, Sent, check_key, check_prefix
+from .store import Credentials, ObjectInfo, Sent, check_key, check_prefix
 from .transport import CONNECTIONS, Transport, fill, remaining, within
 from .urls import Location
 
@@ -214,6 +214,10 @@ class S3Store:
             for key, code in failures:
                 if code != "NoSuchKey":
                     raise _CODES.get(code, _by_word(code))(f"delete {key}: {code}{_ADVICE.get(code, '')}")
+
+    def credentials(self) -> Credentials | None:
+        """As whom it asks."""
+        return self._session.credentials()
 
     # --- inside ---
 

@@ -23,6 +23,7 @@ from botocore.httpsession import URLLib3Session
 
 from ..clock import Clock, SystemClock
 from ..errors import DeniedError
+from .store import Credentials
 from .urls import Location
 
 log = logging.getLogger("spotguard")
@@ -40,6 +41,20 @@ _CONFIG = Config(
         "payload_signing_enabled": False
     },  # SHA-256 of all bytes, on plain HTTP, beside a CRC32 that is checked
 )
+
+#: Where botocore found them, in words.
+_KINDS = {
+    "env": "variables of the environment",
+    "shared-credentials-file": "AWS's credentials file",
+    "config-file": "AWS's config file",
+    "custom-process": "a program that the profile names",
+    "iam-role": "the instance's role",
+    "container-role": "the container's role",
+    "assume-role": "a role taken on",
+    "assume-role-with-web-identity": "a workload's identity (web identity token)",
+    "sso": "AWS's single sign-on",
+    "login": "aws login",
+}
 
 #: No credentials are to be had now: nobody answers, or (STS) the answer is no.
 _NONE_NOW = (BotoCoreError, ClientError, DeniedError, OSError)
@@ -104,6 +119,16 @@ class S3Session:
                 log.warning("AWS credentials are refused, and new ones cannot be had now: %s", error)
                 return False
             return bool(self._frozen != before)
+
+    def credentials(self) -> Credentials:
+        """What was found, once `client` was asked."""
+        kind = _KINDS.get(found := getattr(self._found, "method", ""), found or "credentials of AWS's chain")
+        if isinstance(self._found, RefreshableCredentials):
+            ends = getattr(self._found, "_expiry_time", None)
+            left = None if ends is None else ends.timestamp() - self._clock.time()
+            # What a variable holds stays as it is for as long as the process lives.
+            return Credentials(kind, left, renewed=found != "env", temporary=left is None)
+        return Credentials(kind, None, renewed=False, temporary=bool(self._frozen and self._frozen.token))
 
     def _make(self) -> None:
         """Ask the whole chain anew, files and variables too."""

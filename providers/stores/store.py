@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ..errors import UsageError
 
@@ -59,6 +59,29 @@ def check_prefix(prefix: str) -> str:
     if "/" in prefix:
         check_key(prefix.rpartition("/")[0])
     return prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """As whom a store asks, for a person to read. Nothing secret."""
+
+    #: "an instance role", "a key": in the words of the cloud's own chain.
+    kind: str
+    #: Seconds until their end; None: they have none, or nobody says when.
+    left: float | None
+    #: Whether new ones can be had by who holds them, without anybody's doing.
+    renewed: bool
+    #: They are known to end, and not when.
+    temporary: bool = False
+
+
+@runtime_checkable
+class Identified(Protocol):
+    """A store that asks as somebody, and can say as whom. Asked after `warm`; nothing is sent."""
+
+    def credentials(self) -> Credentials | None:
+        """None: it asks as nobody (an emulator)."""
+        ...
 
 
 class BlobStore(Protocol):

@@ -51,6 +51,8 @@ _RECORDS = 128 * 2**10
 _RECORD, _LOOK = 2**14, 8
 
 Sent = Callable[[int], None]
+#: Called with the headers of an answer.
+Heard = Callable[[Mapping[str, str]], None]
 
 
 class _Request(threading.local):
@@ -59,6 +61,7 @@ class _Request(threading.local):
     until: float | None = None
     sent: Sent | None = None
     clock: Clock = SystemClock()
+    heard: Heard | None = None
 
     def left(self) -> float:
         """Seconds in which something must move.
@@ -228,7 +231,7 @@ class Transport(BaseAdapter):
             TimeoutError: the time of `within` is over, while the body was sent.
         """
         trusted = self._ca if self._ca and verify is not False else verify
-        return self._mine().send(
+        response = self._mine().send(
             request,
             stream=stream,
             timeout=(min(CONNECT, _now.left()), _now.left()),
@@ -236,6 +239,9 @@ class Transport(BaseAdapter):
             cert=cert,
             proxies=proxies if self._proxied else {},
         )
+        if _now.heard is not None:
+            _now.heard(response.headers)
+        return response
 
     def carry(self, method: str, url: str, headers: Mapping[str, str], body: Any) -> requests.Response:
         """One request as it is, signed already: nothing is quoted, added, or followed. The response is a stream."""
@@ -273,6 +279,17 @@ def within(timeout: float | None, sent: Sent | None = None, clock: Clock | None 
         yield
     finally:
         _now.until, _now.sent, _now.clock = held
+
+
+@contextmanager
+def overhearing(heard: Heard) -> Iterator[None]:
+    """What the calling thread is answered inside is heard too: whatever a store makes of an answer, its headers say when it
+    was given. For who looks at a store, and not for a save."""
+    held, _now.heard = _now.heard, heard
+    try:
+        yield
+    finally:
+        _now.heard = held
 
 
 def remaining(timeout: float | None) -> Callable[[], float | None]:

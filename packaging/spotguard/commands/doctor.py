@@ -1,0 +1,91 @@
+"""`spotguard doctor [options] [-- COMMAND...]`: whether this machine would save in time, and what to do where not."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from types import FrameType
+
+from rich.console import Console
+from rich.text import Text
+
+from spotguard.agent import config
+from spotguard.doctor import page
+from spotguard.doctor.findings import Finding, any_fails
+from spotguard.doctor.visit import Patient, visit
+from spotguard.providers.clock import SystemClock
+
+from .console import add_json, console, print_json
+from .parsers import add_settings, settings_given
+from .run import options_for, split, warn_of_unknown_variables
+
+__all__ = ["DESCRIPTION", "EXAMPLES", "add_arguments", "run", "split"]
+
+DESCRIPTION = """\
+Says whether this machine would save in time: whether the cloud's notice is seen, how long it
+leaves, what the store lets us do, how fast it takes bytes, and whether the registered job's state
+fits. It takes the options of `run`, and speaks of that run. Exit code 1 where something fails."""
+
+EXAMPLES = """\
+examples:
+  spotguard doctor
+  spotguard doctor --store s3://checkpoints/gpt --run-id gpt-small-7
+  spotguard doctor --window 120 --json"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "spotguard doctor [options] [-- COMMAND...]"
+    add_settings(parser, "run")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
+    options, run_id = _options(arguments, command)
+    warn_of_unknown_variables()
+    who = Patient(options, run_id, SystemClock(), os.environ, os.geteuid())
+    out = None if arguments.json else console()
+    found: list[Finding] = []
+    # Closed before anything else ends: what was put into the store is removed then.
+    with _ended_in_order(), closing(visit(who)) as findings:
+        for finding in findings:
+            found.append(finding)
+            if out is not None:
+                _show(out, finding)
+    if out is None:
+        print_json({"fails": any_fails(found), "checks": [each.as_json() for each in found]})
+    else:
+        words, style = page.last(found)
+        out.print(Text(words, style), soft_wrap=True)
+    return 1 if any_fails(found) else 0
+
+
+def _options(arguments: argparse.Namespace, command: Sequence[str]) -> tuple[config.Options, str]:
+    """As `run` would have them; and the run that is named, by its command too, "" where none is."""
+    given = settings_given(arguments, "run")
+    if command:
+        options = options_for(given, command)
+        return options, options.run_id
+    options = options_for(given, (), run_id="")
+    return options, options.run_id
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """A SIGTERM (`timeout 30 spotguard doctor`) leaves as little in the store as Ctrl-C does."""
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + signum)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _show(out: Console, finding: Finding) -> None:
+    for words, style in page.lines(finding, out.width if out.is_terminal else None):
+        out.print(Text(words, style), soft_wrap=True)

@@ -1,0 +1,133 @@
+"""Who watches on this machine already: runs of this user, and the machine's service, where this user may ask it."""
+
+from __future__ import annotations
+
+import grp
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spotguard.agent import control
+from spotguard.agent.config import Options
+from spotguard.agent.sockets import SERVICE_SOCKET
+
+from .findings import Finding, fails, ok, warning
+
+_RESTART_SERVICE = "systemctl status spotguard-agent, and start it again; meanwhile each run looks for itself"
+_RESTART_RUN = (
+    "this run is guarded by nobody: look whether it is stopped (ps), and start it again; it resumes from its newest "
+    "checkpoint"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Agents:
+    findings: tuple[Finding, ...]
+    #: Every training process that is registered here, as `status --json` shows it; each once.
+    sessions: tuple[Mapping[str, Any], ...]
+
+
+def ask(
+    options: Options, env: Mapping[str, str], uid: int, *, run_id: str = "", service: Path = SERVICE_SOCKET
+) -> Agents:
+    """
+    Args:
+        run_id: the run that is meant; "" for all.
+        service: where the machine's service would listen.
+    """
+    findings: list[Finding] = []
+    try:
+        paths = _meant(options, env, uid, run_id, service)
+        bodies = [body for path in paths if (body := _status(path)) is not None]
+    except control.AgentError as error:
+        found, _, advice = str(error).rpartition(": ")
+        return Agents((fails("agent", found, advice),), ())
+    findings += [each for body in bodies for each in _one(body)]
+    findings += _shut_out(service)
+    if not findings:
+        findings.append(
+            ok("agent", "none runs here yet; `spotguard run` brings its own", "start the job: spotguard run")
+        )
+    return Agents(tuple(findings), _sessions(bodies, run_id))
+
+
+def _meant(options: Options, env: Mapping[str, str], uid: int, run_id: str, service: Path) -> Sequence[Path]:
+    found = control.find_sockets(env, uid, service)
+    if options.socket:
+        return [Path(options.socket), *(path for path in found if path == service)]
+    return [path for path in found if not run_id or path == service or path.stem == run_id]
+
+
+def _status(path: Path) -> dict[str, Any] | None:
+    try:
+        return control.status(path)
+    except control.DeadSocketError:
+        # A run's leftover guards nothing, and `run` takes its place; the service's is missed.
+        return {"socket": str(path), "error": "nobody listens there"} if path == SERVICE_SOCKET else None
+    except control.AgentError as error:
+        return {"socket": str(path), "error": str(error)}
+
+
+def _one(body: Mapping[str, Any]) -> Iterator[Finding]:
+    if "error" in body:
+        is_service = Path(str(body["socket"])).name == SERVICE_SOCKET.name
+        advice = _RESTART_SERVICE if is_service else _RESTART_RUN
+        yield fails("agent", f"{body['socket']}: {body['error']}", advice, socket=body["socket"])
+        return
+    who = "the machine's service" if body["service"] else f"run {body['run_id']}"
+    count = len(body["sessions"])
+    ranks = (
+        "no training process registered" if not count else f"{count} training process" + "es" * (count > 1)
+    )
+    facts: dict[str, Any] = {
+        "socket": body["socket"],
+        "pid": body["pid"],
+        "run_id": body["run_id"],
+        "sessions": count,
+    }
+    blind = {(one["reason"], one["advice"]): one for one in body["sources"] if one["sight"] != "seeing"}
+    if body["notice"] is not None and not body["notice"]["drill"]:
+        yield fails("agent", f"{who} handles a notice NOW", "this machine goes: use another", **facts)
+    for source in blind.values():
+        found = (
+            f"{who} is {source['sight'].upper()} ({source['reason']}): {source['name']}: {source['detail']}"
+        )
+        yield fails("agent", found, source["advice"], **facts)
+    if not blind:
+        watched = "watching" if body["sources"] else "watching no cloud"
+        yield ok("agent", f"{who} (pid {body['pid']}), {watched}, {ranks}", **facts)
+
+
+def _shut_out(service: Path) -> Iterator[Finding]:
+    """Whether there is a service that this user may not ask."""
+    try:
+        os.stat(service)
+    except PermissionError:
+        group = _group(service.parent)
+        yield warning(
+            "agent",
+            f"a service watches here ({service}), and you are not in its group, {group}",
+            f"sudo usermod -aG {group} $USER, and log in again; until then each run looks for itself",
+        )
+    except OSError:  # none is here
+        return
+
+
+def _group(folder: Path) -> str:
+    gid = os.stat(folder).st_gid
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:  # a container knows another list of groups
+        return str(gid)
+
+
+def _sessions(bodies: Sequence[Mapping[str, Any]], run_id: str) -> tuple[Mapping[str, Any], ...]:
+    """A process may be known to its run and to the service."""
+    found: dict[tuple[int, str], Mapping[str, Any]] = {}
+    for body in bodies:
+        for each in body.get("sessions", ()):
+            if not run_id or each["run_id"] == run_id:
+                found.setdefault((each["pid"], each["store"]), each)
+    return tuple(found.values())

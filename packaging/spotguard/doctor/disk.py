@@ -1,0 +1,89 @@
+"""Of a store that is a folder: whether it outlives this machine, and has room."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from spotguard.commands.console import amount
+
+from .findings import Finding, fails, ok, warning
+
+#: File systems that lie elsewhere: on a server, or behind a program (FUSE) as buckets are mounted.
+_ELSEWHERE = (
+    "nfs",
+    "cifs",
+    "smb",
+    "ceph",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "glusterfs",
+    "9p",
+    "virtiofs",
+    "afs",
+    "orangefs",
+    "fuse",
+)
+
+_DIES = "give a store that outlives it: --store s3://, gs:// or az://, or a folder of a network file system"
+
+
+def look(url: str, cloud: str, nbytes: int, mounts: Path = Path("/proc/self/mountinfo")) -> Iterator[Finding]:
+    """
+    Args:
+        nbytes: of the state; 0 where it is not known.
+        mounts: what is mounted where, as proc_pid_mountinfo(5) has it.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "file":
+        return
+    folder = _there(Path(unquote(parts.path)))
+    kind = _kind(folder, mounts)
+    elsewhere = kind.startswith(_ELSEWHERE)
+    room = free(url)
+    facts: dict[str, Any] = {"filesystem": kind, "outlives": elsewhere, "free_bytes": room}
+    words = f"{amount(room)} free on {kind or 'a file system'}"
+    if nbytes and room < nbytes:
+        found = f"{words}, and the state has {amount(nbytes)}"
+        yield fails("disk", found, "free some room, or use another store", **facts)
+    elif nbytes and room < 2 * nbytes:
+        found = f"{words}: a new checkpoint of {amount(nbytes)} stands beside the last, which stays until it is whole"
+        yield warning("disk", found, "free some room, or say a smaller --keep", **facts)
+    elif cloud != "none" and not elsewhere:
+        yield warning("disk", f"{words}, a disk of THIS machine: it goes with it", _DIES, **facts)
+    else:
+        yield ok("disk", words, **facts)
+
+
+def free(url: str) -> int:
+    """Bytes that are free where a folder lies, or will lie."""
+    return shutil.disk_usage(_there(Path(unquote(urlsplit(url).path)))).free
+
+
+def _there(folder: Path) -> Path:
+    """The folder, or what is there above it: the first put makes the rest."""
+    while not folder.is_dir():
+        folder = folder.parent
+    return folder
+
+
+def _kind(folder: Path, mounts: Path) -> str:
+    """The type of the file system that the folder lies on; "" where that is not told."""
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:  # no Linux, or hidden
+        return ""
+    best, kind = -1, ""
+    real = os.path.realpath(folder)
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = before.split()[4].encode().decode("unicode_escape")
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= best:  # the last of several mounts on one place covers the others
+            best, kind = len(point), after.split()[0]
+    return kind

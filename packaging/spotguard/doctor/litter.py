@@ -1,0 +1,86 @@
+"""Nothing of the doctor stays in a store: each key is noted before it is put, and removed at the end, however that comes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from spotguard.providers.clock import Clock
+from spotguard.providers.errors import StoreError
+from spotguard.providers.stores.store import BlobStore
+
+from .asides import Aside, within
+
+#: Seconds for removing all of it, and for those who still put to hear that it is over.
+_CLEARING, _RETURNING = 10.0, 5.0
+
+
+class Litter:
+    """What may lie in a store because of us. A context manager: it is gone after, or `left` says what is not.
+
+    Args:
+        store: whose objects they are.
+    """
+
+    def __init__(self, store: BlobStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._keys: list[str] = []
+        self._putting: list[Aside[object]] = []
+        self._made = _missing(store.url)
+        #: Set when everybody who puts has to stop.
+        self.over = threading.Event()
+        #: Keys that could not be removed, and why.
+        self.left: tuple[str, ...] = ()
+        self.why = ""
+
+    def note(self, key: str) -> str:
+        """Before it is put."""
+        with self._lock:
+            self._keys.append(key)
+        return key
+
+    def removed(self, key: str) -> None:
+        with self._lock, suppress(ValueError):
+            self._keys.remove(key)
+
+    def putting(self, aside: Aside[object]) -> None:
+        """Somebody who puts, and looks at `over`."""
+        self._putting.append(aside)
+
+    def __enter__(self) -> Litter:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.over.set()
+        until = self._clock.monotonic() + _RETURNING
+        for aside in self._putting:  # what lands after it was removed would stay
+            aside.ended(self._clock, until)
+        with self._lock:
+            keys, self._keys = self._keys, []
+        if keys:
+            try:
+                within(
+                    _CLEARING, self._clock, lambda: self._store.delete(keys, timeout=_CLEARING), "clearing"
+                )
+            except (StoreError, TimeoutError) as error:
+                self.left, self.why = tuple(keys), str(error)
+        for folder in self._made:
+            with suppress(OSError):  # not made after all, or somebody has put something there meanwhile
+                os.rmdir(folder)
+
+
+def _missing(url: str) -> list[Path]:
+    """The folders of a store that the first put would make, the innermost first. A cloud's has none."""
+    parts = urlsplit(url)
+    if parts.scheme != "file":
+        return []
+    found, folder = [], Path(unquote(parts.path))
+    while not os.path.lexists(folder):
+        found.append(folder)
+        folder = folder.parent
+    return found

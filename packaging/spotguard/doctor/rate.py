@@ -1,0 +1,150 @@
+"""How fast this machine puts bytes into the store: for two seconds, over the connections and with the objects of a save.
+
+The bytes are counted as a save counts them (`hooks.checkpoints.rate`), from when the connections are full: what the
+kernel takes ahead of the network is no rate. What cannot be compressed is put, once made, under key after key.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spotguard.hooks.checkpoints.rate import Link
+from spotguard.hooks.checkpoints.width import Width
+from spotguard.hooks.format.crc import crc32
+from spotguard.providers.clock import Clock
+from spotguard.providers.errors import StoreError
+from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.transport import PIECE
+
+from .asides import Aside
+from .litter import Litter
+
+#: Seconds that are measured, and before that those in which sockets fill and windows open.
+SECONDS, RAMP = 2.0, 0.5
+#: A link that is so slow that each connection has not brought so many pieces by then is looked at for longer.
+_PIECES, _LONGEST = 2, 8.0
+#: Seconds after that for puts to hear that it is over; one that stands still is found by its own timeout.
+_GRACE = 3.0
+#: Bytes that are put at the most.
+MOST = 4 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was seen. `rate` is None where nothing moved, and `why` says more."""
+
+    rate: float | None
+    nbytes: int
+    seconds: float
+    connections: int
+    why: str = ""
+
+
+class _Enough(Exception):
+    """It was measured: nothing more is to be sent."""
+
+
+class Measurement:
+    """One run of it.
+
+    Args:
+        key: a new one at each call, already noted as litter.
+        most: bytes that may be put, all together.
+        seconds: that are measured.
+    """
+
+    def __init__(
+        self,
+        store: BlobStore,
+        key: Callable[[], str],
+        litter: Litter,
+        clock: Clock,
+        *,
+        most: int = MOST,
+        seconds: float = SECONDS,
+        ramp: float = RAMP,
+    ) -> None:
+        self._store, self._key, self._litter, self._clock = store, key, litter, clock
+        width = Width(store.parallel)
+        self.connections = width.count
+        self._data = memoryview(os.urandom(min(width.object_bytes, max(1, most // width.count))))
+        self._crc = crc32(self._data)
+        self._most, self._seconds, self._ramp = most, seconds, ramp
+        self._lock = threading.Lock()
+        self._link = Link()
+        self._began: float | None = None
+        self._counted_from: float | None = None
+        self._total = self._counted = 0
+        self._last = 0.0
+        self._enough = threading.Event()
+        self._error: Exception | None = None
+
+    def run(self) -> Measured:
+        asides = [Aside[object](self._put_on, f"rate-{number}") for number in range(self.connections)]
+        for aside in asides:
+            self._litter.putting(aside)
+        until = self._clock.monotonic() + self._ramp + _LONGEST
+        self._clock.wait(self._enough, until - self._clock.monotonic())
+        self._enough.set()
+        for aside in asides:
+            aside.ended(self._clock, until + _GRACE)
+        return self._result()
+
+    def _result(self) -> Measured:
+        with self._lock:
+            since = self._counted_from if self._counted_from is not None else self._last
+            seconds = max(0.0, self._last - since)
+            self._link.end(self._last)
+            rate = self._link.rate(self._last)
+            if rate is not None:
+                return Measured(rate.expected, self._counted, seconds, self.connections)
+            if self._error is not None:
+                return Measured(None, 0, 0.0, self.connections, str(self._error))
+            return Measured(None, 0, 0.0, self.connections, f"nothing moved in {self._ramp + _LONGEST:g} s")
+
+    # --- each of its threads ---
+
+    def _put_on(self) -> None:
+        try:
+            while not self._stopped():
+                key = self._key()
+                self._store.put(key, self._data, timeout=_LONGEST, crc32=self._crc, sent=self._sent)
+        except _Enough:
+            return
+        except StoreError as error:
+            with self._lock:
+                self._error = self._error or error
+        self._enough.set()
+
+    def _sent(self, count: int) -> None:
+        with self._lock:
+            now = self._clock.monotonic()
+            if self._began is None:
+                self._began = now
+            self._total += count
+            if self._counted_from is None:
+                # Of a store that is full so soon, what there was is all there is to count.
+                if now - self._began >= self._ramp or self._total >= self._most // 4:
+                    self._counted_from = now
+                    self._link.begin(now)
+            else:
+                self._counted += count
+                self._link.sent(self._counted, now)
+            self._last = now
+            if self._seen_enough(now):
+                self._enough.set()
+        if self._stopped():
+            raise _Enough
+
+    def _seen_enough(self, now: float) -> bool:
+        if self._total >= self._most:
+            return True
+        if self._counted_from is None or now - self._counted_from < self._seconds:
+            return False
+        return self._counted >= _PIECES * PIECE * self.connections
+
+    def _stopped(self) -> bool:
+        return self._enough.is_set() or self._litter.over.is_set()

@@ -1,0 +1,89 @@
+"""The sentence that everything else is for: whether the state, or how much of one, would be saved in time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spotguard.agent.config import Options
+from spotguard.agent.fit import Fit
+from spotguard.commands.console import amount
+
+from .findings import Finding, fails, ok, warning
+from .rate import Measured
+from .window import Window
+
+#: Beside the objects of a save: a manifest and a marker, one after the other.
+_COMMITS = 2
+#: Adam's state has two more numbers for each parameter, so parameters are a third of the whole.
+_WEIGHTS = 3
+#: Moments that are rounded from 32 bits to bfloat16 take half: of three thirds two are left.
+_ROUNDED = 2 / 3
+
+
+def judge(
+    window: Window,
+    nbytes: int | None,
+    measured: Measured | None,
+    put_seconds: float,
+    options: Options,
+    cloud: str,
+) -> Finding:
+    """
+    Args:
+        nbytes: of all that is registered here; None where nothing is.
+        measured: None where it could not be.
+        put_seconds: that one small object took.
+    """
+    rate = None if measured is None else measured.rate
+    fit = Fit(nbytes or 0, rate, window.warning, window.reserve, _COMMITS * put_seconds)
+    facts: dict[str, Any] = {
+        "fits": fit.fits if nbytes is not None else None,
+        "bytes": nbytes,
+        "rate": None if rate is None else round(rate, 1),
+        "seconds": _rounded(fit.seconds) if nbytes is not None else None,
+        "slack_seconds": _rounded(fit.slack) if nbytes is not None else None,
+        "most_bytes": fit.most,
+        "enough_seconds": _rounded(fit.enough) if nbytes is not None else None,
+    }
+    if rate is None:
+        return fails(
+            "verdict", "not known: nothing could be put into the store", "see what fails above", **facts
+        )
+    if nbytes is None:
+        found = f"{amount(fit.most or 0)} would fit into {window.budget:g} s at {amount(rate)}/s"
+        return ok("verdict", found, "start the job and ask again: its state decides", **facts)
+    if not fit.fits:
+        return fails("verdict", fit.verdict(), "; ".join(_ways(fit, options, cloud)), **facts)
+    if (fit.slack or 0.0) < 0.1 * window.budget:
+        return warning(
+            "verdict",
+            fit.verdict(),
+            "a busier link than just now would take that: " + "; ".join(_ways(fit, options, cloud)),
+            **facts,
+        )
+    return ok("verdict", fit.verdict(), **facts)
+
+
+def _ways(fit: Fit, options: Options, cloud: str) -> list[str]:
+    """What would make it fit, the best first."""
+    ways: list[str] = []
+    most, enough = fit.most or 0, fit.enough or 0.0
+    if not fit.fits:
+        ways.append(f"{amount(most)} would fit, and a warning of {enough:.0f} s would be enough")
+    if cloud == "gcp" and fit.window < 120 and enough <= 120:
+        ways.append("make the VM with --preemption-notice-duration=120s, and say --window 120")
+    if most > 0:
+        machines = -(-fit.nbytes // max(1, most))
+        if machines > 1:
+            ways.append(f"shard it over {machines} machines (FSDP), each with a link of its own")
+    if not options.lossy_moments and fit.nbytes * _ROUNDED <= most < fit.nbytes:
+        ways.append("--lossy-moments rounds the optimizer's moments: that fits")
+    if fit.nbytes / _WEIGHTS <= most < fit.nbytes:
+        ways.append("as it is, the weights alone are saved in time")
+    if not fit.fits:
+        ways.append("what a notice cannot save, background checkpoints have: --every")
+    return ways or ["a shorter state, or a longer warning"]
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 2)

@@ -1,0 +1,142 @@
+"""The whole visit: every look in its order, each finding given as it is made; what was put into the store is removed.
+
+The order is that of a notice: who would hear it, how long it leaves, where the bytes go, how fast, how many there are.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from spotguard.agent.config import Options
+from spotguard.agent.sockets import SERVICE_SOCKET
+from spotguard.commands.console import amount
+from spotguard.hooks.format.keys import probe_key
+from spotguard.providers.clock import Clock
+from spotguard.providers.errors import UsageError
+from spotguard.providers.stores.opening import open_store
+from spotguard.providers.stores.store import BlobStore
+
+from . import agents, clocks, cloud, disk, identity, job, rate, store, verdict, window
+from .findings import Finding, State, fails, ok, parted, warning
+from .litter import Litter
+
+#: Below which name the probe lies where no run is named. It looks like no run to anybody: those have attempts.
+_NO_RUN = "spotguard-doctor"
+#: Bytes for a folder: what a disk takes beyond its cache is its own affair, and the rest of it is somebody's.
+_MOST_ON_DISK = 512 * 2**20
+#: Bytes a second of a link that is worth a question.
+_SLOW = 10e6
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """Who is looked at."""
+
+    options: Options
+    #: The run that was named; "" for whichever is here.
+    run_id: str
+    clock: Clock
+    env: Mapping[str, str]
+    uid: int
+    #: Where the firmware's words lie, and the machine's service listens.
+    root: Path = Path("/")
+    service: Path = SERVICE_SOCKET
+    #: How long the rate is measured, and the seconds before.
+    seconds: float = rate.SECONDS
+    ramp: float = rate.RAMP
+
+
+def visit(who: Patient) -> Generator[Finding, None, None]:
+    """Every finding, the verdict last.
+
+    Raises:
+        UsageError: an option cannot be used.
+    """
+    options, clock = who.options, who.clock
+    sight = cloud.look(options, clock, who.root)
+    yield from sight.findings
+    here = agents.ask(options, who.env, who.uid, run_id=who.run_id, service=who.service)
+    yield from here.findings
+    left = window.count_on(sight.cloud, options.window, sight.window, options.reserve)
+    yield left.finding
+    saving = job.savers(here.sessions)
+    nbytes = job.nbytes(saving) if saving else None
+    measured, put_seconds = yield from _store(who, sight.cloud, saving, nbytes or 0)
+    yield from job.look(here.sessions)
+    yield verdict.judge(left, nbytes, measured, put_seconds, options, sight.cloud)
+
+
+def _store(
+    who: Patient, cloud_name: str, saving: Sequence[job.Session], nbytes: int
+) -> Generator[Finding, None, tuple[rate.Measured | None, float]]:
+    """What is found of the store; returns the rate, where one could be measured, and what a small put takes."""
+    url = _url(who.options, saving)
+    dates = clocks.Dates(who.clock)
+    try:
+        opened = open_store(url)
+    except UsageError as error:
+        found, advice = parted(error)
+        yield fails("store", found, advice, url=url)
+        return None, 0.0
+    run_id = who.run_id or (str(saving[0]["run_id"]) if saving else _NO_RUN)
+    litter = Litter(opened, who.clock)
+    measured, put_seconds = None, 0.0
+    with litter:
+        reached = store.reach(opened, who.clock, partial(dates.hear, "the store"))
+        yield reached
+        yield from disk.look(url, cloud_name, nbytes)
+        if dates.ahead is None:
+            dates.hear("the metadata service", cloud.dated(cloud_name, who.options, who.clock))
+        if reached.state is State.OK:
+            yield identity.look(opened)
+        yield clocks.judge(dates)
+        if reached.state is State.OK:
+            tried = store.rights(opened, run_id, litter, who.clock)
+            yield from tried.findings
+            put_seconds = tried.put_seconds
+            if tried.puts and tried.removes:
+                measured = _measure(who, opened, run_id, litter)
+                yield _told(measured)
+    yield from store.remains(litter)
+    return measured, put_seconds
+
+
+def _url(options: Options, saving: Sequence[job.Session]) -> str:
+    """The store that somebody said, else that of the job that is registered here, else the default."""
+    if options.store_given or not saving:
+        return options.store
+    return str(max(saving, key=lambda each: int(each["bytes"]))["store"])
+
+
+def _measure(who: Patient, opened: BlobStore, run_id: str, litter: Litter) -> rate.Measured:
+    most = rate.MOST
+    if urlsplit(opened.url).scheme == "file":
+        most = min(_MOST_ON_DISK, disk.free(opened.url) // 10)
+    return rate.Measurement(
+        opened,
+        lambda: litter.note(probe_key(run_id, f"{os.getpid()}-{secrets.token_hex(8)}")),
+        litter,
+        who.clock,
+        most=most,
+        seconds=who.seconds,
+        ramp=who.ramp,
+    ).run()
+
+
+def _told(measured: rate.Measured) -> Finding:
+    facts: dict[str, Any] = {"connections": measured.connections, "bytes": measured.nbytes}
+    if measured.rate is None:
+        advice = "look at the network between this machine and the store, and at what else uses it"
+        return fails("rate", f"not measured: {measured.why}", advice, rate=None, **facts)
+    found = f"{amount(measured.rate)}/s over {measured.connections} connections"
+    slow = "a connection gives 50 to 95 MB/s where store and machine are in one region: are they?"
+    if measured.rate < _SLOW:
+        return warning("rate", found, slow, rate=round(measured.rate, 1), **facts)
+    return ok("rate", found, rate=round(measured.rate, 1), **facts)
