@@ -14,7 +14,8 @@ from prometheus_client.metrics_core import (
 )
 
 from .histogram import Histogram
-from .table import METRICS, Metric, Reading, Sample
+from .reading import Reading, Sample
+from .table import METRICS, Metric
 
 
 class Collector:

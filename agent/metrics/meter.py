@@ -53,9 +53,9 @@ class Meter:
         elif isinstance(event, Heard):
             self._heard(event, machine.sessions.get(event.session), now)
         elif isinstance(event, Opened):
-            self._process(event.session, machine.sessions.get(event.session))
+            self._process(event.session, machine.sessions.get(event.session), now)
         elif isinstance(event, Closed):
-            self._process(event.session, None)
+            self._process(event.session, None, now)
         self._stands(machine.pending, now)
         if machine.phase != self.newest.phase:
             self.newest = replace(self.newest, phase=machine.phase)
@@ -142,7 +142,7 @@ class Meter:
         if session is None:
             return
         if isinstance(message, protocol.Position | protocol.Committed):
-            self._process(event.session, session)
+            self._process(event.session, session, now)
         if isinstance(message, protocol.Committed) and message.step >= 0:
             key = ("emergency" if message.id else "background",)
             saved = self.newest.saved_bytes
@@ -164,9 +164,14 @@ class Meter:
             self._passed.add((session, stage))
             self._reached(stage, standing.deadline - now)
 
-    def _process(self, number: int, session: Session | None) -> None:
+    def _process(self, number: int, session: Session | None, now: float) -> None:
+        before = self.newest.processes.get(number)
+        processes: Mapping[int, Process]
         if session is not None:  # in its place: who came first is shown first
-            processes = {**self.newest.processes, number: _process(session)}
+            since = before.trains_since if before is not None else None
+            if since is None and session.step >= 0:
+                since = now
+            processes = {**self.newest.processes, number: _process(session, since)}
         else:
             processes = {known: one for known, one in self.newest.processes.items() if known != number}
         self.newest = replace(self.newest, processes=processes)
@@ -181,16 +186,16 @@ def result_of(record: Mapping[str, Any]) -> str:
     return "missed" if record.get("sessions") else "unguarded"
 
 
-def _process(session: Session) -> Process:
+def _process(session: Session, trains_since: float | None) -> Process:
     at = session.position or protocol.Position(-1)
     return Process(
         uid=session.uid,
         run_id=session.run_id,
         rank=session.rank,
-        since=session.since,
         nbytes=session.nbytes,
         by_itself=not session.store,
         step=at.step,
+        trains_since=trains_since,
         checkpoint_step=at.checkpoint_step,
         checkpoint_at=session.heard_at - at.checkpoint_age,
         interval=at.interval or None,

@@ -11,7 +11,7 @@ from ...providers.errors import UsageError
 from ..fit import expected_window
 from ..looking import LookCount
 from .meter import Meter
-from .table import Facts, Reading
+from .reading import Facts, Reading
 
 if TYPE_CHECKING:
     from ..config import Options

@@ -59,12 +59,13 @@ class Process:
     uid: int
     run_id: str
     rank: int
-    since: float
     nbytes: int
     #: It saves by itself (`on_notice`), and has no checkpoints of ours.
     by_itself: bool
     #: Below 0: not restored yet.
     step: int = -1
+    #: Monotonic seconds at which it was first heard to have restored; None: not yet.
+    trains_since: float | None = None
     #: Below 0: there is none.
     checkpoint_step: int = -1
     #: Monotonic seconds at which that was committed.

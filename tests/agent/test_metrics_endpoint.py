@@ -19,7 +19,7 @@ from spotguard.agent.metrics import endpoint as endpoints
 from spotguard.agent.metrics import opening
 from spotguard.agent.metrics.endpoint import MOST, Endpoint
 from spotguard.agent.metrics.meter import Meter
-from spotguard.agent.metrics.table import Facts, Reading
+from spotguard.agent.metrics.reading import Facts, Reading
 from spotguard.providers.errors import UsageError
 from tests.e2e.processes import eventually
 from tests.fakes.hook import TIMEOUT

@@ -9,10 +9,12 @@ from dataclasses import replace
 import pytest
 
 from spotguard.agent.events import Event, HealthChanged, NoticeGone, NoticeSeen
+from spotguard.agent.looking import LookCount
 from spotguard.agent.watcher import LONGEST_WAIT, Watcher
 from spotguard.providers.health import Sight, blind, wrong_server
 from spotguard.providers.notice import Severity, Sighting
 from tests.fakes.clock import ManualClock
+from tests.fakes.hook import TIMEOUT
 from tests.fakes.source import FakeSource, a_notice
 
 UNREACHABLE = Sighting(blind("unreachable", "connection refused", "is it on?"))
@@ -211,3 +213,46 @@ def wait_for_look(watched: Watched, looks: int) -> bool:
             return watched.clock.wait_for_waiters()
         never.wait(0.001)
     return False
+
+
+# --- for the metrics ---
+
+
+def test_a_notice_tells_for_how_long_nobody_had_looked() -> None:
+    """From the end of the last look that saw to the beginning of this one: it had stood no longer than that."""
+    watched = Watched(FakeSource())
+    watched.source.shows(a_notice("first"))
+    assert [e.unseen for e in watched.look() if isinstance(e, NoticeSeen)] == [
+        None
+    ]  # it may have stood for ever
+    watched.look()
+    watched.clock.advance(1)
+    watched.source.sighting = UNREACHABLE
+    watched.look()
+    watched.clock.advance(2)
+    watched.source.shows(a_notice("second"))
+    assert [e.unseen for e in watched.look() if isinstance(e, NoticeSeen)] == [3.0]
+
+
+def test_looks_are_counted_by_their_reason_also_by_who_follows() -> None:
+    """The numbers are the agent's, not the watcher's: they never fall."""
+    count, source, events = LookCount(), FakeSource(), list[Event]()
+    for _ in range(2):
+        watcher = Watcher(source, events.append, ManualClock(), random.Random(1), None, count)
+        source.shows()
+        watcher.look()
+        source.sighting = UNREACHABLE
+        watcher.look()
+        watcher.look()
+    assert dict(count.totals) == {("fake source", ""): 2, ("fake source", "unreachable"): 4}
+
+
+def test_a_look_that_comes_back_after_the_end_is_not_counted() -> None:
+    """Its successor counts by then, and each number has one writer."""
+    count, source, events = LookCount(), FakeSource(), list[Event]()
+    watcher = Watcher(source, events.append, ManualClock(), random.Random(1), None, count)
+    watcher.start()
+    watcher.stop(TIMEOUT)
+    counted = dict(count.totals)
+    watcher.look()
+    assert dict(count.totals) == counted
