@@ -1,15 +1,21 @@
-"""What user-data cannot say of itself: how the machine has to be created, for each cloud."""
+"""What user-data cannot say of itself: how the machine has to be created, for each cloud, and what its image needs."""
 
 from __future__ import annotations
+
+import re
 
 from .plan import Plan
 
 _AWS = """\
-The machine is to be created (launch template, run-instances) with
-  --metadata-options HttpTokens=required,HttpPutResponseHopLimit=2   a container is one hop further away
-  --instance-market-options MarketType=spot                          the notice comes 120 s before the end
-  --iam-instance-profile Name=…                                      a role with `spotguard bootstrap aws --policy`
-  --user-data file://this-file"""
+The machine is to be created by run-instances with
+  --user-data file://this-file
+  --iam-instance-profile Name=…                    a role with `spotguard bootstrap aws --policy`
+  --instance-market-options MarketType=spot        the notice comes 120 s before the end
+  --metadata-options HttpTokens=required           for jobs in containers, one hop further away: ,HttpPutResponseHopLimit=2{off}
+or by a launch template, whose user-data has to be base64 already (base64 -w0 this-file), with --launch-template-data
+  {{"UserData": "BASE64", "IamInstanceProfile": {{"Name": "…"}}, "MetadataOptions": {{"HttpTokens": "required"}},
+   "InstanceMarketOptions": {{"MarketType": "spot"}}}}
+and without InstanceMarketOptions for a group that mixes instance types: it says that itself."""
 
 _GCP = """\
 The machine is to be created (instances create, instance-templates create) with
@@ -27,11 +33,18 @@ The machine is to be created (vm create, vmss create) with
 Scale sets that are not Spot: --terminate-notification-time 5 (minutes); Azure knows none for Spot, whose eviction
 comes with 30 s and less."""
 
+_STAYS = "When the job is over, and where this fails, the machine stays on and is paid for: print this with --then poweroff."
+
 
 def advice(plan: Plan, *, startup_script: bool = False) -> list[str]:
     """Lines for the head of what is printed."""
     if plan.cloud == "aws":
-        text = _AWS
+        off = re.search(r"\b(poweroff|shutdown)\b", plan.then)
+        text = _AWS.format(
+            off="\n  --instance-initiated-shutdown-behavior terminate  what --then switches off is gone"
+            if off
+            else ""
+        )
     elif plan.cloud == "azure":
         text = _AZURE
     else:
@@ -46,6 +59,24 @@ def advice(plan: Plan, *, startup_script: bool = False) -> list[str]:
     return [
         "",
         *text.splitlines(),
-        f"What it does is in cloud-init's log and in: journalctl -u spotguard-agent -u spotguard-run@{plan.run_id}",
+        *_of_the_image(plan),
+        *([] if plan.then else [_STAYS]),
+        f"What it does is in {_log(startup_script)}; then: journalctl -u spotguard-agent -u spotguard-run@{plan.run_id}",
         "",
     ]
+
+
+def _of_the_image(plan: Plan) -> list[str]:
+    """A distribution's own image has neither."""
+    needs = []
+    if not re.search(r"^(torch\b|spotguard\[[^]]*\b(torch|all)\b)", plan.packages, flags=re.MULTILINE):
+        needs.append("torch (one for deep learning has it; --with torch installs it)")
+    if re.search(r"\bgit\b", plan.prepare):
+        needs.append("git, for --prepare")
+    return [f"The image needs {' and '.join(needs)}: a distribution's own has none."] if needs else []
+
+
+def _log(startup_script: bool) -> str:
+    if startup_script:
+        return "journalctl -u google-startup-scripts"
+    return "/var/log/cloud-init-output.log"

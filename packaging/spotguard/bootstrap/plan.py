@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
-import spotguard
 from spotguard.agent import config, values
 from spotguard.providers.errors import UsageError
-from spotguard.providers.stores.urls import read_url
+from spotguard.providers.stores.azblob_names import check_named
+from spotguard.providers.stores.urls import locate, read_url
+
+from . import requirement
+from .secrecy import refuse_secrets
 
 Cloud = Literal["aws", "gcp", "azure"]
 CLOUDS: tuple[Cloud, ...] = ("aws", "gcp", "azure")
 
-#: The extra of the wheel that has each store's SDK.
-EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
 RESTARTS = ("no", "on-failure", "always")
 
 #: Seconds that a save may take before systemd ends it: above each cloud's window, and above one that is said.
@@ -27,26 +28,29 @@ _PATIENCE, _MARGIN = 180, 60
 
 #: Of `useradd`, Debian's and Red Hat's.
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
-#: Credentials as their makers write them: AWS's key ids, an Azure account's key, a SAS, a private key. User-data is readable by
-#: everything that runs on the machine, and by whoever may describe it.
-_SECRETS = (
-    (re.compile(r"\b(AKIA|ASIA)[0-9A-Z]{16}\b"), "an AWS access key"),
-    (re.compile(r"(?i)\baws_secret_access_key\s*="), "an AWS secret key"),
-    (re.compile(r"(?i)\bAccountKey="), "the key of an Azure storage account"),
-    (re.compile(r"(?i)\bsig=[0-9a-z%+/]{20,}"), "an Azure SAS"),
-    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"), "a private key"),
-    (re.compile(r"https?://(?!git@)[^/\s@]+@"), "a password in a URL"),
-    (re.compile(r"\b(gh[pousr]_|github_pat_|glpat-|hf_)[0-9A-Za-z_-]{16,}"), "a token"),
-    # `NAME=$NAME` is a way to pass on what the environment has.
-    (re.compile(r"\b[A-Z0-9_]*(SECRET|TOKEN|PASSWORD|API_?KEY)=[\"']?[^\s$\"']"), "a secret by its name"),
-)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How the machine is to be, as it was said. None: it was not."""
+
+    package: str | None = None
+    index: str | None = None
+    #: What else is installed, each as pip reads it.
+    others: Sequence[str] = ()
+    python: str | None = None
+    user: str = "train"
+    directory: str | None = None
+    prepare: str | None = None
+    restart: str = "no"
+    then: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     cloud: Cloud
-    #: What pip is given: a requirement with its version, a URL, or a path on the machine.
-    package: str
+    #: What pip is given, a requirement a line: spotguard first.
+    packages: str
     index: str
     #: The job's Python; "": the first usable one.
     python: str
@@ -56,6 +60,8 @@ class Plan:
     #: Run once by the user in that folder, before the job: a `git clone`. "": nothing.
     prepare: str
     restart: str
+    #: Run by root when the job is over for good: `poweroff`. "": nothing.
+    then: str
     run_id: str
     store: str
     #: Of `run` and of the agent, by option name, as they were written.
@@ -68,19 +74,7 @@ class Plan:
     allow: str
 
 
-def make(
-    cloud: Cloud,
-    flags: Mapping[str, str],
-    command: Sequence[str],
-    *,
-    package: str = "",
-    index: str = "",
-    python: str = "",
-    user: str = "train",
-    directory: str = "",
-    prepare: str = "",
-    restart: str = "no",
-) -> Plan:
+def make(cloud: Cloud, flags: Mapping[str, str], command: Sequence[str], wish: Wish | None = None) -> Plan:
     """A plan that a machine can carry out.
 
     Args:
@@ -89,29 +83,41 @@ def make(
     Raises:
         UsageError: something is missing or cannot be meant, or is a secret.
     """
+    wish = wish or Wish()
     if not command:
         raise UsageError(
             "the command is missing: say spotguard bootstrap CLOUD [options] -- COMMAND, as in … -- torchrun train.py"
         )
+    # Before anything else looks at a value: whatever else is wrong with it, a secret is not repeated.
+    said = _said(flags, command, wish)
+    refuse_secrets(said, flags.get("run-id", ""))
     for name, wanted in (
         ("store", "it outlives the machine: s3://…"),
         ("run-id", "the next machine resumes by it"),
     ):
         if not flags.get(name):
             raise UsageError(f"--{name} is missing: {wanted}, so bootstrap takes no default for it")
-    flags = {**flags, "provider": flags.get("provider", cloud)}
+    flags = {**flags, "provider": _provider(cloud, flags.get("provider", cloud))}
     options = _check(flags)
+    _refuse_what_is_lost_on_the_way(said)
     # In a folder that the unit makes, where no other user can have been before.
     flags = {"socket": f"/run/spotguard-run-{flags['run-id']}/run.sock", **flags}
-    plan = Plan(
+    index = "" if wish.index is None else requirement.index(wish.index)
+    return Plan(
         cloud=cloud,
-        package=package or _released(flags["store"]),
+        packages="\n".join(
+            [
+                requirement.package(wish.package, index, flags["store"]),
+                *requirement.others(list(wish.others)),
+            ]
+        ),
         index=index,
-        python=_absolute("--python", python),
-        user=_user(user),
-        directory=_absolute("--directory", directory),
-        prepare=prepare,
-        restart=restart,
+        python=_absolute("--python", wish.python, "/opt/pytorch/bin/python"),
+        user=_user(wish.user),
+        directory=_absolute("--directory", wish.directory, "/srv/job"),
+        prepare=_some("--prepare", wish.prepare),
+        restart=wish.restart,
+        then=_then(wish),
         run_id=flags["run-id"],
         store=flags["store"],
         # A run asks the machine's agent, which alone asks the metadata service.
@@ -121,9 +127,6 @@ def make(
         patience=max(_PATIENCE, math.ceil(options.window or 0.0) + _MARGIN),
         allow=urlsplit(options.metadata_endpoint or "").hostname or "",
     )
-    _refuse_what_is_lost_on_the_way(plan)
-    _refuse_secrets(plan)
-    return plan
 
 
 #: What the agent has to know too. (A window or a reserve it hears of each run.)
@@ -147,12 +150,31 @@ def _check(flags: Mapping[str, str]) -> config.Options:
         raise UsageError(
             "--exit-code: by 75 the machine's unit knows that the job is to be started again: leave it out"
         )
-    return config.resolve("run", flags, {}, readers={"store": read_url, "stage": values.absolute_path})
+    readers = {"store": _store, "stage": _on_the_machine, "socket": _on_the_machine}
+    return config.resolve("run", flags, {}, readers={**readers, "notice-file": _on_the_machine})
 
 
-def _released(store: str) -> str:
-    extra = EXTRAS.get(urlsplit(store).scheme, "")
-    return f"spotguard[{extra}]=={spotguard.__version__}" if extra else f"spotguard=={spotguard.__version__}"
+def _store(origin: str, text: str) -> str:
+    read_url(origin, text)
+    if urlsplit(text).scheme == "az" and not {"account", "endpoint"} & locate(text).options.keys():
+        raise UsageError(
+            f"{origin} {text!r}: the machine has no variable that says the storage account: write az://container/prefix?account=NAME"
+        )
+    check_named(origin, text, {})
+    return text
+
+
+def _on_the_machine(origin: str, text: str) -> str:
+    _absolute(origin, text, "/mnt/nvme/spotguard")
+    return values.absolute_path(origin, text)
+
+
+def _provider(cloud: Cloud, said: str) -> str:
+    if said in CLOUDS and said != cloud:
+        raise UsageError(
+            f"--provider {said!r}: the machine is one of {cloud}, and hears nothing of {said}: leave it out"
+        )
+    return said
 
 
 def _user(name: str) -> str:
@@ -163,43 +185,51 @@ def _user(name: str) -> str:
     return name
 
 
-def _absolute(flag: str, path: str) -> str:
-    if path and not path.startswith("/"):
+def _absolute(flag: str, path: str | None, example: str) -> str:
+    if path is not None and not path.startswith("/"):
+        raise UsageError(f"{flag} {path!r}: expected a path on the machine from its root, as in {example}")
+    return path or ""
+
+
+def _some(flag: str, command: str | None) -> str:
+    if command is not None and not command.strip():
         raise UsageError(
-            f"{flag} {path!r}: expected a path on the machine from its root, as in /opt/pytorch/bin/python"
+            f"{flag} {command!r}: expected a command for the shell; leave it out where there is none"
         )
-    return path
+    return command or ""
 
 
-def _said(plan: Plan) -> dict[str, str]:
+def _then(wish: Wish) -> str:
+    if wish.then is not None and wish.restart == "always":
+        raise UsageError(
+            "--then never comes with --restart always: with on-failure, or no, the job has an end"
+        )
+    return _some("--then", wish.then)
+
+
+def _said(flags: Mapping[str, str], command: Sequence[str], wish: Wish) -> dict[str, str]:
     """Everything that is pasted, by where it was said."""
-    return {
-        "the command": plan.command,
-        "--prepare": plan.prepare,
-        "--package": plan.package,
-        "--index": plan.index,
-        "--python": plan.python,
-        "--directory": plan.directory,
-        **{f"--{name}": text for name, text in plan.run.items()},
+    own = {
+        "the command": " ".join(command),
+        "--prepare": wish.prepare,
+        "--then": wish.then,
+        "--package": wish.package,
+        "--with": " ".join(wish.others),
+        "--index": wish.index,
+        "--python": wish.python,
+        "--directory": wish.directory,
+    }
+    return {name: text for name, text in own.items() if text} | {
+        f"--{name}": text for name, text in flags.items()
     }
 
 
-def _refuse_what_is_lost_on_the_way(plan: Plan) -> None:
+def _refuse_what_is_lost_on_the_way(said: Mapping[str, str]) -> None:
     """YAML takes no control characters, and breaks lines at some that a shell does not; comments and units end with a line."""
-    for where, text in _said(plan).items():
-        allowed = "\t\n" if where in ("the command", "--prepare") else ""
+    for where, text in said.items():
+        allowed = "\t\n" if where in ("the command", "--prepare", "--then") else ""
         for char in text:
             if not (char.isprintable() or char in allowed):
                 raise UsageError(
                     f"{where} holds {char!r}, which does not survive in user-data: put it into a file of the job's"
-                )
-
-
-def _refuse_secrets(plan: Plan) -> None:
-    for where, text in _said(plan).items():
-        for looks, name in _SECRETS:
-            if looks.search(text):
-                raise UsageError(
-                    f"{where} holds {name}: user-data is read by everything on the machine. Give the machine an identity, or put "
-                    f"NAME=value into /etc/spotguard/runs/{plan.run_id}.env from where secrets are kept"
                 )

@@ -8,6 +8,7 @@ etc=/etc/spotguard
 state=/var/lib/spotguard
 units=/etc/systemd/system
 job="spotguard-run@$run_id.service"
+runs=$etc/runs/$run_id
 mark="# Written by spotguard bootstrap."
 
 say() { echo "spotguard setup: $*"; }
@@ -24,12 +25,18 @@ patiently() {
 
 digest_of() { printf '%s\n' "$@" | sha256sum | cut -c1-16; }
 
+# With what RUN_ID.env holds, which systemd reads here as it does for the job: an index's password, a token for a clone.
+with_secrets() {
+    systemd-run --quiet --wait --pipe --collect --property="EnvironmentFile=-$runs.env" --setenv="PATH=$path" "$@" </dev/null
+}
+
 # --- Python, and an environment of our own ---
 
 usable() { "$1" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null; }
 
 find_python() {
-    for name in ${python:-python3 python3.14 python3.13 python3.12 python3.11}; do
+    [ -n "$python" ] && set -- "$python" || set -- python3 python3.14 python3.13 python3.12 python3.11
+    for name; do
         if usable "$name"; then command -v "$name"; return; fi
     done
     return 1
@@ -60,10 +67,10 @@ install_spotguard() {
         install_python
         found=$(find_python) || die "no Python 3.11 to 3.14 with venv and pip, and none could be installed"
     }
-    place=$home-$(digest_of "$package" "$index" "$found")
-    beside=$(dirname "$found")
+    place=$home-$(digest_of "$packages" "$index" "$found")
+    path=$home/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:$(dirname "$found")
     [ "$(readlink "$home")" != "$place" ] || return 0
-    say "installing $package with $found"
+    say "installing spotguard with $found: $packages"
     rm -rf "$place"
     "$found" -m venv "$place"
     # What lies beside a python3 is made for it; a Python that was only just installed has nothing of its own.
@@ -72,7 +79,10 @@ install_spotguard() {
         "$found" -c 'import site
 for path in site.getsitepackages(): print(f"import site; site.addsitedir({path!r})")' >"$below/of-the-image.pth"
     fi
-    patiently "$place/bin/python" -m pip install --quiet --no-input --disable-pip-version-check ${index:+--index-url "$index"} "$package"
+    printf '%s\n' "${index:+--index-url $index}" "$packages" >"$place/requirements.txt"
+    patiently with_secrets "$place/bin/python" -m pip install --quiet --no-input --disable-pip-version-check -r "$place/requirements.txt"
+    "$place/bin/python" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))' ||
+        say "no torch is here: take an image with torch, name its Python by --python, or print the user-data --with torch"
     # The image's torchrun, accelerate and the like start the image's Python, which has no spotguard: here they start this one.
     "$place/bin/python" - "$place/bin" <<'PYTHON'
 import os
@@ -92,6 +102,9 @@ for script in entry_points(group="console_scripts"):
 PYTHON
     sync
     ln -sfn "$place" "$home"
+    # Where sudo looks. A program that somebody else has put there stays.
+    link=/usr/local/bin/spotguard
+    if [ -L "$link" ] || [ ! -e "$link" ]; then ln -sfn "$home/bin/spotguard" "$link"; fi
 }
 
 # --- users and files ---
@@ -105,21 +118,23 @@ make_users() {
     [ -d "$directory" ] || install -d -o "$user" -g "$(id -gn "$user")" "$directory"
 }
 
-# In a unit a % begins a specifier.
+# In a unit a % begins a specifier. In quotes a " ends them.
 unit_value() { printf '%s' "$1" | sed 's/%/%%/g'; }
+quoted() { unit_value "$1" | sed 's/[\\"]/\\&/g'; }
 
 write_files() {
-    install -d -m 755 "$etc" "$etc/runs" "$units/$job.d" "$units/spotguard-agent.service.d"
+    install -d -m 755 "$units/$job.d" "$units/spotguard-agent.service.d"
     printf '%s\n' "$agent_toml" >"$etc/agent.toml"
-    printf '%s\n' "$run_toml" >"$etc/runs/$run_id.toml"
+    printf '%s\n' "$run_toml" >"$runs.toml"
     # The words themselves stand behind `spotguard run`: it knows torchrun when it sees it.
     printf '#!/bin/sh\n%s\nexec %s/bin/spotguard run --config %s -- %s\n' \
-        "$mark" "$home" "$etc/runs/$run_id.toml" "$command" >"$etc/runs/$run_id.sh"
-    chmod 755 "$etc/runs/$run_id.sh"
-    path=$home/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:$beside
+        "$mark" "$home" "$runs.toml" "$command" >"$runs.sh"
+    chmod 755 "$runs.sh"
     {
         printf '[Service]\nUser=%s\nWorkingDirectory=%s\n' "$user" "$(unit_value "$directory")"
-        printf 'Restart=%s\nTimeoutStopSec=%s\nEnvironment="PATH=%s"\n' "$restart" "$patience" "$(unit_value "$path")"
+        printf 'Restart=%s\nTimeoutStopSec=%s\nEnvironment="PATH=%s"\n' "$restart" "$patience" "$(quoted "$path")"
+        # One that is started again by hand is not over.
+        [ -z "$at_end" ] || printf 'ExecStartPre=-+systemctl --quiet stop spotguard-then.timer\nExecStopPost=+%s.over\n' "$runs"
     } >"$units/$job.d/job.conf"
     printf '[Service]\n%s\n' "${allow:+IPAddressAllow=$allow}" >"$units/spotguard-agent.service.d/metadata.conf"
     shipped=$("$home/bin/python" -c 'import spotguard.bootstrap as b; print(*b.__path__)')
@@ -130,11 +145,43 @@ write_files() {
 prepare_job() {
     done=$state/prepared-$(digest_of "$prepare" "$directory")
     [ -n "$prepare" ] && [ ! -e "$done" ] || return 0
-    cd "$directory"
-    patiently runuser -u "$user" -- sh -ec "$prepare"
-    cd /
+    printf '%s\n' "$prepare" >"$runs.prepare"
+    patiently with_secrets --uid="$user" --working-directory="$directory" sh -e "$runs.prepare"
     sync
     : >"$done"
+}
+
+# What is to be done when all is over, here or in the job: in a minute, so that who wants to look can stop the timer. An end by 75
+# is none, and who stops the job, or the machine, ends it so.
+write_the_end() {
+    install -d -m 755 "$etc" "$etc/runs"
+    rm -f "$runs.over" "$runs.then"
+    [ -n "$at_end" ] || return 0
+    printf '#!/bin/sh\n%s\n' "$at_end" >"$runs.then"
+    cat >"$runs.over" <<END
+#!/bin/sh
+# \$SERVICE_RESULT and \$EXIT_STATUS are in systemd.exec(5).
+case "$restart:\$SERVICE_RESULT:\$EXIT_STATUS" in
+    *:setup:*) ;;
+    *:75 | *:timeout:*) exit 0 ;;
+    on-failure:success:*) ;;
+    on-failure:*) exit 0 ;;
+esac
+echo "spotguard: run $run_id is over (\$EXIT_STATUS): $runs.then in a minute, unless: systemctl stop spotguard-then.timer"
+systemctl --quiet stop spotguard-then.timer 2>/dev/null
+exec systemd-run --quiet --collect --on-active=60 --unit=spotguard-then --setenv="SPOTGUARD_ENDED=\$EXIT_STATUS" sh "$runs.then"
+END
+    chmod 755 "$runs.over"
+    trap setup_ends EXIT
+}
+
+setup_ends() {
+    [ $? = 0 ] || systemctl --quiet is-active "$job" || SERVICE_RESULT=setup EXIT_STATUS=setup "$runs.over"
+}
+
+# Only root reads it: systemd does so for the job.
+close_secrets() {
+    if [ -e "$runs.env" ]; then chown 0:0 "$runs.env" && chmod 600 "$runs.env"; fi
 }
 
 # An image that was made of such a machine, or another run id for the same one: the run of before would train on beside this.
@@ -153,6 +200,8 @@ end_other_runs() {
 
 [ "$(id -u)" = 0 ] || die "to be run as root"
 install -d -m 755 "$state"
+write_the_end
+close_secrets
 if [ "$(cat "$state/set-up" 2>/dev/null)" = "$(sha256sum <"$0")" ] && [ -x "$home/bin/spotguard" ]; then
     say "run $run_id is set up already"
 else

@@ -11,9 +11,15 @@ from collections.abc import Mapping
 from importlib import resources
 
 import spotguard
+from spotguard.providers.errors import UsageError
 
 from .advice import advice
-from .plan import Plan
+from .doubts import doubts
+from .plan import Cloud, Plan
+
+#: Bytes that each cloud takes, before anybody makes base64 of them: EC2's "user data is limited to 16 KB, in raw form"; Compute
+#: Engine's 256 KB for a metadata value; Azure's custom data of 65535.
+LIMITS: dict[Cloud, int] = {"aws": 16 * 1024, "gcp": 256 * 1024, "azure": 65535}
 
 #: Where cloud-init looks for what it runs at every boot (module scripts_per_boot), after the network and the users.
 PER_BOOT = "/var/lib/cloud/scripts/per-boot/spotguard.sh"
@@ -24,36 +30,49 @@ def cloud_config(plan: Plan) -> str:
     # Lines end where the shell ends them; what stands in front of an end belongs to a value.
     lines = _script(plan).removesuffix("\n").split("\n")
     script = "".join(f"      {line}\n" if line else "\n" for line in lines)
-    return (
+    return _fitting(
+        plan,
         f"#cloud-config\n{_comments(plan, startup_script=False)}"
-        f"write_files:\n  - path: {PER_BOOT}\n    permissions: '0700'\n    content: |\n{script}"
+        f"write_files:\n  - path: {PER_BOOT}\n    permissions: '0700'\n    content: |\n{script}",
     )
 
 
 def startup_script(plan: Plan) -> str:
     """For an image without cloud-init, such as GCP's Debian: its guest agent runs it at every boot."""
     head, _, rest = _script(plan).partition("\n")
-    return f"{head}\n{_comments(plan, startup_script=True)}{rest}"
+    return _fitting(plan, f"{head}\n{_comments(plan, startup_script=True)}{rest}")
+
+
+def _fitting(plan: Plan, text: str) -> str:
+    size, limit = len(text.encode()), LIMITS[plan.cloud]
+    if size > limit:
+        raise UsageError(
+            f"what the machine is given would have {size} bytes, and {plan.cloud} takes {limit}: put what is long (the command, "
+            "--prepare) into a file that --prepare fetches"
+        )
+    return text
 
 
 def _comments(plan: Plan, *, startup_script: bool) -> str:
     printed = (
         f"Printed by spotguard {spotguard.__version__}: run {plan.run_id} on {plan.cloud}, to {plan.store}."
     )
-    lines = [printed, *advice(plan, startup_script=startup_script)]
+    lines = [printed, *(f"ATTENTION: {doubt}." for doubt in doubts(plan))]
+    lines += advice(plan, startup_script=startup_script)
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 
 def _script(plan: Plan) -> str:
     head = {
         "run_id": plan.run_id,
-        "package": plan.package,
+        "packages": plan.packages,
         "index": plan.index,
         "python": plan.python,
         "user": plan.user,
         "directory": plan.directory,
         "prepare": plan.prepare,
         "restart": plan.restart,
+        "at_end": plan.then,
         "patience": str(plan.patience),
         "allow": plan.allow,
         "command": plan.command,

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from spotguard.bootstrap import plan, policy, user_data
+from spotguard.bootstrap import doubts, plan, policy, user_data
 from spotguard.providers.errors import UsageError
 
 from .parsers import add_settings, settings_given
@@ -18,11 +18,24 @@ at its top how the machine has to be created."""
 
 EXAMPLES = """\
 examples:
-  spotguard bootstrap aws --store s3://checkpoints/gpt --run-id gpt-7b -- torchrun train.py >user-data
-  spotguard bootstrap gcp --store gs://checkpoints/gpt --run-id gpt-7b --window 120 --startup-script -- python train.py
+  spotguard bootstrap aws --store s3://checkpoints/gpt --run-id gpt-7b \\
+      --package https://wheels.example.org/spotguard-0.1.0-py3-none-any.whl -- torchrun train.py >user-data
+  spotguard bootstrap gcp --store gs://checkpoints/gpt --run-id gpt-7b --window 120 --startup-script \\
+      --package /srv/spotguard-0.1.0-py3-none-any.whl --with torch --then poweroff -- python train.py
   spotguard bootstrap azure --store az://checkpoints?account=name --policy"""
 
-_OURS = ("package", "index", "python", "user", "directory", "prepare", "restart")
+_OURS = ("package", "index", "others", "python", "user", "directory", "prepare", "restart", "then")
+
+#: Where `run --help` tells of this machine and its folder.
+_HELP = {
+    "provider": "whose notices to watch: this cloud's (the default), or none",
+    "store": "where checkpoints go: s3://bucket/prefix, gs://bucket/prefix, az://container/prefix?account=NAME, or file:///path on a network file system (must be said)",
+    "run-id": "the name to resume under (must be said)",
+    "socket": "where training processes find us (default: in a folder that the unit makes)",
+    "stage": "a folder on the machine's own disk: background checkpoints are written there first, and a restart there restores from it",
+}
+#: The unit has its own say.
+_NOT_HERE = ("config", "exit-code")
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -38,16 +51,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--package",
         metavar="SPEC",
-        default="",
-        help="what pip installs: a requirement, a URL, or a wheel on the machine (default: this version)",
+        help="spotguard itself, for pip: a requirement, the URL of a wheel, or its path on the machine; the extra for --store is added (default: this version, once it is released)",
     )
     machine.add_argument(
-        "--index", metavar="URL", default="", help="the package index, where it is not pip's own"
+        "--with",
+        metavar="SPEC",
+        dest="others",
+        action="append",
+        default=[],
+        help="another package that pip installs beside it, where the image lacks it: torch; may be said again",
     )
+    machine.add_argument("--index", metavar="URL", help="the package index, where it is not pip's own")
     machine.add_argument(
         "--python",
         metavar="PATH",
-        default="",
         help="the job's Python, the one with torch (default: the first of 3.11 to 3.14)",
     )
     machine.add_argument(
@@ -56,13 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="train",
         help="who runs the command (default: train); made where missing",
     )
-    machine.add_argument(
-        "--directory", metavar="PATH", default="", help="where it runs (default: the user's home)"
-    )
+    machine.add_argument("--directory", metavar="PATH", help="where it runs (default: the user's home)")
     machine.add_argument(
         "--prepare",
         metavar="COMMAND",
-        default="",
         help="run once by that user, there, before the job: a git clone",
     )
     machine.add_argument(
@@ -73,16 +87,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="when the unit is started again, as systemd has it: no (the default), on-failure or always; after 75 it always is",
     )
     machine.add_argument(
+        "--then",
+        metavar="COMMAND",
+        help="run by root a minute after the job has ended for good, or the setup has failed: poweroff (default: the machine stays on); never after 75",
+    )
+    machine.add_argument(
         "--startup-script",
         action="store_true",
-        help="a shell script instead, for an image without cloud-init (GCP's Debian)",
+        help="a shell script instead, for an image of GCP's without cloud-init (Debian's)",
     )
     machine.add_argument(
         "--policy",
         action="store_true",
         help="print the least that the machine's identity needs in --store, and no more",
     )
-    add_settings(parser, "run")
+    add_settings(
+        parser,
+        "run",
+        intro="Of spotguard run, as the machine is to have them.",
+        help_of=_HELP,
+        hidden=_NOT_HERE,
+    )
 
 
 def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
@@ -92,8 +117,14 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
             raise UsageError("--policy: of which store? Say --store, as for the machine")
         sys.stdout.write(policy.policy(arguments.cloud, flags["store"]))
         return 0
-    made = plan.make(arguments.cloud, flags, command, **{name: getattr(arguments, name) for name in _OURS})
-    sys.stdout.write(
-        user_data.startup_script(made) if arguments.startup_script else user_data.cloud_config(made)
-    )
+    if arguments.startup_script and arguments.cloud != "gcp":
+        raise UsageError(
+            f"--startup-script is Google's: images of {arguments.cloud} have cloud-init, which takes what is printed without it"
+        )
+    wish = plan.Wish(**{name: getattr(arguments, name) for name in _OURS})
+    made = plan.make(arguments.cloud, flags, command, wish)
+    text = user_data.startup_script(made) if arguments.startup_script else user_data.cloud_config(made)
+    for doubt in doubts.doubts(made):
+        print(f"spotguard: warning: {doubt}", file=sys.stderr)
+    sys.stdout.write(text)
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from spotguard.agent.config import Setting, did_you_mean, settings_of
@@ -37,20 +37,30 @@ class Parser(argparse.ArgumentParser):
         return flags
 
 
-def add_settings(parser: argparse.ArgumentParser, command: str) -> None:
-    """The flags of the options that `command` has, as text: `agent.config` reads them all in one way."""
-    group = parser.add_argument_group(
-        "options",
-        "Each is also SPOTGUARD_<NAME> in the environment and a key of the file that --config names.",
-    )
+_PLACES = "Each is also SPOTGUARD_<NAME> in the environment and a key of the file that --config names."
+
+
+def add_settings(
+    parser: argparse.ArgumentParser,
+    command: str,
+    *,
+    intro: str = _PLACES,
+    help_of: Mapping[str, str] | None = None,
+    hidden: Sequence[str] = (),
+) -> None:
+    """The flags of the options that `command` has, as text: `agent.config` reads them all in one way.
+
+    Args:
+        intro, help_of: what is said of them, and of some by name, where it is not what `command` says.
+        hidden: taken, and not shown: whoever asked refuses them in words of its own.
+    """
+    group = parser.add_argument_group("options", intro)
+    words = {setting.name: setting.help_of(command) for setting in settings_of(command)}
+    words |= {"config": "a TOML file with options, as in window = 30"} | dict(help_of or {})
+    words |= dict.fromkeys(hidden, argparse.SUPPRESS)
     for setting in settings_of(command):
-        _add_setting(group, setting, setting.help_of(command))
-    group.add_argument(
-        "--config",
-        metavar="FILE",
-        default=argparse.SUPPRESS,
-        help="a TOML file with options, as in window = 30",
-    )
+        _add_setting(group, setting, words[setting.name])
+    group.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=words["config"])
 
 
 def _add_setting(group: argparse._ArgumentGroup, setting: Setting, text: str) -> None:

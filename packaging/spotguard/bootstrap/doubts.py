@@ -1,0 +1,36 @@
+"""What is allowed and probably not meant: a machine that would run, and cost work or money."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+from spotguard.providers.stores.urls import CLOUDS, locate
+
+from .plan import Plan
+
+#: Each cloud's own store, which its machines reach by their identity.
+_OWN = {"aws": "s3", "gcp": "gs", "azure": "az"}
+
+
+def doubts(plan: Plan) -> list[str]:
+    """A sentence for each, for standard error and for the head of what is printed."""
+    found = []
+    scheme = urlsplit(plan.store).scheme
+    if scheme == "file":
+        found.append(
+            f"checkpoints go to {plan.store}: on the machine's own disk they are gone with the machine; it has to be a network file "
+            "system that the image mounts there, or name a bucket"
+        )
+    # With an endpoint it may be anybody's.
+    elif scheme != _OWN[plan.cloud] and "endpoint" not in locate(plan.store).options:
+        found.append(
+            f"checkpoints leave {plan.cloud} for {CLOUDS[scheme].name}: each save is paid for as traffic, and the machine's identity "
+            f"opens nothing there; its credentials go into /etc/spotguard/runs/{plan.run_id}.env"
+        )
+    if plan.cloud == "azure" and re.search(r"\b(poweroff|shutdown|halt)\b", plan.then):
+        found.append(
+            "azure has a machine that was only switched off from inside paid for: --then has to deallocate it, as in "
+            "--then 'az login --identity && az vm deallocate --ids …'"
+        )
+    return found

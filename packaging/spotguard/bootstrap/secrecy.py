@@ -1,0 +1,115 @@
+"""What looks like a secret. User-data is read by everything that runs on the machine, and by whoever may describe it.
+
+A secret is known by its shape (what its maker begins it with), by its place (a password's in an URL, in curl's `-u`), or by the name
+that it is given (`--api-key …`, `HF_TOKEN=…`). What the environment has is passed on: `$NAME` in a secret's place is none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from spotguard.providers.errors import UsageError
+from spotguard.providers.names import is_run_id
+
+#: What begins a value that is written there: not one of the environment ($…, `…`), nor the next option.
+_WRITTEN = r"""["']?[^\s$`"'&|;)-]"""
+
+_SHAPES = tuple(
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b", "an AWS access key"),
+        (rf"(?i)\baws_secret_access_key[\s=:]+{_WRITTEN}", "an AWS secret key"),
+        (r"(?i)\bAccountKey=", "the key of an Azure storage account"),
+        (r"(?i)\bsig=[0-9a-z%+/]{20,}", "an Azure SAS"),
+        (r"(?i)\bX-(?:Amz|Goog)-Signature=", "a signed URL"),
+        (r"-----BEGIN [A-Z ]*PRIVATE KEY-----", "a private key"),
+        (r"""://[^\s/@:"']*:[^\s/@$"'][^\s/@"']*@""", "a password in a URL"),
+        # A user's name is none (https://me@dev.azure.com); a token in its place is long, and has digits.
+        (r"""://(?=[^\s/@:]*[0-9])[A-Za-z0-9_-]{20,}@""", "a password in a URL"),
+        (r"\b(?:gh[pousr]_|github_pat_|glpat-)[0-9A-Za-z_-]{16,}", "a token"),
+        (r"\b(?:hf_|npm_|sk-(?:proj-|ant-)?)(?=[A-Za-z]*[0-9])[0-9A-Za-z]{16,}", "a token"),
+        (r"\b(?:xox[abpr]-|pypi-|dckr_pat_|AIza)[0-9A-Za-z_-]{20,}", "a token"),
+        (r"\beyJ[0-9A-Za-z_-]{8,}\.eyJ[0-9A-Za-z_-]{8,}", "a token"),
+        (
+            rf"(?i)\bauthorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token|apikey)\s+{_WRITTEN}",
+            "a header with credentials",
+        ),
+        (
+            rf"(?i)\b(?:x-[a-z-]*(?:key|token)|(?:private|job)-token)\s*:\s*{_WRITTEN}",
+            "a header with credentials",
+        ),
+        (
+            r"""(?i)\bcurl\b[^\n|;&]*\s(?:-u\s*|--(?:proxy-)?user[\s=]+)["']?[^\s:"'$]+:[^\s$"']""",
+            "a password",
+        ),
+        (rf"\bwandb\s+login\s+(?:--?[\w-]+(?:=\S+)?\s+)*{_WRITTEN}", "a key of wandb's"),
+        (
+            rf"\b(?:docker|podman)\s+login\b[^\n|;&]*\s-p\s*{_WRITTEN}|\bsshpass\s+-p\s*{_WRITTEN}",
+            "a password",
+        ),
+    )
+)
+
+#: A name and what it is given. The value is only looked at, so that the next name may begin in it.
+_GIVEN = re.compile(
+    r"""(?<![\w-])(?P<dashes>-{0,2})(?P<name>[A-Za-z_][\w.-]*)(?P<quote>["']?)(?P<between>\s*=\s*|\s*:\s*|\s+)"""
+    r"""(?=["']?(?P<value>[^\s"';]+))"""
+)
+#: What a name ends in. One that goes on after it (`--token-type`, `--api-key-file`) is another's.
+_SECRET = re.compile(
+    r"(?:pass(?:word|wd|phrase)|secret|(?:api|secret|access|private|storage|account|auth|signing)_?key)$"
+)
+_TOKEN = re.compile(r"token$")
+#: EOS_TOKEN and MAX_TOKEN are a tokenizer's words, and a count.
+_OF_TEXT = re.compile(
+    r"(?:^|_)(?:max|min|num|n|per|new|eos|bos|pad|unk|sep|cls|mask|stop|start|end|next|special|image|audio|video)_?token$"
+)
+#: A count, a truth or a mark is no token. (It may be a password.)
+_NO_TOKEN = re.compile(
+    r"(?i)0?(?:\.[0-9]+)?|[1-9][0-9_.]{0,8}[kmg]?|true|false|yes|no|none|null|[<\[].*[>\]]"
+)
+#: Where a secret lies is none, nor is the code that looks for one.
+_ELSEWHERE = re.compile(
+    r"[$`-]|~/|\./|/(?:dev|etc|home|mnt|opt|proc|root|run|srv|tmp|usr|var)/|(?:os\.)?(?:environ|getenv)\b"
+)
+
+
+def refuse_secrets(said: Mapping[str, str], run_id: str) -> None:
+    """Refuse what is no plain word, and never repeat it.
+
+    Args:
+        said: everything that was written, by where.
+
+    Raises:
+        UsageError: with the file that takes it.
+    """
+    file = f"{run_id if is_run_id(run_id) else 'RUN_ID'}.env"
+    for where, text in said.items():
+        for name in _secrets(text):
+            raise UsageError(
+                f"{where} holds {name}: user-data is read by everything on the machine. Give the machine an identity, or put "
+                f"NAME=value into /etc/spotguard/runs/{file} from where secrets are kept"
+            )
+
+
+def _secrets(text: str) -> Iterator[str]:
+    yield from (name for looks, name in _SHAPES if looks.search(text))
+    if any(map(_is_given_one, _GIVEN.finditer(text))):
+        yield "a secret by its name"
+
+
+def _is_given_one(found: re.Match[str]) -> bool:
+    name = re.sub(r"[.-]", "_", found["name"].lower())
+    value = found["value"].rstrip(",)}")
+    between = found["between"].strip() or " "
+    if between == " " and not found["dashes"]:
+        return False  # two words
+    if between == ":" and not found["quote"]:
+        return False  # a sentence; JSON has its names in quotes
+    if _ELSEWHERE.match(value):
+        return False
+    if _SECRET.search(name):
+        # `gcloud secrets versions access latest --secret=NAME`
+        return not (found["dashes"] and name == "secret")
+    return _TOKEN.search(name) is not None and not _OF_TEXT.search(name) and not _NO_TOKEN.fullmatch(value)

@@ -1,0 +1,210 @@
+"""What `spotguard bootstrap` refuses, and what it only warns of: on the machine nobody is there to read either."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from spotguard import cli
+from tests.front.user_data import NEEDED, STORES, printed
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Nothing is printed that could be pasted."""
+    assert cli.main(["bootstrap", *words]) == 2
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert seen.err.startswith("spotguard: error: ")
+    return seen.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["aws", "--store", "s3://b", "--run-id", "r"], "the command is missing"),
+        (["aws", "--run-id", "r", "--", "x"], "--store is missing"),
+        (["aws", "--store", "s3://b", "--", "x"], "--run-id is missing"),
+        (["aws", "--store", "s3://b", "--run-id", "r", "--", "x"], "--package is missing"),
+        (["ibm", "--store", "s3://b", *NEEDED, "--", "x"], "'ibm'"),
+        (["aws", "--policy"], "--policy: of which store?"),
+        (["aws", "--policy", "--store", "gs://b"], "expected s3://"),
+        (["aws", "--policy", "--store", "s3://b*/x"], "names no bucket"),
+        (["aws", "--policy", "--store", "s3://b?/x"], "has the option '/x'"),
+        (["aws", "--policy", "--store", "s3://b/x*"], "has the prefix 'x*'"),
+        (["aws", "--policy", "--store", "s3://b?kms-key-id=*"], "kms-key-id='*' is no key"),
+        (["azure", "--store", "az://container", *NEEDED, "--", "x"], "az://container/prefix?account=NAME"),
+        (["azure", "--store", "az://Container?account=acme", *NEEDED, "--", "x"], "is no container's name"),
+    ],
+)
+def test_what_is_missing_or_names_nothing_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--store", "ftp://b"], "--store"),
+        (["--store", "s3://b/a\nruncmd: [x]"], "--store"),
+        (["--run-id", "a/b"], "--run-id"),
+        (["--user", "Ann B"], "--user 'Ann B'"),
+        (["--user", ""], "--user ''"),
+        (["--user", "spotguard"], "the agent's own"),
+        (["--python", "python3"], "--python 'python3'"),
+        (["--python", ""], "--python ''"),
+        (["--directory", "job"], "--directory 'job'"),
+        (["--directory", ""], "--directory ''"),
+        (["--directory", "/a\nUser=root"], "--directory holds"),
+        (["--window", "soon"], "--window"),
+        (["--stage", "rel"], "--stage 'rel': expected a path on the machine"),
+        (["--socket", "run.sock"], "--socket 'run.sock'"),
+        (["--notice-file", "notice"], "--notice-file 'notice'"),
+        (["--config", "f"], "--config"),
+        (["--exit-code", "76"], "--exit-code: by 75"),
+        (["--provider", "gcp"], "--provider 'gcp': the machine is one of aws"),
+        (["--package", ""], "--package ''"),
+        (["--package", "./dist/x.whl"], "--package './dist/x.whl'"),
+        (["--with", "./mine"], "--with './mine'"),
+        (["--index", ""], "--index ''"),
+        (["--prepare", ""], "--prepare ''"),
+        (["--prepare", "a\rb"], "--prepare holds '\\r'"),
+        (["--then", " "], "--then ' '"),
+        (["--then", "poweroff", "--restart", "always"], "--then never comes with --restart always"),
+        (["--startup-script"], "--startup-script is Google's"),
+        (["--prepare", "x" * 20_000], "and aws takes 16384"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_here(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused(capsys, "aws", "--store", STORES["aws"], *NEEDED, *words, "--", "x")
+
+
+@pytest.mark.parametrize("char", ["\x1b", "\u2028"])
+def test_what_does_not_survive_is_refused(char: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "aws", "--store", STORES["aws"], *NEEDED, "--", "echo", f"a{char}b")
+    assert f"the command holds {char!r}" in said
+
+
+@pytest.mark.parametrize(("cloud", "limit"), [("aws", 16 * 1024), ("azure", 65535), ("gcp", 256 * 1024)])
+def test_each_cloud_has_a_limit_and_what_fits_is_printed(
+    cloud: str, limit: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Counted as the cloud counts: in bytes, before base64."""
+    empty = len(printed(capsys, cloud, "--prepare", "true").encode())
+    full = printed(capsys, cloud, "--prepare", "true" + "x" * (limit - empty))
+    assert len(full.encode()) == limit
+    words = [cloud, "--store", STORES[cloud], *NEEDED, "--prepare", "true" + "x" * (limit - empty + 1)]
+    assert f"{limit + 1} bytes, and {cloud} takes {limit}" in refused(
+        capsys, *words, "--", "torchrun", "train.py"
+    )
+
+
+# --- secrets --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "command", "name"),
+    [
+        ([], ["env", "AWS_ACCESS_KEY_ID=AKIA" + "X" * 16, "x"], "an AWS access key"),
+        ([], ["env", "AWS_SECRET_ACCESS_KEY=abc", "x"], "an AWS secret key"),
+        (["--prepare", "aws configure set aws_secret_access_key abc"], ["x"], "an AWS secret key"),
+        (
+            ["--prepare", "export X='DefaultEndpointsProtocol=https;AccountKey=abc'"],
+            ["x"],
+            "the key of an Azure",
+        ),
+        (["--package", "https://acme.example/x.whl?sv=1&sig=" + "a" * 30], ["x"], "an Azure SAS"),
+        (["--package", "https://acme.example/x.whl?X-Amz-Signature=abc"], ["x"], "a signed URL"),
+        (["--index", "https://me:secret@pypi.example/simple"], ["x"], "a password in a URL"),
+        (["--with", "x @ https://me:secret@example.org/x.whl"], ["x"], "a password in a URL"),
+        (["--prepare", "git clone ssh://me:secret@example.org/a"], ["x"], "a password in a URL"),
+        (["--store", "s3://AKIAX:secret@b/x"], ["x"], "a password in a URL"),
+        (["--prepare", "git clone https://ghp_0123456789abcdef@github.com/a/b"], ["x"], "a password in a URL"),
+        (["--prepare", "pip download hf_0123456789abcdef0"], ["x"], "a token"),
+        ([], ["env", "WANDB_API_KEY=0123", "x"], "a secret by its name"),
+        ([], ["sh", "-c", "export DB_PASSWORD='abc'; x"], "a secret by its name"),
+        ([], ["python", "train.py", "wandb.api_key=abc"], "a secret by its name"),
+        ([], ["python", "train.py", "--conf", '{"client_secret": "abc"}'], "a secret by its name"),
+        (["--prepare", "export HF_TOKEN='0123'"], ["x"], "a secret by its name"),
+        (["--prepare", "tool --password hunter2"], ["x"], "a secret by its name"),
+        (["--prepare", "tool --password 0123"], ["x"], "a secret by its name"),
+        (["--prepare", "tool --api-key=abc"], ["x"], "a secret by its name"),
+        (["--prepare", "curl https://example.org/?token=abc"], ["x"], "a secret by its name"),
+        (["--prepare", "wandb login abc"], ["x"], "a key of wandb's"),
+        (["--prepare", "wandb login --relogin abc"], ["x"], "a key of wandb's"),
+        (["--prepare", "curl -sS -u me:secret https://example.org"], ["x"], "a password"),
+        (["--prepare", "docker login -u me -p secret"], ["x"], "a password"),
+        (["--then", "curl -H 'Authorization: Bearer abc' https://x"], ["x"], "a header with credentials"),
+        (["--then", "curl -H 'X-API-Key: abc' https://x"], ["x"], "a header with credentials"),
+        (["--prepare", "echo '-----BEGIN RSA PRIVATE KEY-----'"], ["x"], "a private key"),
+        (["--on-notice", "curl https://me:secret@example.org"], ["x"], "a password in a URL"),
+    ],
+)  # fmt: skip
+def test_nothing_secret_goes_into_user_data(
+    words: list[str], command: list[str], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not printed either: not even in the error."""
+    said = refused(capsys, "aws", "--store", "s3://b", *NEEDED, *words, "--", *command)
+    assert f" holds {name}" in said
+    assert "/etc/spotguard/runs/gpt-7b.env" in said
+    assert not re.search(r"secret@|AKIAX|abc|aaaa|0123|hunter2|\bme:", said)
+
+
+def test_a_secret_is_not_repeated_whatever_else_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor where the store is named by keys, in the words of any command."""
+    for words in (["--run-id", "a/b"], ["--store", "s3://AKIAX:secret@b/x"]):
+        said = refused(capsys, "aws", "--store", "ftp://x:secret@b", *NEEDED, *words, "--", "x")
+        assert ":secret" not in said
+    assert ":secret" not in refused(capsys, "aws", "--policy", "--store", "s3://AKIAX:secret@b/x")
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        "git clone https://git@github.com/a/b . && HF_TOKEN=$HF_TOKEN python fetch.py --tokenizer=gpt2",
+        "git clone https://me@dev.azure.com/org/project/_git/repo",
+        "git clone https://me:$GIT_TOKEN@example.org/a ssh://git@example.org/a git@example.org:a/b",
+        "curl -u me:$PW -H \"Authorization: Bearer $TOKEN\" https://example.org",
+        "gcloud secrets versions access latest --secret=gpt-token >~/x",
+        "aws secretsmanager get-secret-value --secret-id gpt",
+        "HF_TOKEN=$(cat /run/hf) wandb login $KEY && wandb offline",
+        "tool --password-stdin --api-key-file=k --private-key /etc/keys/x",
+        "MAX_TOKEN=4096 EOS_TOKEN='</s>' python -c \"token=os.environ['HF_TOKEN']\"",
+        "python hf_training_script_for_llama.py --max_tokens=5 --use-auth-token true --pad-token [PAD]",
+        "aws s3 cp s3://b/a . --sse-kms-key-id arn:aws:kms:eu-west-1:123456789012:key/0123",
+    ],
+)  # fmt: skip
+def test_what_is_no_secret_is_not_taken_for_one(prepare: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A user, a variable that is passed on, a place where a secret lies, a tokenizer's word."""
+    printed(capsys, "aws", "--prepare", prepare, command=["python", "train.py", "--max_token=5"])
+
+
+# --- doubts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cloud", "words", "said"),
+    [
+        ("gcp", ["--store", "s3://b"], "checkpoints leave gcp for S3"),
+        ("aws", ["--store", "az://abc?account=acme"], "checkpoints leave aws for Azure Blob Storage"),
+        ("aws", ["--store", "file:///mnt/x"], "checkpoints go to file:///mnt/x: on the machine's own disk"),
+        ("azure", ["--then", "poweroff"], "az vm deallocate"),
+        ("azure", ["--then", "shutdown -h now"], "az vm deallocate"),
+    ],
+)
+def test_what_is_probably_not_meant_is_warned_of_and_printed(
+    cloud: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Twice: for who prints it, and for who pastes it."""
+    assert cli.main(["bootstrap", cloud, "--store", STORES[cloud], *NEEDED, *words, "--", "x"]) == 0
+    seen = capsys.readouterr()
+    assert seen.err.startswith("spotguard: warning: ")
+    assert said in seen.err
+    assert said in seen.out.partition("write_files:")[0]
+
+
+def test_a_store_that_speaks_like_s3_may_be_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    printed(capsys, "gcp", "--store", "s3://b?endpoint=https://minio.example:9000")

@@ -1,0 +1,100 @@
+"""What pip is given: as pip itself reads it, with the extra of the store."""
+
+from __future__ import annotations
+
+import pytest
+from packaging.requirements import Requirement
+
+from spotguard.bootstrap import requirement
+from spotguard.providers.errors import UsageError
+
+WHEEL = "spotguard-0.1.0-py3-none-any.whl"
+URL = f"https://wheels.example.org/a/{WHEEL}"
+
+
+def test_a_release_is_pinned_and_a_development_version_has_none() -> None:
+    for store, extra in (("s3://b", "[s3]"), ("gs://b", "[gcs]"), ("az://b", "[azure]"), ("file:///x", "")):
+        assert requirement.package(None, "", store, "0.2.0") == f"spotguard{extra}==0.2.0"
+    with pytest.raises(UsageError, match=r"--package is missing: .* a development version"):
+        requirement.package(None, "", "s3://b", "0.2.0.dev0")
+    index = "https://pypi.example.org/simple"  # may have it
+    assert requirement.package(None, index, "s3://b", "0.2.0.dev0") == "spotguard[s3]==0.2.0.dev0"
+
+
+@pytest.mark.parametrize(
+    ("said", "given"),
+    [
+        ("spotguard", "spotguard[s3]"),
+        ("spotguard==0.1.0", "spotguard[s3]==0.1.0"),
+        ("spotguard >=0.1, <1 ; python_version > '3'", "spotguard[s3]>=0.1, <1 ; python_version > '3'"),
+        ("spotguard[s3]==0.1.0", "spotguard[s3]==0.1.0"),
+        ("spotguard[torch, gcs]", "spotguard[torch,gcs,s3]"),
+        ("spotguard[all]", "spotguard[all]"),
+        (URL, f"spotguard[s3] @ {URL}"),
+        (f"{URL}#sha256=00", f"spotguard[s3] @ {URL}#sha256=00"),
+        (f"file:///srv/{WHEEL}", f"spotguard[s3] @ file:///srv/{WHEEL}"),
+        (f"spotguard @ {URL}", f"spotguard[s3] @ {URL}"),
+        (f"spotguard[torch]@{URL}", f"spotguard[torch,s3] @ {URL}"),
+        ("git+https://example.org/spotguard@v0.1.0", "spotguard[s3] @ git+https://example.org/spotguard@v0.1.0"),
+        (f"/srv/{WHEEL}", f"/srv/{WHEEL}[s3]"),
+        (f"/srv/{WHEEL}[torch]", f"/srv/{WHEEL}[torch,s3]"),
+        ("/srv/spotguard", "/srv/spotguard[s3]"),
+    ],
+)  # fmt: skip
+def test_what_was_said_gets_the_extra_of_the_store(said: str, given: str) -> None:
+    assert requirement.package(said, "", "s3://b") == given
+    if not given.startswith("/"):
+        read = Requirement(given)
+        assert read.name == "spotguard"
+        assert read.extras & {"s3", "all"}
+
+
+def test_a_folder_needs_no_extra() -> None:
+    assert requirement.package(URL, "", "file:///mnt/x") == f"spotguard @ {URL}"
+    assert requirement.package(f"/srv/{WHEEL}", "", "file:///mnt/x") == f"/srv/{WHEEL}"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("", "expected a requirement"),
+        (" ", "expected a requirement"),
+        (f"./dist/{WHEEL}", "a path on the machine from its root"),
+        (f"dist/{WHEEL}", "a path on the machine from its root"),
+        (WHEEL, "a path on the machine from its root"),
+        (f"~/{WHEEL}", "a path on the machine from its root"),
+        (".", "expected a requirement"),
+        ("-r requirements.txt", "expected a requirement"),
+        ("spotguard torch", "expected a requirement"),
+        ("torch", "expected spotguard itself"),
+        (f"file:dist/{WHEEL}", "expected a whole URL"),
+        ("https:///x.whl", "expected a whole URL"),
+        ("https://example.org/a b.whl", "expected a whole URL"),
+        ("https://example.org/latest.whl", "by its whole name only"),
+        ("/srv/torch-2.6.0-py3-none-any.whl", "by its whole name only"),
+    ],
+)
+def test_what_the_machine_could_not_install_is_refused(said: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why) as caught:
+        requirement.package(said, "", "s3://b")
+    assert repr(said) in str(caught.value)
+
+
+def test_other_packages_are_requirements_too() -> None:
+    said = [
+        " torch>=2.6",
+        "numpy",
+        "/srv/mine-1-py3-none-any.whl",
+        "https://example.org/x-1-py3-none-any.whl",
+    ]
+    assert requirement.others(said) == [text.strip() for text in said]
+    for bad in ("", "./mine", "-r requirements.txt", "torch numpy", "mine.whl"):
+        with pytest.raises(UsageError, match="--with"):
+            requirement.others([bad])
+
+
+@pytest.mark.parametrize("said", ["", "./simple", "/srv/index", "pypi.example.org", "https://a b"])
+def test_an_index_is_the_same_on_every_machine(said: str) -> None:
+    with pytest.raises(UsageError, match="--index"):
+        requirement.index(said)
+    assert requirement.index("file:///srv/index") == "file:///srv/index"

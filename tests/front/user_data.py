@@ -1,0 +1,66 @@
+"""What `spotguard bootstrap` prints, taken apart: the script in it, and what its head sets."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotguard import cli
+from spotguard.bootstrap.user_data import PER_BOOT
+
+yaml: Any = pytest.importorskip("yaml")
+
+STORES = {"aws": "s3://ckpt/gpt", "gcp": "gs://ckpt/gpt", "azure": "az://ckpt/gpt?account=acme"}
+#: A command as a shell could misread it.
+AWKWARD = [
+    "python",
+    "-c",
+    "a = 1 \nb",
+    'it\'s "quoted" $HOME `id`',
+    " \t",
+    "\n \n",
+    "#",
+    "%i %s \\n",
+    "é",
+    "",
+]
+WHEEL = "https://wheels.example.org/spotguard-0.1.0-py3-none-any.whl"
+#: What every machine is said to need, in front of `-- COMMAND`.
+NEEDED = ["--run-id", "gpt-7b", "--package", WHEEL]
+
+
+def printed(
+    capsys: pytest.CaptureFixture[str], cloud: str, *words: str, command: list[str] | None = None
+) -> str:
+    given = ["bootstrap", cloud, "--store", STORES[cloud], *NEEDED, *words, "--"]
+    code = cli.main([*given, *(["torchrun", "train.py"] if command is None else command)])
+    seen = capsys.readouterr()
+    assert (code, seen.err) == (0, ""), seen.err
+    return seen.out
+
+
+def script_of(user_data: str) -> str:
+    (file,) = yaml.safe_load(user_data)["write_files"]
+    assert (file["path"], file["permissions"]) == (PER_BOOT, "0700")
+    return str(file["content"])
+
+
+def values_of(script: str, folder: Path) -> dict[str, str]:
+    """What the script's head sets, as the shell of this machine understands it."""
+    head = script.partition("# --- what follows")[0]
+    names = re.findall(r"^([a-z_]+)=", head, flags=re.MULTILINE)
+    says = "".join(f'printf "%s\\0" {name} "${name}"\n' for name in names)
+    done = subprocess.run(["sh", "-c", head + says], capture_output=True, text=True, check=True, cwd=folder)
+    words = done.stdout.split("\0")[:-1]
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def functions_of(script: str) -> str:
+    """The script without what it does: to try one of its parts by itself."""
+    head, mark, _ = script.partition("# --- what is done ---")
+    assert mark
+    return head
