@@ -15,6 +15,7 @@ from rich.text import Text
 from spotguard.agent import config
 from spotguard.doctor import page
 from spotguard.doctor.findings import Finding, any_fails
+from spotguard.doctor.rate import Pace
 from spotguard.doctor.visit import Patient, visit
 from spotguard.providers.clock import SystemClock
 
@@ -35,6 +36,8 @@ examples:
   spotguard doctor --store s3://checkpoints/gpt --run-id gpt-small-7
   spotguard doctor --window 120 --json"""
 
+PACE = Pace()
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "spotguard doctor [options] [-- COMMAND...]"
@@ -45,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     options, run_id = _options(arguments, command)
     warn_of_unknown_variables()
-    who = Patient(options, run_id, SystemClock(), os.environ, os.geteuid())
+    who = Patient(options, run_id, SystemClock(), os.environ, os.geteuid(), pace=PACE)
     out = None if arguments.json else console()
     found: list[Finding] = []
     # Closed before anything else ends: what was put into the store is removed then.

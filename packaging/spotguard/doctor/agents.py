@@ -13,6 +13,7 @@ from spotguard.agent import control
 from spotguard.agent.config import Options
 from spotguard.agent.sockets import SERVICE_SOCKET
 
+from .cloud import PASSES
 from .findings import Finding, fails, ok, warning
 
 _RESTART_SERVICE = "systemctl status spotguard-agent, and start it again; meanwhile each run looks for itself"
@@ -40,11 +41,11 @@ def ask(
     findings: list[Finding] = []
     try:
         paths = _meant(options, env, uid, run_id, service)
-        bodies = [body for path in paths if (body := _status(path)) is not None]
+        bodies = [body for path in paths if (body := _status(path, service)) is not None]
     except control.AgentError as error:
         found, _, advice = str(error).rpartition(": ")
         return Agents((fails("agent", found, advice),), ())
-    findings += [each for body in bodies for each in _one(body)]
+    findings += [each for body in bodies for each in of(body)]
     findings += _shut_out(service)
     if not findings:
         findings.append(
@@ -60,17 +61,17 @@ def _meant(options: Options, env: Mapping[str, str], uid: int, run_id: str, serv
     return [path for path in found if not run_id or path == service or path.stem == run_id]
 
 
-def _status(path: Path) -> dict[str, Any] | None:
+def _status(path: Path, service: Path) -> dict[str, Any] | None:
     try:
         return control.status(path)
     except control.DeadSocketError:
         # A run's leftover guards nothing, and `run` takes its place; the service's is missed.
-        return {"socket": str(path), "error": "nobody listens there"} if path == SERVICE_SOCKET else None
+        return {"socket": str(path), "error": "nobody listens there"} if path == service else None
     except control.AgentError as error:
         return {"socket": str(path), "error": str(error)}
 
 
-def _one(body: Mapping[str, Any]) -> Iterator[Finding]:
+def of(body: Mapping[str, Any]) -> Iterator[Finding]:
     if "error" in body:
         is_service = Path(str(body["socket"])).name == SERVICE_SOCKET.name
         advice = _RESTART_SERVICE if is_service else _RESTART_RUN
@@ -87,14 +88,18 @@ def _one(body: Mapping[str, Any]) -> Iterator[Finding]:
         "run_id": body["run_id"],
         "sessions": count,
     }
-    blind = {(one["reason"], one["advice"]): one for one in body["sources"] if one["sight"] != "seeing"}
+    blind: dict[tuple[str, str], Mapping[str, Any]] = {}  # what all keys suffer from together is one thing
+    for source in body["sources"]:
+        if source["sight"] != "seeing":
+            blind.setdefault((source["reason"], source["advice"]), source)
     if body["notice"] is not None and not body["notice"]["drill"]:
         yield fails("agent", f"{who} handles a notice NOW", "this machine goes: use another", **facts)
     for source in blind.values():
         found = (
             f"{who} is {source['sight'].upper()} ({source['reason']}): {source['name']}: {source['detail']}"
         )
-        yield fails("agent", found, source["advice"], **facts)
+        how = warning if source["reason"] in PASSES else fails
+        yield how("agent", found, source["advice"], **facts)
     if not blind:
         watched = "watching" if body["sources"] else "watching no cloud"
         yield ok("agent", f"{who} (pid {body['pid']}), {watched}, {ranks}", **facts)

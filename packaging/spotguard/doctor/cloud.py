@@ -27,7 +27,7 @@ from .findings import Finding, fails, ok, warning
 LOOK = 12.0
 
 #: What passes by itself: it is asked again until it answers.
-_PASSES = ("starting", "throttled", "server-error")
+PASSES = ("starting", "throttled", "server-error")
 
 _NO_CLOUD = (
     "none is needed for SIGTERM and drills. On a spot machine say which it is: --provider aws, azure or gcp"
@@ -138,7 +138,7 @@ def _finding(health: Health, names: Sequence[str]) -> Finding:
             return ok("notices", f"seeing: {who}", **facts)
         return warning("notices", f"seeing: {who}; {health.detail}", health.advice or _HARMLESS, **facts)
     found = f"{str(health.sight).upper()} ({health.reason}): {who}: {health.detail}"
-    if health.reason in _PASSES:
+    if health.reason in PASSES:
         return warning("notices", found, _later(health), **facts)
     return fails("notices", found, health.advice, **facts)
 

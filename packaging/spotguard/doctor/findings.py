@@ -23,6 +23,7 @@ Check = Literal[
     "credentials",
     "clock",
     "rate",
+    "remains",
     "job",
     "checkpoint",
     "verdict",

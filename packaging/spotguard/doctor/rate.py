@@ -22,14 +22,23 @@ from spotguard.providers.stores.transport import PIECE
 from .asides import Aside
 from .litter import Litter
 
-#: Seconds that are measured, and before that those in which sockets fill and windows open.
-SECONDS, RAMP = 2.0, 0.5
 #: A link that is so slow that each connection has not brought so many pieces by then is looked at for longer.
 _PIECES, _LONGEST = 2, 8.0
 #: Seconds after that for puts to hear that it is over; one that stands still is found by its own timeout.
 _GRACE = 3.0
-#: Bytes that are put at the most.
-MOST = 4 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long it is measured, and how much is put for it at the most."""
+
+    seconds: float = 2.0
+    #: Seconds before those, in which sockets fill and windows open.
+    ramp: float = 0.5
+    #: Bytes.
+    most: int = 4 * 2**30
+    #: Bytes for a folder: what a disk takes beyond its cache is its own affair, and the rest of it is somebody's.
+    most_on_disk: int = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +61,7 @@ class Measurement:
 
     Args:
         key: a new one at each call, already noted as litter.
-        most: bytes that may be put, all together.
-        seconds: that are measured.
+        most: bytes that may be put, all together; None: as `pace` says.
     """
 
     def __init__(
@@ -62,17 +70,16 @@ class Measurement:
         key: Callable[[], str],
         litter: Litter,
         clock: Clock,
-        *,
-        most: int = MOST,
-        seconds: float = SECONDS,
-        ramp: float = RAMP,
+        pace: Pace,
+        most: int | None = None,
     ) -> None:
         self._store, self._key, self._litter, self._clock = store, key, litter, clock
         width = Width(store.parallel)
         self.connections = width.count
-        self._data = memoryview(os.urandom(min(width.object_bytes, max(1, most // width.count))))
+        self._pace, self._most = pace, pace.most if most is None else most
+        size = min(width.object_bytes, max(1, self._most // width.count))
+        self._data = memoryview(os.urandom(size))
         self._crc = crc32(self._data)
-        self._most, self._seconds, self._ramp = most, seconds, ramp
         self._lock = threading.Lock()
         self._link = Link()
         self._began: float | None = None
@@ -86,7 +93,7 @@ class Measurement:
         asides = [Aside[object](self._put_on, f"rate-{number}") for number in range(self.connections)]
         for aside in asides:
             self._litter.putting(aside)
-        until = self._clock.monotonic() + self._ramp + _LONGEST
+        until = self._clock.monotonic() + self._pace.ramp + _LONGEST
         self._clock.wait(self._enough, until - self._clock.monotonic())
         self._enough.set()
         for aside in asides:
@@ -103,7 +110,9 @@ class Measurement:
                 return Measured(rate.expected, self._counted, seconds, self.connections)
             if self._error is not None:
                 return Measured(None, 0, 0.0, self.connections, str(self._error))
-            return Measured(None, 0, 0.0, self.connections, f"nothing moved in {self._ramp + _LONGEST:g} s")
+            return Measured(
+                None, 0, 0.0, self.connections, f"nothing moved in {self._pace.ramp + _LONGEST:g} s"
+            )
 
     # --- each of its threads ---
 
@@ -127,7 +136,7 @@ class Measurement:
             self._total += count
             if self._counted_from is None:
                 # Of a store that is full so soon, what there was is all there is to count.
-                if now - self._began >= self._ramp or self._total >= self._most // 4:
+                if now - self._began >= self._pace.ramp or self._total >= self._most // 4:
                     self._counted_from = now
                     self._link.begin(now)
             else:
@@ -142,7 +151,7 @@ class Measurement:
     def _seen_enough(self, now: float) -> bool:
         if self._total >= self._most:
             return True
-        if self._counted_from is None or now - self._counted_from < self._seconds:
+        if self._counted_from is None or now - self._counted_from < self._pace.seconds:
             return False
         return self._counted >= _PIECES * PIECE * self.connections
 

@@ -125,5 +125,5 @@ def remains(litter: Litter) -> Iterator[Finding]:
     """What of ours could not be removed."""
     if litter.left:
         more = f" and {len(litter.left) - 1} more" if len(litter.left) > 1 else ""
-        found = f"left behind: {litter.left[0]}{more} ({litter.why})"
-        yield warning("delete", found, "delete it by hand", left=list(litter.left))
+        found = f"not removed: {litter.left[0]}{more} ({litter.why})"
+        yield warning("remains", found, "delete it by hand", left=list(litter.left))

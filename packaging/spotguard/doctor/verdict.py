@@ -14,6 +14,7 @@ from .window import Window
 
 #: Beside the objects of a save: a manifest and a marker, one after the other.
 _COMMITS = 2
+_ABOVE = "see what fails above"
 #: Adam's state has two more numbers for each parameter, so parameters are a third of the whole.
 _WEIGHTS = 3
 #: Moments that are rounded from 32 bits to bfloat16 take half: of three thirds two are left.
@@ -46,9 +47,7 @@ def judge(
         "enough_seconds": _rounded(fit.enough) if nbytes is not None else None,
     }
     if rate is None:
-        return fails(
-            "verdict", "not known: nothing could be put into the store", "see what fails above", **facts
-        )
+        return fails("verdict", "not known: how fast the store takes bytes was not measured", _ABOVE, **facts)
     if nbytes is None:
         found = f"{amount(fit.most or 0)} would fit into {window.budget:g} s at {amount(rate)}/s"
         return ok("verdict", found, "start the job and ask again: its state decides", **facts)

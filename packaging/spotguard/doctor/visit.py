@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,6 @@ from .litter import Litter
 
 #: Below which name the probe lies where no run is named. It looks like no run to anybody: those have attempts.
 _NO_RUN = "spotguard-doctor"
-#: Bytes for a folder: what a disk takes beyond its cache is its own affair, and the rest of it is somebody's.
-_MOST_ON_DISK = 512 * 2**20
 #: Bytes a second of a link that is worth a question.
 _SLOW = 10e6
 
@@ -48,9 +46,7 @@ class Patient:
     #: Where the firmware's words lie, and the machine's service listens.
     root: Path = Path("/")
     service: Path = SERVICE_SOCKET
-    #: How long the rate is measured, and the seconds before.
-    seconds: float = rate.SECONDS
-    ramp: float = rate.RAMP
+    pace: rate.Pace = field(default_factory=rate.Pace)
 
 
 def visit(who: Patient) -> Generator[Finding, None, None]:
@@ -104,6 +100,9 @@ def _store(
             if tried.puts and tried.removes:
                 measured = _measure(who, opened, run_id, litter)
                 yield _told(measured)
+            elif tried.puts:
+                found = "not measured: what is put for it could not be removed"
+                yield warning("rate", found, "allow the job to delete, and ask again", rate=None)
     yield from store.remains(litter)
     return measured, put_seconds
 
@@ -116,17 +115,16 @@ def _url(options: Options, saving: Sequence[job.Session]) -> str:
 
 
 def _measure(who: Patient, opened: BlobStore, run_id: str, litter: Litter) -> rate.Measured:
-    most = rate.MOST
+    most = who.pace.most
     if urlsplit(opened.url).scheme == "file":
-        most = min(_MOST_ON_DISK, disk.free(opened.url) // 10)
+        most = min(who.pace.most_on_disk, disk.free(opened.url) // 10)
     return rate.Measurement(
         opened,
         lambda: litter.note(probe_key(run_id, f"{os.getpid()}-{secrets.token_hex(8)}")),
         litter,
         who.clock,
-        most=most,
-        seconds=who.seconds,
-        ramp=who.ramp,
+        who.pace,
+        most,
     ).run()
 
 

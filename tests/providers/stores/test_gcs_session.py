@@ -18,7 +18,7 @@ from google.auth.exceptions import TransportError
 from spotguard.providers.errors import DeniedError, StoreError, UnavailableError
 from spotguard.providers.stores.gcs_session import Token
 from spotguard.providers.stores.opening import open_store
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.store import BlobStore, Identified
 from tests.fakes.clock import ManualClock
 from tests.fakes.google import FakeGoogle, Say
 
@@ -280,3 +280,14 @@ def test_a_token_without_an_end_lasts(token: Token, source: Source) -> None:
     token.freshen(None)
     assert token.left() == math.inf
     assert source.refreshes == 1
+
+
+def test_a_store_says_as_whom_it_asks(store: BlobStore) -> None:
+    """For `doctor`: a key file's token is renewed by whoever holds the key."""
+    assert isinstance(store, Identified)
+    store.warm()
+    said = store.credentials()
+    assert said is not None
+    assert (said.kind, said.renewed) == ("a service account's key file", True)
+    assert said.left is not None
+    assert 0 < said.left <= 3600

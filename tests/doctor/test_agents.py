@@ -1,0 +1,131 @@
+"""Who watches already: what the doctor says of runs, of the machine's service, and of one that this user may not ask."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotguard.doctor import agents
+from spotguard.doctor.findings import Finding
+from tests.fakes.patient import options
+from tests.front.test_glance import HOP_LIMIT, a_body, a_session, a_source
+
+
+def one(**more: Any) -> list[Finding]:
+    return list(agents.of(a_body(socket="/run/user/1/spotguard/gpt-small-7.sock", **more)))
+
+
+def asked(folder: Path, run_id: str = "", **said: str) -> agents.Agents:
+    (folder / "spotguard").mkdir(parents=True, exist_ok=True)
+    env = {"XDG_RUNTIME_DIR": str(folder)}
+    service = folder / "service" / "agent.sock"
+    return agents.ask(options(**said), env, os.geteuid(), run_id=run_id, service=service)
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A Unix socket's path holds 107 bytes."""
+    with tempfile.TemporaryDirectory(dir=os.environ["XDG_RUNTIME_DIR"]) as folder:
+        yield Path(folder)
+
+
+def test_a_run_that_sees_is_well() -> None:
+    (found,) = one()
+    assert (found.state, found.found) == (
+        "ok",
+        "run gpt-small-7 (pid 26810), watching, 1 training process",
+    )
+
+
+def test_a_service_counts_its_training_processes() -> None:
+    (found,) = one(service=True, sessions=[a_session(), a_session(pid=2)])
+    assert found.found == "the machine's service (pid 26810), watching, 2 training processes"
+
+
+def test_a_run_that_is_blind_fails_once_for_all_its_keys() -> None:
+    found = one(sources=[a_source("one", **HOP_LIMIT), a_source("two", **HOP_LIMIT), a_source("three")])
+    assert [each.state for each in found] == ["fails"]
+    assert "run gpt-small-7 is BLIND (hop-limit): one: PUT" in found[0].found
+    assert found[0].advice == HOP_LIMIT["advice"]
+
+
+def test_a_run_with_a_notice_fails_and_with_a_drill_does_not() -> None:
+    notice = {"kind": "preempt", "drill": False}
+    assert [each.state for each in one(notice=notice)] == ["fails", "ok"]
+    assert [each.state for each in one(notice={**notice, "drill": True})] == ["ok"]
+
+
+def test_nobody_is_no_failure(short: Path) -> None:
+    (found,) = asked(short).findings
+    assert (found.state, "none runs here yet" in found.found) == ("ok", True)
+    assert "spotguard run" in found.advice
+
+
+def test_what_a_killed_run_left_guards_nothing(short: Path) -> None:
+    (short / "spotguard").mkdir()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(short / "spotguard" / "job.sock"))
+    assert "none runs here yet" in asked(short).findings[0].found
+
+
+def test_an_agent_that_does_not_answer_fails(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stopped, or something else listens there."""
+    monkeypatch.setattr("spotguard.agent.control.ANSWERS_IN", 0.2)
+    (short / "spotguard").mkdir()
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(short / "spotguard" / "job.sock"))
+        mute.listen()
+        (found,) = asked(short).findings
+        assert asked(short, run_id="another").findings[0].state == "ok", "it is not the one that is meant"
+    assert found.state == "fails"
+    assert "stopped answering" in found.found
+    assert "start it again" in found.advice
+
+
+def test_a_service_that_was_killed_fails(short: Path) -> None:
+    """Runs look for themselves then, and training processes that were given its socket hear nothing."""
+    (short / "service").mkdir()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(short / "service" / "agent.sock"))
+    (found,) = asked(short).findings
+    assert (found.state, "nobody listens" in found.found) == ("fails", True)
+    assert "systemctl status spotguard-agent" in found.advice
+
+
+def test_a_socket_that_was_said_and_is_not_there_is_said(short: Path) -> None:
+    (found,) = asked(short, socket=str(short / "no.sock")).findings
+    assert (found.state, "none runs here yet" in found.found) == ("ok", True)
+
+
+def test_a_service_of_another_group_is_a_warning(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder is 0750: who is not in its group sees not even the socket."""
+    service = short / "service"
+    service.mkdir()
+    plain = os.stat
+
+    def hidden(path: Any, **said: Any) -> os.stat_result:
+        if Path(path) == service / "agent.sock":  # as stat(2) answers; the suite may run as root
+            raise PermissionError(13, "Permission denied")
+        return plain(path, **said)
+
+    monkeypatch.setattr(os, "stat", hidden)
+    found = asked(short).findings
+    assert [each.state for each in found] == ["warning"]
+    assert "you are not in its group" in found[0].found
+    assert found[0].advice.startswith("sudo usermod -aG ")
+
+
+def test_a_folder_of_somebody_elses_sockets_fails(short: Path) -> None:
+    """`su` keeps XDG_RUNTIME_DIR: here a file lies where the folder has to be."""
+    (short / "spotguard").write_text("")
+    found = agents.ask(
+        options(), {"XDG_RUNTIME_DIR": str(short)}, os.geteuid(), service=short / "a" / "b.sock"
+    )
+    assert [each.state for each in found.findings] == ["fails"]
+    assert "XDG_RUNTIME_DIR" in found.findings[0].advice

@@ -1,0 +1,84 @@
+"""What the doctor says of the job that is registered: its size, when it saves, and its newest checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spotguard.doctor import job
+from spotguard.doctor.findings import Finding
+from tests.front.test_glance import a_session
+
+GIB = 2**30
+
+
+def a_rank(rank: int = 0, **more: Any) -> dict[str, Any]:
+    said = {"store": "s3://b/p", "interval": 60.0, "for_seconds": 600.0, "save_seconds": None, "rate": None}
+    return a_session(rank=rank, pid=100 + rank, **{**said, **more})
+
+
+def looked(*sessions: dict[str, Any]) -> dict[str, Finding]:
+    return {each.check: each for each in job.look(sessions)}
+
+
+def test_one_that_saves_at_the_notice_is_well() -> None:
+    found = looked(a_rank(bytes=GIB))
+    assert [found[check].state for check in ("job", "checkpoint")] == ["ok", "ok"]
+    assert (
+        found["job"].found
+        == "run gpt-small-7: 1.0 GiB, step 5210, saved at the notice, in the middle of a step too"
+    )
+    assert found["checkpoint"].found == "run gpt-small-7: of step 5000, 12 s old; one is made every 60 s"
+
+
+def test_ranks_of_one_machine_share_its_link() -> None:
+    found = looked(*(a_rank(rank, bytes=GIB, world=4) for rank in range(4)))
+    assert found["job"].facts["bytes"] == 4 * GIB
+    assert "4.0 GiB of 4 ranks here" in found["job"].found
+
+
+def test_what_several_ranks_hold_is_counted_once_where_their_saves_have_shown_it() -> None:
+    """DDP: each of two holds a GiB and writes half of it."""
+    ranks = [a_rank(rank, bytes=GIB, world=2, save_seconds=5.0, rate=GIB / 10) for rank in range(2)]
+    assert job.nbytes(ranks) == GIB
+    # What its own last saves took for the commits beside is no reason for more than it holds.
+    assert job.nbytes([a_rank(bytes=GIB, save_seconds=50.0, rate=GIB / 10)]) == GIB
+
+
+def test_one_that_saves_at_boundaries_only_is_a_warning_with_the_reason() -> None:
+    found = looked(a_rank(mode="boundary", detail="adamw cannot be hooked"))["job"]
+    assert found.state == "warning"
+    assert found.found.endswith("saved at the next guard.step() only: adamw cannot be hooked")
+    assert "keep steps short" in found.advice
+
+
+def test_one_that_saves_by_a_function_of_its_own_has_no_size() -> None:
+    found = looked(a_rank(store="", mode="callback", bytes=0))
+    assert list(found) == ["job"]
+    assert (found["job"].state, found["job"].facts["bytes"]) == ("warning", None)
+    assert "spotguard drill" in found["job"].advice
+
+
+def test_a_late_checkpoint_is_a_warning() -> None:
+    found = looked(a_rank(checkpoint_age=121.0))["checkpoint"]
+    assert found.state == "warning"
+    assert "the job's log" in found.advice
+    assert looked(a_rank(checkpoint_age=119.0))["checkpoint"].state == "ok"
+
+
+def test_none_yet_is_a_warning_when_it_should_be_there() -> None:
+    nothing: dict[str, Any] = {"checkpoint_step": -1, "checkpoint_age": None}
+    late = looked(a_rank(**nothing, for_seconds=130.0))["checkpoint"]
+    assert (late.state, late.found) == ("warning", "run gpt-small-7: none yet; one is made every 60 s")
+    assert looked(a_rank(**nothing, for_seconds=30.0))["checkpoint"].state == "ok"
+
+
+def test_without_background_checkpoints_a_warning_says_what_is_lost() -> None:
+    found = looked(a_rank(interval=None))["checkpoint"]
+    assert found.state == "warning"
+    assert "--every auto" in found.advice
+
+
+def test_no_job_is_no_failure() -> None:
+    found = looked()["job"]
+    assert (found.state, found.facts["bytes"]) == ("ok", None)
+    assert "spotguard run" in found.advice

@@ -1,0 +1,111 @@
+"""The measured rate: what the link does, from when its connections are full; nothing stays, and nothing is waited for."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+
+from spotguard.doctor import rate
+from spotguard.doctor.litter import Litter
+from spotguard.doctor.rate import Measured, Measurement, Pace
+from spotguard.providers.clock import Clock, SystemClock
+from spotguard.providers.errors import FullError
+from spotguard.providers.stores.store import Sent
+from tests.fakes.clock import ManualClock
+from tests.fakes.slow_store import SlowStore
+from tests.fakes.store import FakeStore
+
+MIB = 2**20
+
+
+def measured(store: FakeStore, clock: Clock, most: int = 256 * MIB, ramp: float = 0.5) -> Measured:
+    with Litter(store, clock) as litter:
+        numbers = itertools.count()
+        key = lambda: litter.note(f"run-7/probes/{next(numbers)}")  # noqa: E731
+        found = Measurement(store, key, litter, clock, Pace(ramp=ramp), most).run()
+    assert store.objects == {}, "nothing of it stays"
+    return found
+
+
+def test_a_link_is_measured_at_its_rate() -> None:
+    """Its bytes move the clock."""
+    clock = ManualClock()
+    found = measured(SlowStore(clock, 20e6), clock)
+    assert found.rate == pytest.approx(20e6, rel=0.1)
+    assert found.seconds >= Pace().seconds
+    assert found.why == ""
+
+
+def test_a_slow_link_is_looked_at_for_longer() -> None:
+    """Two seconds of it are less than a piece for each connection."""
+    clock = ManualClock()
+    found = measured(SlowStore(clock, 2e6), clock)
+    assert found.rate == pytest.approx(2e6, rel=0.1)
+    assert found.seconds > Pace().seconds
+
+
+def test_what_sockets_take_ahead_is_no_rate() -> None:
+    """The first bytes leave at once; from then on it is the link's pace."""
+    clock = ManualClock()
+
+    class Ahead(SlowStore):
+        ahead = 8 * MIB
+
+        def put(self, key: str, data: memoryview, *, sent: Sent | None = None, **said: object) -> None:
+            def leaves(count: int) -> None:
+                self.rate, self.ahead = (1e12 if self.ahead > 0 else 20e6), self.ahead - count
+                assert sent is not None
+                sent(count)
+
+            super().put(key, data, sent=leaves)
+
+    assert measured(Ahead(clock, 1e12), clock).rate == pytest.approx(20e6, rel=0.1)
+
+
+def test_a_fast_store_is_not_filled() -> None:
+    """So many bytes and no more, however fast they go."""
+    store = SlowStore(ManualClock(), 100e9)
+    put: list[int] = []
+    plain = store.put
+
+    def counted(key: str, data: memoryview, **said: object) -> None:
+        put.append(len(data))
+        plain(key, data, **said)  # type: ignore[arg-type]
+
+    store.put = counted  # type: ignore[method-assign]
+    found = measured(store, store.clock, most=64 * MIB)
+    assert found.rate is not None
+    assert sum(put) <= 2 * 64 * MIB
+
+
+def test_a_store_that_refuses_says_why() -> None:
+    class Full(FakeStore):
+        def put(self, key: str, data: memoryview, **said: object) -> None:
+            raise FullError("no room; make some")
+
+    found = measured(Full(), SystemClock())
+    assert (found.rate, found.why) == (None, "no room; make some")
+
+
+def test_a_store_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate, "_LONGEST", 0.2)
+    monkeypatch.setattr(rate, "_GRACE", 0.1)
+    monkeypatch.setattr("spotguard.doctor.litter._RETURNING", 0.1)
+    never = threading.Event()
+
+    class Still(FakeStore):
+        def put(self, key: str, data: memoryview, **said: object) -> None:
+            never.wait(60)
+
+    found = measured(Still(), SystemClock(), ramp=0.1)
+    never.set()
+    assert found.rate is None
+    assert found.why == "nothing moved in 0.3 s"
+
+
+def test_as_many_connections_as_a_save_uses() -> None:
+    store = SlowStore(ManualClock(), 100e6)
+    store.parallel = 12
+    assert measured(store, store.clock).connections == 8

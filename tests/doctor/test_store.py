@@ -1,0 +1,275 @@
+"""The doctor and the store: each right that is missing is a line with the cloud's own name for it, and nothing stays."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from spotguard.doctor import store as rights
+from spotguard.doctor.asides import Aside
+from spotguard.doctor.clocks import Dates, judge
+from spotguard.doctor.findings import Finding
+from spotguard.doctor.litter import Litter
+from spotguard.providers.clock import SystemClock
+from spotguard.providers.errors import DeniedError, StoreError, UnavailableError
+from spotguard.providers.stores.opening import open_store
+from spotguard.providers.stores.store import BlobStore
+from tests.fakes.answering import AnsweringServer
+from tests.fakes.store import FakeStore, Fault
+from tests.fakes.watched_store import WatchedStore
+from tests.fixtures_servers import FaultsBefore
+from tests.providers.stores.s3_asked import at, error_body, refusal
+from tests.servers.azurite import Azurite
+from tests.servers.faultplan import Asked
+from tests.servers.faultplan import Fault as WireFault
+from tests.servers.gcs import Gcs
+from tests.servers.moto import Moto
+
+CLOCK = SystemClock()
+
+#: Which requests of S3's need which right.
+NEEDS: dict[str, Callable[[Asked], bool]] = {
+    "put": lambda asked: asked.method == "PUT",
+    "get": lambda asked: asked.method == "GET" and "list-type" not in asked.path,
+    "list": lambda asked: asked.method == "GET" and "list-type" in asked.path,
+    "delete": lambda asked: asked.method in ("POST", "DELETE"),
+}
+NAMES = {
+    "put": "s3:PutObject",
+    "get": "s3:GetObject",
+    "list": "s3:ListBucket",
+    "delete": "s3:DeleteObject",
+}
+
+
+def tried(store: BlobStore) -> dict[str, Finding]:
+    with Litter(store, CLOCK) as litter:
+        found = rights.rights(store, "run-7", litter, CLOCK)
+    return {each.check: each for each in [*found.findings, *rights.remains(litter)]}
+
+
+def reached(store: BlobStore) -> tuple[Finding, Dates]:
+    dates = Dates(CLOCK)
+    return rights.reach(store, CLOCK, lambda headers: dates.hear("the store", headers)), dates
+
+
+def states(found: dict[str, Finding]) -> dict[str, str]:
+    return {check: str(each.state) for check, each in found.items()}
+
+
+ALL_OK = dict.fromkeys(("put", "create", "get", "list", "delete"), "ok")
+
+
+def test_a_folder_allows_everything_and_nothing_stays(tmp_path: Path) -> None:
+    """Not even the folders that the first put has made."""
+    assert states(tried(open_store((tmp_path / "a" / "b").as_uri()))) == ALL_OK
+    assert list(tmp_path.iterdir()) == []
+    there = tmp_path / "there"
+    there.mkdir()
+    assert states(tried(open_store(there.as_uri()))) == ALL_OK
+    assert list(tmp_path.iterdir()) == [there]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_of_somebody_else_fails(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    found = tried(open_store((tmp_path / "store").as_uri()))
+    assert states(found)["put"] == "fails"
+    assert "make the folder writable" in found["put"].advice
+
+
+def test_a_path_through_a_file_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    found = tried(open_store((tmp_path / "file" / "store").as_uri()))
+    assert (found["put"].state, "name a folder" in found["put"].advice) == ("fails", True)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("server", ["moto", "gcs", "azurite"])
+def test_each_clouds_store_allows_everything_and_nothing_stays(
+    server: str, request: pytest.FixtureRequest
+) -> None:
+    service: Moto | Gcs | Azurite = request.getfixturevalue(server)
+    store = open_store(f"{service.fresh()}/prefix")
+    assert reached(store)[0].state == "ok"
+    found = tried(store)
+    assert states(found) == ALL_OK
+    assert all(each.facts["right"] for each in found.values())
+    assert list(store.list("")) == []
+
+
+@pytest.mark.parametrize("verb", NEEDS)
+def test_a_right_that_s3_refuses_is_named(verb: str, moto: Moto, faults_before: FaultsBefore) -> None:
+    """By itself: what the others allow is still said."""
+    url, plain = moto.fresh(), moto.endpoint
+    proxy = faults_before(moto)
+    proxy.inject(WireFault("answer", status=403, body=error_body("AccessDenied"), matching=NEEDS[verb]))
+    found = tried(open_store(f"{url}/prefix"))
+    assert found[verb].state == "fails"
+    assert f"allow {NAMES[verb]}" in found[verb].advice
+    others = {
+        check: state for check, state in states(found).items() if check not in (verb, "create", "remains")
+    }
+    if verb == "get":  # what is not there may not be read, so that a save would hear "denied"
+        assert others.pop("list") == "fails"
+    assert set(others.values()) == {"ok"}, others
+    left = [info.key for info in open_store(f"{url}/prefix?endpoint={plain}").list("")]
+    if verb == "delete":
+        assert found["remains"].facts["left"] == left, "what stays is said"
+        assert "by hand" in found["remains"].advice
+    else:
+        assert left == []
+
+
+@pytest.mark.parametrize("verb", ["put", "put_if_absent", "get", "list", "delete"])
+def test_a_store_that_fails_otherwise_fails_by_that_line(verb: str) -> None:
+    store = FakeStore()
+    store.faults = [Fault(0, (verb,), error=lambda: StoreError("it is broken; mend it"))]
+    check = {"put_if_absent": "create"}.get(verb, verb)
+    found = tried(store)
+    assert (found[check].state, found[check].found, found[check].advice) == (
+        "fails",
+        "it is broken",
+        "mend it",
+    )
+
+
+def test_a_store_that_creates_twice_is_a_warning() -> None:
+    """As Swift's S3: two starts at the same moment may count themselves the same."""
+
+    class Careless(FakeStore):
+        def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
+            self.put(key, data, timeout=timeout)
+            return True
+
+    found = tried(Careless())
+    assert states(found) == {**ALL_OK, "create": "warning"}
+    assert "start one at a time" in found["create"].advice
+
+
+def test_a_store_that_does_not_list_what_was_put_fails() -> None:
+    class Late(FakeStore):
+        def list(self, prefix: str, *, timeout: float | None = None):  # type: ignore[no-untyped-def]
+            return iter(())
+
+    found = tried(Late())
+    assert (found["list"].state, "consistent" in found["list"].advice) == ("fails", True)
+
+
+def test_a_store_that_stands_still_fails_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that hangs in it is left behind, and its key said."""
+    monkeypatch.setattr(rights, "STEP", 0.2)
+    monkeypatch.setattr("spotguard.doctor.litter._RETURNING", 0.1)
+    store = WatchedStore()
+    store.hold(lambda key: True)
+    found = tried(store)
+    assert (found["put"].state, found["put"].found) == ("fails", "no answer in 0.2 s")
+    assert "firewall" in found["put"].advice
+    store.let_go()
+
+
+# --- the first request ---
+
+
+def test_where_nobody_listens_the_store_fails() -> None:
+    found, _ = reached(open_store("s3://bucket/prefix?endpoint=http://127.0.0.1:9"))
+    assert found.state == "fails"
+    assert found.advice
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (404, "NoSuchBucket", "there is no such bucket"),
+        (403, "InvalidAccessKeyId", "network"),
+        (403, "SignatureDoesNotMatch", "network"),
+    ],
+)
+def test_what_s3_says_to_the_first_request_is_a_line(
+    status: int, code: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with AnsweringServer(lambda asked: refusal(status, code)) as server:
+        found, _ = reached(at(server))
+    assert found.state == "fails"
+    assert code in found.found
+    assert words in found.advice
+
+
+def test_s3_that_calls_the_clock_wrong_gives_the_clocks_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RequestTimeTooSkewed comes from 15 minutes on, and with a date."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with AnsweringServer(lambda asked: refusal(403, "RequestTimeTooSkewed")) as server:
+        server.date = CLOCK.time() - 3600
+        found, dates = reached(at(server))
+    assert found.state == "fails"
+    assert "RequestTimeTooSkewed" in found.found
+    skew = judge(dates)
+    assert skew.state == "fails"
+    assert "ahead of the store's" in skew.found
+    assert "timedatectl" in skew.advice
+
+
+def test_the_stores_time_is_heard_of_every_answer(moto: Moto) -> None:
+    _, dates = reached(open_store(f"{moto.fresh()}/prefix"))
+    assert judge(dates).state == "ok"
+    assert judge(dates).found == "within 5 s of the store's"
+
+
+def test_credentials_that_are_not_there_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    found, _ = reached(open_store("s3://bucket/prefix?endpoint=http://127.0.0.1:9"))
+    assert (found.state, "instance role" in found.advice) == ("fails", True)
+
+
+def test_a_store_whose_first_answer_never_comes_fails_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rights, "STEP", 0.2)
+
+    class Silent(FakeStore):
+        def warm(self, *, timeout: float | None = None) -> None:
+            CLOCK.wait(never, 30)
+
+    never = threading.Event()
+    found, _ = reached(Silent())
+    never.set()
+    assert (found.state, found.found) == ("fails", "fake:///store: no answer in 0.2 s")
+
+
+def test_what_is_denied_or_away_is_told_apart() -> None:
+    """A right to be given, or a network to be looked at."""
+    store = FakeStore("s3://bucket/prefix")
+    store.faults = [Fault(0, ("get",), error=lambda: DeniedError("get it: AccessDenied (403)"))]
+    assert tried(store)["get"].advice == "allow s3:GetObject"
+    away = FakeStore("s3://bucket/prefix")
+    away.faults = [Fault(0, ("get",), error=lambda: UnavailableError("get it: no route"))]
+    assert "network" in tried(away)["get"].advice
+
+
+def test_the_probe_is_removed_when_the_doctor_is_interrupted() -> None:
+    store = FakeStore()
+    with suppress(KeyboardInterrupt), Litter(store, CLOCK) as litter:
+        store.put(litter.note("run-7/probes/one"), memoryview(b"x"))
+        raise KeyboardInterrupt
+    assert store.objects == {}
+    assert litter.left == ()
+
+
+def test_what_lands_while_it_is_interrupted_is_removed_too() -> None:
+    """It is waited for, and only then is everything deleted."""
+    store = WatchedStore()
+    store.hold(lambda key: True)
+    with suppress(KeyboardInterrupt), Litter(store, CLOCK) as litter:
+        key = litter.note("run-7/probes/one")
+        litter.putting(Aside(lambda: store.put(key, memoryview(b"x")), "late"))
+        assert store.reached.wait(20)
+        Aside(lambda: litter.over.wait(20) and store.let_go(), "let go")  # type: ignore[func-returns-value]
+        raise KeyboardInterrupt
+    assert store.objects == {}

@@ -1,0 +1,75 @@
+"""The verdict: the sentence, and what would make it fit."""
+
+from __future__ import annotations
+
+from spotguard.doctor.findings import Finding
+from spotguard.doctor.rate import Measured
+from spotguard.doctor.verdict import judge
+from spotguard.doctor.window import count_on
+from tests.fakes.patient import options
+
+GIB = 2**30
+
+
+def judged(
+    nbytes: int | None, rate: float | None, cloud: str = "aws", window: float | None = None, **said: str
+) -> Finding:
+    measured = Measured(rate, 0, 2.0, 8)
+    return judge(count_on(cloud, window, None, None), nbytes, measured, 0.0, options(**said), cloud)
+
+
+def test_one_that_fits_says_by_how_much() -> None:
+    found = judged(84 * GIB, 1.1 * GIB)
+    assert found.state == "ok"
+    assert found.found == "84.0 GiB in 108.0 s needs 0.78 GiB/s; measured 1.10: fits with 31.6 s to spare"
+    assert (found.facts["fits"], found.facts["slack_seconds"]) == (True, 31.64)
+
+
+def test_one_that_hardly_fits_is_a_warning() -> None:
+    found = judged(100 * GIB, GIB)
+    assert (found.state, found.facts["fits"]) == ("warning", True)
+    assert "a busier link" in found.advice
+
+
+def test_one_that_does_not_says_every_way_out() -> None:
+    found = judged(84 * GIB, 0.5 * GIB)
+    assert (found.state, found.facts["fits"]) == ("fails", False)
+    assert found.found.endswith("does not fit, 60.0 s are missing")
+    for way in (
+        "54.0 GiB would fit, and a warning of 180 s would be enough",
+        "shard it over 2 machines",
+        "the weights alone are saved in time",
+        "--every",
+    ):
+        assert way in found.advice
+    assert "--lossy-moments" not in found.advice, "two thirds of it would not fit either"
+
+
+def test_rounding_is_advised_where_it_would_do_and_was_not_asked_for() -> None:
+    assert "--lossy-moments" in judged(60 * GIB, 0.5 * GIB).advice
+    assert "--lossy-moments" not in judged(60 * GIB, 0.5 * GIB, lossy_moments="true").advice
+
+
+def test_a_longer_notice_of_gcps_is_advised_where_it_would_be_enough() -> None:
+    assert "--preemption-notice-duration=120s" in judged(60 * GIB, GIB, "gcp").advice
+    assert "--preemption-notice-duration=120s" not in judged(600 * GIB, GIB, "gcp").advice
+    assert "--preemption-notice-duration=120s" not in judged(60 * GIB, GIB, "azure").advice
+
+
+def test_without_a_job_it_says_what_would_fit() -> None:
+    found = judged(None, GIB)
+    assert (found.state, found.facts["fits"], found.facts["most_bytes"]) == ("ok", None, 108 * GIB)
+    assert found.found == "108.0 GiB would fit into 108 s at 1.0 GiB/s"
+
+
+def test_without_a_rate_nothing_is_claimed() -> None:
+    for nbytes in (None, GIB):
+        found = judged(nbytes, None)
+        assert (found.state, found.facts["fits"]) == ("fails", None)
+        assert found.found.startswith("not known")
+
+
+def test_a_slow_store_takes_its_commit_from_the_window() -> None:
+    window = count_on("none", 30.0, None, None)
+    found = judge(window, GIB, Measured(GIB, 0, 2.0, 8), 2.0, options(), "none")
+    assert found.facts["seconds"] == 5.0
