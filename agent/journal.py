@@ -15,6 +15,8 @@ from typing import Any, TextIO
 from .scribe import Scribe
 
 ROOT = "spotguard"
+#: Of the Elastic Common Schema: the version whose names the lines of `--json-log` have.
+_ECS = "8.11.0"
 
 
 class PlainFormatter(logging.Formatter):
@@ -27,18 +29,28 @@ class PlainFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object in a line: time, level, text, and what the event carries (`extra={"fields": …}`)."""
+    """One JSON object in a line, with the names of the Elastic Common Schema: an ELK stack takes it as it is. What the event
+    carries (`extra={"fields": …}`) is below `spotguard`, a name of ours, so that it meets no field of the schema's."""
 
     def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).replace(tzinfo=None)
+        # The first three in this order, so that a person can read the line too (ECS logging specification).
         body: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "text": record.getMessage(),
+            "@timestamp": f"{at.isoformat(timespec='milliseconds')}Z",
+            "log.level": record.levelname.lower(),
+            "message": record.getMessage(),
+            "ecs.version": _ECS,
+            "log.logger": record.name,
+            "process.pid": record.process,
+            "service.name": ROOT,
         }
-        if record.exc_info:
-            body["error"] = self.formatException(record.exc_info)
-        return json.dumps(body | getattr(record, "fields", {}), default=str)
+        if record.exc_info and (error := record.exc_info[1]) is not None:
+            body["error.type"] = type(error).__name__
+            body["error.message"] = str(error)
+            body["error.stack_trace"] = self.formatException(record.exc_info)
+        if fields := getattr(record, "fields", None):
+            body[ROOT] = fields
+        return json.dumps(body, default=str)
 
 
 class Journal(logging.Handler):

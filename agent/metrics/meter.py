@@ -18,8 +18,7 @@ from ..emergency import Machine
 from ..events import Closed, Event, HealthChanged, Heard, NoticeSeen, Opened, SourceGone
 from ..pending import Pending
 from ..roster import NAME, Session, clip
-from .histogram import Histogram
-from .snapshot import DETECTED, STAGES, Process, Sight, Snapshot, Standing
+from .snapshot import STAGES, Process, Sight, Snapshot, Standing
 
 #: Kinds of notices by source that are told apart: two clouds have 30. More come from other machines' words alone.
 _PAIRS = 100
@@ -86,15 +85,14 @@ class Meter:
         self._known[known] = None
         if len(self._known) > _KNOWN:
             del self._known[next(iter(self._known))]
-        source = clip(notice.source, NAME)
-        key = (str(notice.kind), source, str(notice.severity))
+        severity = str(notice.severity)
+        key = (str(notice.kind), clip(notice.source, NAME), severity)
         if key not in self.newest.notices and len(self.newest.notices) >= _PAIRS:
-            key = (str(notice.kind), "other", str(notice.severity))
+            key = (str(notice.kind), "other", severity)
         self.newest = replace(self.newest, notices=_one_more(self.newest.notices, key))
-        if unseen is not None and source in self.newest.sources:
-            found = self.newest.detection
-            one = found.get((source,), Histogram.empty(DETECTED)).observe(unseen)
-            self.newest = replace(self.newest, detection={**found, (source,): one})
+        if unseen is not None:
+            one = self.newest.detection[(severity,)].observe(unseen)
+            self.newest = replace(self.newest, detection={**self.newest.detection, (severity,): one})
 
     def _stands(self, p: Pending | None, now: float) -> None:
         if p is None:

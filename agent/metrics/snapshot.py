@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ...providers.notice import Severity
 from .histogram import Histogram
 
 #: Seconds within which a notice may be found out: one look a second, long polls at once, and back-off while blind.
@@ -23,6 +24,7 @@ RESULTS = ("committed", "reduced", "missed", "unguarded", "withdrawn")
 #: `Machine.phase`.
 PHASES = ("watching", "saving", "ending", "outliving", "waiting", "rejoining")
 STATES = ("seeing", "starting", "blind", "wrong-server")
+SEVERITIES = tuple(str(severity) for severity in Severity)
 PURPOSES = ("background", "emergency")
 CAUSES = ("crash", "preemption")
 #: Labels of what is true or not, as Prometheus writes them.
@@ -112,8 +114,8 @@ class Snapshot:
     saved_bytes: Counts = field(default_factory=lambda: _zeros(PURPOSES))
     #: By cause.
     restarts: Counts = field(default_factory=lambda: _zeros(CAUSES))
-    #: By source.
-    detection: Histograms = field(default_factory=dict)
+    #: By severity.
+    detection: Histograms = field(default_factory=lambda: _empty(DETECTED, SEVERITIES))
     #: By stage, and whether it was a drill.
     left: Histograms = field(default_factory=lambda: _empty(LEFT, STAGES, YES_NO))
     #: By whether it was a drill.

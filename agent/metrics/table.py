@@ -108,16 +108,9 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "spotguard_notice_detection_seconds",
         "histogram",
-        ("source",),
-        "For how long nobody had looked when the look began that showed the notice: it had stood no longer than that.",
+        ("severity",),
+        "For how long nobody had looked when the look began that showed a notice: it had stood no longer than that.",
         lambda r: all_of(r.at.detection),
-    ),
-    Metric(
-        "spotguard_notice_pending",
-        "gauge",
-        (),
-        "1 while a notice or a drill is in hand.",
-        lambda r: single(r.at.standing is not None),
     ),
     Metric(
         "spotguard_notice_left_seconds",

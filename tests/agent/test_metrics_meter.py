@@ -142,8 +142,8 @@ def test_a_notice_is_counted_once_however_often_it_is_told() -> None:
     life.happens(HealthChanged("fake source", SEEING, 1000.0))
     life.happens(notice(), notice(left=60.0))
     assert life.value("spotguard_notices_total", "terminate", "fake source", "terminal") == 1
-    assert sum(life.value("spotguard_notice_detection_seconds", "fake source").counts) == 1
-    assert life.value("spotguard_notice_detection_seconds", "fake source").sum == 0.9
+    assert sum(life.value("spotguard_notice_detection_seconds", "terminal").counts) == 1
+    assert life.value("spotguard_notice_detection_seconds", "terminal").sum == 0.9
     later = replace(a_notice("n2"), severity=Severity.LATER, deadline=9000.0)
     life.happens(NoticeSeen(later))
     assert life.value("spotguard_notices_total", "terminate", "fake source", "later") == 1
@@ -167,7 +167,6 @@ def test_what_is_left_is_told_at_each_stage_once() -> None:
     life = Life()
     life.joins()
     life.happens(notice())
-    assert life.value("spotguard_notice_pending") == 1
     id, t = "n1", 0.0
     for stage, words in (
         ("told", Told(id, t)),
@@ -198,7 +197,6 @@ def test_a_drill_is_told_apart_to_its_last_commit() -> None:
     assert life.left_at("committed", "true") == 28.0
     assert life.value("spotguard_outcomes_total", "committed", "true") == 1
     assert life.value("spotguard_outcomes_total", "committed", "false") == 0
-    assert life.value("spotguard_notice_pending") == 0
     assert life.value("spotguard_notice_left_seconds") is None
 
 
@@ -367,7 +365,7 @@ def test_another_machine_s_notice_leaves_no_deadline_here() -> None:
     life.happens(Launched(50))
     life.joins()
     life.happens(NoticeSeen(replace(a_notice(), kind=NoticeKind.PEER)))
-    assert life.value("spotguard_notice_pending") == 1
+    assert life.value("spotguard_agent_phase", "saving") == 1
     assert life.value("spotguard_notice_left_seconds") is None
     assert life.value("spotguard_stage_left_seconds", "seen", "false").sum == 0
 

@@ -252,7 +252,7 @@ def test_its_first_line_says_what_it_watches_and_where(
         text=True,
     ) as process:
         assert process.stderr is not None
-        line = json.loads(process.stderr.readline())["text"]
+        line = json.loads(process.stderr.readline())["message"]
         process.terminate()
     assert line.startswith(f"serving at {path}, watching {watched}")
     assert process.returncode == 0

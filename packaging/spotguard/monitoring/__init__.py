@@ -1,0 +1,15 @@
+"""What an operator watches spotguard with, ready to be installed: rules and a scrape for Prometheus, a dashboard for Grafana,
+an input for Filebeat.
+
+`python -m spotguard.monitoring` lists the files, and prints the one that is named. `docs/metrics.md` says what each is for.
+"""
+
+from __future__ import annotations
+
+#: The files, with what each is.
+FILES = {
+    "rules.yml": "Prometheus: what is recorded, and the alerts",
+    "prometheus.yml": "Prometheus: a scrape of this machine's agents, with these rules",
+    "dashboard.json": "Grafana: the dashboard, to be imported",
+    "filebeat.yml": "Filebeat: the lines of --json-log to Elasticsearch",
+}
