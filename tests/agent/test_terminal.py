@@ -122,7 +122,8 @@ def test_a_job_in_the_background_leaves_the_terminal_alone(sit: Callable[..., De
 def test_a_job_in_the_background_that_reads_is_stopped_and_fg_feeds_it(sit: Callable[..., Desk]) -> None:
     """As a shell's user expects: "Stopped (tty input)", and `fg`."""
     desk = sit()
-    desk.run("run &")
+    desk.order("run &")  # and not `desk.run`: the guardian may be stopped before it can say that it stands
+    desk.report.until("command: ready")
     desk.order("wait")
     desk.report.until("shell: stopped")
     desk.order("fg")
