@@ -10,7 +10,7 @@ A comment right above a block says what becomes of it:
 
 Any other `python` block is run by itself, and any other `console` block is typed in: lines that begin with "$ " are
 commands, and the lines below each must be found in what it says, in this order. "…" stands for anything, and a
-number for any number.
+number for any number. What ends in "^C" is left running once it has said the lines above, and ended with the page.
 """
 
 from __future__ import annotations

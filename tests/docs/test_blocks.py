@@ -50,8 +50,8 @@ def _type(block: Block, terminal: Terminal) -> None:
     assert typed, f"{block.page}:{block.line} has no command"
     for (command, expected), after in zip(typed, [*typed[1:], ("", [])], strict=True):
         where = f"{block.page}:{block.line}: {command}"
-        if command.endswith(" &"):
-            terminal.leaves(command.removesuffix(" &"), expected)
+        if command.endswith(" &") or expected[-1:] == ["^C"]:
+            terminal.leaves(command.removesuffix(" &"), [line for line in expected if line != "^C"])
             continue
         code, said = terminal.types(command, block.notes.pop("meanwhile", ""))
         assert code == 0 or after[0] == "echo $?", f"{where}: exit code {code}:\n{said}"
