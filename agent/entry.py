@@ -187,8 +187,10 @@ def _watches(
 
 
 def _there(service_socket: Path) -> bool:
+    """Whether this machine has a service. One whose folder is there may be on its way: a node that comes up starts its agent and
+    its jobs at once (Kubernetes), and an agent that is started again is away for a moment."""
     try:
-        return is_socket(service_socket)
+        return is_socket(service_socket) or service_socket.parent.is_dir()
     except PermissionError:
         folder = service_socket.parent
         logger.info("not in the group of %s, the service agent's: looking for notices here", folder)

@@ -7,59 +7,29 @@ No API server is here: what one does with them is not tried.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
+import spotguard
 from spotguard.agent import config
 from spotguard.agent.launchers import is_torchrun
 from spotguard.agent.sockets import SERVICE_SOCKET
 from spotguard.commands.run import split
 from spotguard.containers import manifests
 from spotguard.containers.manifests import MANIFESTS, Cloud
+from tests.kubernetes import Words, container, containers, documents, environment, one, pod
 
-yaml = pytest.importorskip("yaml")
+pytest.importorskip("yaml")
 
 CLOUDS = get_args(Cloud)
 JOBS = [name for name in MANIFESTS if name != "agent"]
 PRINTED = [(name, cloud) for name in MANIFESTS for cloud in CLOUDS]
 
-Words = dict[str, Any]
 
-
-def documents(name: str, cloud: Cloud) -> list[Words]:
-    return list(yaml.safe_load_all(manifests.text(name, cloud)))
-
-
-def one(name: str, cloud: Cloud, kind: str) -> Words:
-    (found,) = [each for each in documents(name, cloud) if each["kind"] == kind]
-    return found
-
-
-def pod(name: str, cloud: Cloud) -> Words:
-    """The pod that it makes."""
-    spec: Words = one(name, cloud, "DaemonSet" if name == "agent" else "Job")["spec"]["template"]["spec"]
-    return spec
-
-
-def containers(name: str, cloud: Cloud) -> Iterator[Words]:
-    spec = pod(name, cloud)
-    yield from spec.get("initContainers", [])
-    yield from spec["containers"]
-
-
-def environment(container: Words) -> dict[str, str]:
-    return {each["name"]: each["value"] for each in container.get("env", [])}
-
-
-def container(name: str, cloud: Cloud, called: str) -> Words:
-    (found,) = [each for each in containers(name, cloud) if each["name"] == called]
-    return found
-
-
-def volume(name: str, cloud: Cloud, called: str = "socket") -> Words:
-    (found,) = [each for each in pod(name, cloud)["volumes"] if each["name"] == called]
+def volume(name: str, cloud: Cloud) -> Words:
+    found: Words
+    (found,) = [each for each in pod(name, cloud)["volumes"] if each["name"] == "socket"]
     return found
 
 
@@ -94,7 +64,7 @@ def test_what_a_container_mounts_is_there(name: str, cloud: Cloud) -> None:
 @pytest.mark.parametrize(("name", "cloud"), PRINTED)
 def test_an_agent_has_the_agents_image_and_a_job_has_its_own(name: str, cloud: Cloud) -> None:
     for each in containers(name, cloud):
-        assert (each["image"] == f"{manifests.IMAGE}:{manifests.spotguard.__version__}") is (
+        assert (each["image"] == f"{manifests.IMAGE}:{spotguard.__version__}") is (
             each["name"] in ("agent", "folder")
         )
 
