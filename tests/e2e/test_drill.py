@@ -39,6 +39,10 @@ def test_a_drill_saves_and_training_goes_on_bit_for_bit(trainee: Trainee) -> Non
     outcome = said[-1]["outcome"]
     assert (outcome["drill"], outcome["step"], outcome["ended"]) == (True, 3, "training goes on")
     assert machine.committed() == [(1, 3, 0)]
+    verdict = said[-1]["verdict"]
+    assert (verdict["fits"], verdict["bytes"]) == (True, outcome["bytes"])
+    assert verdict["seconds"] == pytest.approx(outcome["committed"], abs=0.02)
+    assert verdict["slack_seconds"] == pytest.approx(outcome["slack"] - outcome["reserve"], abs=0.05)
 
     running.say("go 2")
     trainee.stepped(running, 5)
@@ -57,7 +61,11 @@ def test_a_drill_saves_and_training_goes_on_bit_for_bit(trainee: Trainee) -> Non
     running.out.until("^preempted 75$")
     assert running.ended() == 75
     assert preempting.ended() == 0
-    assert "COMMITTED" in preempting.out.to_the_end()
+    shown = preempting.out.to_the_end()
+    assert "COMMITTED" in shown
+    assert re.match(
+        r"verdict: [0-9.]+ KiB in 27.0 s needs .*: fits with [0-9.]+ s to spare$", shown.splitlines()[-1]
+    )
     assert machine.committed() == [(1, 3, 0), (1, 5, 1)]
 
     last = trainee.guarded()

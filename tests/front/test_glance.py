@@ -74,6 +74,15 @@ def test_a_run_on_which_all_is_well() -> None:
     ]
 
 
+def test_what_a_save_would_take_is_said_once_one_has_shown_it() -> None:
+    """An older agent says neither."""
+    session = a_session(save_seconds=12.04, rate=7.0 * 2**30)
+    lines = shown(a_body(sessions=[session]), None)
+    assert lines[-1].endswith("in the middle of a step too; 12.0 s at the 7.0 GiB/s of the last ones")
+    for unknown in ({"save_seconds": None, "rate": None}, {}):
+        assert shown(a_body(sessions=[a_session(**unknown)]), None)[-1].endswith("step too")
+
+
 def test_a_blind_source_says_why_since_when_and_what_to_do() -> None:
     """Inside 80 columns, and without one word cut: what is to be typed can be copied from a pipe."""
     body = a_body(sources=[a_source(**HOP_LIMIT)])

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from spotguard.agent import control, values
+from spotguard.doctor import job, rehearsal
 from spotguard.providers.errors import UsageError
 
 from .asking import add_whom, the_one
@@ -13,7 +14,8 @@ from .console import add_json, print_json
 
 DESCRIPTION = """\
 Plays a notice to a running job: it saves its state as it would for the cloud, and goes on training.
-The checkpoint is a real one. With --preempt the job also ends, as after a real notice.
+The checkpoint is a real one. With --preempt the job also ends, as after a real notice. The
+verdict at the end is the doctor's, from what happened: how much fits into such a warning.
 Exit code 0 where everything was committed inside the window, else 1."""
 
 EXAMPLES = """\
@@ -34,13 +36,17 @@ def run(arguments: argparse.Namespace) -> int:
     window = values.seconds("--window", arguments.window)
     if window == 0:
         raise UsageError("--window '0': expected seconds above 0, as in 30")
-    outcome: dict[str, Any] = {}
-    for body in control.drill(the_one(arguments), window=window, preempt=arguments.preempt):
+    path, outcome = the_one(arguments), dict[str, Any]()
+    held = job.nbytes(control.status(path)["sessions"])
+    for body in control.drill(path, window=window, preempt=arguments.preempt):
         outcome = body.get("outcome", outcome)
+        fit = rehearsal.fit_of(outcome, held) if "outcome" in body else None
         if arguments.json:
-            print_json(body, indent=None)
+            print_json(body if fit is None else {**body, "verdict": rehearsal.as_json(fit)}, indent=None)
         else:
             print(_line(body), flush=True)
+            if fit is not None:
+                print(f"verdict: {fit.verdict()}", flush=True)
     return 0 if outcome.get("committed") is not None else 1
 
 

@@ -180,7 +180,8 @@ def _session(session: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """The one training process."""
     yield "training", f"{session['name']} (pid {session['pid']}), step {_step(session)}", ""
     yield "checkpoint", _checkpoint(session), ""
-    yield "saves", (f"{amount(session['bytes'])} " if session["bytes"] else "") + _mode(session), ""
+    size = f"{amount(session['bytes'])} " if session["bytes"] else ""
+    yield "saves", f"{size}{_mode(session)}{_takes(session)}", ""
     if session["saving"] is not None:
         yield "saving", _saving(session), "bold"
 
@@ -274,6 +275,15 @@ def _mode(session: dict[str, Any]) -> str:
         case "callback":
             return f"by a function of its own{because}"
     return f"{session['mode']}{because}"  # a newer hook's word
+
+
+def _takes(session: dict[str, Any]) -> str:
+    """What that would take by what its last saves have shown; "" where they have shown nothing yet, or an older agent
+    does not say."""
+    seconds, rate = session.get("save_seconds"), session.get("rate")
+    if seconds is None or not rate:
+        return ""
+    return f"; {seconds:.1f} s at the {amount(rate)}/s of the last ones"
 
 
 def _short(session: dict[str, Any]) -> str:

@@ -21,6 +21,19 @@ _WEIGHTS = 3
 _ROUNDED = 2 / 3
 
 
+def values(fit: Fit) -> dict[str, Any]:
+    """What decides, for a program: of a visit, and of a drill."""
+    return {
+        "fits": fit.fits,
+        "bytes": fit.nbytes,
+        "rate": _rounded(fit.rate),
+        "seconds": _rounded(fit.seconds),
+        "slack_seconds": _rounded(fit.slack),
+        "most_bytes": fit.most,
+        "enough_seconds": _rounded(fit.enough),
+    }
+
+
 def judge(
     window: Window,
     nbytes: int | None,
@@ -37,15 +50,9 @@ def judge(
     """
     rate = None if measured is None else measured.rate
     fit = Fit(nbytes or 0, rate, window.warning, window.reserve, _COMMITS * put_seconds)
-    facts: dict[str, Any] = {
-        "fits": fit.fits if nbytes is not None else None,
-        "bytes": nbytes,
-        "rate": None if rate is None else round(rate, 1),
-        "seconds": _rounded(fit.seconds) if nbytes is not None else None,
-        "slack_seconds": _rounded(fit.slack) if nbytes is not None else None,
-        "most_bytes": fit.most,
-        "enough_seconds": _rounded(fit.enough) if nbytes is not None else None,
-    }
+    facts = values(fit)
+    if nbytes is None:
+        facts |= dict.fromkeys(("fits", "bytes", "seconds", "slack_seconds", "enough_seconds"))
     if rate is None:
         return fails("verdict", "not known: how fast the store takes bytes was not measured", _ABOVE, **facts)
     if nbytes is None:
@@ -84,5 +91,5 @@ def _ways(fit: Fit, options: Options, cloud: str) -> list[str]:
     return ways or ["a shorter state, or a longer warning"]
 
 
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 2)
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
