@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-
 from spotguard.agent.metrics.table import METRICS
 from spotguard.monitoring import FILES
 

@@ -1,0 +1,53 @@
+"""The queries of the dashboard as Grafana would send them, and a free port for an agent to be scraped at."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import Any
+
+from tests.servers.prometheus import Prometheus
+
+
+@contextmanager
+def free_port() -> Iterator[int]:
+    """One that stays ours: bound and not listening, so that whoever sets SO_REUSEADDR may listen (socket(7))."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((files("spotguard.monitoring") / "dashboard.json").read_text())
+    return found
+
+
+def queries() -> Iterator[tuple[str, bool]]:
+    """Each query of each panel with every variable at "All", and whether it asks for one instant."""
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", ()):
+            yield filled(target["expr"]), bool(target.get("instant"))
+
+
+def filled(expression: str) -> str:
+    text = expression.replace("$__rate_interval", "1m")
+    return re.sub(r"\$(job|instance|run_id)\b", ".*", text)
+
+
+def unanswered(prometheus: Prometheus) -> list[str]:
+    """The queries of the dashboard that give no number now."""
+    return [expression for expression, instant in queries() if not _answered(prometheus, expression, instant)]
+
+
+def _answered(prometheus: Prometheus, expression: str, instant: bool) -> bool:
+    if instant:
+        values = [sample["value"][1] for sample in prometheus.query(expression)]
+    else:
+        values = [value for series in prometheus.query_range(expression) for _, value in series["values"]]
+    return any(math.isfinite(float(value)) for value in values)
