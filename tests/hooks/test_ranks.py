@@ -289,7 +289,7 @@ def test_a_notice_that_another_rank_took_back_is_no_measure_of_the_next_one_of_i
         first.ranks.notice(Preempt("x", 2.0, 0.2, "terminate", "aws"))
         assert NO_STATE in first.heard.outcome()
         # The first may have its answer before this one hears.
-        until(lambda: second.ranks.channel.standing.notices)
+        until(lambda: bool(second.ranks.channel.standing.notices))
         (said,) = second.ranks.channel.standing.notices
         second.ranks.channel.call(Withdrawn(said.id), lambda: PATIENCE)
         until(lambda: not first.ranks.channel.standing.notices)
