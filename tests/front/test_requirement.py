@@ -80,6 +80,13 @@ def test_what_the_machine_could_not_install_is_refused(said: str, why: str) -> N
     assert repr(said) in str(caught.value)
 
 
+def test_where_metrics_are_asked_for_it_has_what_they_need() -> None:
+    """Else the unit would be refused on every machine, where nobody reads it."""
+    assert requirement.package(None, "", "s3://b", "0.2.0", metrics=True) == "spotguard[s3,metrics]==0.2.0"
+    assert requirement.package("spotguard[all]", "", "s3://b", metrics=True) == "spotguard[all]"
+    assert requirement.package(URL, "", "file:///x", metrics=True) == f"spotguard[metrics] @ {URL}"
+
+
 def test_other_packages_are_requirements_too() -> None:
     said = [
         " torch>=2.6",

@@ -107,7 +107,9 @@ def make(cloud: Cloud, flags: Mapping[str, str], command: Sequence[str], wish: W
         cloud=cloud,
         packages="\n".join(
             [
-                requirement.package(wish.package, index, flags["store"]),
+                requirement.package(
+                    wish.package, index, flags["store"], metrics=options.metrics_port is not None
+                ),
                 *requirement.others(list(wish.others)),
             ]
         ),

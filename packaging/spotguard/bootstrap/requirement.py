@@ -1,4 +1,4 @@
-"""What pip is given on the machine: this version or what was said, with the extra that has the store's SDK.
+"""What pip is given on the machine: this version or what was said, with the extras for the store's SDK and for metrics.
 
 pip's own forms (its "Requirement Specifiers", PEP 508): `spotguard[s3]==1.0` of an index, `spotguard[s3] @ URL`, `/path[s3]`.
 """
@@ -6,6 +6,7 @@ pip's own forms (its "Requirement Specifiers", PEP 508): `spotguard[s3]==1.0` of
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from urllib.parse import unquote, urlsplit
 
 import spotguard
@@ -24,38 +25,42 @@ _PATH_WITH_EXTRAS = re.compile(r"(?P<path>/.*?)(?:\[(?P<extras>[\w\s,.-]*)\])?")
 _WHEEL = re.compile(r"spotguard-[^-/]+(?:-[0-9][^-/]*)?-[^-/]+-[^-/]+-[^-/]+\.whl", re.IGNORECASE)
 
 
-def package(said: str | None, index: str, store: str, version: str = spotguard.__version__) -> str:
+def package(
+    said: str | None, index: str, store: str, version: str = spotguard.__version__, *, metrics: bool = False
+) -> str:
     """Spotguard itself.
 
     Args:
+        metrics: with what `--metrics-port` needs.
         version: ours.
 
     Raises:
         UsageError: it cannot be found on the machine, or is no requirement.
     """
     extra = EXTRAS.get(urlsplit(store).scheme, "")
+    needed = [name for name in (extra, "metrics" if metrics else "") if name]
     if said is None:
         if ".dev" in version and not index:
             raise UsageError(
                 f"--package is missing: this is {version}, a development version, which is in no index: say where "
                 f"the machine finds a wheel of it, as in --package {_EXAMPLE}, or --index with an index of your own"
             )
-        return f"spotguard{_extras(None, extra)}=={version}"
+        return f"spotguard{_extras(None, needed)}=={version}"
     text = said.strip()
     if text.startswith("/"):
         found = _PATH_WITH_EXTRAS.fullmatch(text)
         assert found is not None
         _check_wheel(said, found["path"])
-        return f"{found['path']}{_extras(found['extras'], extra)}"
+        return f"{found['path']}{_extras(found['extras'], needed)}"
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", text):
-        return f"spotguard{_extras(None, extra)} @ {_url(said, text)}"
+        return f"spotguard{_extras(None, needed)} @ {_url(said, text)}"
     named = _named("--package", said)
     if re.sub(r"[-_.]+", "-", named["name"].lower()) != "spotguard":
         raise UsageError(f"--package {said!r}: expected spotguard itself; --with names other packages")
     rest = (named["rest"] or "").strip()
     if rest.startswith("@"):
         rest = f" @ {_url(said, rest[1:].strip())}"
-    return f"{named['name']}{_extras(named['extras'], extra)}{rest}"
+    return f"{named['name']}{_extras(named['extras'], needed)}{rest}"
 
 
 def others(said: list[str]) -> list[str]:
@@ -111,9 +116,9 @@ def _check_wheel(said: str, path: str) -> None:
         )
 
 
-def _extras(said: str | None, wanted: str) -> str:
+def _extras(said: str | None, needed: Sequence[str]) -> str:
     """`[…]` with what was said and what is needed, once."""
     names = [name for name in re.split(r"[\s,]+", said or "") if name]
-    if wanted and not {wanted, "all"} & {name.lower() for name in names}:
-        names.append(wanted)
+    there = {name.lower() for name in names}
+    names += [name for name in needed if not {name, "all"} & there]
     return f"[{','.join(names)}]" if names else ""
