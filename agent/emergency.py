@@ -40,6 +40,9 @@ __all__ = ["Machine", "Policy"]
 
 #: A second SIGTERM or a SIGINT ends the command at once: so many seconds later it is killed.
 FORCE_GRACE = 5.0
+#: SIGTERMs of so many seconds are one: at a preemption and at a time limit Slurm sends it twice in a row (slurmd's
+#: `_rpc_timelimit`, and `_rpc_terminate_job` behind it: seen), and nobody who means haste is that fast.
+ONE_TERM = 2.0
 #: The kernel tells of the command's end before the last words of its sessions are read from their sockets.
 LINGER = 0.5
 
@@ -58,6 +61,8 @@ class Machine(Serving):
         super().__init__(policy)
         self.restarts = 0
         self._force_at: float | None = None
+        #: Until then a SIGTERM is still the first one.
+        self._first_term_until = 0.0
         self._on: dict[type[Any], Callable[[Any], None]] = {
             NoticeSeen: lambda e: self._seen(e.notice),
             NoticeGone: lambda e: self._gone(e.id),
@@ -140,10 +145,13 @@ class Machine(Serving):
                 self._finish(128 + signum)
         elif signum in PASSED_ON:
             self._do(SignalGroup(signum))
+        elif signum == signal.SIGTERM and self._now < self._first_term_until:
+            self._log("SIGTERM was sent again within a moment: it is taken for one", logging.DEBUG)
         elif signum == signal.SIGINT or self._terms:
             self._stop(signum)
         elif signum == signal.SIGTERM:
             self._terms += 1
+            self._first_term_until = self._now + ONE_TERM
             self._noticed(self._sigterm())
 
     def _stop(self, signum: int) -> None:

@@ -443,6 +443,7 @@ def test_the_end_waits_for_it_until_the_reserve_and_not_when_somebody_wants_the_
     story = Story()
     story.opens()
     story.signal(signal.SIGTERM)
+    story.until(2)
     story.signal(signal.SIGTERM)
     story.ends(-15)
     assert [finish.until for finish in story.all(Finish)] == [0.0]

@@ -58,6 +58,29 @@ def test_a_second_sigterm_ends_at_once() -> None:
     assert [outcome.ended for outcome in story.outcomes] == ["ended at once by SIGTERM, then killed"]
 
 
+def test_a_sigterm_that_is_said_twice_in_a_row_is_one() -> None:
+    """Slurm does so at a preemption and at a time limit: the save has its window, and a later one still means haste."""
+    story = Story(window=90.0)
+    session = story.opens()
+    story.signal(TERM)
+    story.until(0.1)
+    story.signal(TERM)
+    assert only(story.signals) == []
+    assert len(story.sent(Preempt)) == 1
+    story.until(30)
+    story.commits(session)
+    story.ends(75)
+    assert [outcome.ended for outcome in story.outcomes] == ["left when told"]
+    hasty = Story()
+    hasty.opens()
+    for after in (0, 0.1, 1.9):
+        hasty.until(after)
+        hasty.signal(TERM)
+    assert only(hasty.signals) == []
+    hasty.signal(INT)
+    assert only(hasty.signals) == [INT], "Ctrl-C never waits"
+
+
 def test_ctrl_c_while_it_leaves_is_not_followed_by_term() -> None:
     """The command has got what the person pressed; five seconds later it is killed."""
     story = Story()

@@ -10,7 +10,7 @@ import pytest
 
 from spotguard.providers.simulator.aws import AwsSimulator
 from tests.e2e.harness import Machine
-from tests.e2e.processes import Running
+from tests.e2e.processes import Running, eventually
 
 pytestmark = pytest.mark.wholepath
 
@@ -103,6 +103,7 @@ def test_a_second_sigterm_ends_at_once(machine: Machine) -> None:
     running = obeying(machine, "--signal none --window 600", "TERM=4")
     running.send(signal.SIGTERM)
     running.err.until("notice from SIGTERM")
+    eventually(lambda: machine.status()["notice"]["seconds_left"] < 598, "two at once are one")
     running.send(signal.SIGTERM)
     running.out.until("^TERM$")
     assert running.ended() == 75

@@ -224,9 +224,9 @@ class Run:
             raise
 
     def end(self) -> None:
-        for _ in range(2):  # the second SIGTERM ends it at once
+        for signum in (signal.SIGTERM, signal.SIGINT):  # the second one ends it at once
             if self.process.poll() is None:
-                self.process.send_signal(signal.SIGTERM)
+                self.process.send_signal(signum)
         self.process.communicate(timeout=TIMEOUT)
         self.report.close()
 
