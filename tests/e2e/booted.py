@@ -27,6 +27,7 @@ from tests.e2e.harness import Machine
 from tests.e2e.island import Island
 from tests.e2e.machines import METADATA, SERVICES, Cloud
 from tests.e2e.processes import TIMEOUT, eventually
+from tests.servers.faults import FaultProxy
 
 ROOT = Path(__file__).parents[2]
 IMAGE = ROOT / ".servers/boot"
@@ -36,6 +37,8 @@ _OF_THE_IMAGE = (
 )  # fmt: skip
 #: systemd(1), SIGRTMIN+4: power off, as the button of a virtual machine asks for it.
 _POWER_BUTTON = signal.SIGRTMIN + 4
+#: Where a machine has a store that is no folder, on port 80.
+STORE = "10.0.0.80"
 #: Seconds: a boot with an installation in it, on a machine that does other things.
 BOOT = 180.0
 
@@ -67,15 +70,24 @@ class Booted:
     """A machine that was created with this user-data. A context manager: it is gone at the end."""
 
     def __init__(
-        self, folder: Path, name: str, cloud: Cloud, user_data: str, *, files: Path, store: Path
+        self,
+        folder: Path,
+        name: str,
+        cloud: Cloud,
+        user_data: str,
+        *,
+        files: Path,
+        store: Path,
+        upstream: str = "",
     ) -> None:
         """
         Args:
             files: what the image has in /srv.
             store: what all machines see in /mnt/store.
+            upstream: the endpoint of a server, which all machines have at STORE.
         """
         self.name, self._folder = name, folder / name
-        self._user_data, self._files, self._store = user_data, files, store
+        self._user_data, self._files, self._store, self._upstream = user_data, files, store, upstream
         self.service = SERVICES[cloud]()
         self._held = ExitStack()
         self._nspawn: subprocess.Popen[bytes] | None = None
@@ -93,10 +105,12 @@ class Booted:
             self._furnish()
             harness = Machine(self._folder)
             held.callback(harness.close)
-            island = Island(harness, "aws", METADATA)
+            island = Island(harness, "aws", METADATA, *([STORE] if self._upstream else []))
             self._network = f"/proc/{island.pid}/ns/net"
             self.service.adopt(island.listening[METADATA])
             held.enter_context(self.service)
+            if self._upstream:
+                held.enter_context(FaultProxy(self._upstream, at=island.listening[STORE]))
             held.callback(self.cut_power)
             self._held = held.pop_all()
         return self
@@ -148,6 +162,11 @@ class Booted:
         """And wait until the machine is off."""
         assert self._nspawn is not None
         os.kill(self.init, _POWER_BUTTON)
+        self.until_off()
+
+    def until_off(self) -> None:
+        """It switches itself off."""
+        assert self._nspawn is not None
         self._nspawn.wait(BOOT)
         self._nspawn = None
 

@@ -5,15 +5,17 @@ Each test boots one machine or two, so these are the soak's: `scripts/boot-image
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.booted import IMAGE, Booted, lay_out_index, require_image
+from tests.e2e.booted import IMAGE, STORE, Booted, lay_out_index, require_image
 from tests.e2e.harness import in_order
 from tests.e2e.machines import Cloud
+from tests.servers.swift import SECRET_KEY, USER, Swift
 from tests.wheel import build_wheel
 
 pytest.importorskip("torch")
@@ -31,6 +33,10 @@ for step in guard.steps(1_000_000):
     pause.wait(0.02)
     if step % 50 == 49: print("fifty more steps")
 """
+
+
+#: sudo's secure_path, as Debian has it.
+SUDOS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @pytest.fixture(scope="module")
@@ -55,23 +61,23 @@ def store(tmp_path: Path) -> Path:
     return folder
 
 
-def user_data(cloud: str, *words: str) -> str:
+def user_data(cloud: str, *words: str, script: str = "train.py") -> str:
+    ours = [sys.executable, "-m", "spotguard", "bootstrap", cloud]
     index = ["--package", "spotguard", "--index", "file:///srv/index"]
     job = ["--store", "file:///mnt/store", "--run-id", "gpt", "--directory", "/srv", "--every", "off"]
-    command = [
-        sys.executable,
-        "-m",
-        "spotguard",
-        "bootstrap",
-        cloud,
-        *index,
-        *job,
-        *words,
-        "--",
-        "python",
-        "train.py",
-    ]
+    command = [*ours, *index, *job, *words, "--", "python", script]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def on_the_machine(files: Path) -> str:
+    """Where its image has spotguard's wheel."""
+    (wheel,) = (files / "index/spotguard").glob("*.whl")
+    return f"/srv/index/spotguard/{wheel.name}"
+
+
+def bootcmd(*lines: str) -> str:
+    """What the page adds to user-data: cloud-init runs it at every boot, before anything of ours."""
+    return "bootcmd:\n" + "".join(f"  - {line}\n" for line in lines)
 
 
 def committed(store: Path) -> list[int]:
@@ -81,7 +87,9 @@ def committed(store: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("cloud", "words"), [("aws", []), ("gcp", []), ("gcp", ["--startup-script"]), ("azure", [])], ids=str
+    ("cloud", "words"),
+    [("aws", ["--then", "poweroff"]), ("gcp", []), ("gcp", ["--startup-script"]), ("azure", [])],
+    ids=str,
 )
 def test_a_machine_is_preempted_and_the_next_one_of_the_template_goes_on(
     cloud: Cloud, words: list[str], files: Path, store: Path, tmp_path: Path
@@ -92,11 +100,13 @@ def test_a_machine_is_preempted_and_the_next_one_of_the_template_goes_on(
         first.boot()
         first.until("fifty more steps")
         assert "watches for this run" in first.journal()
-        if not words:
+        if "--startup-script" not in words:
             assert "Valid" in first.run("cloud-init", "schema", "--system")
         first.service.preempt()
         first.until("COMMITTED after")
         first.until("exit code 75")
+        first.until("Scheduled restart job")
+        assert "is over" not in first.journal(), "75 is no end"
         first.cut_power()
     (step,) = committed(store)
     assert step >= 50
@@ -123,6 +133,54 @@ def test_the_power_button_is_a_notice_and_the_next_boot_finds_everything_set_up(
         machine.until(f"training stands at step {step} ")
         assert machine.log().count("run gpt is set up already") == 1
         assert machine.log().count("installing spotguard") == 1
+        assert "no torch is here" not in machine.log()
+        assert "run gpt (pid " in machine.run("env", f"PATH={SUDOS}", "spotguard", "status")
+
+
+def test_the_store_may_be_s3_and_what_the_job_must_know_a_file_of_the_machine(
+    files: Path, store: Path, swift: Swift, tmp_path: Path
+) -> None:
+    """Keys that user-data must not hold: cloud-init fetches them at each boot, and pip, `--prepare` and the job have them."""
+    url = f"{swift.fresh()}/prefix?endpoint=http://{STORE}&region=us-east-1"
+    words = ["--package", on_the_machine(files), "--store", url]
+    words += [
+        "--prepare",
+        'test -n "$AWS_SECRET_ACCESS_KEY" && echo "$(id -un) $AWS_ACCESS_KEY_ID" >~/prepared',
+    ]
+    keys = f"printf 'AWS_ACCESS_KEY_ID={USER}\\nAWS_SECRET_ACCESS_KEY={SECRET_KEY}\\n'"
+    secrets = "/etc/spotguard/runs/gpt.env"
+    printed = user_data("aws", *words) + bootcmd("mkdir -p /etc/spotguard/runs", f"{keys} >{secrets}")
+    with Booted(
+        tmp_path, "first", "aws", printed, files=files, store=store, upstream=swift.endpoint
+    ) as first:
+        first.boot()
+        first.until("fifty more steps")
+        assert first.run("stat", "--format=%a %U", secrets) == "600 root\n"
+        assert first.run("cat", "/home/train/prepared") == f"train {USER}\n"
+        first.service.preempt()
+        first.until("COMMITTED after")
+        (step,) = re.findall(r"step (\d+), .* COMMITTED after", first.journal())
+        first.cut_power()
+    with Booted(
+        tmp_path, "second", "aws", printed, files=files, store=store, upstream=swift.endpoint
+    ) as second:
+        second.boot()
+        second.until(f"training stands at step {step} ")
+        second.until("fifty more steps")
+    assert committed(store) == []
+
+
+def test_a_machine_is_switched_off_when_its_job_is_over(files: Path, store: Path, tmp_path: Path) -> None:
+    """A minute later, by what `--then` says."""
+    printed = user_data(
+        "aws", "--then", "echo $SPOTGUARD_ENDED >/mnt/store/ended; poweroff", script="/dev/null"
+    )
+    with Booted(tmp_path, "machine", "aws", printed, files=files, store=store) as machine:
+        machine.boot()
+        machine.until("spotguard: run gpt is over (0)")
+        assert not (store / "ended").exists()
+        machine.until_off()
+    assert (store / "ended").read_text() == "0\n"
 
 
 def test_an_agent_that_hangs_is_started_again_and_the_run_comes_back_to_it(

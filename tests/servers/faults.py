@@ -33,9 +33,16 @@ class FaultProxy:
         upstream: the store's endpoint, of plain HTTP.
         seed: decides which requests a fault with a share below 1 hits.
         tls: the server's side, for https to the client.
+        at: a socket that listens already, wherever that is, to serve on first; it is ours from now on.
     """
 
-    def __init__(self, upstream: str, seed: int = 0, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        upstream: str,
+        seed: int = 0,
+        tls: ssl.SSLContext | None = None,
+        at: socket.socket | None = None,
+    ) -> None:
         parts = urlsplit(upstream)
         assert parts.scheme == "http", upstream
         assert parts.hostname is not None
@@ -50,6 +57,7 @@ class FaultProxy:
         # Held without listening: while the proxy is gone, the port refuses, and nobody else gets it.
         self._holder = _bound(0)
         self._listener: socket.socket | None = None
+        self._at = at
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._holder.getsockname()[1]}"
 
     def inject(self, fault: Fault) -> None:
@@ -81,7 +89,7 @@ class FaultProxy:
 
     def come_back(self) -> None:
         """Listen again, on the same port."""
-        listener = _bound(self._holder.getsockname()[1])
+        listener, self._at = self._at or _bound(self._holder.getsockname()[1]), None
         listener.listen(128)
         with self._change:
             assert self._listener is None, "it is there"
