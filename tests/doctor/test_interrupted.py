@@ -37,9 +37,13 @@ def test_interrupted_while_it_measures_it_leaves_nothing(
         )
     )
     words = [sys.executable, "-m", "spotguard", "doctor", "--provider", "none", "--store", url]
-    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True) as running:
+    quiet, heard = subprocess.DEVNULL, subprocess.PIPE
+    with subprocess.Popen(words, cwd=tmp_path, stdout=quiet, stderr=heard, start_new_session=True) as running:
         assert proxy.wait_for_stalled(3)
         os.kill(running.pid, number)
+        assert running.stderr is not None
+        assert running.stderr.readline() == b"spotguard: removing what was put into the store\n"
+        os.kill(running.pid, number)  # nobody waits with one finger
         proxy.go_on()
         assert running.wait(60) in (code, -number)
     assert list(open_store(f"{url}?endpoint={plain}").list("")) == []

@@ -168,6 +168,7 @@ def test_a_store_that_stands_still_fails_in_time(monkeypatch: pytest.MonkeyPatch
     store = WatchedStore()
     store.hold(lambda key: True)
     found = tried(store)
+    assert list(found) == ["put"], "whatever it is asked next would take as long"
     assert (found["put"].state, found["put"].found) == ("fails", "no answer in 0.2 s")
     assert "firewall" in found["put"].advice
     store.let_go()
@@ -273,3 +274,12 @@ def test_what_lands_while_it_is_interrupted_is_removed_too() -> None:
         Aside(lambda: litter.over.wait(20) and store.let_go(), "let go")  # type: ignore[func-returns-value]
         raise KeyboardInterrupt
     assert store.objects == {}
+
+
+def test_what_stays_when_it_is_interrupted_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    store = FakeStore()
+    store.faults = [Fault(0, ("delete",), error=lambda: DeniedError("no"))]
+    with suppress(KeyboardInterrupt), Litter(store, CLOCK) as litter:
+        store.put(litter.note("run-7/probes/one"), memoryview(b"x"))
+        raise KeyboardInterrupt
+    assert "stays in fake:///store: delete run-7/probes there" in caplog.text

@@ -37,6 +37,7 @@ examples:
   spotguard doctor --window 120 --json"""
 
 PACE = Pace()
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,16 +78,21 @@ def _options(arguments: argparse.Namespace, command: Sequence[str]) -> tuple[con
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """A SIGTERM (`timeout 30 spotguard doctor`) leaves as little in the store as Ctrl-C does."""
+    """Ctrl-C and SIGTERM (`timeout 30 spotguard doctor`) end the visit, and what was put is removed then. That takes some
+    seconds, in which a second one would leave it there: it is not heard."""
 
     def leave(signum: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + signum)
+        for each in _ENDING:
+            signal.signal(each, signal.SIG_IGN)
+        os.write(2, b"spotguard: removing what was put into the store\n")  # not print: it may be in one
+        raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = [(each, signal.signal(each, leave)) for each in _ENDING]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before:
+            signal.signal(each, handler)
 
 
 def _show(out: Console, finding: Finding) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from contextlib import suppress
@@ -13,6 +14,8 @@ from spotguard.providers.errors import StoreError
 from spotguard.providers.stores.store import BlobStore
 
 from .asides import Aside, within
+
+log = logging.getLogger(__name__)
 
 #: Seconds for removing all of it, and for those who still put to hear that it is over.
 _CLEARING, _RETURNING = 10.0, 5.0
@@ -69,6 +72,13 @@ class Litter:
                 )
             except (StoreError, TimeoutError) as error:
                 self.left, self.why = tuple(keys), str(error)
+                if raised[0] is not None:  # nobody will ask
+                    log.warning(
+                        "what the doctor has put stays in %s: delete %s/probes there by hand (%s)",
+                        self._store.url,
+                        keys[0].partition("/")[0],
+                        error,
+                    )
         for folder in self._made:
             with suppress(OSError):  # not made after all, or somebody has put something there meanwhile
                 os.rmdir(folder)

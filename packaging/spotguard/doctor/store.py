@@ -6,6 +6,7 @@ It is `register`'s own probe (`hooks.checkpoints.probe`), which goes on here whe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from spotguard.hooks.checkpoints.probe import Probe, right_to
@@ -15,7 +16,7 @@ from spotguard.providers.stores.store import BlobStore
 from spotguard.providers.stores.transport import Heard, overhearing
 
 from .asides import Aside, within
-from .findings import Check, Finding, fails, ok, parted, warning
+from .findings import Check, Finding, State, fails, ok, parted, warning
 from .litter import Litter
 
 #: Seconds for one request: what answers does so in a tenth of one, and what stands still is found by then.
@@ -63,42 +64,51 @@ def reach(store: BlobStore, clock: Clock, heard: Heard) -> Finding:
 
 
 def rights(store: BlobStore, run_id: str, litter: Litter, clock: Clock) -> Rights:
-    """Try each right on an object that no other probe has."""
+    """Try each right on an object that no other probe has. A store that stands still is asked nothing more."""
     found = Rights()
     probe = Probe(store, run_id, STEP)
     litter.note(probe.key)
 
-    def tried(check: Check, verb: str, what: Callable[[], object]) -> bool:
-        finding = _tried(store, check, verb, what, litter, clock)
+    def tried(check: Check, verb: str, what: Callable[[], object]) -> Finding:
+        aside = Aside(what, check)
+        litter.putting(aside)
+        name = right_to(store.url, verb)
+        if not aside.ended(clock, clock.monotonic() + STEP):
+            found.findings.append(fails(check, f"no answer in {STEP:g} s", _NETWORK, right=name))
+            raise _StandsStill
+        finding = _judged(check, name, aside)
         found.findings.append(finding)
-        return finding.state == "ok"
+        return finding
 
-    began = clock.monotonic()
-    found.puts = tried("put", "write", probe.write)
-    found.put_seconds = clock.monotonic() - began
-    if found.puts:
-        found.findings.append(_created(store, probe, litter, clock))
-        tried("get", "read", probe.read)
-    else:
-        # Not refused by what was put: the rights to read what is not there, to list nothing, to delete nothing.
-        tried("get", "read", probe.miss)
-    tried("list", "list", lambda: _listed(probe, found.puts))
-    found.removes = tried("delete", "delete", lambda: probe.remove(STEP))
-    if found.removes:
-        litter.removed(probe.key)
+    with suppress(_StandsStill):
+        began = clock.monotonic()
+        puts = tried("put", "write", probe.write).state is State.OK
+        found.put_seconds = clock.monotonic() - began
+        if puts:
+            _create(tried, probe, found)
+            tried("get", "read", probe.read)
+        else:
+            # What was not put may all the same be read (and not found), listed (nothing) and deleted (no error).
+            tried("get", "read", probe.miss)
+        tried("list", "list", lambda: _listed(probe, puts))
+        if tried("delete", "delete", lambda: probe.remove(STEP)).state is State.OK:
+            litter.removed(probe.key)
+            found.removes = True
+        found.puts = puts
     return found
 
 
-def _tried(
-    store: BlobStore, check: Check, verb: str, what: Callable[[], object], litter: Litter, clock: Clock
-) -> Finding:
-    name = right_to(store.url, verb)
-    aside = Aside(what, check)
-    litter.putting(aside)
-    if not aside.ended(clock, clock.monotonic() + STEP):
-        return fails(check, f"no answer in {STEP:g} s", _NETWORK, right=name)
+class _StandsStill(Exception):
+    """It did not answer: whatever it is asked next would take as long."""
+
+
+def _judged(check: Check, name: str, asked: Aside[object]) -> Finding:
+    """
+    Args:
+        name: the cloud's own, of the right.
+    """
     try:
-        aside.value()
+        asked.value()
     except StoreError as error:
         met, advice = parted(error)
         missing = f"allow {name}" if name and isinstance(error, DeniedError) else ""
@@ -106,19 +116,20 @@ def _tried(
     return ok(check, name or "allowed", right=name)
 
 
+def _create(
+    tried: Callable[[Check, str, Callable[[], object]], Finding], probe: Probe, found: Rights
+) -> None:
+    """The conditional put: by it two starts of a run get different numbers."""
+    refused: list[bool] = []
+    asked = tried("create", "write", lambda: refused.append(probe.create()))
+    if refused == [False]:
+        words = "a put on condition that nothing is there replaces what is there"
+        found.findings[-1] = warning("create", words, _START_ONE, right=asked.facts["right"])
+
+
 def _listed(probe: Probe, written: bool) -> None:
     probe.find(written=written)
     probe.miss()  # S3 says of what is not there that it may not be read, to who may not list
-
-
-def _created(store: BlobStore, probe: Probe, litter: Litter, clock: Clock) -> Finding:
-    """The conditional put: by it two starts of a run get different numbers."""
-    refused: list[bool] = []
-    tried = _tried(store, "create", "write", lambda: refused.append(probe.create()), litter, clock)
-    if refused == [False]:
-        words = "a put on condition that nothing is there replaces what is there"
-        return warning("create", words, _START_ONE, right=tried.facts["right"])
-    return tried
 
 
 def remains(litter: Litter) -> Iterator[Finding]:
