@@ -171,6 +171,7 @@ def test_a_secret_is_not_repeated_whatever_else_is_wrong(capsys: pytest.CaptureF
         "gcloud secrets versions access latest --secret=gpt-token >~/x",
         "aws secretsmanager get-secret-value --secret-id gpt",
         "HF_TOKEN=$(cat /run/hf) wandb login $KEY && wandb offline",
+        '[ "$HF_TOKEN" = none ] || [ "$API_KEY" = x ] || docker run -e HF_TOKEN image',
         "tool --password-stdin --api-key-file=k --private-key /etc/keys/x",
         "MAX_TOKEN=4096 EOS_TOKEN='</s>' python -c \"token=os.environ['HF_TOKEN']\"",
         "python hf_training_script_for_llama.py --max_tokens=5 --use-auth-token true --pad-token [PAD]",

@@ -53,7 +53,7 @@ _SHAPES = tuple(
 
 #: A name and what it is given. The value is only looked at, so that the next name may begin in it.
 _GIVEN = re.compile(
-    r"""(?<![\w-])(?P<dashes>-{0,2})(?P<name>[A-Za-z_][\w.-]*)(?P<quote>["']?)(?P<between>\s*=\s*|\s*:\s*|\s+)"""
+    r"""(?<![\w${-])(?P<dashes>-{0,2})(?P<name>[A-Za-z_][\w.-]*)(?P<quote>["']?)(?P<between>\s*=\s*|\s*:\s*|\s+)"""
     r"""(?=["']?(?P<value>[^\s"';]+))"""
 )
 #: What a name ends in. One that goes on after it (`--token-type`, `--api-key-file`) is another's.
