@@ -15,8 +15,8 @@ from pathlib import Path
 
 TIMEOUT = 120.0  # seconds: the net under a command that hangs
 
-#: The port that the pages use. Somebody may have it here, so another one is typed in its place.
-PORT = "1338"
+#: The ports that the pages use. Somebody may have them here, so others are typed in their place.
+PORTS = ("1338", "9464")
 
 
 class Terminal:
@@ -24,7 +24,7 @@ class Terminal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._port = _free_port()
+        self._ports = {port: _free_port() for port in PORTS}
         self._status = 0
         self._trainees = 0
         self._beside: list[subprocess.Popen[str]] = []
@@ -39,7 +39,7 @@ class Terminal:
         }.items():
             (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
             (programs / name).chmod(0o755)
-        runtime = Path(os.environ["XDG_RUNTIME_DIR"], f"docs-{os.getpid()}-{self._port}")
+        runtime = Path(os.environ["XDG_RUNTIME_DIR"], f"docs-{os.getpid()}-{self._ports[PORTS[0]]}")
         runtime.mkdir(mode=0o700)
         self.env = {
             **os.environ,
@@ -105,7 +105,7 @@ class Terminal:
 
     def _start(self, command: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            ["bash", "-c", command.replace(PORT, self._port)],
+            ["bash", "-c", self._elsewhere(command)],
             cwd=self.folder,
             env=self.env,
             stdin=subprocess.DEVNULL,
@@ -114,6 +114,9 @@ class Terminal:
             text=True,
             start_new_session=True,
         )
+
+    def _elsewhere(self, command: str) -> str:
+        return re.sub("|".join(self._ports), lambda found: self._ports[found[0]], command)
 
     def _said_by(self, command: str) -> str:
         with self._start(command) as running:
