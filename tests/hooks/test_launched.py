@@ -47,5 +47,6 @@ def test_a_record_keeps_it_and_one_without_it_is_read_too() -> None:
         None,
     ]
     assert json.loads(store.objects[attempt_key("run", second)])["attempt"]["info"]["launchers"]
+    odd: object
     for odd in (3, [4], [{}], {"name": "slurm"}):
         in_words({"launchers": odd})

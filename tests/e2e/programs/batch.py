@@ -1,0 +1,54 @@
+"""A training script as a batch job runs it, for one process: `batch.py STEPS LIMIT`. Nobody types: no step is begun beyond the
+number in the file LIMIT.
+
+Said on stdout: `restored STEP`, `step STEP LOSS` with every bit of it, `done`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import spotguard
+
+# `torch.optim` imports the compiler only to say "not here": half of what a start of this script costs.
+stand_in: Any = types.ModuleType("torch._dynamo")
+stand_in.disable, stand_in.graph_break = lambda function, *_, **__: function, lambda: None
+torch._dynamo = sys.modules["torch._dynamo"] = stand_in
+
+
+def tell(line: str) -> None:
+    os.write(1, f"{line}\n".encode())
+
+
+def train(steps: int, limit: Path) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(8, 50), nn.Dropout(0.2), nn.GELU(), nn.Linear(50, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    guard = spotguard.register(model=model, optimizer=optimizer)
+    done = guard.restore()
+    tell(f"restored {done}")
+    pause = threading.Event()
+    for step in range(done, steps):
+        while step >= int(limit.read_text() or 0):
+            pause.wait(0.05)
+        x = torch.randn(24, 8)
+        loss = (model(x) - x.sum(1, keepdim=True).sin()).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        guard.step()
+        tell(f"step {step + 1} {loss.item().hex()}")
+    tell("done")
+
+
+if __name__ == "__main__":
+    train(int(sys.argv[1]), Path(sys.argv[2]))
