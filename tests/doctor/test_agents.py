@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from spotguard.doctor import agents
-from spotguard.doctor.findings import Finding
+from spotguard.doctor.findings import Finding, fails, ok
 from tests.fakes.patient import options
 from tests.front.test_glance import HOP_LIMIT, a_body, a_session, a_source
 
@@ -129,3 +129,17 @@ def test_a_folder_of_somebody_elses_sockets_fails(short: Path) -> None:
     )
     assert [each.state for each in found.findings] == ["fails"]
     assert "XDG_RUNTIME_DIR" in found.findings[0].advice
+
+
+def test_what_the_service_sees_for_a_run_is_no_failure_of_this_look() -> None:
+    """A pod's network is not its node's. What stands now, and what is seen from here, is said as it was."""
+    blind = fails("notices", "BLIND (unreachable): aws: PUT: no route", "look", sight="blind")
+    said = agents.instead(blind)
+    assert (said.state, said.advice) == ("ok", "")
+    assert said.found == f"seen by the machine's service, which runs here ask; from here {blind.found}"
+    for other in (
+        ok("notices", "seeing", sight="seeing"),
+        fails("notices", "a notice stands NOW"),
+        fails("window", ""),
+    ):
+        assert agents.instead(other) is other

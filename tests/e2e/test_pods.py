@@ -6,6 +6,7 @@ The job saves by itself (`spotguard.on_notice`), which needs no torch: what is t
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Iterator
@@ -205,6 +206,27 @@ def test_what_the_kubelet_asks_the_agent_is_answered(node: Node, aws: AwsSimulat
     agent.running.send(signal.SIGSTOP)
     assert asked() != 0
     agent.running.send(signal.SIGCONT)
+
+
+def test_the_doctor_of_a_pod_knows_that_the_node_sees(node: Node, aws: AwsSimulator) -> None:
+    """And that nobody does where there is no agent."""
+
+    def notices(sockets: Path) -> tuple[str, str]:
+        words = [*SPOTGUARD, "doctor", "--json", "--provider", "aws", "--store", "file:///run/store"]
+        doctor = node.pod().container(rights("job", "train"), words, {f"{SOCKETS}:ro": sockets})
+        doctor.ended()
+        checks = json.loads(doctor.out.to_the_end())["checks"]
+        (found,) = [each for each in checks if each["check"] == "notices"]
+        return found["state"], found["found"]
+
+    state, found = notices(node.empty_folder())
+    assert state == "fails"
+    assert found.startswith("BLIND (unreachable): aws spot/instance-action")
+    Agent(node, aws)
+    assert notices(node.sockets) == (
+        "ok",
+        f"seen by the machine's service, which runs here ask; from here {found}",
+    )
 
 
 # --- without one ---

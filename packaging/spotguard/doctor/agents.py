@@ -5,7 +5,7 @@ from __future__ import annotations
 import grp
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from spotguard.agent.config import Options
 from spotguard.agent.sockets import SERVICE_SOCKET
 
 from .cloud import PASSES
-from .findings import Finding, fails, ok, warning
+from .findings import Finding, State, fails, ok, warning
 
 _RESTART_SERVICE = "systemctl status spotguard-agent, and start it again; meanwhile each run looks for itself"
 _RESTART_RUN = (
@@ -28,6 +28,8 @@ class Agents:
     findings: tuple[Finding, ...]
     #: Every training process that is registered here, as `status --json` shows it; each once.
     sessions: tuple[Mapping[str, Any], ...]
+    #: The machine's service sees, and a run with these options lets it look.
+    sees: bool = False
 
 
 def ask(
@@ -41,17 +43,35 @@ def ask(
     findings: list[Finding] = []
     try:
         paths = _meant(options, env, uid, run_id, service)
-        bodies = [body for path in paths if (body := _status(path, service)) is not None]
+        asked = {path: body for path in paths if (body := _status(path, service)) is not None}
     except control.AgentError as error:
         found, _, advice = str(error).rpartition(": ")
         return Agents((fails("agent", found, advice),), ())
+    bodies = list(asked.values())
     findings += [each for body in bodies for each in of(body)]
     findings += _shut_out(service)
     if not findings:
         findings.append(
             ok("agent", "none runs here yet; `spotguard run` brings its own", "start the job: spotguard run")
         )
-    return Agents(tuple(findings), _sessions(bodies, run_id))
+    relayed = options.provider != "none" and not options.metadata_endpoint  # as `agent.entry` decides
+    return Agents(
+        tuple(findings), _sessions(bodies, run_id), relayed and service in asked and _sees(asked[service])
+    )
+
+
+def _sees(service: Mapping[str, Any]) -> bool:
+    sources = service.get("sources", ())
+    return bool(sources) and all(source["sight"] == "seeing" for source in sources)
+
+
+def instead(own: Finding) -> Finding:
+    """What was seen from here, where the machine's service sees: what it could not see (a pod's network is not its node's) hides
+    nothing from a run."""
+    if own.check != "notices" or own.facts.get("sight", "seeing") == "seeing":
+        return own
+    found = f"seen by the machine's service, which runs here ask; from here {own.found}"
+    return replace(own, state=State.OK, found=found, advice="")
 
 
 def _meant(options: Options, env: Mapping[str, str], uid: int, run_id: str, service: Path) -> Sequence[Path]:

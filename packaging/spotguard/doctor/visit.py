@@ -57,8 +57,8 @@ def visit(who: Patient) -> Generator[Finding, None, None]:
     """
     options, clock = who.options, who.clock
     sight = cloud.look(options, clock, who.root)
-    yield from sight.findings
     here = agents.ask(options, who.env, who.uid, run_id=who.run_id, service=who.service)
+    yield from map(agents.instead, sight.findings) if here.sees else sight.findings
     yield from here.findings
     left = window.count_on(sight.cloud, options.window, sight.window, options.reserve)
     yield left.finding
