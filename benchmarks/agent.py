@@ -1,12 +1,15 @@
-"""What the agent costs while nothing happens: memory, and CPU, looking for each cloud's notices."""
+"""What the agent costs while nothing happens: memory, and CPU, looking for each cloud's notices, with metrics and without."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+
+from tests.e2e.promql import free_port
 
 from .children import child
 from .rows import Row
@@ -15,33 +18,72 @@ from .watched import CLOUDS, Watched, wait_until_seeing
 
 #: The command that `run` guards: it says a line, does nothing, and ends when its stdin does.
 _IDLE = ("-c", "import sys; print(flush=True); sys.stdin.read()")
+#: Those that are scraped, and how often: as in the scrape that is shipped.
+WITH_METRICS, _BARE = " with metrics", "without"
+SCRAPED_EVERY = 10.0
 
 
 def measure(scale: Scale) -> Iterator[Row]:
     span = scale.of(scale.seconds, 1.0)
     with ExitStack() as stack:
-        watched = {}
+        watched: dict[str, int] = {}
+        ports: list[int] = []
         for provider, cloud in CLOUDS.items():
-            machine = stack.enter_context(Watched(scale.folder / provider, provider, *_IDLE))
-            machine.start()
-            machine.ready()
-            watched[f"spotguard run, {cloud.name}"] = machine.pid
-            # As a service it guards nothing, and has no supervisor.
-            socket = scale.folder / f"{provider}.sock"
-            words = ["-m", "spotguard", "agent", *machine.options(socket)]
-            service = stack.enter_context(child(words, cwd=scale.folder))
-            wait_until_seeing(socket)
-            watched[f"spotguard agent, {cloud.name}"] = service.pid
-        threading.Event().wait(scale.of(5.0, 1.0))  # of starting
+            for way in ("", WITH_METRICS):
+                ports += [stack.enter_context(free_port()) for _ in range(2 if way else 0)]
+                run, agent = ([f"--metrics-port={port}"] for port in ports[-2:]) if way else ([], [])
+                folder = scale.folder / f"{provider}{way.replace(' ', '-')}"
+                machine = stack.enter_context(Watched(folder, provider, *_IDLE, more=run))
+                machine.start()
+                machine.ready()
+                watched[f"spotguard run{way}, {cloud.name}"] = machine.pid
+                # As a service it guards nothing, and has no supervisor.
+                socket = folder / "service.sock"
+                words = ["-m", "spotguard", "agent", *machine.options(socket), *agent]
+                service = stack.enter_context(child(words, cwd=scale.folder))
+                wait_until_seeing(socket)
+                watched[f"spotguard agent{way}, {cloud.name}"] = service.pid
+        _watch(scale.of(5.0, 1.0), ports)  # of starting
         before, started = {pid: cpu_seconds(pid) for pid in watched.values()}, time.monotonic()
-        threading.Event().wait(span)
+        _watch(span, ports)
         spent = time.monotonic() - started
-        for name, pid in watched.items():
-            used = (cpu_seconds(pid) - before[pid]) / spent * 100
-            resident, proportional = memory(pid)
-            yield Row(f"{name}: resident memory after {spent:.0f} s", "MiB", (resident,), figure=34.0)
-            yield Row(f"{name}: its proportional share (PSS)", "MiB", (proportional,))
-            yield Row(f"{name}: CPU, watching", "% of a core", (used,), figure=0.3)
+        found = {
+            name: (*memory(pid), (cpu_seconds(pid) - before[pid]) / spent * 100)
+            for name, pid in watched.items()
+        }
+        for name, (resident, proportional, cpu) in found.items():
+            bare = name.replace(WITH_METRICS, "")
+            rss, pss, without = found[bare] if bare != name else (None, None, None)
+            figure = 34.0 if bare == name else 38.0
+            what = f"{name}: resident memory after {spent:.0f} s"
+            yield Row(what, "MiB", (resident,), figure=figure, peer=rss, peer_name=_BARE)
+            what = f"{name}: its proportional share (PSS)"
+            yield Row(what, "MiB", (proportional,), peer=pss, peer_name=_BARE)
+            what = f"{name}: CPU, watching"
+            yield Row(what, "% of a core", (cpu,), figure=0.3, peer=without, peer_name=_BARE)
+
+
+def _watch(seconds: float, ports: Sequence[int]) -> None:
+    """Let so much time go by, with a scrape of each every so often, as Prometheus does it."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        for port in ports:
+            _scrape(port)
+        threading.Event().wait(min(SCRAPED_EVERY, max(0.0, left)))
+
+
+def _scrape(port: int) -> None:
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{port}/metrics",
+        headers={
+            # What Prometheus 2.42 sends.
+            "Accept": "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+            "text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+            "Accept-Encoding": "gzip",
+        },
+    )
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=30) as answer:
+        answer.read()
 
 
 def cpu_seconds(pid: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -51,14 +51,18 @@ class Watched:
         provider: of `CLOUDS`.
         command: of Python, what is guarded: it says a line when it is ready, and one when it is told.
         service: where it is not the cloud's usual.
+        more: options of the agent.
     """
 
-    def __init__(self, folder: Path, provider: str, *command: str, service: Any = None) -> None:
+    def __init__(
+        self, folder: Path, provider: str, *command: str, service: Any = None, more: Sequence[str] = ()
+    ) -> None:
         self.cloud = CLOUDS[provider]
         self.simulator = self.cloud.service() if service is None else service
         self._folder = folder
         self._provider = provider
         self._command = command
+        self._more = more
         self._socket = folder / "agent.sock"
         self._stack = ExitStack()
 
@@ -77,7 +81,15 @@ class Watched:
 
     def start(self) -> None:
         """`spotguard run`, which is left to begin in its own time."""
-        words = ["-m", "spotguard", "run", *self.options(self._socket), "--store", self._folder.as_uri()]
+        words = [
+            "-m",
+            "spotguard",
+            "run",
+            *self.options(self._socket),
+            *self._more,
+            "--store",
+            self._folder.as_uri(),
+        ]
         words += ["--run-id", "watched", "--every", "off", "--", sys.executable, *self._command]
         self._script = self._stack.enter_context(child(words, cwd=self._folder, answers=True))
 

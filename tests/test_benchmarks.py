@@ -46,8 +46,9 @@ ROWS = {
     "scenarios": [next(scene.row for scene in SCENES if scene.provider == cloud) for cloud in CLOUDS],
     "first_byte": ["hook told → first byte, main thread in torch"],
     "agent": [
-        f"spotguard {way}, {cloud.name}: {what}"
+        f"spotguard {way}{metrics}, {cloud.name}: {what}"
         for cloud in CLOUDS.values()
+        for metrics in ("", " with metrics")
         for way in ("run", "agent")
         for what in ("resident", "its proportional", "CPU")
     ],
