@@ -23,7 +23,7 @@ def reader(
 ) -> Callable[[], Reading]:
     """What a scrape calls, on its own thread: the newest snapshot, and the time."""
     facts = Facts.of(
-        metadata.version("spotguard"),
+        _version(),
         "agent" if service else "run",
         run_id,
         expected_window(_cloud(options.provider), options.window),
@@ -51,6 +51,13 @@ def endpoint(port: int, read: Callable[[], Reading]) -> Endpoint:
     registry.register(Collector(read))
     ProcessCollector(registry=registry)  # our own memory and CPU, under their usual names
     return Endpoint(port, registry)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("spotguard")
+    except metadata.PackageNotFoundError:  # a checkout that nobody has installed
+        return "unknown"
 
 
 def _cloud(provider: str) -> str:

@@ -21,6 +21,7 @@ HEAVY = (
     "safetensors",
     "asyncio",
     "concurrent",
+    "prometheus_client",
 )
 OURS = ("providers.store", "providers.stores", "providers.stores.localfs", "providers.simulator")
 
