@@ -13,7 +13,7 @@ Cloud = Literal["aws", "gcp", "azure"]
 
 DOCKERFILE = "dockerfile"
 #: In the order in which they are met: the agent of the nodes; jobs beside it; jobs without it.
-MANIFESTS = ("agent", "job", "indexed-job", "sidecar", "alone")
+MANIFESTS = ("agent", "job", "indexed-job", "alone", "sidecar")
 NAMES = (DOCKERFILE, *MANIFESTS)
 
 #: Seconds from SIGTERM to SIGKILL that a node of this cloud's Kubernetes can keep to while the machine goes. AWS: the drain
