@@ -1,0 +1,79 @@
+"""The pods of indexed-job.yaml as machines of a rack: torchrun's words are the manifest's, and the Service's names are in everybody's hosts.
+
+A pod is preempted; its replacement has its index and its name, and another address. The control plane is the test.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.machines import Node, Rack
+from tests.e2e.sharded import PROGRAM, Sharded
+from tests.kubernetes import container
+
+pytest.importorskip("torch")
+pytest.importorskip("yaml")
+
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(300)]
+
+
+class Indexed(Sharded):
+    """One rank in each of two pods."""
+
+    def __init__(self, rack: Rack) -> None:
+        super().__init__(rack, "2")
+        words = container("indexed-job", "aws", "train")["command"]
+        assert words[:4] == ["spotguard", "run", "--", "torchrun"]
+        options = [word for word in words[4:] if word.startswith("--") and not word.startswith("--n")]
+        torchrun = str(Path(sys.executable).with_name("torchrun"))
+        program = [str(PROGRAM), "100000", str(self._limit)]
+        self._words = [torchrun, "--nnodes=2", "--nproc-per-node=1", *options, *program]
+        self._words.insert(1, next(word for word in words if word.startswith("--node-rank=")))
+        self._pods: dict[int, Node] = {}
+
+    def place(self, index: int, node: Node) -> None:
+        """The pod of that index runs there from now on: the Service says so to everybody, and it begins."""
+        self._pods[index] = node
+        names = "".join(f"{each.address} gpt-7b-{n}.gpt-7b\n" for n, each in self._pods.items())
+        for each in self._pods.values():
+            hosts = each.folder / "hosts"
+            kept = "".join(line for line in hosts.read_text().splitlines(True) if "gpt-7b" not in line)
+            hosts.write_text(kept + names)
+        self._command = [word.replace("$(JOB_COMPLETION_INDEX)", str(index)) for word in self._words]
+        self.begin(node)
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> Iterator[Rack]:
+    with Rack(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("index", [0, 1], ids=["where-they-met", "another"])
+def test_a_pod_is_replaced_under_its_name_and_the_job_goes_on(rack: Rack, index: int) -> None:
+    """It ends with 75, and the other one begins again by itself; they meet where the new pod 0 is."""
+    job = Indexed(rack)
+    nodes = [rack.add(), rack.add()]
+    for each, node in enumerate(nodes):
+        job.place(each, node)
+    first = job.world(*nodes)
+    assert (first, job.restored(first)) == (nodes[0], 0)
+    job.allow(5)
+    job.stepped(first, 5)
+
+    going = nodes[index]
+    going.preempt(60)
+    assert job.runs[going].ended() == 75
+    going.take()
+    nodes[index] = rack.add()
+    job.place(index, nodes[index])
+    first = job.world(*nodes)
+    assert (first, job.restored(first)) == (nodes[0], 5)
+    job.allow(8)
+    job.stepped(first, 8)
+    job.as_if_alone()
