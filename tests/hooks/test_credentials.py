@@ -18,14 +18,20 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 
 NOBODY = 65534
 
-#: Listens as another user.
-LISTENS = """
+_LISTENS = """
 import os, socket, sys
+s = socket.socket(socket.AF_UNIX)
+{before}
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
-s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()
+{after}
+s.listen()
 print("there", flush=True)
 sys.stdin.read()
 """
+_BINDS = "s.bind(sys.argv[1])"
+#: Listens as another user; and at a socket that somebody else has put there.
+LISTENS = _LISTENS.format(before="", after=_BINDS)
+PLACED = _LISTENS.format(before=_BINDS, after="")
 #: Asks as a third one, as a job does on a machine of whose service it is in the group.
 ASKS = """
 import os, socket, sys
@@ -45,10 +51,10 @@ def above() -> Iterator[Path]:
         yield Path(name)
 
 
-def asked(path: Path, packaging: Path) -> str:
+def asked(path: Path, packaging: Path, listens: str = LISTENS) -> str:
     """What another user makes of who listens there."""
     with subprocess.Popen(
-        [sys.executable, "-c", LISTENS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", listens, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as listener:
         assert listener.stdout is not None
         assert listener.stdout.readline() == "there\n"
@@ -89,6 +95,17 @@ def test_a_user_in_somebody_elses_folder_is_not(above: Path) -> None:
     folder = service_folder(above, 0)
     folder.chmod(0o777)
     assert asked(folder / "a.sock", PACKAGING) == str(NOBODY)
+
+
+@pytest.mark.parametrize(("mode", "said"), [(0o755, "None"), (0o775, str(NOBODY)), (0o757, str(NOBODY))])
+def test_whose_uid_is_not_told_is_believed_in_a_folder_that_is_fenced(
+    above: Path, mode: int, said: str
+) -> None:
+    """As a pod with users of its own sees the agent of its node: nobody, in the folder of somebody."""
+    assert int(Path("/proc/sys/kernel/overflowuid").read_text()) == NOBODY
+    folder = service_folder(above, 65532)
+    folder.chmod(mode)
+    assert asked(folder / "a.sock", PACKAGING, PLACED) == said
 
 
 def test_root_and_we_ourselves_are(above: Path) -> None:
