@@ -132,7 +132,7 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         ("result", "drill"),
         "How notices ended: committed, reduced (committed without the optimizer's moments), missed, unguarded (nobody was "
-        "registered) or withdrawn.",
+        "registered, as where a run is started again on a machine that goes) or withdrawn.",
         lambda r: all_of(r.at.outcomes),
     ),
     Metric(
