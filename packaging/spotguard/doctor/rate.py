@@ -22,8 +22,16 @@ from spotguard.providers.stores.transport import PIECE
 from .asides import Aside
 from .litter import Litter
 
-#: A link that is so slow that each connection has not brought so many pieces by then is looked at for longer.
-_PIECES, _LONGEST = 2, 8.0
+#: Sockets and routers take up to so many pieces of each connection at once, on their way to a link that is slower: they
+#: are not counted (at 50 Mbit/s they would make it 60), unless that takes so many seconds.
+_AHEAD, _AHEAD_MOST = 2, 3.0
+#: A link that is so slow that a connection has not brought one piece by then is looked at for longer.
+_LONGEST = 8.0
+_STILL = f"nothing moved in {_AHEAD_MOST + _LONGEST:g} s"
+#: Seconds that one put may take: a slow link brings an object in as many. What stands still is left behind before that.
+_PATIENCE = 60.0
+#: Puts of one connection that may fail for now.
+_TRIES = 3
 #: Seconds after that for puts to hear that it is over; one that stands still is found by its own timeout.
 _GRACE = 3.0
 
@@ -93,40 +101,47 @@ class Measurement:
         asides = [Aside[object](self._put_on, f"rate-{number}") for number in range(self.connections)]
         for aside in asides:
             self._litter.putting(aside)
-        until = self._clock.monotonic() + self._pace.ramp + _LONGEST
+        until = self._clock.monotonic() + _AHEAD_MOST + _LONGEST
         self._clock.wait(self._enough, until - self._clock.monotonic())
         self._enough.set()
+        found = self._result(self._clock.monotonic())
         for aside in asides:
             aside.ended(self._clock, until + _GRACE)
-        return self._result()
+        return found
 
-    def _result(self) -> Measured:
+    def _result(self, now: float) -> Measured:
         with self._lock:
-            since = self._counted_from if self._counted_from is not None else self._last
-            seconds = max(0.0, self._last - since)
+            since = self._last if self._counted_from is None else self._counted_from
+            seconds, rate = self._last - since, None
             self._link.end(self._last)
-            rate = self._link.rate(self._last)
+            if (seen := self._link.rate(self._last)) is not None:
+                rate = seen.expected
+            if self._began is not None and self._total < self._most:
+                # Of a slow link a few pieces may have come together at the end: all of them by all of the time say so.
+                whole = (self._last if rate is not None else now) - self._began
+                at_most = self._total / whole if whole > 0 else rate
+                if rate is None or (at_most is not None and at_most < rate):
+                    rate, seconds, self._counted = at_most, whole, self._total
             if rate is not None:
-                return Measured(rate.expected, self._counted, seconds, self.connections)
-            if self._error is not None:
-                return Measured(None, 0, 0.0, self.connections, str(self._error))
-            return Measured(
-                None, 0, 0.0, self.connections, f"nothing moved in {self._pace.ramp + _LONGEST:g} s"
-            )
+                return Measured(rate, self._counted, seconds, self.connections)
+            why = str(self._error) if self._error is not None else _STILL
+            return Measured(None, 0, 0.0, self.connections, why)
 
     # --- each of its threads ---
 
     def _put_on(self) -> None:
-        try:
-            while not self._stopped():
-                key = self._key()
-                self._store.put(key, self._data, timeout=_LONGEST, crc32=self._crc, sent=self._sent)
-        except _Enough:
-            return
-        except StoreError as error:
-            with self._lock:
-                self._error = self._error or error
-        self._enough.set()
+        tries = _TRIES
+        while not self._stopped():
+            try:
+                self._store.put(self._key(), self._data, timeout=_PATIENCE, crc32=self._crc, sent=self._sent)
+            except _Enough:
+                return
+            except StoreError as error:
+                tries -= 1
+                with self._lock:
+                    self._error = error
+                if tries == 0 or not error.transient:
+                    self._enough.set()
 
     def _sent(self, count: int) -> None:
         with self._lock:
@@ -135,8 +150,7 @@ class Measurement:
                 self._began = now
             self._total += count
             if self._counted_from is None:
-                # Of a store that is full so soon, what there was is all there is to count.
-                if now - self._began >= self._pace.ramp or self._total >= self._most // 4:
+                if self._is_full(now - self._began):
                     self._counted_from = now
                     self._link.begin(now)
             else:
@@ -148,12 +162,19 @@ class Measurement:
         if self._stopped():
             raise _Enough
 
+    def _is_full(self, seconds: float) -> bool:
+        """Whether the connections are full: from here on what leaves is what the link takes."""
+        if self._total >= self._most // 4:  # of a store that is full so soon there is no more to count
+            return True
+        ahead = _AHEAD * PIECE * self.connections
+        return seconds >= self._pace.ramp and (self._total >= ahead or seconds >= _AHEAD_MOST)
+
     def _seen_enough(self, now: float) -> bool:
         if self._total >= self._most:
             return True
         if self._counted_from is None or now - self._counted_from < self._pace.seconds:
             return False
-        return self._counted >= _PIECES * PIECE * self.connections
+        return self._counted >= PIECE * self.connections
 
     def _stopped(self) -> bool:
         return self._enough.is_set() or self._litter.over.is_set()
