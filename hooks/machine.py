@@ -26,7 +26,7 @@ _ANYWHERE = "00000000"
 class Machine:
     """Two ranks are on one where these are equal."""
 
-    #: A kernel's boot, and the agent's socket on it.
+    #: A kernel's boot, and the agent's socket on it: its path, and the folder that has this path here.
     id: str
     #: By which others may know it: host name, and addresses, the best one last.
     names: tuple[str, ...]
@@ -62,8 +62,18 @@ def this_machine(agent: str) -> Machine:
     except OSError:  # no Linux, or hidden: a name will do
         boot = ""
     host = os.uname().nodename
-    id = f"{boot} {os.path.realpath(agent)}" if agent else f"{boot} {host}"
+    id = f"{boot} {_place(os.path.realpath(agent))}" if agent else f"{boot} {host}"
     return Machine(id, (host, *_addresses()))
+
+
+def _place(agent: str) -> str:
+    """Two containers of one kernel have an agent each, at the same path, and with the node's network the same names. The socket
+    itself is another one when its agent starts again, its folder is not."""
+    try:
+        folder = os.stat(os.path.dirname(agent))
+    except OSError:  # nobody has been there
+        return agent
+    return f"{agent} {folder.st_dev}:{folder.st_ino}"
 
 
 def _addresses() -> list[str]:
