@@ -24,7 +24,7 @@ from .snapshot import STAGES, Process, Sight, Snapshot, Standing
 _PAIRS = 100
 #: Sources: eight at the most are ours, the rest is a service agent's word.
 _SOURCES = 32
-#: Notices that are known to have been counted: a source that numbers its events anew must not fill the memory.
+#: Notices that are known to have been counted, and processes to train: what comes anew all the time must not fill the memory.
 _KNOWN = 256
 
 
@@ -37,6 +37,7 @@ class Meter:
         self._known: dict[tuple[str, str], None] = {}
         #: Which process has been seen at which stage of the notice in hand.
         self._passed: set[tuple[int, str]] = set()
+        self._trains: dict[tuple[int, str], float] = {}
         self._crashes = self._launches = 0
 
     # --- the ways in ---
@@ -163,16 +164,21 @@ class Meter:
             self._reached(stage, standing.deadline - now)
 
     def _process(self, number: int, session: Session | None, now: float) -> None:
-        before = self.newest.processes.get(number)
         processes: Mapping[int, Process]
         if session is not None:  # in its place: who came first is shown first
-            since = before.trains_since if before is not None else None
-            if since is None and session.step >= 0:
-                since = now
-            processes = {**self.newest.processes, number: _process(session, since)}
+            processes = {**self.newest.processes, number: _process(session, self._since(session, now))}
         else:
             processes = {known: one for known, one in self.newest.processes.items() if known != number}
         self.newest = replace(self.newest, processes=processes)
+
+    def _since(self, session: Session, now: float) -> float | None:
+        """When it was first heard to train, also where it has lost its socket since and come back."""
+        client = (session.pid, session.store)
+        if client not in self._trains and session.step >= 0:
+            self._trains[client] = now
+            if len(self._trains) > _KNOWN:
+                del self._trains[next(iter(self._trains))]
+        return self._trains.get(client)
 
 
 def result_of(record: Mapping[str, Any]) -> str:

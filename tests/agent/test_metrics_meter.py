@@ -303,6 +303,17 @@ def test_what_it_went_on_from_may_be_old_and_nothing_is_at_risk_yet() -> None:
     assert life.value("spotguard_checkpoint_age_seconds", "r", "0", "0") == 5
 
 
+def test_who_lost_its_socket_and_came_back_is_as_old_as_before() -> None:
+    """Else a socket that comes and goes would hide a checkpoint that never comes."""
+    life = Life()
+    life.joins(1)
+    life.says(Position(1), 1)
+    life.happens(Closed(1, "reset", alive=True), after=100)
+    life.happens(Opened(2, 101, 0, Register(101, "r", "train.py", "file:///s")))
+    life.says(Position(90), 2)
+    assert life.value("spotguard_checkpoint_age_seconds", "r", "0", "0") == 100
+
+
 def test_no_series_comes_twice_and_who_saves_by_itself_has_none() -> None:
     """Two processes under one name and rank, by mistake or one after the other: the newer one is shown."""
     life = Life()
