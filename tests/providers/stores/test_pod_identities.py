@@ -11,6 +11,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from spotguard.providers.stores.opening import open_store
+from spotguard.providers.stores.store import Identified
 from tests.fakes.answering import Answer, AnsweringServer, Asked
 from tests.providers.stores.conftest import Certificate
 from tests.servers.moto import Moto
@@ -34,6 +35,7 @@ def test_eks_irsa(moto: Moto, token: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(token))
     store = open_store(f"{url}/runs")
     store.put("a", memoryview(b"x"), timeout=20)
+    assert isinstance(store, Identified)
     found = store.credentials()
     assert found is not None
     assert (found.kind, found.renewed) == ("a workload's identity (web identity token)", True)
@@ -54,6 +56,7 @@ def test_eks_pod_identity(moto: Moto, token: Path, monkeypatch: pytest.MonkeyPat
         store = open_store(f"{url}/runs")
         store.put("a", memoryview(b"x"), timeout=20)
     assert [asked.headers["authorization"] for asked in agent.asked] == [token.read_text()]
+    assert isinstance(store, Identified)
     found = store.credentials()
     assert found is not None
     assert (found.kind, found.renewed) == ("the container's role", True)
