@@ -82,3 +82,9 @@ def test_no_job_is_no_failure() -> None:
     found = looked()["job"]
     assert (found.state, found.facts["bytes"]) == ("ok", None)
     assert "spotguard run" in found.advice
+
+
+def test_the_slowest_ranks_own_saves_count() -> None:
+    ranks = [a_rank(0, save_seconds=3.0), a_rank(1, save_seconds=7.0), a_rank(2)]
+    assert job.own_seconds(ranks) == 7.0
+    assert job.own_seconds([a_rank()]) is None

@@ -16,7 +16,7 @@ from spotguard.doctor.clocks import Dates, judge
 from spotguard.doctor.findings import Finding
 from spotguard.doctor.litter import Litter
 from spotguard.providers.clock import SystemClock
-from spotguard.providers.errors import DeniedError, StoreError, UnavailableError
+from spotguard.providers.errors import DeniedError, StoreError, ThrottledError, UnavailableError
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore
 from tests.fakes.answering import AnsweringServer
@@ -174,6 +174,27 @@ def test_a_store_that_stands_still_fails_in_time(monkeypatch: pytest.MonkeyPatch
     store.let_go()
 
 
+def test_a_store_that_only_says_slow_down_is_asked_again() -> None:
+    store = FakeStore()
+    store.faults = [Fault(at, error=lambda: ThrottledError("slow down")) for at in (0, 2)]
+    assert states(tried(store)) == ALL_OK
+    store.faults = [Fault(at, ("get",), error=lambda: ThrottledError("slow down")) for at in range(2, 9)]
+    assert tried(store)["get"].state == "fails"
+
+
+def test_a_mistake_of_an_sdks_is_a_line_too() -> None:
+    class Mistaken(FakeStore):
+        def warm(self, *, timeout: float | None = None) -> None:
+            raise RecursionError("deep")
+
+    found, _ = reached(Mistaken())
+    assert (found.state, found.found) == ("fails", "fake:///store: RecursionError: deep")
+    assert "report it" in found.advice
+    store = FakeStore()
+    store.faults = [Fault(0, ("list",), error=lambda: RecursionError("deep"))]
+    assert (tried(store)["list"].state, store.objects) == ("fails", {})
+
+
 # --- the first request ---
 
 
@@ -250,7 +271,7 @@ def test_what_is_denied_or_away_is_told_apart() -> None:
     store.faults = [Fault(0, ("get",), error=lambda: DeniedError("get it: AccessDenied (403)"))]
     assert tried(store)["get"].advice == "allow s3:GetObject"
     away = FakeStore("s3://bucket/prefix")
-    away.faults = [Fault(0, ("get",), error=lambda: UnavailableError("get it: no route"))]
+    away.faults = [Fault(at, ("get",), error=lambda: UnavailableError("get it: no route")) for at in range(3)]
     assert "network" in tried(away)["get"].advice
 
 

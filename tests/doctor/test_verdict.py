@@ -73,3 +73,14 @@ def test_a_slow_store_takes_its_commit_from_the_window() -> None:
     window = count_on("none", 30.0, None, None)
     found = judge(window, GIB, Measured(GIB, 0, 2.0, 8), 2.0, options(), "none")
     assert found.facts["seconds"] == 5.0
+
+
+def test_a_job_whose_own_saves_were_slower_is_a_warning() -> None:
+    """The link is not all that holds a save up."""
+    window = count_on("aws", None, None, None)
+    measured = Measured(GIB, 0, 2.0, 8)
+    found = judge(window, 10 * GIB, measured, 0.0, options(), "aws", own=300.0)
+    assert (found.state, found.facts["fits"]) == ("warning", True)
+    assert "by the job's own last saves it takes 300 s" in found.found
+    assert "spotguard drill" in found.advice
+    assert judge(window, 10 * GIB, measured, 0.0, options(), "aws", own=20.0).state == "ok"

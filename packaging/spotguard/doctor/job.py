@@ -40,6 +40,11 @@ def _share(session: Session) -> int:
     return min(held, int(seconds * rate)) if seconds is not None and rate else held
 
 
+def own_seconds(sessions: Sequence[Session]) -> float | None:
+    """That a save would take by what the last ones have shown: the slowest rank's. None: none has shown it yet."""
+    return max((each["save_seconds"] for each in savers(sessions) if each.get("save_seconds")), default=None)
+
+
 def look(sessions: Sequence[Session]) -> Iterator[Finding]:
     if not sessions:
         yield ok("job", "none is registered here", _NO_JOB, bytes=None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from spotguard.hooks.checkpoints.probe import Probe, right_to
 from spotguard.providers.clock import Clock
@@ -19,6 +20,8 @@ from .asides import Aside, within
 from .findings import Check, Finding, State, fails, ok, parted, warning
 from .litter import Litter
 
+#: Seconds before what failed for now is asked again.
+_PAUSES = (0.1, 1.0)
 #: Seconds for one request: what answers does so in a tenth of one, and what stands still is found by then.
 STEP = 15.0
 
@@ -26,6 +29,8 @@ _START_ONE = "two starts of the run at the same moment may count themselves the 
 _NETWORK = (
     "look at the network between this machine and the store: a proxy, a firewall, an endpoint without a route"
 )
+
+_REPORT = "nothing of this machine's, most likely: report it, with this line"
 
 
 @dataclass(slots=True)
@@ -57,6 +62,8 @@ def reach(store: BlobStore, clock: Clock, heard: Heard) -> Finding:
     except SpotguardError as error:
         found, advice = parted(error)
         return fails("store", found, advice or _NETWORK, url=store.url)
+    except Exception as error:  # noqa: BLE001 - an SDK's own mistake is one more thing that is found here
+        return fails("store", f"{store.url}: {type(error).__name__}: {error}", _REPORT, url=store.url)
     took = clock.monotonic() - began
     # A folder is not asked: the rights below show what it does.
     answers = "" if store.url.startswith("file:") else f" answers in {took * 1000:.0f} ms"
@@ -70,7 +77,7 @@ def rights(store: BlobStore, run_id: str, litter: Litter, clock: Clock) -> Right
     litter.note(probe.key)
 
     def tried(check: Check, verb: str, what: Callable[[], object]) -> Finding:
-        aside = Aside(what, check)
+        aside = Aside(partial(_patiently, what, clock, litter), check)
         litter.putting(aside)
         name = right_to(store.url, verb)
         if not aside.ended(clock, clock.monotonic() + STEP):
@@ -98,6 +105,17 @@ def rights(store: BlobStore, run_id: str, litter: Litter, clock: Clock) -> Right
     return found
 
 
+def _patiently(what: Callable[[], object], clock: Clock, litter: Litter) -> object:
+    """What fails for now is asked again, as a save does: a store may say "slow down" to anybody."""
+    for pause in _PAUSES:
+        try:
+            return what()
+        except StoreError as error:
+            if not error.transient or clock.wait(litter.over, pause):
+                raise
+    return what()
+
+
 class _StandsStill(Exception):
     """It did not answer: whatever it is asked next would take as long."""
 
@@ -113,6 +131,8 @@ def _judged(check: Check, name: str, asked: Aside[object]) -> Finding:
         met, advice = parted(error)
         missing = f"allow {name}" if name and isinstance(error, DeniedError) else ""
         return fails(check, met, "; ".join(filter(None, (missing, advice))) or _NETWORK, right=name)
+    except Exception as error:  # noqa: BLE001 - as in `reach`
+        return fails(check, f"{type(error).__name__}: {error}", _REPORT, right=name)
     return ok(check, name or "allowed", right=name)
 
 

@@ -14,6 +14,7 @@ from .window import Window
 
 #: Beside the objects of a save: a manifest and a marker, one after the other.
 _COMMITS = 2
+_SLOWER = "training ran beside those, or something else than the link holds a save up: see what a whole one takes, spotguard drill"
 _ABOVE = "see what fails above"
 #: Adam's state has two more numbers for each parameter, so parameters are a third of the whole.
 _WEIGHTS = 3
@@ -41,9 +42,11 @@ def judge(
     put_seconds: float,
     options: Options,
     cloud: str,
+    own: float | None = None,
 ) -> Finding:
     """
     Args:
+        own: seconds that a save would take by the job's own last ones; None where it has made none.
         nbytes: of all that is registered here; None where nothing is.
         measured: None where it could not be.
         put_seconds: that one small object took.
@@ -60,6 +63,9 @@ def judge(
         return ok("verdict", found, "start the job and ask again: its state decides", **facts)
     if not fit.fits:
         return fails("verdict", fit.verdict(), "; ".join(_ways(fit, options, cloud)), **facts)
+    if own is not None and own > window.budget:
+        found = f"{fit.verdict()}; by the job's own last saves it takes {own:.0f} s"
+        return warning("verdict", found, _SLOWER, **facts)
     if (fit.slack or 0.0) < 0.1 * window.budget:
         return warning(
             "verdict",

@@ -66,7 +66,8 @@ def visit(who: Patient) -> Generator[Finding, None, None]:
     nbytes = job.nbytes(saving) if saving else None
     measured, put_seconds = yield from _store(who, sight.cloud, saving, nbytes or 0)
     yield from job.look(here.sessions)
-    yield verdict.judge(left, nbytes, measured, put_seconds, options, sight.cloud)
+    own = job.own_seconds(saving)
+    yield verdict.judge(left, nbytes, measured, put_seconds, options, sight.cloud, own)
 
 
 def _store(
