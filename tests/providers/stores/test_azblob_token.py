@@ -321,3 +321,11 @@ def test_a_machine_without_an_identity_is_told(
             store.warm(timeout=10)
         assert server.asked == []
     assert "\n" not in str(raised.value)
+
+
+def test_it_says_how_long_it_lives(held: HeldToken, clock: ManualClock) -> None:
+    """For `doctor`; nobody is asked."""
+    assert held.left() is None
+    held.keep()
+    clock.advance(600)
+    assert held.left() == pytest.approx(HOUR - 600, abs=1)

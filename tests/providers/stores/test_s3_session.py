@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.providers.errors import DeniedError, NotFoundError, UnavailableError
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.store import BlobStore, Identified
 from tests.fakes.answering import Answer, AnsweringServer, Asked
 from tests.providers.stores.conftest import Certificate
 from tests.providers.stores.s3_asked import DATA, VERBS, at, key_of, refusal
@@ -311,3 +311,16 @@ def test_the_metadata_service_is_never_asked_by_a_proxy(monkeypatch: pytest.Monk
         assert [asked.path for asked in proxy.asked] == ["/bucket/prefix/run/a"]
         assert key_of(proxy.asked[0]) == "ROLE"
         assert len(machine.asked) == 3
+
+
+def test_a_role_says_when_it_ends_and_that_it_is_renewed(role: Callable[[str, float], None]) -> None:
+    """For `doctor`."""
+    role("KEY", 2 * 3600)
+    with AnsweringServer(lambda asked: refusal(404, "NoSuchKey")) as server:
+        store = at(server)
+        assert isinstance(store, Identified)
+        store.warm()
+        said = store.credentials()
+    assert said is not None
+    assert (said.kind, said.renewed, said.temporary) == ("a program that the profile names", True, False)
+    assert said.left == pytest.approx(2 * 3600, abs=120)
