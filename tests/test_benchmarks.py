@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,6 +16,7 @@ pytest.importorskip("torch")
 
 # The root is on sys.path for these two lines only: left there, `import hooks` would make a second class of each name.
 sys.path.append(root := str(Path(__file__).parent.parent))
+from benchmarks import charts
 from benchmarks.__main__ import NAMES, run
 from benchmarks.link_rows import RAW, Sample
 from benchmarks.plots import draw
@@ -24,8 +27,11 @@ from benchmarks.took import Took
 from benchmarks.trace import CLOUDS as PREEMPTIONS
 from benchmarks.trace import missed
 from benchmarks.watched import CLOUDS
+from benchmarks.watching import RUN_ID, played
 
 sys.path.remove(root)
+
+from tests.e2e.promql import dashboard, unanswered
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
 
@@ -191,3 +197,50 @@ def test_the_pictures_show_every_way_and_no_raw_socket_among_the_times(tmp_path:
     texts = [each.text for each in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
     assert [texts.count(way) for way in ways] == [3, 3, 1]
     assert "27.00" not in texts
+
+
+def test_a_chart_shows_each_line_and_breaks_where_nothing_was_recorded() -> None:
+    """In its own unit, with its name; too many names are counted."""
+    steady = charts.Line("steady", [(1000.0 + second, 2.0) for second in range(60)], dashed=True)
+    broken = charts.Line("broken", [(1000.0 + second, 5.0) for second in range(60) if not 20 < second < 40])
+    crowd = [charts.Line(f"name {number}", [(1000.0, 0.1 * number)]) for number in range(8)]
+    picture = charts.draw(
+        [
+            charts.Chart("A chart", "s", [steady, broken]),
+            charts.Chart("Crowded", "percentunit", crowd),
+            charts.Chart("Nothing", "bytes", []),
+        ],
+        1000.0,
+        1060.0,
+    )
+    ElementTree.fromstring(picture)
+    lines = re.findall(r'<polyline points="[^"]*" class="([^"]*)"', picture)
+    assert lines[:3] == ["c0 dashed", "c1", "c1"]
+    for words in ("A chart", "Nothing", "steady", "broken", "4 s", "60%", "name 4", "and 3 more"):
+        assert f">{words}<" in picture, words
+    assert "name 5" not in picture
+
+
+def test_each_chart_that_is_drawn_is_a_panel_of_the_dashboard() -> None:
+    titles = {panel["title"] for panel in dashboard()["panels"]}
+    assert set(charts.PANELS) <= titles
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_machines_day_is_recorded_and_only_its_blindness_alarms(
+    tmp_path: Path, require_server: Callable[[str], str]
+) -> None:
+    """A service and a run through calm, 75 s of blindness, a drill and a preemption, with a real training process: every
+    chart has its numbers, and what came of the notice is seen though the run that saw it had ended."""
+    with played(tmp_path, require_server("prometheus")) as (prometheus, began):
+        ended = time.time()
+        assert unanswered(prometheus, ended - began) == []
+        alarms = prometheus.query_range('ALERTS{alertstate="firing"}', ended - began, 1.0, ended)
+        assert {series["metric"]["alertname"] for series in alarms} == {"SpotguardBlind"}
+        assert {series["metric"]["instance"] for series in alarms} == {"node-1", RUN_ID}
+        outcomes = f'increase(spotguard_outcomes_total{{instance="{RUN_ID}",result="committed"}}[10m]) > 0.5'
+        seen = {series["metric"]["drill"] for series in prometheus.query_range(outcomes, 60.0, 1.0, ended)}
+        assert seen == {"false", "true"}
+        picture = charts.draw(charts.asked(prometheus, began, ended), began, ended)
+        assert picture.count("<polyline") >= len(charts.PANELS)

@@ -40,14 +40,21 @@ def filled(expression: str) -> str:
     return re.sub(r"\$(job|instance|run_id)\b", ".*", text)
 
 
-def unanswered(prometheus: Prometheus) -> list[str]:
-    """The queries of the dashboard that give no number now."""
-    return [expression for expression, instant in queries() if not _answered(prometheus, expression, instant)]
+def unanswered(prometheus: Prometheus, seconds: float | None = None) -> list[str]:
+    """The queries of the dashboard that give no number: now, or at no time of the last seconds."""
+    return [
+        expression
+        for expression, instant in queries()
+        if not any(
+            math.isfinite(value)
+            for value in _values(prometheus, expression, instant and seconds is None, seconds or 60.0)
+        )
+    ]
 
 
-def _answered(prometheus: Prometheus, expression: str, instant: bool) -> bool:
+def _values(prometheus: Prometheus, expression: str, instant: bool, seconds: float) -> Iterator[float]:
     if instant:
-        values = [sample["value"][1] for sample in prometheus.query(expression)]
+        yield from (float(sample["value"][1]) for sample in prometheus.query(expression))
     else:
-        values = [value for series in prometheus.query_range(expression) for _, value in series["values"]]
-    return any(math.isfinite(float(value)) for value in values)
+        for series in prometheus.query_range(expression, seconds):
+            yield from (float(value) for _, value in series["values"])
