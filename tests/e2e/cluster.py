@@ -6,6 +6,7 @@ outlives the rack. Two partitions have the same nodes: what is submitted to `hig
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -63,11 +64,12 @@ RebootProgram=/bin/false
 NodeName=node[1-{nodes}] CPUs=2 State=UNKNOWN
 PartitionName=spot Nodes=ALL Default=YES PriorityTier=1 GraceTime={grace} DefaultTime=10 OverSubscribe=NO
 PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF OverSubscribe=NO
+{more}
 """
 #: What is in the environment of whoever calls sbatch comes to every node: a folder for sockets is a node's own.
 _PROLOG = """#!/bin/sh
-mkdir -p -m 700 {folder}/run-$SLURMD_NODENAME
-echo "export XDG_RUNTIME_DIR={folder}/run-$SLURMD_NODENAME"
+mkdir -p -m 700 {runtime}/$SLURMD_NODENAME
+echo "export XDG_RUNTIME_DIR={runtime}/$SLURMD_NODENAME"
 """
 
 
@@ -84,12 +86,14 @@ class Cluster:
         kill_wait: int = 10,
         grace: int = 0,
         silent: int = 300,
+        more: str = "",
     ) -> None:
         """
         Args:
             kill_wait: seconds from SIGTERM to SIGKILL.
             grace: seconds that a job in `spot` is left when it is preempted, before that.
             silent: a node that is not heard of for so long is down.
+            more: lines of slurm.conf.
         """
         for program in PROGRAMS:
             require_server(program)
@@ -105,6 +109,7 @@ class Cluster:
             "kill_wait": kill_wait,
             "grace": grace,
             "silent": silent,
+            "more": more,
         }
         self._cgroups: list[Path] = []
         self.store = self._rack.store
@@ -124,11 +129,8 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._rack.__exit__(kind, error, trace)
-        for top in self._cgroups:  # empty by now; they would outlive whoever made them
-            for path in sorted(top.rglob("*"), reverse=True):
-                if path.is_dir():
-                    path.rmdir()
-            top.rmdir()
+        for top in self._cgroups:  # they would outlive whoever made them
+            eventually(lambda top=top: _removed(top), f"somebody is left in {top}")  # type: ignore[misc]
 
     @property
     def nodes(self) -> list[Node]:
@@ -157,6 +159,10 @@ class Cluster:
 
     def give_nodes(self) -> None:
         (self.folder / "free").touch()
+
+    def srun(self, *words: str) -> str:
+        """A step of a job that runs; what it says."""
+        return self._say("srun", "--nodes=1", "--ntasks=1", *words)
 
     def scancel(self, *words: str) -> None:
         self._say("scancel", *words)
@@ -194,7 +200,7 @@ class Cluster:
         self.folder.chmod(0o755)
         self._write("slurm.conf", _CONFIGURATION.format(**self._words), 0o644)
         self._write("cgroup.conf", f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={self.folder}/cgroup\n", 0o644)
-        self._write("prolog", _PROLOG.format(**self._words), 0o755)
+        self._write("prolog", _PROLOG.format(runtime=self.head.runtime), 0o755)
         self._write("train.sbatch", batch_script(), 0o644)
         self._write("munge.key", secrets.token_hex(64), 0o400)
         self.env = {
@@ -237,6 +243,19 @@ class Cluster:
     def _all_idle(self) -> bool:
         running = self.head.start("sinfo", "--noheader", "--Node", "--partition=spot", "-o", "%T", **self.env)
         return running.ended() == 0 and running.out.to_the_end().split() == ["idle"] * len(self.nodes)
+
+
+def _removed(top: Path) -> bool:
+    """Remove a tree of control groups; False while a process that was killed has not ended yet."""
+    try:
+        for path in sorted((each for each in top.rglob("*") if each.is_dir()), reverse=True):
+            path.rmdir()
+        top.rmdir()
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False
+    return True
 
 
 class Job:

@@ -12,13 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import Cluster, Job
+from tests.e2e.cluster import Cluster, Job, Tracking
 from tests.e2e.processes import TIMEOUT, eventually
+
+pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.wholepath, pytest.mark.torch, pytest.mark.timeout(400)]
 
 PROGRAM = Path(__file__).parent / "programs" / "batch.py"
+SHARDED = PROGRAM.with_name("sharded.py")
 STEPS = 12
+
+#: What a site may have, and what the script has to say otherwise: the first task that ends badly, or at all, ends the others.
+HASTY = "KillOnBadExit=1\nWaitTime=1"
 
 Begin = Callable[..., "Training"]
 
@@ -84,8 +90,13 @@ def begin(tmp_path: Path, require_server: Callable[[str], str]) -> Iterator[Begi
 
 
 @pytest.mark.soak
-def test_preempted_without_a_grace_it_is_saved_within_killwait_and_slurm_brings_it_back(begin: Begin) -> None:
-    training = begin()
+@pytest.mark.parametrize("tracking", ["cgroup", "linuxproc"])
+def test_preempted_without_a_grace_it_is_saved_within_killwait_and_slurm_brings_it_back(
+    begin: Begin, tracking: Tracking
+) -> None:
+    """Slurm says SIGTERM twice in a row. Where it tracks processes by their parents, training hears it too, and the script's
+    `srun`, which then asks for the step to be killed, and is refused."""
+    training = begin(tracking=tracking)
     training.cluster.take_nodes()
     training.is_saved()
     training.cluster.give_nodes()
@@ -116,3 +127,117 @@ def test_a_job_that_is_cancelled_is_saved_and_stays_cancelled(begin: Begin) -> N
     assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "0")
     assert "goes back into the queue" not in training.job.log
     assert [name[:9] for name in training.committed()] == ["000000005"]
+
+
+@pytest.mark.soak
+def test_a_job_whose_time_is_nearly_over_is_saved_and_begins_anew(begin: Begin) -> None:
+    """The job's own signal, of the words that `sbatch` is given or else of the script. Slurm looks twice a minute."""
+    training = begin("--time=2", "--signal=TERM@60")
+    training.is_saved()
+    training.job.until("goes back into the queue")
+    training.comes_back()
+
+
+@pytest.mark.soak
+def test_who_signals_its_tasks_moves_a_job(begin: Begin) -> None:
+    """Another step of the job, on the same node, sees what is guarded there."""
+    training = begin()
+    status = training.cluster.srun(f"--jobid={training.job.id}", "--overlap", "spotguard", "status")
+    assert re.search(r"training +batch\.py .*step", status), status
+    training.cluster.scancel("--signal=TERM", training.job.id)
+    training.is_saved()
+    training.job.until("goes back into the queue")
+    training.comes_back()
+
+
+@pytest.mark.soak
+def test_a_job_of_two_nodes_leaves_both_and_comes_back_to_both(
+    tmp_path: Path, require_server: Callable[[str], str]
+) -> None:
+    """One run on each, which come to one name and one step; the ranks are torchrun's, told by the script where to meet."""
+    limit = tmp_path / "limit"
+    limit.write_text("5")
+    with Cluster(tmp_path, require_server, nodes=2, grace=120, more=HASTY) as cluster:
+        job = cluster.train(
+            *("torchrun", "--nproc-per-node=1", str(SHARDED), str(STEPS), str(limit)),
+            options=("--nodes=2",),
+            SPOTGUARD_WINDOW="20",
+            SPOTGUARD_EVERY="off",
+        )
+        job.until("^step 5 ")
+        cluster.take_nodes()
+        job.until("gate at step 5", 2)
+        limit.write_text(str(STEPS))
+        job.until("COMMITTED", 2)
+        job.until("goes back into the queue")
+        cluster.give_nodes()
+        job.until(f"^step {STEPS} ")
+        job.becomes("COMPLETED")
+        said = dict(re.findall(r"^(?:step|restored) (\d+) (?:[\d.]+ )?(\w+)$", job.log, re.MULTILINE))
+        assert re.findall(r"^restored (\d+) (\w+)$", job.log, re.MULTILINE)[1] == ("5", said["5"])
+        assert {f"rank {rank} of 2 on {node.name}" for rank, node in enumerate(cluster.nodes)} <= {
+            *job.log.splitlines()
+        }
+        (run,) = cluster.store.iterdir()
+        assert run.name.startswith(f"sharded-{job.id}-")
+    steps = re.findall(r"^step (\d+) ([\d.]+) ", job.log, re.MULTILINE)
+    alone = subprocess.run(
+        [sys.executable, str(SHARDED), str(STEPS)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=TIMEOUT,
+    )
+    expected = re.findall(r"^step (\d+) ([\d.]+) ", alone.stdout, re.MULTILINE)
+    assert [step for step, _ in steps] == [step for step, _ in expected]
+    assert [float(loss) for _, loss in steps] == pytest.approx([float(x) for _, x in expected], rel=1e-3)
+
+
+@pytest.mark.soak
+def test_the_first_node_that_ends_leaves_the_others_their_time(
+    tmp_path: Path, require_server: Callable[[str], str]
+) -> None:
+    """It ends with 75, which is a bad exit; the other one has not saved yet. And who cancels the job in the moment in which it is
+    requeued has cancelled it, whichever comes first."""
+    late = tmp_path / "late.sh"
+    late.write_text(
+        'echo "node $SLURM_NODEID"; [ $SLURM_NODEID = 1 ] && sleep 6 && echo "saved after all"; exit 75'
+    )
+    with Cluster(tmp_path, require_server, nodes=2, more=HASTY) as cluster:
+        job = cluster.train("sh", str(late), options=("--nodes=2",))
+        job.until("^node 0")
+        job.until("^saved after all$")
+        job.until("goes back into the queue")
+        cluster.scancel(job.id)
+        job.becomes("CANCELLED")
+
+
+@pytest.mark.soak
+def test_a_job_that_loses_a_node_goes_on_from_a_background_checkpoint_on_another_one(
+    tmp_path: Path, require_server: Callable[[str], str]
+) -> None:
+    """Taken without a word, wire and all. What it held nobody else has, so nothing is saved at the SIGTERM that follows."""
+    limit = tmp_path / "limit"
+    limit.write_text("5")
+    with Cluster(tmp_path, require_server, nodes=3, silent=10, more=HASTY) as cluster:
+        job = cluster.train(
+            *("torchrun", "--nproc-per-node=1", str(SHARDED), "1000", str(limit)),
+            options=("--nodes=2", "--exclusive"),
+            SPOTGUARD_WINDOW="5",
+            SPOTGUARD_EVERY="1",
+        )
+        marked = "sharded-*/checkpoints/*/COMMIT.json"
+        for step in range(5, 1000):
+            limit.write_text(f"{step}")
+            job.until(f"^step {step} ")
+            if list(cluster.store.glob(marked)):
+                break
+        cluster.nodes[1].take()
+        limit.write_text("1000")
+        there = job.until(r"^restored ([1-9]\d*) (\w+)$")
+        assert f"\nstep {there[1]} " in job.log[: there.start()]
+        assert re.search(rf"^step {there[1]} \S+ {there[2]}$", job.log, re.MULTILINE)
+        job.until("^rank . of 2 on node3$")
+        assert cluster.show(job.id)["Restarts"] == "1"
+        cluster.scancel(job.id)
+        job.becomes("CANCELLED")
