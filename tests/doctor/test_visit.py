@@ -115,7 +115,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_nothing_fails_is_0_and_json_is_one_document(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--provider", "none", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["fails"] is False
+    assert (said["fails"], said["fits"]) == (False, None)
+    assert said["verdict"] == said["checks"][-1]["found"]
     assert [each["check"] for each in said["checks"]][-1] == "verdict"
     for each in said["checks"]:
         assert {"check", "state", "found", "advice"} <= set(each)

@@ -59,7 +59,9 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
             if out is not None:
                 _show(out, finding)
     if out is None:
-        print_json({"fails": any_fails(found), "checks": [each.as_json() for each in found]})
+        verdict = found[-1]
+        answer = {"fails": any_fails(found), "fits": verdict.facts["fits"], "verdict": verdict.found}
+        print_json({**answer, "checks": [each.as_json() for each in found]})
     else:
         words, style = page.last(found)
         out.print(Text(words, style), soft_wrap=True)

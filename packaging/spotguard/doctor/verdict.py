@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from spotguard.agent.config import Options
 from spotguard.agent.fit import Fit
 from spotguard.commands.console import amount
 
 from .findings import Finding, fails, ok, warning
-from .rate import Measured
-from .window import Window
+
+if TYPE_CHECKING:  # a drill's verdict needs none of what measures
+    from spotguard.agent.config import Options
+
+    from .rate import Measured
+    from .window import Window
 
 #: Beside the objects of a save: a manifest and a marker, one after the other.
 _COMMITS = 2
