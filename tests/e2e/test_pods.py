@@ -243,29 +243,44 @@ def test_a_pod_on_the_nodes_network_sees_for_itself(node: Node, aws: AwsSimulato
     assert running.ended() == 75
 
 
+class Sidecar:
+    """The manifest's pod: one user for both containers, one PID namespace, and a folder that is the agent's own in one that is
+    everybody's."""
+
+    def __init__(self, node: Node, aws: AwsSimulator) -> None:
+        self._pod = node.pod(host_network=pod("sidecar", "aws")["hostNetwork"])
+        self._folder = node.empty_folder()
+        words = container("sidecar", "aws", "agent")
+        env = {**environment(words), "SPOTGUARD_METADATA_ENDPOINT": aws.endpoint}
+        self.agent = self.started("agent", [*SPOTGUARD, *words["args"]], env)
+        self.agent.err.until("aws spot/instance-action: seeing")
+        probe = words["startupProbe"]["exec"]["command"]
+        asked = self.started("agent", [*SPOTGUARD, *probe[1:]])
+        assert asked.ended() == 0, asked.account()
+        self.train = container("sidecar", "aws", "train")
+        self.running = self.started("train", NOTIFIED, environment(self.train))
+        self.running.out.until("^ready")
+
+    def started(self, name: str, words: list[str], env: dict[str, str] | None = None) -> Running:
+        """In that container."""
+        mounts = {f"{SOCKETS}:ro" if name == "train" else SOCKETS: self._folder}
+        return self._pod.container(rights("sidecar", name), words, mounts, env, share_pids=True)
+
+
 def test_a_sidecar_tells_the_command_beside_it(node: Node, aws: AwsSimulator) -> None:
-    """One user for both, one PID namespace, and a folder that is the agent's own in one that is everybody's."""
-    shared, folder = node.pod(host_network=pod("sidecar", "aws")["hostNetwork"]), node.empty_folder()
-    words = container("sidecar", "aws", "agent")
-    agent = shared.container(
-        rights("sidecar", "agent"),
-        [*SPOTGUARD, *words["args"]],
-        {SOCKETS: folder},
-        {**environment(words), "SPOTGUARD_METADATA_ENDPOINT": aws.endpoint},
-        share_pids=True,
-    )
-    agent.err.until("aws spot/instance-action: seeing")
-    probe = words["startupProbe"]["exec"]["command"]
-    asked = shared.container(
-        rights("sidecar", "agent"), [*SPOTGUARD, *probe[1:]], {SOCKETS: folder}, share_pids=True
-    )
-    assert asked.ended() == 0, asked.account()
-    train = container("sidecar", "aws", "train")
-    running = shared.container(
-        rights("sidecar", "train"), NOTIFIED, {SOCKETS: folder}, environment(train), share_pids=True
-    )
-    running.out.until("^ready")
+    sidecar = Sidecar(node, aws)
     aws.preempt(120)
-    running.out.until("^notice terminate 1[12][0-9] ")
-    running.say("return")
-    agent.err.until("COMMITTED")
+    sidecar.running.out.until("^notice terminate 1[12][0-9] ")
+    sidecar.running.say("return")
+    sidecar.agent.err.until("COMMITTED")
+
+
+def test_a_drain_of_a_pod_with_a_sidecar_is_a_notice_too(node: Node, aws: AwsSimulator) -> None:
+    """Before it says SIGTERM the kubelet runs what the manifest has for that."""
+    sidecar = Sidecar(node, aws)
+    words = sidecar.train["lifecycle"]["preStop"]["exec"]["command"]
+    asking = sidecar.started("train", [*SPOTGUARD, *words[1:]], environment(sidecar.train))
+    sidecar.running.out.until(f"^notice drill {manifests.window('aws')} ")
+    sidecar.running.say("return")
+    assert asking.ended() == 0, asking.account()
+    sidecar.agent.err.until("COMMITTED .* everybody was told to leave")

@@ -86,7 +86,7 @@ def test_every_variable_is_an_option_and_its_value_is_taken(name: str, cloud: Cl
 
 @pytest.mark.parametrize(("name", "cloud"), [(name, cloud) for name in JOBS for cloud in CLOUDS])
 def test_a_sigterm_is_worth_what_the_kubelet_gives(name: str, cloud: Cloud) -> None:
-    """And a pod in which `spotguard run` hears none is told of none."""
+    """Where no `spotguard run` hears it, the agent is asked before, for as long."""
     train = container(name, cloud, "train")
     grace = pod(name, cloud)["terminationGracePeriodSeconds"]
     assert grace == manifests.GRACE[cloud]
@@ -94,6 +94,9 @@ def test_a_sigterm_is_worth_what_the_kubelet_gives(name: str, cloud: Cloud) -> N
     if train["command"][0] == "spotguard":
         assert float(said or 0) == grace - manifests.MARGIN
     else:
+        asking = train["lifecycle"]["preStop"]["exec"]["command"]
+        assert float(asking[asking.index("--window") + 1]) == grace - manifests.MARGIN
+        assert asking[asking.index("--socket") + 1] == environment(train)["SPOTGUARD_SOCKET"]
         assert said is None
 
 
