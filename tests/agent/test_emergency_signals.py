@@ -140,6 +140,20 @@ def test_the_machines_own_shutdown_joins_the_clouds_notice() -> None:
     assert story.outcomes[0].also
 
 
+def test_the_clouds_notice_after_a_sigterm_moves_no_deadline_away() -> None:
+    """Kubernetes: the kubelet of a node that goes gives a pod less time than the machine has."""
+    story = Story(window=12.0)
+    session = story.opens()
+    story.signal(TERM)
+    story.until(1)
+    story.notice(30)
+    assert [p.seconds_left for _, p in story.sent(Preempt)] == [12.0]
+    story.until(5)
+    story.commits(session)
+    story.ends(75)
+    assert story.outcomes[0].slack == pytest.approx(7.0, abs=0.1)
+
+
 # --- drills ---
 
 
