@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -32,18 +33,52 @@ from tests.servers.moto import Moto
 
 CLOCK = SystemClock()
 
-#: Which requests of S3's need which right.
-NEEDS: dict[str, Callable[[Asked], bool]] = {
-    "put": lambda asked: asked.method == "PUT",
-    "get": lambda asked: asked.method == "GET" and "list-type" not in asked.path,
-    "list": lambda asked: asked.method == "GET" and "list-type" in asked.path,
-    "delete": lambda asked: asked.method in ("POST", "DELETE"),
-}
-NAMES = {
-    "put": "s3:PutObject",
-    "get": "s3:GetObject",
-    "list": "s3:ListBucket",
-    "delete": "s3:DeleteObject",
+Which = Callable[[Asked], bool]
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """How a cloud's store is asked for each right, what it calls them, and how it says no."""
+
+    needs: dict[str, Which]
+    names: dict[str, str]
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+CLOUDS = {
+    "moto": Cloud(
+        {
+            "put": lambda asked: asked.method == "PUT",
+            "get": lambda asked: asked.method == "GET" and "list-type" not in asked.path,
+            "list": lambda asked: asked.method == "GET" and "list-type" in asked.path,
+            "delete": lambda asked: asked.method == "POST",
+        },
+        {"put": "s3:PutObject", "get": "s3:GetObject", "list": "s3:ListBucket", "delete": "s3:DeleteObject"},
+        error_body("AccessDenied"),
+    ),
+    "gcs": Cloud(
+        {
+            "put": lambda asked: asked.path.startswith("/upload"),
+            "get": lambda asked: asked.method == "GET" and "/o/" in asked.path,
+            "list": lambda asked: asked.method == "GET" and "/o?" in asked.path,
+            "delete": lambda asked: asked.path.startswith("/batch"),
+        },
+        {verb: f"storage.objects.{verb}" for verb in ("get", "list", "delete")}
+        | {"put": "storage.objects.create"},
+        b'{"error": {"code": 403, "message": "no", "errors": [{"reason": "forbidden"}]}}',
+        {"Content-Type": "application/json"},
+    ),
+    "azurite": Cloud(
+        {
+            "put": lambda asked: asked.method == "PUT",
+            "get": lambda asked: asked.method == "GET" and "comp=list" not in asked.path,
+            "list": lambda asked: asked.method == "GET" and "comp=list" in asked.path,
+            "delete": lambda asked: asked.method in ("POST", "DELETE"),
+        },
+        {"put": "blobs/write", "get": "blobs/read", "list": "blobs/read", "delete": "blobs/delete"},
+        headers={"x-ms-error-code": "AuthorizationPermissionMismatch"},
+    ),
 }
 
 
@@ -103,22 +138,30 @@ def test_each_clouds_store_allows_everything_and_nothing_stays(
     assert list(store.list("")) == []
 
 
-@pytest.mark.parametrize("verb", NEEDS)
-def test_a_right_that_s3_refuses_is_named(verb: str, moto: Moto, faults_before: FaultsBefore) -> None:
+@pytest.mark.parametrize("verb", ["put", "get", "list", "delete"])
+@pytest.mark.parametrize("server", CLOUDS)
+def test_a_right_that_is_refused_is_named(
+    server: str, verb: str, request: pytest.FixtureRequest, faults_before: FaultsBefore
+) -> None:
     """By itself: what the others allow is still said."""
-    url, plain = moto.fresh(), moto.endpoint
-    proxy = faults_before(moto)
-    proxy.inject(WireFault("answer", status=403, body=error_body("AccessDenied"), matching=NEEDS[verb]))
-    found = tried(open_store(f"{url}/prefix"))
+    service: Moto | Gcs | Azurite = request.getfixturevalue(server)
+    cloud, url = CLOUDS[server], f"{service.fresh()}/prefix"
+    proxy = faults_before(service)
+    refused = WireFault(
+        "answer", status=403, body=cloud.body, headers=cloud.headers, matching=cloud.needs[verb]
+    )
+    proxy.inject(refused)
+    found = tried(open_store(url))
     assert found[verb].state == "fails"
-    assert f"allow {NAMES[verb]}" in found[verb].advice
+    assert f"allow {cloud.names[verb]}" in found[verb].advice
     others = {
         check: state for check, state in states(found).items() if check not in (verb, "create", "remains")
     }
     if verb == "get":  # what is not there may not be read, so that a save would hear "denied"
         assert others.pop("list") == "fails"
     assert set(others.values()) == {"ok"}, others
-    left = [info.key for info in open_store(f"{url}/prefix?endpoint={plain}").list("")]
+    proxy.heal()
+    left = [info.key for info in open_store(url).list("")]
     if verb == "delete":
         assert found["remains"].facts["left"] == left, "what stays is said"
         assert "by hand" in found["remains"].advice

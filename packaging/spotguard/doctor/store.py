@@ -30,6 +30,7 @@ _NETWORK = (
     "look at the network between this machine and the store: a proxy, a firewall, an endpoint without a route"
 )
 
+_FOLDER = "look at the folder and its file system (df, mount), or use another store"
 _REPORT = "nothing of this machine's, most likely: report it, with this line"
 
 
@@ -58,10 +59,10 @@ def reach(store: BlobStore, clock: Clock, heard: Heard) -> Finding:
     try:
         within(STEP, clock, warm, "reach")
     except TimeoutError as error:
-        return fails("store", f"{store.url}: {error}", _NETWORK, url=store.url)
+        return fails("store", f"{store.url}: {error}", _otherwise(store), url=store.url)
     except SpotguardError as error:
         found, advice = parted(error)
-        return fails("store", found, advice or _NETWORK, url=store.url)
+        return fails("store", found, advice or _otherwise(store), url=store.url)
     except Exception as error:  # noqa: BLE001 - an SDK's own mistake is one more thing that is found here
         return fails("store", f"{store.url}: {type(error).__name__}: {error}", _REPORT, url=store.url)
     took = clock.monotonic() - began
@@ -81,9 +82,9 @@ def rights(store: BlobStore, run_id: str, litter: Litter, clock: Clock) -> Right
         litter.putting(aside)
         name = right_to(store.url, verb)
         if not aside.ended(clock, clock.monotonic() + STEP):
-            found.findings.append(fails(check, f"no answer in {STEP:g} s", _NETWORK, right=name))
+            found.findings.append(fails(check, f"no answer in {STEP:g} s", _otherwise(store), right=name))
             raise _StandsStill
-        finding = _judged(check, name, aside)
+        finding = _judged(check, name, aside, _otherwise(store))
         found.findings.append(finding)
         return finding
 
@@ -120,17 +121,23 @@ class _StandsStill(Exception):
     """It did not answer: whatever it is asked next would take as long."""
 
 
-def _judged(check: Check, name: str, asked: Aside[object]) -> Finding:
+def _otherwise(store: BlobStore) -> str:
+    """What to do where the error itself says nothing."""
+    return _FOLDER if store.url.startswith("file:") else _NETWORK
+
+
+def _judged(check: Check, name: str, asked: Aside[object], otherwise: str) -> Finding:
     """
     Args:
         name: the cloud's own, of the right.
+        otherwise: what to do where the error itself says nothing.
     """
     try:
         asked.value()
     except StoreError as error:
         met, advice = parted(error)
         missing = f"allow {name}" if name and isinstance(error, DeniedError) else ""
-        return fails(check, met, "; ".join(filter(None, (missing, advice))) or _NETWORK, right=name)
+        return fails(check, met, "; ".join(filter(None, (missing, advice))) or otherwise, right=name)
     except Exception as error:  # noqa: BLE001 - as in `reach`
         return fails(check, f"{type(error).__name__}: {error}", _REPORT, right=name)
     return ok(check, name or "allowed", right=name)
