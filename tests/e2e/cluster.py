@@ -29,6 +29,8 @@ Tracking = Literal["cgroup", "linuxproc"]
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 _FREEZER = Path("/sys/fs/cgroup/freezer")
+#: Seconds between two questions to Slurm, each of which is a process.
+_PAUSE = 0.2
 
 #: Slurm waits `cred_expire` before it starts a requeued job, by default two minutes, and looks for time limits each 30 s.
 _CONFIGURATION = """
@@ -225,7 +227,7 @@ class Cluster:
         for node in self.nodes:
             daemon = ("slurmd", "-D", "-N", node.name)
             self._run(node, *(self._contained(node, *daemon) if self._tracking == "cgroup" else daemon))
-        eventually(self._all_idle, "the nodes are not there")
+        eventually(self._all_idle, "the nodes are not there", pause=_PAUSE)
 
     def _contained(self, node: Node, *words: str) -> tuple[str, ...]:
         """These words in a hierarchy of control groups that is the node's own, as it is on a machine."""
@@ -291,6 +293,6 @@ class Job:
 
     def becomes(self, state: str) -> None:
         try:
-            eventually(lambda: self.state == state, f"job {self.id} is not {state}")
+            eventually(lambda: self.state == state, f"job {self.id} is not {state}", pause=_PAUSE)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self._cluster.show(self.id)}\n{self.log}") from None

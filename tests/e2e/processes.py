@@ -19,12 +19,14 @@ from typing import IO
 TIMEOUT = 60.0  # seconds: a net under a hung test, never something a passing test waits for
 
 
-def eventually(condition: Callable[[], object], what: str, timeout: float = TIMEOUT) -> None:
-    """Ask again until it is so, where nothing announces it."""
+def eventually(
+    condition: Callable[[], object], what: str, timeout: float = TIMEOUT, *, pause: float = 0.01
+) -> None:
+    """Ask again until it is so, where nothing announces it; after a longer pause where the question costs more."""
     never, end = threading.Event(), time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < end, f"{what}: not in {timeout} s"
-        never.wait(0.01)
+        never.wait(pause)
 
 
 class Lines:

@@ -111,7 +111,7 @@ def test_preempted_with_a_grace_it_leaves_as_soon_as_it_is_saved(begin: Begin) -
     taker = training.cluster.take_nodes()
     training.is_saved()
     training.job.until("goes back into the queue")
-    eventually(lambda: training.cluster.show(taker)["JobState"] == "RUNNING", "its nodes are not given up")
+    Job(training.cluster, taker).becomes("RUNNING")
     training.cluster.give_nodes()
     training.comes_back()
 
