@@ -39,13 +39,24 @@ def test_a_run_that_sees_is_well() -> None:
     (found,) = one()
     assert (found.state, found.found) == (
         "ok",
-        "run gpt-small-7 (pid 26810), watching, 1 training process",
+        "run gpt-small-7 (pid 26810), watching, 1 training process (train.py)",
     )
 
 
 def test_a_service_counts_its_training_processes() -> None:
     (found,) = one(service=True, sessions=[a_session(), a_session(pid=2)])
-    assert found.found == "the machine's service (pid 26810), watching, 2 training processes"
+    assert found.found == "the machine's service (pid 26810), watching, 2 training processes (train.py)"
+
+
+def test_a_run_of_which_nobody_registered_is_a_warning() -> None:
+    """A service has jobs that come and go."""
+    (found,) = one(sessions=[])
+    assert (found.state, found.found) == (
+        "warning",
+        "run gpt-small-7 (pid 26810), watching, no training process",
+    )
+    assert "spotguard.register" in found.advice
+    assert one(service=True, sessions=[])[0].state == "ok"
 
 
 def test_a_run_that_is_blind_fails_once_for_all_its_keys() -> None:

@@ -110,3 +110,17 @@ def test_as_many_connections_as_a_save_uses() -> None:
     store = SlowStore(ManualClock(), 100e6)
     store.parallel = 12
     assert measured(store, store.clock).connections == 8
+
+
+def test_a_link_that_is_slow_for_a_cloud_is_a_warning() -> None:
+    found = rate.told(Measured(9e6, 2**24, 2.0, 8))
+    assert (found.state, found.found) == ("warning", "8.6 MiB/s over 8 connections")
+    assert "in one region" in found.advice
+    assert rate.told(Measured(11e6, 2**24, 2.0, 8)).state == "ok"
+
+
+def test_a_rate_that_could_not_be_measured_fails_with_the_reason() -> None:
+    found = rate.told(Measured(None, 0, 0.0, 8, "nothing moved in 11 s"))
+    assert (found.state, found.found) == ("fails", "not measured: nothing moved in 11 s")
+    assert "network" in found.advice
+    assert found.facts["rate"] is None

@@ -17,6 +17,10 @@ from .cloud import PASSES
 from .findings import Finding, State, fails, ok, warning
 
 _RESTART_SERVICE = "systemctl status spotguard-agent, and start it again; meanwhile each run looks for itself"
+_NOBODY = (
+    "a notice now would end the command unsaved: wait until it has registered, or see that its script calls "
+    "spotguard.register"
+)
 _RESTART_RUN = (
     "this run is guarded by nobody: look whether it is stopped (ps), and start it again; it resumes from its newest "
     "checkpoint"
@@ -99,9 +103,8 @@ def of(body: Mapping[str, Any]) -> Iterator[Finding]:
         return
     who = "the machine's service" if body["service"] else f"run {body['run_id']}"
     count = len(body["sessions"])
-    ranks = (
-        "no training process registered" if not count else f"{count} training process" + "es" * (count > 1)
-    )
+    names = ", ".join(sorted({each["name"] for each in body["sessions"]}))
+    ranks = f"{count} training process{'es' * (count > 1)} ({names})" if count else "no training process"
     facts: dict[str, Any] = {
         "socket": body["socket"],
         "pid": body["pid"],
@@ -122,7 +125,9 @@ def of(body: Mapping[str, Any]) -> Iterator[Finding]:
         yield how("agent", found, source["advice"], **facts)
     if not blind:
         watched = "watching" if body["sources"] else "watching no cloud"
-        yield ok("agent", f"{who} (pid {body['pid']}), {watched}, {ranks}", **facts)
+        found = f"{who} (pid {body['pid']}), {watched}, {ranks}"
+        unguarded = not count and not body["service"]
+        yield warning("agent", found, _NOBODY, **facts) if unguarded else ok("agent", found, **facts)
 
 
 def _shut_out(service: Path) -> Iterator[Finding]:

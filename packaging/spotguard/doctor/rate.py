@@ -10,7 +10,9 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from spotguard.commands.console import amount
 from spotguard.hooks.checkpoints.rate import Link
 from spotguard.hooks.checkpoints.width import Width
 from spotguard.hooks.format.crc import crc32
@@ -20,6 +22,7 @@ from spotguard.providers.stores.store import BlobStore
 from spotguard.providers.stores.transport import PIECE
 
 from .asides import Aside
+from .findings import Finding, fails, ok, warning
 from .litter import Litter
 
 #: Sockets and routers take up to so many pieces of each connection at once, on their way to a link that is slower: they
@@ -27,6 +30,8 @@ from .litter import Litter
 _AHEAD, _AHEAD_MOST = 2, 3.0
 #: A link that is so slow that a connection has not brought one piece by then is looked at for longer.
 _LONGEST = 8.0
+#: Bytes a second of a link that is worth a question.
+_SLOW = 10e6
 _STILL = f"nothing moved in {_AHEAD_MOST + _LONGEST:g} s"
 #: Seconds that one put may take: a slow link brings an object in as many. What stands still is left behind before that.
 _PATIENCE = 60.0
@@ -178,3 +183,16 @@ class Measurement:
 
     def _stopped(self) -> bool:
         return self._enough.is_set() or self._litter.over.is_set()
+
+
+def told(measured: Measured) -> Finding:
+    """The line of it."""
+    facts: dict[str, Any] = {"connections": measured.connections, "bytes": measured.nbytes}
+    if measured.rate is None:
+        advice = "look at the network between this machine and the store, and at what else uses it"
+        return fails("rate", f"not measured: {measured.why}", advice, rate=None, **facts)
+    found = f"{amount(measured.rate)}/s over {measured.connections} connections"
+    slow = "a connection gives 50 to 95 MB/s where store and machine are in one region: are they?"
+    if measured.rate < _SLOW:
+        return warning("rate", found, slow, rate=round(measured.rate, 1), **facts)
+    return ok("rate", found, rate=round(measured.rate, 1), **facts)

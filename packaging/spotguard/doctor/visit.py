@@ -11,12 +11,10 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from spotguard.agent.config import Options
 from spotguard.agent.sockets import SERVICE_SOCKET
-from spotguard.commands.console import amount
 from spotguard.hooks.format.keys import probe_key
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError
@@ -24,13 +22,11 @@ from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore
 
 from . import agents, clocks, cloud, disk, identity, job, rate, store, verdict, window
-from .findings import Finding, State, fails, ok, parted, warning
+from .findings import Finding, State, fails, parted, warning
 from .litter import Litter
 
 #: Below which name the probe lies where no run is named. It looks like no run to anybody: those have attempts.
 _NO_RUN = "spotguard-doctor"
-#: Bytes a second of a link that is worth a question.
-_SLOW = 10e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +96,7 @@ def _store(
             put_seconds = tried.put_seconds
             if tried.puts and tried.removes:
                 measured = _measure(who, opened, run_id, litter)
-                yield _told(measured)
+                yield rate.told(measured)
             elif tried.puts:
                 found = "not measured: what is put for it could not be removed"
                 yield warning("rate", found, "allow the job to delete, and ask again", rate=None)
@@ -127,15 +123,3 @@ def _measure(who: Patient, opened: BlobStore, run_id: str, litter: Litter) -> ra
         who.pace,
         most,
     ).run()
-
-
-def _told(measured: rate.Measured) -> Finding:
-    facts: dict[str, Any] = {"connections": measured.connections, "bytes": measured.nbytes}
-    if measured.rate is None:
-        advice = "look at the network between this machine and the store, and at what else uses it"
-        return fails("rate", f"not measured: {measured.why}", advice, rate=None, **facts)
-    found = f"{amount(measured.rate)}/s over {measured.connections} connections"
-    slow = "a connection gives 50 to 95 MB/s where store and machine are in one region: are they?"
-    if measured.rate < _SLOW:
-        return warning("rate", found, slow, rate=round(measured.rate, 1), **facts)
-    return ok("rate", found, rate=round(measured.rate, 1), **facts)
