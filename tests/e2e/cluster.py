@@ -40,9 +40,9 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=5
+AuthInfo=socket={runtime}/munge,cred_expire=5
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
+SlurmdSpoolDir={runtime}/%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 MpiDefault=none
@@ -70,8 +70,8 @@ PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF OverSubscribe=NO
 """
 #: What is in the environment of whoever calls sbatch comes to every node: a folder for sockets is a node's own.
 _PROLOG = """#!/bin/sh
-mkdir -p -m 700 {runtime}/$SLURMD_NODENAME
-echo "export XDG_RUNTIME_DIR={runtime}/$SLURMD_NODENAME"
+mkdir -p -m 700 {runtime}/run-$SLURMD_NODENAME
+echo "export XDG_RUNTIME_DIR={runtime}/run-$SLURMD_NODENAME"
 """
 
 
@@ -142,6 +142,11 @@ class Cluster:
     def head(self) -> Node:
         return self.nodes[0]
 
+    @property
+    def _sockets(self) -> Path:
+        """A short path: a socket's holds 107 bytes, and Slurm has long names for those of its steps."""
+        return self.head.runtime
+
     # --- what a person types, on the first node ---
 
     def sbatch(self, *words: str, **env: str) -> str:
@@ -200,9 +205,10 @@ class Cluster:
         for name in ("state", "cgroup"):
             (self.folder / name).mkdir()
         self.folder.chmod(0o755)
-        self._write("slurm.conf", _CONFIGURATION.format(**self._words), 0o644)
+        words = {**self._words, "runtime": self._sockets}
+        self._write("slurm.conf", _CONFIGURATION.format(**words), 0o644)
         self._write("cgroup.conf", f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={self.folder}/cgroup\n", 0o644)
-        self._write("prolog", _PROLOG.format(runtime=self.head.runtime), 0o755)
+        self._write("prolog", _PROLOG.format(**words), 0o755)
         self._write("train.sbatch", batch_script(), 0o644)
         self._write("munge.key", secrets.token_hex(64), 0o400)
         self.env = {
@@ -219,10 +225,8 @@ class Cluster:
     def _start(self) -> None:
         places = [f"--{what}-file={self.folder}/munge.{what}" for what in ("key", "pid", "log", "seed")]
         # One for all: its socket is a file, and files are shared.
-        self._run(
-            self.head, "munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", *places
-        )
-        eventually((self.folder / "munge.socket").is_socket, "munged does not listen")
+        self._run(self.head, "munged", "--foreground", "--force", f"--socket={self._sockets}/munge", *places)
+        eventually((self._sockets / "munge").is_socket, "munged does not listen")
         self._run(self.head, "slurmctld", "-D", "-i")
         for node in self.nodes:
             daemon = ("slurmd", "-D", "-N", node.name)
