@@ -241,17 +241,15 @@ class Agent:
                         "the rendezvous was on the machine that goes: it is on %s from now on", meet
                     )
             pid = supervisor.start()
-            if self._meter is not None:
-                self._meter.launched(self._machine.restarts)
             logger.info("guarding pid %d as run %s", pid, self._facts.run_id)
             self._carry_out(self._machine.handle(Launched(pid), self._clock.monotonic()))
+            if self._meter is not None:
+                self._meter.launched(self._machine.restarts)
 
     def _publish(self, outcome: outcomes.Outcome) -> None:
         seen = outcomes.seen_time(outcome, self._clock.monotonic(), self._clock.time())
         record = outcome.record(seen)
         self._last = record
-        if self._meter is not None:
-            self._meter.ended(record)
         whole = outcome.committed is not None
         logger.log(
             logging.WARNING if whole else logging.ERROR,
@@ -264,3 +262,5 @@ class Agent:
             outcomes.write(record, path.parent, path.stem)
         except OSError as error:  # the line above is then the record
             logger.error("the outcome cannot be written beside %s: %s", path, error.strerror)
+        if self._meter is not None:
+            self._meter.ended(record)

@@ -1,4 +1,4 @@
-"""The HTTP endpoint that Prometheus scrapes: on 127.0.0.1, a few connections at a time, each for a few seconds.
+"""The HTTP endpoint that Prometheus scrapes: on 127.0.0.1, a few connections at a time, none of which is waited for.
 
 Not `prometheus_client.start_http_server`: that binds by `http.server`, which looks its own name up in DNS; gives every
 connection a thread, however many there are; and waits for ever for what a client may send. Any user of this machine can
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 #: Connections at a time. One more ends the oldest, so that those that only stay never keep a scrape out.
 MOST = 4
-#: Seconds for each read and each write.
+#: Seconds of silence that end a connection.
 _PATIENCE = 5.0
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +18,15 @@ pytest.importorskip("prometheus_client")
 
 from spotguard.agent import entry
 from spotguard.agent.config import Options, resolve
+from spotguard.agent.emergency import Machine, Policy
+from spotguard.agent.events import Event, Signalled
+from spotguard.agent.loop import Agent
+from spotguard.agent.metrics.meter import Meter
+from spotguard.agent.status import Facts
+from spotguard.agent.supervisor import Supervisor
+from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
+from tests.fakes.serving import Events, Serving
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,7 +83,7 @@ hook.say(Position(7, checkpoint_step=5, checkpoint_age=9.0, save_seconds=2.0, ra
 has("spotguard_step" + who + " 7.0")
 has("spotguard_fits_window" + who + " 1.0")
 has("spotguard_expected_slack_seconds" + who + " 88.0")  # of 100 s, 10 in reserve
-has("spotguard_checkpoint_age_seconds" + who + " 9.")
+has("spotguard_checkpoint_step" + who + " 5.0")
 os.kill(os.getppid(), signal.SIGTERM)
 notice = hook.hear(Preempt)
 hook.say(Told(notice.id, time.monotonic()))
@@ -106,6 +117,37 @@ def test_a_taken_port_is_refused_before_the_command_is_started(
     assert not started.exists()
     assert options.socket is not None
     assert not Path(options.socket).exists()
+
+
+class Broken(Meter):
+    """One that cannot count to one."""
+
+    def take(self, event: Event | None, machine: Machine, now: float) -> None:
+        raise RuntimeError("a bug")
+
+    def launched(self, crashes: int) -> None:
+        raise RuntimeError("a bug")
+
+    def ended(self, record: Mapping[str, Any]) -> None:
+        raise RuntimeError("a bug")
+
+
+def test_a_mistake_in_the_metrics_costs_nobody_the_guard(
+    serve: Serving, events: Events, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The command is started and ended, and the outcome is said and written."""
+    server, clock = serve(), SystemClock()
+    events.queue.put(Signalled(signal.SIGTERM))
+    supervisor = Supervisor(["sleep", "100"], env={**os.environ}, post=events.queue.put)
+    facts = Facts("r", os.getpid(), "r.sock", False, 0.0)
+    machine = Machine(Policy())
+    agent = Agent(machine, server, clock, events.queue, facts, supervisor, meter=Broken())
+    assert agent.run() == 75
+    supervisor.close()
+    assert json.loads(server.path.with_suffix(".outcome.json").read_text())["kind"] == "signal"
+    assert "an error of the agent in Signalled" in caplog.text
+    assert "an error of the agent: Launch failed" in caplog.text
+    assert "an error of the agent: Publish failed" in caplog.text
 
 
 #: What is loaded by an agent that guards a command to its end.
