@@ -85,7 +85,7 @@ class Cluster:
         *,
         nodes: int = 1,
         tracking: Tracking = "cgroup",
-        kill_wait: int = 10,
+        kill_wait: int = 30,
         grace: int = 0,
         silent: int = 300,
         more: str = "",

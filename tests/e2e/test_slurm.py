@@ -37,7 +37,7 @@ class Training:
         self._limit = cluster.folder / "limit"
         self._limit.write_text("5")
         words = (sys.executable, str(PROGRAM), str(STEPS), str(self._limit))
-        said = {"SPOTGUARD_WINDOW": "8", "SPOTGUARD_EVERY": "off", "PYTHONUNBUFFERED": "1", **env}
+        said = {"SPOTGUARD_EVERY": "off", **env}
         self.job: Job = cluster.train(*words, options=options, **said)
         self.job.until("^step 5 ")
 
@@ -161,7 +161,6 @@ def test_a_job_of_two_nodes_leaves_both_and_comes_back_to_both(
         job = cluster.train(
             *("torchrun", "--nproc-per-node=1", str(SHARDED), str(STEPS), str(limit)),
             options=("--nodes=2",),
-            SPOTGUARD_WINDOW="20",
             SPOTGUARD_EVERY="off",
         )
         job.until("^step 5 ")
@@ -219,7 +218,7 @@ def test_a_job_that_loses_a_node_goes_on_from_a_background_checkpoint_on_another
     """Taken without a word, wire and all. What it held nobody else has, so nothing is saved at the SIGTERM that follows."""
     limit = tmp_path / "limit"
     limit.write_text("5")
-    with Cluster(tmp_path, require_server, nodes=3, silent=10, more=HASTY) as cluster:
+    with Cluster(tmp_path, require_server, nodes=3, kill_wait=10, silent=10, more=HASTY) as cluster:
         job = cluster.train(
             *("torchrun", "--nproc-per-node=1", str(SHARDED), "1000", str(limit)),
             options=("--nodes=2", "--exclusive"),
