@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 #: Connections at a time. One more ends the oldest, so that those that only stay never keep a scrape out.
 MOST = 4
+#: Connections that the kernel keeps until they are accepted: where it has no room a scrape comes a second later.
+_WAITING = 64
 #: Seconds of silence that end a connection.
 _PATIENCE = 5.0
 
@@ -35,7 +37,7 @@ class Endpoint:
 
     def __init__(self, port: int, registry: CollectorRegistry) -> None:
         try:
-            self._listening = socket.create_server((HOST, port), backlog=MOST)
+            self._listening = socket.create_server((HOST, port), backlog=_WAITING)
         except OSError as error:
             raise UsageError(
                 f"--metrics-port {port}: cannot listen at {HOST}:{port}: {error.strerror}. Give another port: each run and each agent "

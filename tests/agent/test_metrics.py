@@ -105,6 +105,27 @@ hook.say(Bye("done"))
     assert entry.run(options, training(afterwards)) == 0
 
 
+def test_hung_scrapes_delay_neither_the_notice_nor_the_end(
+    options: Options, training: Callable[[str], list[str]]
+) -> None:
+    """More than are answered at a time, each in the middle of its question."""
+    body = """
+import socket
+hung = [socket.create_connection(("127.0.0.1", int(url.split(":")[2].split("/")[0])), 30) for _ in range(8)]
+for each in hung:
+    each.sendall(b"GET /metrics HTTP/1.1\\r\\nHost:")
+os.kill(os.getppid(), signal.SIGTERM)
+notice = hook.hear(Preempt)
+hook.say(Told(notice.id, time.monotonic()), Committed(notice.id, 8, 1000, 0.5, "file:///s/8", time.monotonic()))
+sys.exit(hook.hear(Leave).code)
+"""
+    assert entry.run(options, training(body)) == 75
+    assert options.socket is not None
+    record = json.loads(Path(options.socket).with_suffix(".outcome.json").read_text())
+    assert record["committed"] is not None
+    assert record["ended"] == "left when told"
+
+
 def test_a_taken_port_is_refused_before_the_command_is_started(
     options: Options, port: int, tmp_path: Path
 ) -> None:

@@ -132,6 +132,25 @@ def test_a_scrape_that_fails_is_said_and_the_next_one_answered(
     assert "could not be answered" in caplog.text
 
 
+def test_a_scrape_that_hangs_inside_is_not_waited_for(opened: Callable[..., Endpoint]) -> None:
+    inside, free = threading.Event(), threading.Event()
+
+    def read() -> Reading:
+        inside.set()
+        free.wait(TIMEOUT)
+        return nothing()
+
+    endpoint = opened(read)
+    with connected(endpoint) as client:
+        client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert inside.wait(TIMEOUT)
+        endpoint.close()
+        assert client.recv(1) == b""
+        assert "spotguard-scrape" in ours(), "it still hangs, and the end has come all the same"
+    free.set()
+    eventually(lambda: "spotguard-scrape" not in ours(), "it ended")
+
+
 def test_closed_nobody_listens_and_no_thread_stays(opened: Callable[..., Endpoint]) -> None:
     """Also in mid-answer."""
     endpoint = opened()
