@@ -6,11 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from spotguard.commands import doctor
+from spotguard.doctor.litter import Litter
+from spotguard.providers.clock import SystemClock
 from spotguard.providers.stores.opening import open_store
+from tests.fakes.store import FakeStore
 from tests.fixtures_servers import FaultsBefore
 from tests.servers.faultplan import Fault
 from tests.servers.moto import Moto
@@ -20,7 +26,9 @@ LARGE = 1_000_000
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    ids=["Ctrl-C", "SIGTERM", "SIGHUP"],
 )
 def test_interrupted_while_it_measures_it_leaves_nothing(
     number: int, code: int, moto: Moto, faults_before: FaultsBefore, tmp_path: Path
@@ -47,3 +55,64 @@ def test_interrupted_while_it_measures_it_leaves_nothing(
         proxy.go_on()
         assert running.wait(60) in (code, -number)
     assert list(open_store(f"{url}?endpoint={plain}").list("")) == []
+
+
+class Interrupted(FakeStore):
+    """Ctrl-C comes while it removes, and that call never comes to its end, as one of a thread that dies with its program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deleting = 0
+        self.never = threading.Event()
+
+    def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
+        self.deleting += 1
+        if self.deleting == 1:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            self.never.wait(60)
+            return
+        super().delete(keys, timeout=timeout)
+
+
+def test_interrupted_while_it_clears_it_leaves_nothing() -> None:
+    store = Interrupted()
+    with pytest.raises(KeyboardInterrupt), Litter(store, SystemClock()) as litter:
+        for key in ("run-7/probes/1", "run-7/probes/2"):
+            store.put(litter.note(key), memoryview(b"x"))
+    store.never.set()
+    assert (store.objects, litter.left) == ({}, ())
+
+
+def test_interrupted_while_it_clears_from_outside(
+    moto: Moto, faults_before: FaultsBefore, tmp_path: Path
+) -> None:
+    """The page is whole by then, and the last request of all is on its way."""
+    url, plain = f"{moto.fresh()}/prefix", moto.endpoint
+    proxy = faults_before(moto)
+    # The probe's own removal passes; of those after it the first stands still.
+    asked_for = iter((False, True))
+    proxy.inject(
+        Fault("stall", times=1, matching=lambda asked: asked.method == "POST" and next(asked_for, False))
+    )
+    words = [sys.executable, "-m", "spotguard", "doctor", "--provider", "none", "--store", url]
+    quiet, heard = subprocess.DEVNULL, subprocess.PIPE
+    with subprocess.Popen(words, cwd=tmp_path, stdout=quiet, stderr=heard, start_new_session=True) as running:
+        assert proxy.wait_for_stalled(1)
+        os.kill(running.pid, signal.SIGINT)
+        assert running.stderr is not None
+        assert running.stderr.readline() == b"spotguard: removing what was put into the store\n"
+        assert running.wait(60) in (130, -signal.SIGINT)
+        assert list(open_store(f"{url}?endpoint={plain}").list("")) == []
+        proxy.go_on()
+
+
+def test_what_was_ignored_stays_so() -> None:
+    """nohup has it that a terminal which closes ends nothing."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with doctor._ended_in_order():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

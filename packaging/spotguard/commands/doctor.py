@@ -6,7 +6,7 @@ import argparse
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from types import FrameType
 
 from rich.console import Console
@@ -37,7 +37,8 @@ examples:
   spotguard doctor --window 120 --json"""
 
 PACE = Pace()
-_ENDING = (signal.SIGINT, signal.SIGTERM)
+#: The last is what a terminal sends that is closed, as by an ssh that breaks off.
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +54,8 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     out = None if arguments.json else console()
     found: list[Finding] = []
     # Closed before anything else ends: what was put into the store is removed then.
-    with _ended_in_order(), closing(visit(who)) as findings:
+    # Twice, for the one interruption may come at the very begin of the first closing.
+    with _ended_in_order(), closing(visit(who)) as findings, closing(findings):
         for finding in findings:
             found.append(finding)
             if out is not None:
@@ -80,16 +82,20 @@ def _options(arguments: argparse.Namespace, command: Sequence[str]) -> tuple[con
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """Ctrl-C and SIGTERM (`timeout 30 spotguard doctor`) end the visit, and what was put is removed then. That takes some
-    seconds, in which a second one would leave it there: it is not heard."""
+    """Ctrl-C, SIGTERM (`timeout 30 spotguard doctor`) and SIGHUP end the visit, and what was put is removed then. That takes
+    some seconds, in which a second one would leave it there: it is not heard. So it interrupts once at most, wherever it
+    comes, and whoever clears begins anew where that was in its midst."""
 
     def leave(signum: int, frame: FrameType | None) -> None:
         for each in _ENDING:
             signal.signal(each, signal.SIG_IGN)
-        os.write(2, b"spotguard: removing what was put into the store\n")  # not print: it may be in one
+        with suppress(OSError):  # the terminal is gone
+            os.write(2, b"spotguard: removing what was put into the store\n")  # not print: it may be in one
         raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
 
-    before = [(each, signal.signal(each, leave)) for each in _ENDING]
+    # What is ignored stays so: nohup's SIGHUP, and SIGINT of who runs behind `&`.
+    heard = [each for each in _ENDING if signal.getsignal(each) is not signal.SIG_IGN]
+    before = [(each, signal.signal(each, leave)) for each in heard]
     try:
         yield
     finally:

@@ -40,6 +40,7 @@ class Litter:
         #: Keys that could not be removed, and why.
         self.left: tuple[str, ...] = ()
         self.why = ""
+        self._cleared = False
 
     def note(self, key: str) -> str:
         """Before it is put."""
@@ -59,12 +60,26 @@ class Litter:
         return self
 
     def __exit__(self, *raised: object) -> None:
+        try:
+            self.clear(asked_for=raised[0] is None)
+        except BaseException:  # Ctrl-C in the midst of it: a second one is not heard (`commands.doctor`)
+            self.clear(asked_for=False)
+            raise
+
+    def clear(self, *, asked_for: bool) -> None:
+        """Remove all of it, once: until that has come to its end it may be called again, and begins anew.
+
+        Args:
+            asked_for: somebody will look at `left`; else it is a warning in the log.
+        """
+        if self._cleared:
+            return
         self.over.set()
         until = self._clock.monotonic() + _RETURNING
         for aside in self._putting:  # what lands after it was removed would stay
             aside.ended(self._clock, until)
         with self._lock:
-            keys, self._keys = self._keys, []
+            keys = list(self._keys)
         if keys:
             try:
                 within(
@@ -72,7 +87,7 @@ class Litter:
                 )
             except (StoreError, TimeoutError) as error:
                 self.left, self.why = tuple(keys), str(error)
-                if raised[0] is not None:  # nobody will ask
+                if not asked_for:
                     log.warning(
                         "what the doctor has put stays in %s: delete %s/probes there by hand (%s)",
                         self._store.url,
@@ -82,6 +97,7 @@ class Litter:
         for folder in self._made:
             with suppress(OSError):  # not made after all, or somebody has put something there meanwhile
                 os.rmdir(folder)
+        self._cleared = True
 
 
 def _missing(url: str) -> list[Path]:

@@ -81,7 +81,7 @@ def _store(
     run_id = who.run_id or (str(saving[0]["run_id"]) if saving else _NO_RUN)
     litter = Litter(opened, who.clock)
     measured, put_seconds = None, 0.0
-    with litter:
+    with litter, litter:  # twice: the one interruption may come at the very begin of the first clearing
         reached = store.reach(opened, who.clock, partial(dates.hear, "the store"))
         yield reached
         yield from disk.look(url, cloud_name, nbytes)
