@@ -18,9 +18,10 @@ _ALL = set(range(1, 19))
 
 _SECTION = re.compile(r"^## S(\d+) .*\n((?:(?!^## ).*\n?)*)", re.MULTILINE)
 _TEST = re.compile(r"^- `(tests/[\w/]+\.py)(?:::(test_\w+))?`$", re.MULTILINE)
-#: In a test's name, and in the words of its docstring or its file's: `_s8a_`, "S7 and S8d: …".
-_IN_NAME = re.compile(r"(?<=_)s(\d{1,2})[a-d]?(?=_)")
-_IN_WORDS = re.compile(r"\bS(\d{1,2})[a-d]?\b(?=[^.]*:)")
+#: What a test's name or its docstring begins with: `test_s8a_`, "S7 and S8d: …". (Elsewhere S3 is the store of that name.)
+_IN_NAME = re.compile(r"(?<=^test_)s(\d{1,2})[a-d]?(?=_)")
+_HEAD = re.compile(r"S\d[^.:]*:")
+_IN_WORDS = re.compile(r"\bS(\d{1,2})[a-d]?\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ def _of(path: Path) -> Iterator[Test]:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             words = (ast.get_docstring(node) or "").partition("\n\n")[0]
-            said = _IN_NAME.findall(node.name) + _IN_WORDS.findall(words)
+            head = _HEAD.match(words)
+            said = _IN_NAME.findall(node.name) + _IN_WORDS.findall(head[0] if head else "")
             scenarios = frozenset(map(int, said)) & _ALL
             yield Test(path.relative_to(ROOT).as_posix(), node.name, scenarios)
 

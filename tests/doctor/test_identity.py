@@ -80,12 +80,12 @@ def s3(monkeypatch: pytest.MonkeyPatch, **env: str) -> Credentials:
     return found
 
 
-def test_s3_tells_keys_from_what_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_and_what_ends_are_told_apart_for_s3(monkeypatch: pytest.MonkeyPatch) -> None:
     assert s3(monkeypatch) == Credentials("variables of the environment", None, renewed=False)
     assert s3(monkeypatch, AWS_SESSION_TOKEN="t").temporary is True
 
 
-def test_s3_says_when_what_a_variable_holds_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_what_a_variable_holds_ends_is_said_for_s3(monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays as it is for as long as the process lives."""
     ends = (datetime.now(UTC) + timedelta(hours=2)).isoformat()
     found = s3(monkeypatch, AWS_SESSION_TOKEN="t", AWS_CREDENTIAL_EXPIRATION=ends)

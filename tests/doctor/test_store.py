@@ -267,7 +267,7 @@ def test_what_s3_says_to_the_first_request_is_a_line(
     assert words in found.advice
 
 
-def test_s3_that_calls_the_clock_wrong_gives_the_clocks_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_s3_that_calls_the_clock_wrong_gives_the_clocks_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """RequestTimeTooSkewed comes from 15 minutes on, and with a date."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
