@@ -76,9 +76,11 @@ class Interrupted(FakeStore):
 
 def test_interrupted_while_it_clears_it_leaves_nothing() -> None:
     store = Interrupted()
-    with pytest.raises(KeyboardInterrupt), Litter(store, SystemClock()) as litter:
-        for key in ("run-7/probes/1", "run-7/probes/2"):
-            store.put(litter.note(key), memoryview(b"x"))
+    litter = Litter(store, SystemClock())
+    for key in ("run-7/probes/1", "run-7/probes/2"):
+        store.put(litter.note(key), memoryview(b"x"))
+    with pytest.raises(KeyboardInterrupt):
+        litter.__exit__(None, None, None)
     store.never.set()
     assert (store.objects, litter.left) == ({}, ())
 
