@@ -65,7 +65,8 @@ METRICS: tuple[Metric, ...] = (
         "spotguard_restarts_total",
         "counter",
         ("cause",),
-        "Starts of the command after its first one: after a crash, or after a preemption that this machine outlived.",
+        "Starts of the command after its first one: after a crash, or after a preemption, of this machine, which outlived it, or of "
+        "another one of the job.",
         lambda r: all_of(r.at.restarts),
     ),
     # --- what is seen ---
