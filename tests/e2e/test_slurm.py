@@ -240,3 +240,31 @@ def test_a_job_that_loses_a_node_goes_on_from_a_background_checkpoint_on_another
         assert cluster.show(job.id)["Restarts"] == "1"
         cluster.scancel(job.id)
         job.becomes("CANCELLED")
+
+
+@pytest.mark.soak
+def test_a_job_of_which_a_cloud_takes_a_node_is_saved_by_all_and_loses_no_step(
+    tmp_path: Path, require_server: Callable[[str], str]
+) -> None:
+    """Slurm knows of no notice: it finds the node gone, and requeues the job to those that it has."""
+    limit = tmp_path / "limit"
+    limit.write_text("5")
+    with Cluster(tmp_path, require_server, nodes=3, kill_wait=10, silent=10, more=HASTY) as cluster:
+        job = cluster.train(
+            *("torchrun", "--nproc-per-node=1", str(SHARDED), str(STEPS), str(limit)),
+            options=("--nodes=2", "--exclusive"),
+            SPOTGUARD_EVERY="off",
+        )
+        job.until("^step 5 ")
+        cluster.nodes[1].preempt(60)
+        job.until("gate at step 5", 2)
+        limit.write_text(str(STEPS))
+        job.until("terminate notice from aws .* COMMITTED .* exit code 75$")
+        cluster.nodes[1].take()
+        job.until(f"^step {STEPS} ")
+        job.becomes("COMPLETED")
+        assert cluster.show(job.id)["Restarts"] == "1"
+    assert re.findall(r"^restored (\d+) ", job.log, re.MULTILINE) == ["0", "5"]
+    assert "on node3" in job.log
+    steps = re.findall(r"^step (\d+) ", job.log, re.MULTILINE)
+    assert steps == [str(step) for step in range(1, STEPS + 1)]
