@@ -116,14 +116,14 @@ def test_whether_a_socket_lies_there(folder: Path) -> None:
 OUTSIDER = """
 import logging, os, random, sys
 from pathlib import Path
-from spotguard.agent import config, control, loop
+from spotguard.agent import config, control, entry
 from spotguard.providers.clock import SystemClock
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 options = config.resolve("run", {}, {})
 service = Path(sys.argv[1])
-print(loop._watches(options, list, print, SystemClock(), random.Random(), service, ()))
+print(entry._watches(options, list, None, print, SystemClock(), random.Random(), service, ()))
 print(control.find_sockets({"XDG_RUNTIME_DIR": "/nowhere"}, os.getpid(), service))
 """
 
