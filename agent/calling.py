@@ -25,8 +25,9 @@ from .telling import Telling
 #: what its state takes on a slow link.
 PATIENCE = 600.0
 #: Seconds for which a command that was started again may look for the job's other machines, which are started again too,
-#: or are new and still boot: torchrun gives up after 100 s in which nobody answers where its rendezvous was (seen).
-REJOIN = 900.0
+#: or are new and still boot: torchrun gives up after 100 s in which nobody answers where its rendezvous was (seen). Kubernetes' Job
+#: makes a new pod up to 600 s late (MaxJobPodFailureBackOff), and only then does its node begin to boot.
+REJOIN = 1800.0
 #: Before it looks again.
 PAUSE = 1.0
 #: Withdrawn calls that are remembered.

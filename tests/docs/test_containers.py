@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 
 import spotguard
+from spotguard.agent.calling import REJOIN
 from spotguard.containers.manifests import GRACE, MANIFESTS, MARGIN, Cloud, window
 from spotguard.doctor import cloud
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.simulator.aws import AwsSimulator
 from spotguard.providers.simulator.gcp import GcpSimulator
+from tests.docs.messages import messages
 from tests.docs.pages import ROOT, blocks, section
 from tests.docs.terminal import follows
 from tests.fakes.patient import options
+from tests.kubernetes import container, environment
 
 KUBERNETES = ROOT / "docs" / "kubernetes.md"
 NAMES: dict[str, Cloud] = {"EKS": "aws", "GKE": "gcp", "AKS": "azure"}
@@ -33,6 +36,42 @@ def test_the_seconds_of_each_cloud_are_those_of_its_manifests() -> None:
 def test_every_manifest_has_its_row() -> None:
     rows = re.findall(r"^\| `([\w-]+)` \| ", KUBERNETES.read_text().partition("\n## ")[0], re.MULTILINE)
     assert rows == list(MANIFESTS)
+
+
+def test_the_delays_of_the_next_pod_are_the_job_controllers() -> None:
+    """kubernetes, pkg/controller/job: DefaultJobPodFailureBackOff is 10 s, MaxJobPodFailureBackOff 10 min, doubled with each failure, ignored or not."""
+    below = section(KUBERNETES, "## How long the next pod waits")
+    said = re.search(r"up to (\d+) min: ([\d,\s]+) s, and (\d+) s from the seventh on", below)
+    assert said is not None
+    delays = [min(10 * 2**failure, 600) for failure in range(7)]
+    assert [int(each) for each in said[2].split(",")] == delays[:6]
+    assert int(said[3]) == delays[6] == 60 * int(said[1])
+
+
+def test_the_wait_of_those_that_stay_is_the_codes() -> None:
+    minutes = f"for {REJOIN / 60:.0f} min"
+    for page, heading in (
+        (KUBERNETES, "## How long the next pod waits"),
+        (KUBERNETES, "## Several pods"),
+        (ROOT / "docs" / "launchers.md", "## The start after it"),
+    ):
+        assert minutes in section(page, heading)
+
+
+def test_the_restarts_of_several_pods_are_the_manifests() -> None:
+    pytest.importorskip("yaml")
+    env = environment(container("indexed-job", "aws", "train"))
+    row = "`SPOTGUARD_MAX_RESTARTS` is used up (10 in `indexed-job`, none in the others)"
+    assert row.replace("10", env["SPOTGUARD_MAX_RESTARTS"]) in section(KUBERNETES, "## How a pod ends")
+
+
+def test_who_cordons_is_said_for_every_cloud() -> None:
+    """And what a run says on a node that nobody has cordoned."""
+    below = section(KUBERNETES, "## The next pod, and the same node")
+    rows = re.findall(r"^\| (\w+)[^|]*\| (?:\S)", below, re.MULTILINE)
+    assert set(NAMES) <= set(rows)
+    (quoted,) = re.findall(r"saying\n`([^`]+)`", below)
+    assert any(quoted in piece for message in messages() for piece in message.pieces)
 
 
 def test_the_two_lines_are_of_this_version() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 import spotguard
 from spotguard.agent import config
+from spotguard.agent.calling import REJOIN
 from spotguard.agent.launchers import is_torchrun
 from spotguard.agent.sockets import SERVICE_SOCKET
 from spotguard.commands.run import split
@@ -119,6 +120,18 @@ def test_a_preemption_charges_nothing(name: str) -> None:
     container(name, "aws", "train")
 
 
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_nobody_is_the_first_to_go_when_a_node_is_short_of_memory(name: str) -> None:
+    """Who asks for none is `BestEffort`. A job that has no limit may fill the node, and what ends it then is ignored."""
+    for each in containers(name, "aws"):
+        asked, most = each["resources"]["requests"]["memory"], each["resources"]["limits"]["memory"]
+        assert most == asked or each["name"] != "train"
+    if name in JOBS:
+        assert "137" not in str(one(name, "aws", "Job")["spec"]["podFailurePolicy"]), (
+            "who is over it has crashed"
+        )
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_what_a_pod_resumes_under_is_the_jobs_name(name: str) -> None:
     job = one(name, "aws", "Job")
@@ -220,3 +233,29 @@ def test_the_pods_of_one_job_find_each_other() -> None:
     assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": name}
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
+
+
+#: Seconds: MaxJobPodFailureBackOff (kubernetes, pkg/controller/job), and what a node with GPUs takes to boot and to fetch an image.
+LATEST_POD, NODE = 600, 900
+
+
+@pytest.mark.torch
+def test_the_pods_that_stay_wait_for_one_that_the_job_makes_late() -> None:
+    """`run` as long as torchrun, and both beyond the Job's longest delay."""
+    run = pytest.importorskip("torch.distributed.run")
+    command = container("indexed-job", "aws", "train")["command"]
+    torchrun = command[command.index("torchrun") + 1 :]
+    words = [word.replace("$(JOB_COMPLETION_INDEX)", "1") for word in torchrun]
+    found, _, _ = run.config_from_args(run.get_args_parser().parse_args(words))
+    assert found.rdzv_backend == "static"
+    assert float(found.rdzv_configs["timeout"]) == REJOIN
+    assert REJOIN >= LATEST_POD + NODE
+
+
+def test_the_pods_that_crash_with_another_begin_again_by_themselves() -> None:
+    """The Job would count it, for as long as it lives."""
+    env = environment(container("indexed-job", "aws", "train"))
+    assert config.resolve("run", {}, env).max_restarts >= 10
+    for name in JOBS:
+        if name != "indexed-job":
+            assert "SPOTGUARD_MAX_RESTARTS" not in environment(container(name, "aws", "train"))
