@@ -11,13 +11,14 @@ from math import inf
 #: Seconds of warning that a cloud gives unless somebody chose otherwise: AWS's spot interruption notice, GCP without
 #: `--preemption-notice-duration`, Azure's Preempt event at its word (docs/notices-*.md).
 USUAL_WINDOWS = {"aws": 120.0, "gcp": 30.0, "azure": 30.0}
-#: Where no cloud is known: what the shortest of them gives.
-SHORTEST_WINDOW = 30.0
+#: What a SIGTERM leaves, the only notice where no cloud is: launchers kill after 30 s (Kubernetes, Docker's 10 is set by
+#: hand), some after 25.
+SIGTERM_WINDOW = 25.0
 
 
 def expected_window(cloud: str, said: float | None) -> float:
-    """Seconds of warning to count on: what the user said, else what the cloud is known to give."""
-    usual = USUAL_WINDOWS.get(cloud, SHORTEST_WINDOW)
+    """Seconds of warning to count on: what the user said, else what the cloud is known to give, or a SIGTERM."""
+    usual = USUAL_WINDOWS.get(cloud, SIGTERM_WINDOW)
     if said is None:
         return usual
     # `--window` cuts down what a notice says; only GCP's, which says nothing, is taken at the user's word.
@@ -32,6 +33,12 @@ def reserve_of(window: float, left: float, said: float | None) -> float:
     return min(max(3.0, window / 10) if said is None else said, left / 2)
 
 
+def window_for(seconds: float, said: float | None) -> float:
+    """The shortest warning that leaves so many seconds beside its own reserve: `reserve_of`, which grows with it, solved."""
+    beside = max(seconds + 3.0, seconds / 0.9) if said is None else seconds + said
+    return min(beside, 2 * seconds)
+
+
 @dataclass(frozen=True, slots=True)
 class Fit:
     """So many bytes, a link, and the seconds that there are."""
@@ -43,6 +50,8 @@ class Fit:
     window: float
     reserve: float
     commit: float = 0.0
+    #: `--reserve`, which another window would have as well; None: it is in proportion to the window.
+    said: float | None = None
 
     @property
     def budget(self) -> float:
@@ -76,22 +85,25 @@ class Fit:
 
     @property
     def enough(self) -> float | None:
-        """Seconds of warning that would be just enough, with the same reserve; None: not known."""
-        return None if self.seconds is None else self.seconds + self.reserve
+        """Seconds of warning that would be just enough, with the reserve of such a one; None: not known."""
+        return None if self.seconds is None else window_for(self.seconds, self.said)
 
     def verdict(self) -> str:
         """One line with the numbers that decide: "84.0 GiB in 95.0 s needs 0.88 GiB/s; measured 1.10: fits with 18.6 s
         to spare"."""
+        if self.slack is None:
+            return f"{self.numbers()}; how fast the link is is not known yet"
+        if self.slack >= 0:
+            return f"{self.numbers()}: fits with {self.slack:.1f} s to spare"
+        return f"{self.numbers()}: does not fit, {-self.slack:.1f} s are missing"
+
+    def numbers(self) -> str:
+        """The verdict without what follows from it."""
         size, unit = _unit(max(self.needed if self.needed < inf else 0.0, self.rate or 0.0))
         amount, of = _unit(self.nbytes)
         need = f"needs {self.needed / size:.2f} {unit}/s" if self.needed < inf else "cannot be committed"
         asked = f"{self.nbytes / amount:.1f} {of} in {self.budget:.1f} s {need}"
-        if self.rate is None or self.slack is None:
-            return f"{asked}; how fast the link is is not known yet"
-        measured = f"{asked}; measured {self.rate / size:.2f}"
-        if self.slack >= 0:
-            return f"{measured}: fits with {self.slack:.1f} s to spare"
-        return f"{measured}: does not fit, {-self.slack:.1f} s are missing"
+        return asked if not self.rate else f"{asked}; measured {self.rate / size:.2f}"
 
 
 def _unit(value: float) -> tuple[int, str]:

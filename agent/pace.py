@@ -6,6 +6,8 @@ from collections import deque
 
 #: Seconds that count: long beside the words (four a second), short beside a window.
 _SPAN = 2.0
+#: Of a save that brought bytes for less than so many nothing is said afterwards: two of its words, and no rate.
+_LEAST = 0.2
 
 
 class Pace:
@@ -15,6 +17,7 @@ class Pace:
         self._step: int | None = None
         #: When, and how many bytes had left by then: those of the last two seconds, and the one before them.
         self._heard: deque[tuple[float, int]] = deque()
+        self._first: tuple[float, int] = (0.0, 0)
         #: Bytes that have left for the store, and all. 0 where nobody has said.
         self.done = self.total = 0
 
@@ -24,6 +27,8 @@ class Pace:
             self._step, self.done = step, 0
             self._heard.clear()
         self.done, self.total = max(self.done, done), max(0, total)
+        if not self._heard:
+            self._first = (at, self.done)
         self._heard.append((at, self.done))
         while len(self._heard) > 2 and self._heard[1][0] <= at - _SPAN:
             self._heard.popleft()
@@ -35,6 +40,12 @@ class Pace:
         (since, before), (last, done) = self._heard[0], self._heard[-1]
         until = now if now - last > _SPAN / 2 else last  # the next word is due only now and then
         return (done - before) / (until - since) if until > since else None
+
+    def overall(self) -> float | None:
+        """Bytes a second of the whole save, from its first word to its last. None: it was too short to say."""
+        if not self._heard or (seconds := self._heard[-1][0] - self._first[0]) < _LEAST:
+            return None
+        return (self._heard[-1][1] - self._first[1]) / seconds
 
     def seconds_left(self, now: float) -> float | None:
         """Seconds that the rest needs. None: nobody can say."""

@@ -324,7 +324,7 @@ class Pending:
             told=_picked(max, (p.told for p in parts)),
             step=steps.pop() if len(steps) == 1 else None,
             bytes=total,
-            rate=total / spent if whole and spent and spent > 1e-6 else None,
+            rate=(total / spent if spent and spent > 1e-6 else None) if whole else self._rate_so_far(),
             gate=_picked(max, (p.gate for p in parts)),
             first_byte=first,
             committed=last,
@@ -337,6 +337,10 @@ class Pending:
             code=code,
             sessions=tuple(parts),
         )
+
+    def _rate_so_far(self) -> float | None:
+        """How fast what was sent in vain has left: the ranks send beside each other."""
+        return sum(part.pace.overall() or 0.0 for part in self.parts.values()) or None
 
     def _why(self, parts: list[SessionOutcome], ended: str) -> str:
         if not parts:

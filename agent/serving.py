@@ -12,11 +12,9 @@ from ..hooks import protocol
 from ..providers.notice import Notice, NoticeKind
 from .actions import Finish, Send
 from .ending import Ending
+from .fit import SIGTERM_WINDOW
 from .hearing import OUTLIVED, Policy
 from .pending import Part, Pending
-
-#: What a SIGTERM leaves: launchers kill after 30 s (Kubernetes, Docker's 10 is set by hand), some after 25.
-SIGTERM_WINDOW = 25.0
 
 
 class Serving(Ending):

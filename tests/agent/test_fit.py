@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotguard.agent.fit import Fit, expected_window, reserve_of
+from spotguard.agent.fit import SIGTERM_WINDOW, Fit, expected_window, reserve_of
 
 GIB = 2**30
 
@@ -16,7 +16,7 @@ def test_one_that_fits_says_by_how_much() -> None:
 
 
 def test_one_that_does_not_says_what_is_missing_and_what_would_do() -> None:
-    fit = Fit(84 * GIB, GIB // 2, window=105.0, reserve=10.0, commit=1.0)
+    fit = Fit(84 * GIB, GIB // 2, window=105.0, reserve=10.0, commit=1.0, said=10.0)
     assert fit.fits is False
     assert (
         fit.verdict()
@@ -53,7 +53,7 @@ def test_where_a_commit_alone_takes_too_long_no_rate_would_do() -> None:
         ("gcp", None, 30.0),
         ("gcp", 120.0, 120.0),  # it says none: the user's word counts
         ("azure", 120.0, 30.0),
-        ("none", None, 30.0),
+        ("none", None, SIGTERM_WINDOW),  # the only notice there
         ("none", 90.0, 90.0),
     ],
 )
@@ -65,3 +65,14 @@ def test_the_reserve_leaves_time_to_save() -> None:
     assert [reserve_of(window, window, None) for window in (120.0, 30.0, 4.0)] == [12.0, 3.0, 2.0]
     assert [reserve_of(window, window, 20.0) for window in (120.0, 30.0)] == [20.0, 15.0]
     assert reserve_of(120.0, 10.0, None) == 5.0, "seen late"
+
+
+@pytest.mark.parametrize("said", [None, 0.0, 5.0, 20.0])
+@pytest.mark.parametrize("seconds", [0.5, 2.0, 4.0, 27.0, 35.0, 60.0, 100.0, 107.9, 110.0, 5000.0])
+def test_the_window_that_would_be_enough_is_enough(seconds: float, said: float | None) -> None:
+    """With the reserve of such a window, which grows with it; and a little less is too little."""
+    enough = Fit(int(seconds * 1000), 1000.0, 30.0, reserve_of(30.0, 30.0, said), said=said).enough
+    assert enough is not None
+    for window, fits in ((enough + 0.01, True), (enough - 0.01, False)):
+        there = Fit(int(seconds * 1000), 1000.0, window, reserve_of(window, window, said), said=said)
+        assert there.fits is fits, window

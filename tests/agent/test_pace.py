@@ -107,3 +107,30 @@ def test_status_says_it_beside_the_seconds_that_are_left() -> None:
     }
     story.commits(session)
     assert (saving()["phase"], saving()["rate"], saving()["seconds_to_go"]) == ("committed", None, None)
+
+
+def test_what_a_save_did_in_all_is_known_afterwards() -> None:
+    assert at_pace(1000, 8.0).overall() == 1000.0
+    slower = at_pace(1000, 4.0)
+    slower.hear(7, 4000, 100_000, 108.0)
+    assert slower.overall() == 500.0
+    assert Pace().overall() is None
+    assert at_pace(1000, 0.0).overall() is None, "one word"
+
+
+def test_the_outcome_says_how_fast_what_was_written_in_vain_went() -> None:
+    """All ranks together, beside each other."""
+    story = Story()
+    ranks = [story.opens(201), story.opens(202)]
+    story.notice()
+    for quarter in range(9):
+        story.until(1 + quarter / 4)
+        for rank in ranks:
+            word = Progress("n1", "writing", story.now, step=7, done_bytes=250 * quarter, total_bytes=10_000)
+            story.says(rank, word)
+    for rank in ranks:
+        story.fails(rank, "out of time")
+        story.closes(rank)
+    story.ends(1)
+    (outcome,) = story.outcomes
+    assert (outcome.committed, outcome.bytes, outcome.rate) == (None, 4000, 2000.0)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from spotguard.doctor.rehearsal import as_json, fit_of
+import pytest
+
+from spotguard.doctor.rehearsal import Rehearsed, judge
+from tests.doctor.test_job import a_rank
 
 GIB = 2**30
 
@@ -12,28 +15,67 @@ GIB = 2**30
 def an_outcome(**more: Any) -> dict[str, Any]:
     """All of 84 GiB in 80 s, the first byte after 2 s."""
     said = {"committed": 82.0, "level": "full", "bytes": 84 * GIB, "rate": 84 * GIB / 80, "first_byte": 2.0}
-    return {**said, "left": 120.0, "reserve": 12.0, **more}
+    return {**said, "less": "", "window": 120.0, "left": 120.0, "reserve": 12.0, **more}
+
+
+def judged(before: float | None = None, /, **more: Any) -> Rehearsed:
+    found = judge(an_outcome(**more), [a_rank(bytes=84 * GIB, rate=before)])
+    assert found is not None
+    return found
+
+
+NOTHING = {"committed": None, "level": "", "bytes": 0, "rate": None, "first_byte": None}
 
 
 def test_what_was_saved_in_time_fits_with_what_was_left() -> None:
-    fit = fit_of(an_outcome(), 84 * GIB)
-    assert fit is not None
-    assert fit.verdict() == "84.0 GiB in 108.0 s needs 0.79 GiB/s; measured 1.05: fits with 26.0 s to spare"
-    assert as_json(fit)["slack_seconds"] == 26.0
+    found = judged()
+    assert found.verdict() == "84.0 GiB in 108.0 s needs 0.79 GiB/s; measured 1.05: fits with 26.0 s to spare"
+    assert (found.fits, found.advice(), found.as_json()["slack_seconds"]) == (True, "", 26.0)
 
 
 def test_weights_alone_say_what_all_of_it_would_need() -> None:
-    fit = fit_of(an_outcome(level="weights", bytes=28 * GIB, rate=0.28 * GIB, committed=101.0), 84 * GIB)
-    assert fit is not None
-    assert fit.verdict().startswith("84.0 GiB in 108.0 s needs")
-    assert fit.fits is False
+    found = judged(level="weights", bytes=28 * GIB, rate=0.28 * GIB, committed=101.0)
+    assert found.verdict().startswith("84.0 GiB in 108.0 s needs")
+    assert "are missing" in found.verdict()
+    assert (found.fits, found.as_json()["fits"]) == (False, False)
+    assert "would fit, and a warning of" in found.advice()
 
 
-def test_what_was_not_committed_has_no_rate() -> None:
-    fit = fit_of(an_outcome(committed=None, level="", bytes=0, rate=None, first_byte=None), 84 * GIB)
-    assert fit is not None
-    assert (fit.fits, as_json(fit)["slack_seconds"]) == (None, None)
+@pytest.mark.parametrize(
+    ("happened", "ends"),
+    [
+        ({"level": "weights", "bytes": 28 * GIB, "rate": GIB}, "does not fit, the weights alone were saved"),
+        ({"less": "a checkpoint of step 4 was let finish", "bytes": GIB}, "does not fit as it stands"),
+        ({**NOTHING, "rate": GIB, "bytes": 10 * GIB}, "NOT saved, nothing was committed"),
+        (NOTHING, "NOT saved, nothing was committed"),
+    ],
+)
+def test_what_was_lost_did_not_fit_whatever_the_numbers_say(happened: dict[str, Any], ends: str) -> None:
+    """A save that has just lost the moments, at a rate by which there would have been time."""
+    found = judged(**happened)
+    assert found.verdict().endswith(f": {ends}")
+    assert "to spare" not in found.verdict()
+    said = found.as_json()
+    assert said["fits"] is False
+    assert (said["slack_seconds"], said["most_bytes"], said["enough_seconds"]) == (None, None, None)
+    assert "spotguard drill --window" in found.advice()
+
+
+def test_what_was_not_committed_goes_by_the_rate_of_what_was_sent_else_of_earlier_saves() -> None:
+    assert judged(**{**NOTHING, "rate": GIB / 2, "bytes": GIB}).fit.rate == GIB / 2
+    found = judged(GIB / 4, **NOTHING)
+    assert found.fit.rate == GIB / 4
+    assert found.verdict().endswith("does not fit, 228.0 s are missing")
+    assert "a warning of 374 s would be enough" in found.advice()
+    assert judged(None, **NOTHING).fit.rate is None
+
+
+def test_the_ranks_of_a_run_save_beside_each_other_and_runs_do_not() -> None:
+    before = [a_rank(0, rate=100.0), a_rank(1, rate=100.0), a_rank(2, rate=150.0, run_id="other")]
+    found = judge(an_outcome(**NOTHING), before)
+    assert found is not None
+    assert found.fit.rate == 200.0
 
 
 def test_who_saves_by_himself_gets_no_verdict() -> None:
-    assert fit_of(an_outcome(bytes=0, rate=None), 0) is None
+    assert judge(an_outcome(bytes=0, rate=None), []) is None

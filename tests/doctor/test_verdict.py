@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spotguard.doctor.findings import Finding
 from spotguard.doctor.rate import Measured
 from spotguard.doctor.verdict import judge
@@ -36,7 +38,7 @@ def test_one_that_does_not_says_every_way_out() -> None:
     assert (found.state, found.facts["fits"]) == ("fails", False)
     assert found.found.endswith("does not fit, 60.0 s are missing")
     for way in (
-        "54.0 GiB would fit, and a warning of 180 s would be enough",
+        "54.0 GiB would fit, and a warning of 187 s would be enough",
         "shard it over 2 machines",
         "the weights alone are saved in time",
         "--every",
@@ -54,6 +56,18 @@ def test_a_longer_notice_of_gcps_is_advised_where_it_would_be_enough() -> None:
     assert "--preemption-notice-duration=120s" in judged(60 * GIB, GIB, "gcp").advice
     assert "--preemption-notice-duration=120s" not in judged(600 * GIB, GIB, "gcp").advice
     assert "--preemption-notice-duration=120s" not in judged(60 * GIB, GIB, "azure").advice
+
+
+@pytest.mark.parametrize("seconds", [22, 35, 100, 112])
+def test_what_it_says_would_be_enough_is(seconds: int) -> None:
+    """Its own numbers, fed back in."""
+    enough = judged(seconds * GIB, GIB, "none", 20.0).facts["enough_seconds"]
+    assert judged(seconds * GIB, GIB, "none", enough).facts["fits"] is True
+
+
+def test_a_longer_notice_of_gcps_is_not_advised_where_its_reserve_leaves_too_little() -> None:
+    assert judged(112 * GIB, GIB, "gcp", 120.0).facts["fits"] is False
+    assert "--preemption-notice-duration" not in judged(112 * GIB, GIB, "gcp").advice
 
 
 def test_without_a_job_it_says_what_would_fit() -> None:

@@ -17,7 +17,7 @@ from spotguard.doctor.window import count_on
         ("gcp", None, 150.0, 150.0, "ok", "the metadata service says so"),
         ("gcp", 120.0, None, 120.0, "ok", "--window 120"),
         ("azure", None, None, 30.0, "ok", "what Azure promises"),
-        ("none", None, None, 30.0, "ok", "the shortest of the clouds"),
+        ("none", None, None, 25.0, "ok", "what a SIGTERM leaves"),
     ],
 )
 def test_the_window_and_whose_word_it_is(

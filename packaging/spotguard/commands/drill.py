@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from spotguard.agent import control, values
-from spotguard.doctor import job, rehearsal
+from spotguard.doctor import rehearsal
 from spotguard.providers.errors import UsageError
 
 from .asking import add_whom, the_one
@@ -16,7 +16,8 @@ DESCRIPTION = """\
 Plays a notice to a running job: it saves its state as it would for the cloud, and goes on training.
 The checkpoint is a real one. With --preempt the job also ends, as after a real notice. The
 verdict at the end is the doctor's, from what happened: how much fits into such a warning.
-Exit code 0 where everything was committed inside the window, else 1."""
+Exit code 0 where a whole checkpoint was committed inside the window; 1 else, also with the
+weights alone."""
 
 EXAMPLES = """\
 examples:
@@ -37,17 +38,19 @@ def run(arguments: argparse.Namespace) -> int:
     if window == 0:
         raise UsageError("--window '0': expected seconds above 0, as in 30")
     path, outcome = the_one(arguments), dict[str, Any]()
-    held = job.nbytes(control.status(path)["sessions"])
+    before = control.status(path)["sessions"]
     for body in control.drill(path, window=window, preempt=arguments.preempt):
         outcome = body.get("outcome", outcome)
-        fit = rehearsal.fit_of(outcome, held) if "outcome" in body else None
+        judged = rehearsal.judge(outcome, before) if "outcome" in body else None
         if arguments.json:
-            print_json(body if fit is None else {**body, "verdict": rehearsal.as_json(fit)}, indent=None)
+            print_json(body if judged is None else {**body, "verdict": judged.as_json()}, indent=None)
         else:
             print(_line(body), flush=True)
-            if fit is not None:
-                print(f"verdict: {fit.verdict()}", flush=True)
-    return 0 if outcome.get("committed") is not None else 1
+            if judged is not None:
+                print(f"verdict: {judged.verdict()}", flush=True)
+                if judged.advice():
+                    print(f"what to do: {judged.advice()}", flush=True)
+    return 0 if outcome.get("committed") is not None and outcome.get("level") == "full" else 1
 
 
 def _line(body: dict[str, Any]) -> str:

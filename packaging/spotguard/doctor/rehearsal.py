@@ -1,36 +1,96 @@
-"""The verdict of a drill: the doctor's own sentence, from what happened instead of what was measured beforehand."""
+"""The verdict of a drill: the doctor's own sentence, from what happened instead of what was measured beforehand.
+
+What happened decides: a save that lost something did not fit, whatever the numbers make of it afterwards.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isclose
 from typing import Any
 
-from spotguard.agent.fit import Fit
+from spotguard.agent.fit import Fit, reserve_of
 
-from .verdict import values
+from . import job
+from .verdict import values, ways
+
+_LONGER = (
+    "see what a longer warning does (spotguard drill --window), and what the link does now (spotguard doctor)"
+)
 
 
-def fit_of(outcome: Mapping[str, Any], held: int) -> Fit | None:
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    fit: Fit
+    #: What is to be said of a save that was not everything as it stood; "" of one that was.
+    short: str
+
+    @property
+    def fits(self) -> bool | None:
+        return False if self.short else self.fit.fits
+
+    def verdict(self) -> str:
+        if self._disagrees:
+            return f"{self.fit.numbers()}: {self.short}"
+        return self.fit.verdict()
+
+    def advice(self) -> str:
+        """What would make it fit; "" where it does."""
+        if self.fits is not False:
+            return ""
+        return _LONGER if self._disagrees else "; ".join(ways(self.fit))
+
+    def as_json(self) -> dict[str, Any]:
+        """With the keys of the doctor's verdict."""
+        known = values(self.fit)
+        if self._disagrees:  # by these numbers it would have fitted, so they are worth nothing
+            known |= dict.fromkeys(("seconds", "slack_seconds", "most_bytes", "enough_seconds"))
+        return {"found": self.verdict(), "advice": self.advice(), **known, "fits": self.fits}
+
+    @property
+    def _disagrees(self) -> bool:
+        """Whether it was not saved, and the numbers do not say so."""
+        return bool(self.short) and self.fit.fits is not False
+
+
+def judge(outcome: Mapping[str, Any], before: Sequence[job.Session]) -> Rehearsed | None:
     """
     Args:
         outcome: of the drill, as its JSON has it.
-        held: bytes that all who are registered have to save.
+        before: who was registered, as `status` has it.
 
     Returns:
         None where nothing of ours was to be saved: a function of `on_notice` saves by itself.
     """
-    whole = outcome["committed"] is not None and outcome["level"] == "full"
-    nbytes = int(outcome["bytes"]) if whole else max(held, int(outcome["bytes"]))
+    short, sent = _short(outcome), int(outcome["bytes"])
+    nbytes = max(job.nbytes(before), sent) if short else sent
     if not nbytes:
         return None
-    rate = outcome["rate"]
+    left, reserve, rate = outcome["left"], outcome["reserve"], outcome["rate"]
     # What it took beside its bytes: until the state stood still and the first of them left.
-    beside = (
-        outcome["committed"] - outcome["bytes"] / rate if whole and rate else outcome["first_byte"] or 0.0
+    took = None if short else outcome["committed"]
+    beside = took - sent / rate if took is not None and rate else outcome["first_byte"] or 0.0
+    usual = isclose(reserve, reserve_of(outcome.get("window", left), left, None), abs_tol=0.05)
+    fit = Fit(
+        nbytes, rate or _known(before), left, reserve, max(0.0, beside), None if usual else float(reserve)
     )
-    return Fit(nbytes, rate, outcome["left"], outcome["reserve"], max(0.0, beside))
+    return Rehearsed(fit, short)
 
 
-def as_json(fit: Fit) -> dict[str, Any]:
-    """With the keys of the doctor's verdict."""
-    return {"found": fit.verdict(), **values(fit)}
+def _short(outcome: Mapping[str, Any]) -> str:
+    if outcome["committed"] is None:
+        return "NOT saved, nothing was committed"
+    if outcome["level"] != "full":
+        return f"does not fit, the {outcome['level']} alone were saved"
+    # An earlier step, or rounded moments: the outcome's own line says which, and why.
+    return "does not fit as it stands" if outcome.get("less") else ""
+
+
+def _known(before: Sequence[job.Session]) -> float | None:
+    """Bytes a second by the job's own last saves. The ranks of a run save beside each other; runs each by itself, over the
+    same link."""
+    runs: dict[str, float] = {}
+    for each in job.savers(before):
+        runs[each["run_id"]] = runs.get(each["run_id"], 0.0) + float(each.get("rate") or 0.0)
+    return max(runs.values(), default=0.0) or None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from spotguard.agent.fit import Fit
@@ -34,7 +35,8 @@ def values(fit: Fit) -> dict[str, Any]:
         "seconds": _rounded(fit.seconds),
         "slack_seconds": _rounded(fit.slack),
         "most_bytes": fit.most,
-        "enough_seconds": _rounded(fit.enough),
+        # Up: a hair less would not be enough.
+        "enough_seconds": None if fit.enough is None else ceil(fit.enough * 100) / 100,
     }
 
 
@@ -55,7 +57,7 @@ def judge(
         put_seconds: that one small object took.
     """
     rate = None if measured is None else measured.rate
-    fit = Fit(nbytes or 0, rate, window.warning, window.reserve, _COMMITS * put_seconds)
+    fit = Fit(nbytes or 0, rate, window.warning, window.reserve, _COMMITS * put_seconds, options.reserve)
     facts = values(fit)
     if nbytes is None:
         facts |= dict.fromkeys(("fits", "bytes", "seconds", "slack_seconds", "enough_seconds"))
@@ -65,7 +67,7 @@ def judge(
         found = f"{amount(fit.most or 0)} would fit into {window.budget:g} s at {amount(rate)}/s"
         return ok("verdict", found, "start the job and ask again: its state decides", **facts)
     if not fit.fits:
-        return fails("verdict", fit.verdict(), "; ".join(_ways(fit, options, cloud)), **facts)
+        return fails("verdict", fit.verdict(), "; ".join(ways(fit, cloud, options.lossy_moments)), **facts)
     if own is not None and own > window.budget:
         found = f"{fit.verdict()}; by the job's own last saves it takes {own:.0f} s"
         return warning("verdict", found, _SLOWER, **facts)
@@ -73,25 +75,31 @@ def judge(
         return warning(
             "verdict",
             fit.verdict(),
-            "a busier link than just now would take that: " + "; ".join(_ways(fit, options, cloud)),
+            "a busier link than just now would take that: "
+            + "; ".join(ways(fit, cloud, options.lossy_moments)),
             **facts,
         )
     return ok("verdict", fit.verdict(), **facts)
 
 
-def _ways(fit: Fit, options: Options, cloud: str) -> list[str]:
-    """What would make it fit, the best first."""
+def ways(fit: Fit, cloud: str = "", rounds: bool = True) -> list[str]:
+    """What would make it fit, the best first.
+
+    Args:
+        cloud: "" where it is not known.
+        rounds: `--lossy-moments` is said already, or nobody knows.
+    """
     ways: list[str] = []
     most, enough = fit.most or 0, fit.enough or 0.0
     if not fit.fits:
-        ways.append(f"{amount(most)} would fit, and a warning of {enough:.0f} s would be enough")
+        ways.append(f"{amount(most)} would fit, and a warning of {ceil(enough)} s would be enough")
     if cloud == "gcp" and fit.window < 120 and enough <= 120:
         ways.append("make the VM with --preemption-notice-duration=120s, and say --window 120")
     if most > 0:
         machines = -(-fit.nbytes // max(1, most))
         if machines > 1:
             ways.append(f"shard it over {machines} machines (FSDP), each with a link of its own")
-    if not options.lossy_moments and fit.nbytes * _ROUNDED <= most < fit.nbytes:
+    if not rounds and fit.nbytes * _ROUNDED <= most < fit.nbytes:
         ways.append("--lossy-moments rounds the optimizer's moments: that fits")
     if fit.nbytes / _WEIGHTS <= most < fit.nbytes:
         ways.append("as it is, the weights alone are saved in time")

@@ -14,7 +14,7 @@ _USUAL = {
     "aws": "AWS gives them",
     "gcp": "what GCP gives, unless the VM was made with more",
     "azure": "what Azure promises, and often less comes",
-    "none": "what the shortest of the clouds gives",
+    "none": "what a SIGTERM leaves",
 }
 _GCP = "120 s are to be had: make the VM with --preemption-notice-duration=120s, and say --window 120 here and to `run`"
 _CUT = "--window only shortens what this cloud's notice says itself: leave it out, or say less"
