@@ -102,6 +102,74 @@ def test_each_cloud_has_a_limit_and_what_fits_is_printed(
     )
 
 
+# --- what nobody expands --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["torchrun", "train.py", "--hf-token", "$HF_TOKEN"],
+        ["x", "--out=/data/${HF_TOKEN}/a"],
+        ["x", "${HF_TOKEN:-none}"],
+        ["env", "A=$HF_TOKEN", "x"],
+        ["bash", "job.sh", "-c", "$HF_TOKEN"],
+        ["python", "train.py", "-c", "$HF_TOKEN"],
+        ["sh", "-c", 'exec x "$@"', "sh", "$HF_TOKEN"],
+    ],
+)
+def test_a_variable_that_no_shell_reads_is_refused(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The program would get the nine characters `$HF_TOKEN`."""
+    said = refused(capsys, "aws", "--store", "s3://b", *NEEDED, "--", *command)
+    assert re.search(r"the command holds '\$\{?HF_TOKEN\b[^']*', and no shell reads it", said)
+    assert "sh -c 'exec COMMAND'" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--run-id", "$RUN"], "--run-id holds '$RUN', which nobody expands: write what it stands for"),
+        (["--store", "s3://${BUCKET}/x"], "--store holds '${BUCKET}', which nobody expands"),
+        (["--directory", "/home/$USER"], "--directory holds '$USER', which nobody expands"),
+        (["--stage", "/mnt/$(hostname)"], "--stage holds '$(', which nobody expands"),
+        (["--python", "$HOME/python"], "--python holds '$HOME', which nobody expands"),
+        (["--vm-name", "$HOSTNAME"], "--vm-name holds '$HOSTNAME', which nobody expands"),
+        (
+            ["--index", "https://me:$PW@pypi.example/simple"],
+            "--index holds '$PW', and pip expands ${NAME} only",
+        ),
+        (
+            ["--with", "x @ https://${Pw}@h.example/x.whl"],
+            "--with holds '${Pw}', and pip expands ${NAME} only",
+        ),
+    ],
+)
+def test_a_variable_in_an_option_is_refused_where_nothing_reads_it(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused(capsys, "aws", "--store", "s3://b", *NEEDED, *words, "--", "x")
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ([], ["sh", "-c", 'exec x --hf-token "$HF_TOKEN"']),
+        ([], ["nice", "/bin/bash", "-euo", "pipefail", "-c", "x $(nproc)"]),
+        ([], ["torchrun", "--no-python", "bash", "-lc", 'exec python train.py "$HF_TOKEN"']),
+        ([], ["awk", "{print $1}", "us$", "$", "5$"]),
+        ([], ["x", "dir=${now:%Y}", "${oc.env:HF_TOKEN}", "${model.name}", "name=run-${seed}"]),
+        (["--prepare", "echo $A", "--then", "echo ${B}", "--on-notice", "echo $(id)"], ["x"]),
+        (["--index", "https://me:${PW_2}@pypi.example/simple"], ["x"]),
+    ],
+)
+def test_what_a_shell_or_the_program_or_pip_expands_is_left_to_it(
+    words: list[str], command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """OmegaConf's `${…}` has dots, colons or small letters."""
+    printed(capsys, "aws", *words, command=command)
+
+
 # --- secrets --------------------------------------------------------------------------------------------------
 
 
@@ -132,7 +200,13 @@ def test_each_cloud_has_a_limit_and_what_fits_is_printed(
         (["--prepare", "tool --password hunter2"], ["x"], "a secret by its name"),
         (["--prepare", "tool --password 0123"], ["x"], "a secret by its name"),
         (["--prepare", "tool --api-key=abc"], ["x"], "a secret by its name"),
-        (["--prepare", "curl https://example.org/?token=abc"], ["x"], "a secret by its name"),
+        (["--prepare", "curl 'https://example.org/?token=abc12345&run=x'"], ["x"], "a secret by its name"),
+        (["--prepare", "hf auth login --token abcDEFghiJKLmnoPQRst"], ["x"], "a secret by its name"),
+        (["--prepare", "pip download hf_" + "abcDEFghiJ" * 3 + "kLmn"], ["x"], "a token"),
+        (["--prepare", "export DB_PWD=abc DB_PASS=abc"], ["x"], "a secret by its name"),
+        (["--prepare", "tool --pw hunter2"], ["x"], "a secret by its name"),
+        (["--prepare", "az login --service-principal -u app -p abc --tenant t"], ["x"], "a password"),
+        (["--prepare", "echo 'machine h login me password abc' >~/.netrc"], ["x"], "a password"),
         (["--prepare", "wandb login abc"], ["x"], "a key of wandb's"),
         (["--prepare", "wandb login --relogin abc"], ["x"], "a key of wandb's"),
         (["--prepare", "curl -sS -u me:secret https://example.org"], ["x"], "a password"),
@@ -141,6 +215,8 @@ def test_each_cloud_has_a_limit_and_what_fits_is_printed(
         (["--then", "curl -H 'X-API-Key: abc' https://x"], ["x"], "a header with credentials"),
         (["--prepare", "echo '-----BEGIN RSA PRIVATE KEY-----'"], ["x"], "a private key"),
         (["--on-notice", "curl https://me:secret@example.org"], ["x"], "a password in a URL"),
+        (["--on-notice", "curl -d x https://hooks.slack.com/services/T0/B0/" + "abc012" * 4], ["x"], "a webhook"),
+        (["--then", "curl -d x https://discord.com/api/webhooks/12/" + "abc_-0" * 9], ["x"], "a webhook"),
     ],
 )  # fmt: skip
 def test_nothing_secret_goes_into_user_data(
@@ -175,6 +251,10 @@ def test_a_secret_is_not_repeated_whatever_else_is_wrong(capsys: pytest.CaptureF
         "tool --password-stdin --api-key-file=k --private-key /etc/keys/x",
         "MAX_TOKEN=4096 EOS_TOKEN='</s>' python -c \"token=os.environ['HF_TOKEN']\"",
         "python hf_training_script_for_llama.py --max_tokens=5 --use-auth-token true --pad-token [PAD]",
+        "python prep.py --separator-token '|' --query-token learned --split_token newline --token level",
+        "python prep.py data.token=word 'data={\"token\": \"words\"}' --n-pass 2 --two-pass true",
+        "ssh login-node -p 22 && PWD=/x apptainer exec --pwd /x image make",
+        "curl -d preempted https://hooks.example.org/notify -H \"X-Key: $KEY\"",
         "aws s3 cp s3://b/a . --sse-kms-key-id arn:aws:kms:eu-west-1:123456789012:key/0123",
     ],
 )  # fmt: skip

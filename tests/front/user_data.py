@@ -15,12 +15,12 @@ from spotguard.bootstrap.user_data import PER_BOOT
 yaml: Any = pytest.importorskip("yaml")
 
 STORES = {"aws": "s3://ckpt/gpt", "gcp": "gs://ckpt/gpt", "azure": "az://ckpt/gpt?account=acme"}
-#: A command as a shell could misread it.
+#: A command as a shell could misread it. (A `$HOME` may only stand in a shell's script.)
 AWKWARD = [
-    "python",
+    "sh",
     "-c",
-    "a = 1 \nb",
     'it\'s "quoted" $HOME `id`',
+    "a = 1 \nb",
     " \t",
     "\n \n",
     "#",

@@ -17,6 +17,7 @@ from spotguard.providers.stores.urls import locate, read_url
 
 from . import requirement
 from .secrecy import refuse_secrets
+from .variables import refuse_unexpanded
 
 Cloud = Literal["aws", "gcp", "azure"]
 CLOUDS: tuple[Cloud, ...] = ("aws", "gcp", "azure")
@@ -91,6 +92,7 @@ def make(cloud: Cloud, flags: Mapping[str, str], command: Sequence[str], wish: W
     # Before anything else looks at a value: whatever else is wrong with it, a secret is not repeated.
     said = _said(flags, command, wish)
     refuse_secrets(said, flags.get("run-id", ""))
+    refuse_unexpanded(said, command)
     for name, wanted in (
         ("store", "it outlives the machine: s3://…"),
         ("run-id", "the next machine resumes by it"),

@@ -1,7 +1,9 @@
 """What looks like a secret. User-data is read by everything that runs on the machine, and by whoever may describe it.
 
 A secret is known by its shape (what its maker begins it with), by its place (a password's in an URL, in curl's `-u`), or by the name
-that it is given (`--api-key …`, `HF_TOKEN=…`). What the environment has is passed on: `$NAME` in a secret's place is none.
+that it is given (`--api-key …`, `HF_TOKEN=…`). `$NAME` in a secret's place is none; where nobody expands it, `variables` refuses it.
+
+A password may be any word, so its name is enough. A token is made by a machine: a word behind `--token` is a tokenizer's.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from spotguard.providers.names import is_run_id
 
 #: What begins a value that is written there: not one of the environment ($…, `…`), nor the next option.
 _WRITTEN = r"""["']?[^\s$`"'&|;)-]"""
+
+#: Between the words of a .netrc, which printf may write.
+_BLANK = r"(?:\s|\\n)+"
 
 _SHAPES = tuple(
     (re.compile(pattern), name)
@@ -29,6 +34,7 @@ _SHAPES = tuple(
         (r"""://(?=[^\s/@:]*[0-9])[A-Za-z0-9_-]{20,}@""", "a password in a URL"),
         (r"\b(?:gh[pousr]_|github_pat_|glpat-)[0-9A-Za-z_-]{16,}", "a token"),
         (r"\b(?:hf_|npm_|sk-(?:proj-|ant-)?)(?=[A-Za-z]*[0-9])[0-9A-Za-z]{16,}", "a token"),
+        (r"\bhf_[A-Za-z]{30,}", "a token"),
         (r"\b(?:xox[abpr]-|pypi-|dckr_pat_|AIza)[0-9A-Za-z_-]{20,}", "a token"),
         (r"\beyJ[0-9A-Za-z_-]{8,}\.eyJ[0-9A-Za-z_-]{8,}", "a token"),
         (
@@ -44,10 +50,11 @@ _SHAPES = tuple(
             "a password",
         ),
         (rf"\bwandb\s+login\s+(?:--?[\w-]+(?:=\S+)?\s+)*{_WRITTEN}", "a key of wandb's"),
-        (
-            rf"\b(?:docker|podman)\s+login\b[^\n|;&]*\s-p\s*{_WRITTEN}|\bsshpass\s+-p\s*{_WRITTEN}",
-            "a password",
-        ),
+        # docker's, az's, helm's …
+        (rf"\slogin(?=\s)[^\n|;&]*\s-p\s*{_WRITTEN}|\bsshpass\s+-p\s*{_WRITTEN}", "a password"),
+        (rf"\bmachine{_BLANK}\S+{_BLANK}login{_BLANK}\S+{_BLANK}password{_BLANK}{_WRITTEN}", "a password"),
+        # Slack's, Discord's …: who has the last part may post.
+        (r"""(?i)://[^\s"'$]*hooks?[./][^\s"'$]*/[\w-]{16,}""", "a webhook's URL"),
     )
 )
 
@@ -56,11 +63,15 @@ _GIVEN = re.compile(
     r"""(?<![\w${-])(?P<dashes>-{0,2})(?P<name>[A-Za-z_][\w.-]*)(?P<quote>["']?)(?P<between>\s*=\s*|\s*:\s*|\s+)"""
     r"""(?=["']?(?P<value>[^\s"';]+))"""
 )
-#: What a name ends in. One that goes on after it (`--token-type`, `--api-key-file`) is another's.
+#: What a name ends in. One that goes on after it (`--token-type`, `--api-key-file`) is another's. (PWD is the shell's folder.)
 _SECRET = re.compile(
-    r"(?:pass(?:word|wd|phrase)|secret|(?:api|secret|access|private|storage|account|auth|signing)_?key)$"
+    r"(?:pass(?:word|wd|phrase)|(?:^|_)pw|_pwd|secret|(?:api|secret|access|private|storage|account|auth|signing)_?key)$"
 )
-_TOKEN = re.compile(r"token$")
+#: What may be a tokenizer's word, or a count: a secret in the environment's capitals, or where the value looks made by a machine.
+_PERHAPS = re.compile(r"(?:token|(?:^|_)pass)$")
+_MADE = re.compile(
+    r"(?:(?=.*[0-9])(?=.*[A-Za-z])[\w.~+/:-]{8,}|(?=.*[a-z])(?=.*[A-Z])[\w.~+/:-]{16,})=*(?:[&|>)].*)?"
+)
 #: EOS_TOKEN and MAX_TOKEN are a tokenizer's words, and a count.
 _OF_TEXT = re.compile(
     r"(?:^|_)(?:max|min|num|n|per|new|eos|bos|pad|unk|sep|cls|mask|stop|start|end|next|special|image|audio|video)_?token$"
@@ -112,4 +123,6 @@ def _is_given_one(found: re.Match[str]) -> bool:
     if _SECRET.search(name):
         # `gcloud secrets versions access latest --secret=NAME`
         return not (found["dashes"] and name == "secret")
-    return _TOKEN.search(name) is not None and not _OF_TEXT.search(name) and not _NO_TOKEN.fullmatch(value)
+    if not _PERHAPS.search(name) or _OF_TEXT.search(name) or _NO_TOKEN.fullmatch(value):
+        return False
+    return found["name"].isupper() or _MADE.fullmatch(value) is not None
