@@ -164,6 +164,10 @@ def test_systemd_understands_what_the_setup_writes(
         ("no", "signal", "KILL", True),
         ("no", "success", "75", False),
         ("no", "timeout", "KILL", False),
+        # Stopped before `run` holds SIGTERM, and before there was a process at all.
+        ("no", "success", "TERM", False),
+        ("on-failure", "success", "TERM", False),
+        ("no", "success", "", False),
         ("on-failure", "success", "0", True),
         ("on-failure", "exit-code", "1", False),
         ("on-failure", "success", "75", False),
@@ -179,8 +183,37 @@ def test_what_comes_after_the_job_comes_when_it_is_over_and_never_after_75(
     said = part.ends(result, status)
     assert bool(said) is is_over
     if is_over:
-        assert f"--on-active=60 --unit=spotguard-then --setenv=SPOTGUARD_ENDED={status} sh " in said
+        assert f"--on-active=60 --unit=spotguard-then --setenv=SPOTGUARD_ENDED={status} " in said
         assert (part.etc / "runs/gpt-7b.then").read_text() == "#!/bin/sh\npoweroff\n"
+
+
+def test_what_comes_after_the_job_has_the_secrets_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What refuses a token in `--then` names the file of secrets as the way out."""
+    part = Part(tmp_path, capsys, "--then", 'curl -H "Authorization: Bearer $TOKEN" https://example.org')
+    assert part.does("write_the_end; trap - EXIT").returncode == 0
+    assert f"--property=EnvironmentFile=-{part.etc}/runs/gpt-7b.env " in part.ends("success", "0")
+
+
+@pytest.mark.parametrize("aws", ["exit 0", "exit 255", None])
+@pytest.mark.parametrize("ended", ["0", "1", "setup"])
+def test_the_end_that_the_page_gives_a_group_switches_off_whatever_happened(
+    ended: str, aws: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the job crashed, where the group could not be told, where the image has no `aws`."""
+    page = ROOT.joinpath("docs/bootstrap.md").read_text()
+    (then,) = re.findall(r"--then '([^']*set-desired-capacity[^']*)'", page)
+    part = Part(tmp_path, capsys)
+    told = tmp_path / "told"
+    part.program("poweroff", f"echo poweroff >>{told}")
+    if aws is not None:
+        part.program("aws", f"echo aws >>{told}; {aws}")
+    subprocess.run(
+        ["/bin/sh", "-c", then], env={"PATH": str(part.programs), "SPOTGUARD_ENDED": ended}, check=True
+    )
+    tells = ended == "0" and aws is not None
+    assert told.read_text().split() == (["aws", "poweroff"] if tells else ["poweroff"])
 
 
 def test_a_setup_that_fails_is_an_end_unless_the_job_runs(

@@ -163,13 +163,15 @@ write_the_end() {
 # \$SERVICE_RESULT and \$EXIT_STATUS are in systemd.exec(5).
 case "$restart:\$SERVICE_RESULT:\$EXIT_STATUS" in
     *:setup:*) ;;
-    *:75 | *:timeout:*) exit 0 ;;
+    # SIGTERM as its end, or no process yet: stopped before \`run\` could take it.
+    *:75 | *:timeout:* | *:success:TERM | *:success:) exit 0 ;;
     on-failure:success:*) ;;
     on-failure:*) exit 0 ;;
 esac
 echo "spotguard: run $run_id is over (\$EXIT_STATUS): $runs.then in a minute, unless: systemctl stop spotguard-then.timer"
 systemctl --quiet stop spotguard-then.timer 2>/dev/null
-exec systemd-run --quiet --collect --on-active=60 --unit=spotguard-then --setenv="SPOTGUARD_ENDED=\$EXIT_STATUS" sh "$runs.then"
+exec systemd-run --quiet --collect --on-active=60 --unit=spotguard-then --setenv="SPOTGUARD_ENDED=\$EXIT_STATUS" \\
+    --property="EnvironmentFile=-$runs.env" sh "$runs.then"
 END
     chmod 755 "$runs.over"
     trap setup_ends EXIT
