@@ -153,7 +153,34 @@ def locate(url: str) -> Location:
                 f"store {shown(url)!r}: option {name!r} needs one value, as in {example}?{name}=VALUE"
             )
         options[name] = value
+    if "endpoint" in options:
+        _check_endpoint(url.partition("?")[0], parts.scheme, options["endpoint"])
     return Location(url, bucket, f"{path}/" if path else "", options)
+
+
+def _check_endpoint(store: str, scheme: str, said: str) -> None:
+    """Refuse what no SDK could ask, before one is loaded: each of them says it in its own way, and some by a bug.
+
+    Raises:
+        UsageError: without what may be a password.
+    """
+    if "@" in said:
+        raise UsageError(
+            f"store {shown(store)!r}: its endpoint names a user; leave that out: credentials come from the environment, as "
+            "the cloud's own SDK finds them"
+        )
+    try:
+        # STORAGE_EMULATOR_HOST has no scheme, and who writes it here may copy that.
+        parts = urlsplit(said if scheme != "gs" or "://" in said else f"http://{said}")
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, or brackets around what is no address
+        sound = False
+        parts = urlsplit("")
+    if not sound or parts.query or parts.fragment or any(each <= " " for each in said):
+        example = "https://NAME.blob.core.windows.net" if scheme == "az" else "https://storage.example:9000"
+        raise UsageError(
+            f"store {shown(store)!r}: endpoint={said.partition('?')[0]!r} is no endpoint; write it as {example}"
+        )
 
 
 def read_url(origin: str, text: str) -> str:

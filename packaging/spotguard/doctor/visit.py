@@ -20,6 +20,7 @@ from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.urls import shown
 
 from . import agents, clocks, cloud, disk, identity, job, rate, store, verdict, window
 from .findings import Finding, State, fails, parted, warning
@@ -76,7 +77,7 @@ def _store(
         opened = open_store(url)
     except UsageError as error:
         found, advice = parted(error)
-        yield fails("store", found, advice, url=url)
+        yield fails("store", found, advice, url=shown(url))
         return None, 0.0
     run_id = who.run_id or (str(saving[0]["run_id"]) if saving else _NO_RUN)
     litter = Litter(opened, who.clock)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -110,6 +111,16 @@ def test_what_is_no_store_is_refused_with_the_way_out(url: str, said: str) -> No
         ("file://AKIA:SECRET@host/a", "names a host, 'host'"),
         ("s3://bucket?regoin=SECRET", "'s3://bucket' has the option 'regoin'; S3 knows region, endpoint"),
         ("s3://bucket/a b?endpoint=http://AKIA:SECRET@host", "has the prefix 'a b'"),
+        ("s3://bucket?endpoint=http://AKIA:SECRET@127.0.0.1:9/", "'s3://bucket': its endpoint names a user"),
+        (
+            "az://bucket/a?endpoint=http%3A%2F%2FAKIA%3ASECRET%40host",
+            "'az://bucket/a': its endpoint names a user",
+        ),
+        (
+            "az://container?endpoint=https%3A//x.example/%3Fsig=SECRET",
+            "endpoint='https://x.example/' is no endpoint",
+        ),
+        ("gs://bucket?endpoint=AKIA:SECRET@host", "its endpoint names a user; leave that out"),
     ],
 )
 def test_what_may_be_a_key_is_not_repeated(url: str, said: str) -> None:
@@ -118,6 +129,42 @@ def test_what_may_be_a_key_is_not_repeated(url: str, said: str) -> None:
         check_url(url)
     assert said in str(caught.value)
     assert not re.search("AKIA|SEC|RET", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "foo",
+        "foo:9000",
+        "ftp://h",
+        "http://",
+        "http://h:port",
+        "http://h:0",
+        "http://[::1",
+        "http://h/?a=b",
+        "http://h x",
+    ],
+)
+@pytest.mark.parametrize("scheme", ["s3", "az"])
+def test_an_endpoint_that_is_none_is_refused_with_how_to_write_it(scheme: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_url(f"{scheme}://bucket/prefix?endpoint={quote(said)}")
+    assert f"endpoint={said.partition('?')[0]!r} is no endpoint; write it as https://" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket?endpoint=http://127.0.0.1:9",
+        "s3://bucket?endpoint=https://minio.example:9000/",
+        "s3://bucket?endpoint=http://[::1]:9000",
+        "az://container?endpoint=http://127.0.0.1:10000/account",
+        "gs://bucket?endpoint=127.0.0.1:9023",  # as STORAGE_EMULATOR_HOST has it
+        "gs://bucket?endpoint=localhost:9023",
+    ],
+)
+def test_an_endpoint_that_is_one_is_taken(url: str) -> None:
+    check_url(url)
 
 
 @pytest.mark.parametrize(
