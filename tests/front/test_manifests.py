@@ -168,6 +168,17 @@ def test_what_asks_the_agent_asks_where_it_listens(name: str) -> None:
 # --- the agent of a node, and the pods beside it ---
 
 
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_every_manifest_wants_something_of_its_node(name: str) -> None:
+    """Which is why Autopilot and Fargate refuse it: their network, processes and folders are nobody's. `job` wants the socket alone."""
+    spec = pod(name, "aws")
+    wants = {key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)}
+    wants |= {each["name"] for each in spec["volumes"] if "hostPath" in each}
+    assert wants
+    if name == "job":
+        assert wants == {"socket"}
+
+
 @pytest.mark.parametrize("name", ["agent", "job", "indexed-job"])
 def test_all_of_a_node_mean_one_folder(name: str) -> None:
     assert volume(name, "aws")["hostPath"]["path"] == str(SERVICE_SOCKET.parent)
