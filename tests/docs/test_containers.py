@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 import spotguard
 from spotguard.agent.calling import REJOIN
+from spotguard.agent.launchers import is_torchrun
+from spotguard.commands.run import split
 from spotguard.containers.manifests import GRACE, MANIFESTS, MARGIN, Cloud, window
 from spotguard.doctor import cloud
 from spotguard.providers.clock import SystemClock
@@ -20,6 +24,7 @@ from tests.docs.terminal import follows
 from tests.fakes.patient import options
 from tests.kubernetes import container, environment
 
+CONTAINERS = ROOT / "docs" / "containers.md"
 KUBERNETES = ROOT / "docs" / "kubernetes.md"
 NAMES: dict[str, Cloud] = {"EKS": "aws", "GKE": "gcp", "AKS": "azure"}
 
@@ -75,12 +80,30 @@ def test_who_cordons_is_said_for_every_cloud() -> None:
 
 
 def test_the_two_lines_are_of_this_version() -> None:
-    (lines,) = [
-        block.text
-        for block in blocks(ROOT / "docs" / "containers.md")
-        if block.notes.get("file") == "Dockerfile.train"
-    ]
+    (lines,) = [block.text for block in blocks(CONTAINERS) if block.notes.get("file") == "Dockerfile.train"]
     assert f"=={spotguard.__version__}'" in lines
+
+
+def after(image: str) -> list[str]:
+    """What the page of containers says behind that image's name."""
+    whole = CONTAINERS.read_text().replace("\\\n", "")
+    (found,) = re.findall(rf"^\$ docker run .* {image} (.*)$", whole, re.MULTILINE)
+    return shlex.split(found)
+
+
+def test_what_is_said_to_an_image_is_what_its_first_process_takes() -> None:
+    """The printed Dockerfile's is `spotguard`; that of the two lines is `spotguard run --`. They have names of their own."""
+    (lines,) = [block.text for block in blocks(CONTAINERS) if "file" in block.notes]
+    entry = json.loads(lines.partition("ENTRYPOINT ")[2])
+    for first, image in ((entry, "train"), (["spotguard"], "trainer")):
+        words = [*first, *after(image)]
+        assert words[:2] == ["spotguard", "run"]
+        ours, command = split(words[2:])
+        assert (ours, is_torchrun(command)) == ([], True)
+    assert re.findall(r"^\$ docker build -t (\S+)", CONTAINERS.read_text(), re.MULTILINE) == [
+        "spotguard",
+        "trainer",
+    ]
 
 
 @pytest.mark.parametrize("name", ["EKS", "GKE"])

@@ -14,6 +14,7 @@ import pytest
 
 from spotguard.containers import manifests
 from tests.docs.pages import ROOT, blocks
+from tests.docs.test_containers import after
 from tests.e2e.harness import in_order
 from tests.e2e.images import Engine
 from tests.kubernetes import container, pod
@@ -35,11 +36,18 @@ def committed(store: Path) -> list[tuple[int, int, int]]:
     return in_order(path.parent.name for path in store.glob("gpt/checkpoints/*/COMMIT.json"))
 
 
+def said_before_the_command(image: str) -> list[str]:
+    """As the page says it."""
+    words = after(image)
+    return words[: words.index("torchrun")]
+
+
 def test_the_printed_dockerfile_makes_the_agents_image(engine: Engine) -> None:
     """Not root, nothing of the build in it; it serves as the manifest says, with nothing of its own to write to, and ends when it is
     told to."""
     base = engine.base()
     context = engine.context("agent", manifests.text("dockerfile"))
+    (context / ".dockerignore").write_text("**/Dockerfile*\n")  # as `docker init` has it
     engine.build(
         "localhost/spotguard", context, "--build-arg", f"BASE={base}", "--build-arg", "INDEX=file:///secret"
     )
@@ -84,7 +92,7 @@ def test_docker_stop_is_a_notice_and_the_next_container_goes_on(engine: Engine, 
     if way == "the printed Dockerfile":
         context = engine.context("train", manifests.text("dockerfile"))
         engine.build("localhost/train", context, "--build-arg", f"BASE={base}", "--build-arg", "EXTRA=s3")
-        before: tuple[str, ...] = ("run", "--")
+        before = said_before_the_command("trainer")
     else:
         (lines,) = [
             block.text
@@ -93,7 +101,7 @@ def test_docker_stop_is_a_notice_and_the_next_container_goes_on(engine: Engine, 
         ]
         context = engine.context("train", f"FROM {base}\nCOPY *.whl /wheels-of-the-index/\n{lines}")
         engine.build("localhost/train", context)
-        before = ()
+        before = said_before_the_command("train")
     shutil.copy(TRAIN, engine.folder)
     engine.store.mkdir()
     engine.store.chmod(0o1777)

@@ -71,3 +71,10 @@ def test_the_dockerfile_has_no_shell_and_no_init_in_front() -> None:
     lines = text("dockerfile").splitlines()
     assert 'ENTRYPOINT ["spotguard"]' in lines
     assert not [line for line in lines if line.startswith(("STOPSIGNAL", "ADD", "HEALTHCHECK"))]
+
+
+def test_the_dockerfile_takes_nothing_that_may_not_be_there() -> None:
+    """A COPY of no file fails, as does one of what .dockerignore names."""
+    lines = text("dockerfile").splitlines()
+    assert not [line for line in lines if line.startswith(("COPY", "ADD"))]
+    assert [line for line in lines if "--mount=type=bind,target=/context" in line]
