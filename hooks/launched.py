@@ -15,7 +15,7 @@ def launchers(env: Mapping[str, str]) -> list[dict[str, Any]]:
     """The launchers around this process, outermost first, as plain JSON: `name`, `job`, and `restarts` of it so far."""
     found: list[dict[str, Any]] = []
     if job := slurm_job(env):
-        # Not set before the first requeue (sbatch(1)).
+        # Not set before the first requeue (sbatch(1)); until then, one that a requeued job has submitted says that one's.
         found.append({"name": "slurm", "job": job, "restarts": _count(env.get("SLURM_RESTART_COUNT", "0"))})
         if nodes := env.get("SLURM_JOB_NODELIST"):
             found[0]["nodes"] = nodes

@@ -50,14 +50,13 @@ def default_run_id(command: Sequence[str], folder: str, env: Mapping[str, str]) 
 
 
 def slurm_job(env: Mapping[str, str]) -> str:
-    """The job's id as its owner knows it, the same for all nodes, and at each requeue: "4711", "4711_3" in an array. "": none.
+    """The job's own id, the same on all nodes and at each requeue, and another for each task of an array. "": none.
 
-    Of the parts of a heterogeneous job each has an id of its own; the first one's is the job's.
+    Nothing else that stands there is asked: what Slurm says of an array, or of a job of several parts, it says to these alone,
+    and `sbatch` hands it on to whatever jobs they submit. The tasks of all parts have the first one's id as it is.
     """
-    array, task = env.get("SLURM_ARRAY_JOB_ID", ""), env.get("SLURM_ARRAY_TASK_ID", "")
-    whole = env.get("SLURM_HET_JOB_ID", "") or env.get("SLURM_JOB_ID", "")
-    said = f"{array}_{task}" if whole and array and task else whole
-    return said if re.fullmatch(r"[0-9]{1,10}(_[0-9]{1,10})?", said) else ""
+    said = env.get("SLURM_JOB_ID", "")
+    return said if re.fullmatch(r"[0-9]{1,10}", said) else ""
 
 
 def _without_machines(words: Sequence[str]) -> Iterator[str]:

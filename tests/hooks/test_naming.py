@@ -31,15 +31,30 @@ def test_a_slurm_job_has_its_id_in_the_name() -> None:
     [
         ({}, ""),
         ({"SLURM_JOB_ID": "4711"}, "4711"),
-        ({"SLURM_JOB_ID": "4715", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3"}, "4711_3"),
-        ({"SLURM_JOB_ID": "4712", "SLURM_HET_JOB_ID": "4711"}, "4711"),
+        ({"SLURM_JOB_ID": "4715", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3"}, "4715"),
+        ({"SLURM_JOB_ID": "4711", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "4"}, "4711"),
         ({"SLURM_JOB_ID": "../4711"}, ""),
+        ({"SLURM_JOB_ID": "4711_3"}, ""),
         ({"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3"}, ""),
     ],
 )
-def test_the_id_is_the_whole_jobs(env: dict[str, str], job: str) -> None:
-    """The same for the parts of a heterogeneous job, and another for each task of an array."""
+def test_the_id_is_the_jobs_own(env: dict[str, str], job: str) -> None:
+    """Another for each task of an array: the last one that starts has the array's."""
     assert slurm_job(env) == job
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        {"SLURM_ARRAY_JOB_ID": "100", "SLURM_ARRAY_TASK_ID": "3"},
+        {"SLURM_HET_SIZE": "2", "SLURM_HET_JOB_ID": "100", "SLURM_JOB_ID_HET_GROUP_0": "100"},
+    ],
+)
+def test_two_jobs_that_one_job_has_submitted_are_two_runs(around: dict[str, str]) -> None:
+    """What Slurm says of an array, or of a job of several parts, stands in the environment of what these submit too."""
+    mine = default_run_id(COMMAND, "/work", {**around, "SLURM_JOB_ID": "200"})
+    assert mine.startswith("train-200-")
+    assert default_run_id(COMMAND, "/work", {**around, "SLURM_JOB_ID": "201"}).startswith("train-201-")
 
 
 @pytest.mark.parametrize(
