@@ -124,3 +124,10 @@ def test_a_rate_that_could_not_be_measured_fails_with_the_reason() -> None:
     assert (found.state, found.found) == ("fails", "not measured: nothing moved in 11 s")
     assert "network" in found.advice
     assert found.facts["rate"] is None
+
+
+def test_a_folder_is_not_asked_after_its_network() -> None:
+    """A disk has none, and no region."""
+    still, slow = (rate.told(Measured(each, 2**24, 2.0, 4, "x"), folder=True) for each in (None, 9e6))
+    assert "df, mount" in still.advice
+    assert "region" not in slow.advice

@@ -1,17 +1,23 @@
-"""Of a store that is a folder: whether it outlives this machine, and has room."""
+"""Of a store that is a folder: whether it outlives this machine, and has room.
+
+A folder may be somebody else's, and a network's file system may stand still: neither ends the visit.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from spotguard.commands.console import amount
+from spotguard.providers.clock import Clock
 
+from .asides import within
 from .findings import Finding, fails, ok, warning
+from .store import FOLDER, STEP
 
 #: File systems that lie elsewhere: on a server, or behind a program (FUSE) as buckets are mounted.
 _ELSEWHERE = (
@@ -33,19 +39,26 @@ _ELSEWHERE = (
 _DIES = "give a store that outlives it: --store s3://, gs:// or az://, or a folder of a network file system"
 
 
-def look(url: str, cloud: str, nbytes: int, mounts: Path = Path("/proc/self/mountinfo")) -> Iterator[Finding]:
+def look(
+    url: str, cloud: str, nbytes: int, clock: Clock, mounts: Path = Path("/proc/self/mountinfo")
+) -> Generator[Finding, None, int | None]:
     """
     Args:
+        url: of a folder.
         nbytes: of the state; 0 where it is not known.
         mounts: what is mounted where, as proc_pid_mountinfo(5) has it.
+
+    Returns:
+        Bytes that are free; None where the folder does not answer.
     """
-    parts = urlsplit(url)
-    if parts.scheme != "file":
-        return
-    folder = _there(Path(unquote(parts.path)))
-    kind = _kind(folder, mounts)
+    path = Path(unquote(urlsplit(url).path))
+    try:
+        kind, room = within(STEP, clock, lambda: (_kind(_there(path), mounts), free(url)), "disk")
+    except (TimeoutError, OSError) as error:
+        found = f"{path}: {getattr(error, 'strerror', None) or error}"
+        yield fails("disk", found, FOLDER, filesystem=None, outlives=None, free_bytes=None)
+        return None
     elsewhere = kind.startswith(_ELSEWHERE)
-    room = free(url)
     facts: dict[str, Any] = {"filesystem": kind, "outlives": elsewhere, "free_bytes": room}
     words = f"{amount(room)} free on {kind or 'a file system'}"
     if nbytes and room < nbytes:
@@ -58,6 +71,7 @@ def look(url: str, cloud: str, nbytes: int, mounts: Path = Path("/proc/self/moun
         yield warning("disk", f"{words}, a disk of THIS machine: it goes with it", _DIES, **facts)
     else:
         yield ok("disk", words, **facts)
+    return room
 
 
 def free(url: str) -> int:
@@ -67,7 +81,7 @@ def free(url: str) -> int:
 
 def _there(folder: Path) -> Path:
     """The folder, or what is there above it: the first put makes the rest."""
-    while not folder.is_dir():
+    while not os.path.isdir(folder):  # `Path.is_dir` raises where it may not look (up to Python 3.13)
         folder = folder.parent
     return folder
 

@@ -89,13 +89,17 @@ def _size(saving: Sequence[Session]) -> Finding:
 
 def _checkpoint(run_id: str, ranks: Sequence[Session]) -> Finding:
     newest = max(ranks, key=lambda each: int(each["checkpoint_step"]))
-    age, interval = newest["checkpoint_age"], newest["interval"]
+    age, interval = newest["checkpoint_age"], newest.get("interval")
+    unsaid = "interval" not in newest
     every = "none are made by themselves" if interval is None else f"one is made every {ago(interval)}"
+    every = "how often one is made this older agent does not say" if unsaid else every
     facts: dict[str, Any] = {"run_id": run_id, "age_seconds": age, "interval_seconds": interval}
     if age is None:
         words = f"run {run_id}: none yet; {every}"
     else:
         words = f"run {run_id}: of step {newest['checkpoint_step']}, {ago(age)} old; {every}"
+    if unsaid:
+        return ok("checkpoint", words, **facts)
     if interval is None:
         return warning(
             "checkpoint",

@@ -34,7 +34,7 @@ class Litter:
         self._lock = threading.Lock()
         self._keys: list[str] = []
         self._putting: list[Aside[object]] = []
-        self._made = _missing(store.url)
+        self._made: list[Path] | None = None
         #: Set when everybody who puts has to stop.
         self.over = threading.Event()
         #: Keys that could not be removed, and why.
@@ -44,9 +44,19 @@ class Litter:
 
     def note(self, key: str) -> str:
         """Before it is put."""
+        self._look_once()
         with self._lock:
             self._keys.append(key)
         return key
+
+    def _look_once(self) -> None:
+        """Which folders are ours. A cloud's store has none."""
+        if self._made is None:
+            self._made = []
+            if urlsplit(self._store.url).scheme != "file":
+                return
+            with suppress(TimeoutError):  # it stands still: then nothing is put either
+                self._made = within(_RETURNING, self._clock, lambda: _missing(self._store.url), "looking")
 
     def removed(self, key: str) -> None:
         with self._lock, suppress(ValueError):
@@ -94,18 +104,22 @@ class Litter:
                         keys[0].partition("/")[0],
                         error,
                     )
-        for folder in self._made:
-            with suppress(OSError):  # not made after all, or somebody has put something there meanwhile
-                os.rmdir(folder)
+        if self._made and not self.left:
+            made = self._made
+            with suppress(TimeoutError):
+                within(_RETURNING, self._clock, lambda: _remove(made), "folders")
         self._cleared = True
 
 
+def _remove(folders: list[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # not made after all, or somebody has put something there meanwhile
+            os.rmdir(folder)
+
+
 def _missing(url: str) -> list[Path]:
-    """The folders of a store that the first put would make, the innermost first. A cloud's has none."""
-    parts = urlsplit(url)
-    if parts.scheme != "file":
-        return []
-    found, folder = [], Path(unquote(parts.path))
+    """The folders that the first put would make, the innermost first."""
+    found, folder = [], Path(unquote(urlsplit(url).path))
     while not os.path.lexists(folder):
         found.append(folder)
         folder = folder.parent

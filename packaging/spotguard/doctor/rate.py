@@ -24,6 +24,7 @@ from spotguard.providers.stores.transport import PIECE
 from .asides import Aside
 from .findings import Finding, fails, ok, warning
 from .litter import Litter
+from .store import FOLDER
 
 #: Sockets and routers take up to so many pieces of each connection at once, on their way to a link that is slower: they
 #: are not counted (at 50 Mbit/s they would make it 60), unless that takes so many seconds.
@@ -32,6 +33,9 @@ _AHEAD, _AHEAD_MOST = 2, 3.0
 _LONGEST = 8.0
 #: Bytes a second of a link that is worth a question.
 _SLOW = 10e6
+_FAR = "a connection gives 50 to 95 MB/s where store and machine are in one region: are they?"
+_BUSY = "a disk gives more: look at what else writes to it, and at the network that it may lie behind"
+_NETWORK = "look at the network between this machine and the store, and at what else uses it"
 _STILL = f"nothing moved in {_AHEAD_MOST + _LONGEST:g} s"
 #: Seconds that one put may take: a slow link brings an object in as many. What stands still is left behind before that.
 _PATIENCE = 60.0
@@ -185,14 +189,17 @@ class Measurement:
         return self._enough.is_set() or self._litter.over.is_set()
 
 
-def told(measured: Measured) -> Finding:
-    """The line of it."""
+def told(measured: Measured, *, folder: bool = False) -> Finding:
+    """The line of it.
+
+    Args:
+        folder: of the store that is meant; else it is a cloud's.
+    """
     facts: dict[str, Any] = {"connections": measured.connections, "bytes": measured.nbytes}
     if measured.rate is None:
-        advice = "look at the network between this machine and the store, and at what else uses it"
+        advice = FOLDER if folder else _NETWORK
         return fails("rate", f"not measured: {measured.why}", advice, rate=None, **facts)
     found = f"{amount(measured.rate)}/s over {measured.connections} connections"
-    slow = "a connection gives 50 to 95 MB/s where store and machine are in one region: are they?"
     if measured.rate < _SLOW:
-        return warning("rate", found, slow, rate=round(measured.rate, 1), **facts)
+        return warning("rate", found, _BUSY if folder else _FAR, rate=round(measured.rate, 1), **facts)
     return ok("rate", found, rate=round(measured.rate, 1), **facts)

@@ -30,7 +30,7 @@ _NETWORK = (
     "look at the network between this machine and the store: a proxy, a firewall, an endpoint without a route"
 )
 
-_FOLDER = "look at the folder and its file system (df, mount), or use another store"
+FOLDER = "look at the folder and its file system (df, mount), or use another store"
 _REPORT = "nothing of this machine's, most likely: report it, with this line"
 
 
@@ -123,7 +123,7 @@ class _StandsStill(Exception):
 
 def _otherwise(store: BlobStore) -> str:
     """What to do where the error itself says nothing."""
-    return _FOLDER if store.url.startswith("file:") else _NETWORK
+    return FOLDER if store.url.startswith("file:") else _NETWORK
 
 
 def _judged(check: Check, name: str, asked: Aside[object], otherwise: str) -> Finding:

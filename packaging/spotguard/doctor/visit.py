@@ -72,6 +72,7 @@ def _store(
 ) -> Generator[Finding, None, tuple[rate.Measured | None, float]]:
     """What is found of the store; returns the rate, where one could be measured, and what a small put takes."""
     url = _url(who.options, saving)
+    folder = urlsplit(url).scheme == "file"
     dates = clocks.Dates(who.clock)
     try:
         opened = open_store(url)
@@ -85,19 +86,22 @@ def _store(
     with litter, litter:  # twice: the one interruption may come at the very begin of the first clearing
         reached = store.reach(opened, who.clock, partial(dates.hear, "the store"))
         yield reached
-        yield from disk.look(url, cloud_name, nbytes)
+        room = None
+        if folder:
+            room = yield from disk.look(url, cloud_name, nbytes, who.clock)
+        answers = reached.state is State.OK and (room is not None or not folder)
         if dates.ahead is None:
             dates.hear("the metadata service", cloud.dated(cloud_name, who.options, who.clock))
-        if reached.state is State.OK:
+        if answers:
             yield identity.look(opened)
         yield clocks.judge(dates)
-        if reached.state is State.OK:
+        if answers:
             tried = store.rights(opened, run_id, litter, who.clock)
             yield from tried.findings
             put_seconds = tried.put_seconds
             if tried.puts and tried.removes:
-                measured = _measure(who, opened, run_id, litter)
-                yield rate.told(measured)
+                measured = _measure(who, opened, run_id, litter, room)
+                yield rate.told(measured, folder=folder)
             elif tried.puts:
                 found = "not measured: what is put for it could not be removed"
                 yield warning("rate", found, "allow the job to delete, and ask again", rate=None)
@@ -112,10 +116,12 @@ def _url(options: Options, saving: Sequence[job.Session]) -> str:
     return str(max(saving, key=lambda each: int(each["bytes"]))["store"])
 
 
-def _measure(who: Patient, opened: BlobStore, run_id: str, litter: Litter) -> rate.Measured:
-    most = who.pace.most
-    if urlsplit(opened.url).scheme == "file":
-        most = min(who.pace.most_on_disk, disk.free(opened.url) // 10)
+def _measure(who: Patient, opened: BlobStore, run_id: str, litter: Litter, room: int | None) -> rate.Measured:
+    """
+    Args:
+        room: bytes that are free in a folder; None in a cloud.
+    """
+    most = who.pace.most if room is None else min(who.pace.most_on_disk, room // 10)
     return rate.Measurement(
         opened,
         lambda: litter.note(probe_key(run_id, f"{os.getpid()}-{secrets.token_hex(8)}")),
