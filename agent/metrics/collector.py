@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -29,9 +29,10 @@ class Collector:
         for metric in METRICS:
             yield family(metric, metric.read(reading))
 
-    def describe(self) -> Sequence[Family]:
-        """Nothing: the registry would otherwise collect once, to learn the names."""
-        return []
+    def describe(self) -> Iterator[Family]:
+        """The names, without a reading: the registry answers whoever asks for some of them (`?name[]=`)."""
+        for metric in METRICS:
+            yield family(metric, ())
 
 
 def family(metric: Metric, samples: Iterable[Sample]) -> Family:

@@ -24,7 +24,7 @@ from spotguard.providers.errors import UsageError
 from tests.e2e.processes import eventually
 from tests.fakes.hook import TIMEOUT
 
-FACTS = Facts.of("1.0", "run", "r", 30.0, None)
+FACTS = Facts("1.0", "run", "r", 30.0, False, None)
 
 
 def nothing() -> Reading:
@@ -67,6 +67,14 @@ def test_it_says_what_stands_at_the_moment(opened: Callable[..., Endpoint]) -> N
     assert 'spotguard_agent_info{command="run",run_id="r",version="1.0"} 1.0' in text
     assert "spotguard_window_seconds 30.0" in text
     assert "process_resident_memory_bytes" in text
+
+
+def test_whoever_asks_for_some_names_gets_these(opened: Callable[..., Endpoint]) -> None:
+    text = scraped(f"{opened().url}?name[]=spotguard_sessions&name[]=spotguard_outcomes_total")
+    samples = [line for line in text.splitlines() if not line.startswith("#")]
+    assert "spotguard_sessions 0.0" in samples
+    names = {line.partition("{")[0].partition(" ")[0] for line in samples}
+    assert names == {"spotguard_sessions", "spotguard_outcomes_total"}
 
 
 def test_there_is_nothing_else_at_it(opened: Callable[..., Endpoint]) -> None:
