@@ -11,7 +11,7 @@ from typing import Any
 from ..hooks import protocol
 from ..hooks.protocol import Message
 from ..providers.notice import Notice, Severity
-from .events import HealthChanged, NoticeGone, NoticeSeen, SourceGone
+from .events import HealthChanged, NoticeGone, NoticeSeen, SourceGone, WindowTold
 from .hearing import OUTLIVED
 
 #: Seconds between two signs of life: an agent that is stopped or stuck must not pass for one that sees nothing.
@@ -28,9 +28,11 @@ class Board:
         #: Who watches, and whether they know notices that are not terminal.
         self._watchers: dict[int, bool] = {}
         self._beaten_at = 0.0
+        #: Seconds of warning by the cloud's own word; 0: it has said none.
+        self._window = 0.0
 
     def note(
-        self, event: NoticeSeen | NoticeGone | HealthChanged | SourceGone, now: float
+        self, event: NoticeSeen | NoticeGone | HealthChanged | SourceGone | WindowTold, now: float
     ) -> Iterator[tuple[int, Message]]:
         """Remember it, and give what each watching agent is to be told of it."""
         message: Message | None
@@ -43,6 +45,9 @@ class Board:
         elif isinstance(event, SourceGone):  # only of an agent that others look for, and that nobody watches
             self._health.pop(event.source, None)
             message = None
+        elif isinstance(event, WindowTold):
+            self._window = event.seconds
+            message = protocol.Watched(self._sources, self._window)
         else:
             self._health[event.source] = event
             message = _health(event, now)
@@ -80,7 +85,7 @@ class Board:
             yield from self._how_it_is(watcher, now)
 
     def _how_it_is(self, watcher: int, now: float) -> Iterator[tuple[int, Message]]:
-        yield watcher, protocol.Watched(self._sources)
+        yield watcher, protocol.Watched(self._sources, self._window)
         for event in self._health.values():
             yield watcher, _health(event, now)
 

@@ -45,6 +45,13 @@ class SourceGone:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowTold:
+    """The cloud's own service says how many seconds before the end its notice comes. Its newest word counts."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """A training process registered on the socket."""
 
@@ -145,6 +152,7 @@ Event = (
     | NoticeGone
     | HealthChanged
     | SourceGone
+    | WindowTold
     | Opened
     | Heard
     | Closed

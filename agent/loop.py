@@ -46,6 +46,7 @@ from .events import (
     SourceGone,
     StatusAsked,
     Watching,
+    WindowTold,
 )
 from .server import Server
 from .signals import DECIDED
@@ -166,7 +167,7 @@ class Agent:
                 self._server.send(watcher, message)
             self._carry_out(self._machine.handle(event, now))
             return
-        if isinstance(event, NoticeSeen | NoticeGone | HealthChanged | SourceGone):
+        if isinstance(event, NoticeSeen | NoticeGone | HealthChanged | SourceGone | WindowTold):
             for watcher, message in self._board.note(event, now):
                 self._server.send(watcher, message)
         elif isinstance(event, Closed):

@@ -9,15 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ..providers.notice import NoticeKind
-
-#: Bytes of the file of all records that are read again at most: some 500 of them.
-_EARLIER = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,23 +179,22 @@ def write(record: dict[str, Any], folder: Path, run_id: str) -> Path:
     return last
 
 
-def earlier(folder: Path, run_id: str) -> list[dict[str, Any]]:
-    """The records of agents that were here before us under this name, the newest `_EARLIER` bytes of them, oldest first."""
+def earlier(folder: Path, run_id: str) -> Iterator[dict[str, Any]]:
+    """The records of agents that were here before us under this name, oldest first, one at a time.
+
+    All of them: who counts them must not come to less than the agent before did.
+    """
     try:
         with open(folder / f"{run_id}.outcomes.jsonl", "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _EARLIER))
-            lines = file.read().splitlines()
+            for line in file:
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    continue  # cut off by a full disk or a power cut
+                if isinstance(record, dict):
+                    yield record
     except OSError:
-        return []  # there was none
-    found = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # cut off, by us or by a power cut
-        if isinstance(record, dict):
-            found.append(record)
-    return found
+        return  # there was none
 
 
 def _write_all(path: Path, data: bytes, flag: int) -> None:

@@ -24,7 +24,7 @@ from ..providers.notice import Notice, NoticeKind, Severity
 from .board import BEAT
 from .caller import Caller
 from .chorus import Chorus
-from .events import Event, HealthChanged, NoticeGone, NoticeSeen, SourceGone
+from .events import Event, HealthChanged, NoticeGone, NoticeSeen, SourceGone, WindowTold
 from .handover import Handover
 from .mention import Line, Mention
 from .watcher import LONGEST_WAIT, Watcher
@@ -78,6 +78,8 @@ class Relay:
         self._chorus: Chorus | None = None
         #: Through how many sources the service looks.
         self._sources = 0
+        #: Seconds of warning that the cloud's own service promises, as the service agent has told; 0: none.
+        self._window = 0.0
         #: Sources of which something was said, by anybody, and those that withdraw what they show no longer.
         self._named: set[str] = set()
         self._withdrawing: set[str] = set()
@@ -155,6 +157,7 @@ class Relay:
         if isinstance(message, protocol.Watched):
             self._answered = True
             self._guarded_by(message.sources)
+            self._promised(message.window)
         elif not self._answered:
             raise ProtocolError("it does not say what it watches")
         elif isinstance(message, protocol.NoticeSeen):
@@ -163,6 +166,12 @@ class Relay:
             self._say(NoticeGone(message.id))
         elif isinstance(message, protocol.HealthSeen) and message.source not in self._hidden:
             self._heard(message.source, _health(message), max(0.0, message.seconds))
+
+    def _promised(self, window: float) -> None:
+        """Said again with each sign of life."""
+        if window > 0 and window != self._window:
+            self._window = window
+            self._post(WindowTold(window))
 
     def _heard(self, source: str, health: Health, seconds: float) -> None:
         """Said again every few seconds. Who runs here may never see the service's log, so ours says it too."""

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from ..providers.clock import Clock
 from ..providers.health import STARTING, Health, blind
-from ..providers.notice import JITTER, Acknowledging, Notice, NoticeSource, Severity, Sighting
+from ..providers.notice import JITTER, Acknowledging, Notice, NoticeSource, Promising, Severity, Sighting
 from .chorus import Chorus
-from .events import Event, HealthChanged, NoticeGone, NoticeSeen
+from .events import Event, HealthChanged, NoticeGone, NoticeSeen, WindowTold
 from .horizon import NEAR
 from .looking import LookCount
 from .mention import Mention
@@ -62,6 +62,7 @@ class Watcher:
         self._failures = 0
         self._standing: dict[str, Notice] = {}
         self._owes = False
+        self._told: float | None = None
 
     @property
     def name(self) -> str:
@@ -129,6 +130,10 @@ class Watcher:
         if sighting.health.seeing:
             self._saw_at = now
         self._feel(sighting.health)
+        told = self._source.told if isinstance(self._source, Promising) else None
+        if told is not None and told != self._told:
+            self._told = told
+            self._post(WindowTold(told))
         for notice in sighting.notices:
             if self._put_off(notice):
                 self._post(NoticeGone(notice.id))

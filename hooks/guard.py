@@ -110,6 +110,7 @@ class Guard:
             raise
         self._cadence = Cadence(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
         self._nbytes = self._state.expected_bytes()
+        self._restored_at = 0.0
         self._restored = self.closed = self._forked = self._looked_back = False
         try:
             self._build()
@@ -209,6 +210,7 @@ class Guard:
         # Before it is ready: the others are not offered a step of the way it has left.
         self._gate.arrive(done.step)
         self._restored = self._saver.ready = True
+        self._restored_at = self._clock.monotonic()
         self._unsettled = _SETTLED
         self._cadence.restored(self._clock.monotonic())
         self._agent.tell_position()
@@ -343,6 +345,7 @@ class Guard:
             save_seconds=-1.0 if cost.seconds is None else cost.seconds,
             rate=cost.rate or 0.0,
             interval=0.0 if math.isinf(self._cadence.interval) else self._cadence.interval,
+            restored_age=self._clock.monotonic() - self._restored_at if self._restored else -1.0,
         )
 
     def _alarm_told(self, alarm: Alarm) -> None:

@@ -131,6 +131,8 @@ class Position(Message):
     rate: float = 0.0
     #: Seconds between background checkpoints; 0: switched off.
     interval: float = 0.0
+    #: Seconds since training began here, or went back to a checkpoint; below 0: not yet (or an older hook, which does not say).
+    restored_age: float = -1.0
 
 
 @_on_the_wire
@@ -305,6 +307,8 @@ class Watched(Message):
     type: ClassVar[str] = "watched"
     #: Through how many sources the agent looks. With 0 it would never tell of a notice.
     sources: int
+    #: Seconds before the end at which the cloud's own service says that its notice comes; 0: it says nothing.
+    window: float = 0.0
 
 
 @_on_the_wire

@@ -117,6 +117,16 @@ class NoticeSource(Protocol):
 
 
 @runtime_checkable
+class Promising(Protocol):
+    """A source whose service itself says how long before the end its notice comes (GCE's notice duration)."""
+
+    @property
+    def told(self) -> float | None:
+        """Seconds, by its newest word; None where it has said none. Read by the thread that polls."""
+        ...
+
+
+@runtime_checkable
 class Acknowledging(Protocol):
     """A source whose cloud may be told to go ahead (Azure's `StartRequests`)."""
 

@@ -15,7 +15,7 @@ from ...providers.health import Health
 from ...providers.health import Sight as Seen
 from ...providers.notice import Notice
 from ..emergency import Machine
-from ..events import Closed, Event, HealthChanged, Heard, NoticeSeen, Opened, SourceGone
+from ..events import Closed, Event, HealthChanged, Heard, NoticeSeen, Opened, SourceGone, WindowTold
 from ..pending import Pending
 from ..roster import NAME, Session, clip
 from .snapshot import STAGES, Process, Sight, Snapshot, Standing
@@ -24,7 +24,7 @@ from .snapshot import STAGES, Process, Sight, Snapshot, Standing
 _PAIRS = 100
 #: Sources: eight at the most are ours, the rest is a service agent's word.
 _SOURCES = 32
-#: Notices that are known to have been counted, and processes to train: what comes anew all the time must not fill the memory.
+#: Notices that are known to have been counted: what comes anew all the time must not fill the memory.
 _KNOWN = 256
 
 
@@ -37,7 +37,6 @@ class Meter:
         self._known: dict[tuple[str, str], None] = {}
         #: Which process has been seen at which stage of the notice in hand.
         self._passed: set[tuple[int, str]] = set()
-        self._trains: dict[tuple[int, str], float] = {}
         self._crashes = self._launches = 0
 
     # --- the ways in ---
@@ -50,12 +49,14 @@ class Meter:
             self._sees(event.source, event.health, now)
         elif isinstance(event, SourceGone):
             self._sees(event.source, None, now)
+        elif isinstance(event, WindowTold):
+            self.newest = replace(self.newest, promised=event.seconds)
         elif isinstance(event, Heard):
             self._heard(event, machine.sessions.get(event.session), now)
         elif isinstance(event, Opened):
-            self._process(event.session, machine.sessions.get(event.session), now)
+            self._process(event.session, machine.sessions.get(event.session))
         elif isinstance(event, Closed):
-            self._process(event.session, None, now)
+            self._process(event.session, None)
         self._stands(machine.pending, now)
         if machine.phase != self.newest.phase:
             self.newest = replace(self.newest, phase=machine.phase)
@@ -141,7 +142,7 @@ class Meter:
         if session is None:
             return
         if isinstance(message, protocol.Position | protocol.Committed):
-            self._process(event.session, session, now)
+            self._process(event.session, session)
         if isinstance(message, protocol.Committed) and message.step >= 0:
             key = ("emergency" if message.id else "background",)
             saved = self.newest.saved_bytes
@@ -163,22 +164,13 @@ class Meter:
             self._passed.add((session, stage))
             self._reached(stage, standing.deadline - now)
 
-    def _process(self, number: int, session: Session | None, now: float) -> None:
+    def _process(self, number: int, session: Session | None) -> None:
         processes: Mapping[int, Process]
         if session is not None:  # in its place: who came first is shown first
-            processes = {**self.newest.processes, number: _process(session, self._since(session, now))}
+            processes = {**self.newest.processes, number: _process(session)}
         else:
             processes = {known: one for known, one in self.newest.processes.items() if known != number}
         self.newest = replace(self.newest, processes=processes)
-
-    def _since(self, session: Session, now: float) -> float | None:
-        """When it was first heard to train, also where it has lost its socket since and come back."""
-        client = (session.pid, session.store)
-        if client not in self._trains and session.step >= 0:
-            self._trains[client] = now
-            if len(self._trains) > _KNOWN:
-                del self._trains[next(iter(self._trains))]
-        return self._trains.get(client)
 
 
 def result_of(record: Mapping[str, Any]) -> str:
@@ -190,7 +182,7 @@ def result_of(record: Mapping[str, Any]) -> str:
     return "missed" if record.get("sessions") else "unguarded"
 
 
-def _process(session: Session, trains_since: float | None) -> Process:
+def _process(session: Session) -> Process:
     at = session.position or protocol.Position(-1)
     return Process(
         uid=session.uid,
@@ -199,7 +191,7 @@ def _process(session: Session, trains_since: float | None) -> Process:
         nbytes=session.nbytes,
         by_itself=not session.store,
         step=at.step,
-        trains_since=trains_since,
+        restored_at=session.heard_at - at.restored_age if at.restored_age >= 0 else None,
         checkpoint_step=at.checkpoint_step,
         checkpoint_at=session.heard_at - at.checkpoint_age,
         interval=at.interval or None,

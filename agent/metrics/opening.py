@@ -22,11 +22,12 @@ def reader(
     options: Options, run_id: str, meter: Meter, looks: LookCount, clock: Clock, *, service: bool
 ) -> Callable[[], Reading]:
     """What a scrape calls, on its own thread: the newest snapshot, and the time."""
-    facts = Facts.of(
+    facts = Facts(
         _version(),
         "agent" if service else "run",
         run_id,
         expected_window(_cloud(options.provider), options.window),
+        options.window is not None,
         options.reserve,
     )
     return lambda: Reading(facts, meter.newest, clock.monotonic(), looks.totals)

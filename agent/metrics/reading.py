@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ..fit import Fit, reserve_of
+from ..fit import reserve_of
 from .histogram import Histogram
 from .snapshot import STATES, Process, Snapshot
 
@@ -24,13 +24,11 @@ class Facts:
     #: "run" or "agent".
     command: str
     run_id: str
-    #: Seconds of warning to count on, and what of it is kept back.
+    #: Seconds of warning to count on, and whether that is `--window`, before which a cloud's own word does not count.
     window: float
-    reserve: float
-
-    @classmethod
-    def of(cls, version: str, command: str, run_id: str, window: float, reserve: float | None) -> Facts:
-        return cls(version, command, run_id, window, reserve_of(window, window, reserve))
+    said: bool
+    #: `--reserve`.
+    reserve: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +88,14 @@ def all_of(counts: Mapping[tuple[str, ...], float] | Mapping[tuple[str, ...], Hi
     yield from counts.items()
 
 
+def named(
+    r: Reading, counts: Mapping[tuple[str, ...], float] | Mapping[tuple[str, ...], Histogram]
+) -> Iterator[Sample]:
+    """With the run's name before: what goes on from run to run must not go on from another's."""
+    for labels, count in counts.items():
+        yield (r.facts.run_id, *labels), count
+
+
 def states(r: Reading) -> Iterator[Sample]:
     for name, sight in r.at.sources.items():
         for state in STATES:
@@ -124,19 +130,37 @@ def seconds_left(r: Reading) -> float | None:
 
 def checkpoint_age(one: Process, r: Reading) -> float | None:
     """What was done before it restored cannot be lost, however old the checkpoint is that it went on from."""
-    if one.trains_since is None:
+    if one.step < 0:
         return None
-    return r.now - (
-        max(one.checkpoint_at, one.trains_since) if one.checkpoint_step >= 0 else one.trains_since
-    )
+    began = one.checkpoint_at if one.checkpoint_step >= 0 else None
+    since = [at for at in (began, one.restored_at) if at is not None]
+    return r.now - max(since) if since else None
 
 
-def expected_slack(one: Process, r: Reading) -> float | None:
-    if one.save_seconds is None:
-        return None
-    return Fit(one.nbytes, one.rate, r.facts.window, r.facts.reserve).budget - one.save_seconds
+def window(r: Reading) -> float:
+    """As `doctor` has it: what the user said, else what the cloud says of this machine, else what it usually gives."""
+    return r.facts.window if r.facts.said or r.at.promised is None else r.at.promised
 
 
-def fits_window(one: Process, r: Reading) -> float | None:
-    slack = expected_slack(one, r)
-    return None if slack is None else float(slack >= 0)
+def reserve(r: Reading) -> float:
+    return reserve_of(window(r), window(r), r.facts.reserve)
+
+
+def expected_slack(r: Reading) -> Iterator[Sample]:
+    """Of this machine: its runs save at once at a notice, over one link, whose rate each has shown alone. Ranks of one
+    run have shown it together."""
+    runs: dict[tuple[int, str], float] = {}
+    for one in r.at.processes.values():
+        if one.save_seconds is not None:
+            name = (one.uid, one.run_id)
+            runs[name] = max(runs.get(name, 0.0), one.save_seconds)
+    slack = window(r) - reserve(r) - sum(runs.values())
+    for one in r.processes:
+        if one.save_seconds is not None:
+            yield _who(one), slack
+
+
+def fits_window(r: Reading) -> Iterator[Sample]:
+    for labels, slack in expected_slack(r):
+        if not isinstance(slack, Histogram):
+            yield labels, float(slack >= 0)

@@ -66,8 +66,8 @@ class Process:
     by_itself: bool
     #: Below 0: not restored yet.
     step: int = -1
-    #: Monotonic seconds at which it was first heard to have restored; None: not yet.
-    trains_since: float | None = None
+    #: Monotonic seconds at which training began, by its own word; None: not yet, or an older hook, which does not say.
+    restored_at: float | None = None
     #: Below 0: there is none.
     checkpoint_step: int = -1
     #: Monotonic seconds at which that was committed.
@@ -100,6 +100,8 @@ class Snapshot:
 
     phase: str = "watching"
     standing: Standing | None = None
+    #: Seconds before the end at which the cloud's own service says that its notice comes. None: it has said nothing.
+    promised: float | None = None
     sources: Mapping[str, Sight] = field(default_factory=dict)
     #: By the session's number.
     processes: Mapping[int, Process] = field(default_factory=dict)

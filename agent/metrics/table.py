@@ -20,11 +20,14 @@ from .reading import (
     expected_slack,
     failed_looks,
     fits_window,
+    named,
     of_each,
+    reserve,
     seconds_left,
     single,
     states,
     which,
+    window,
 )
 from .snapshot import PHASES
 
@@ -131,17 +134,17 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "spotguard_outcomes_total",
         "counter",
-        ("result", "drill"),
+        ("run_id", "result", "drill"),
         "How notices ended: committed, reduced (committed without the optimizer's moments), missed, unguarded (nobody was "
         "registered, as where a run is started again on a machine that goes) or withdrawn.",
-        lambda r: all_of(r.at.outcomes),
+        lambda r: named(r, r.at.outcomes),
     ),
     Metric(
         "spotguard_commit_slack_seconds",
         "histogram",
-        ("drill",),
+        ("run_id", "drill"),
         "Seconds that were left of the warning when the last training process had committed.",
-        lambda r: all_of(r.at.slack),
+        lambda r: named(r, r.at.slack),
     ),
     # --- checkpoints ---
     Metric(
@@ -207,37 +210,37 @@ METRICS: tuple[Metric, ...] = (
         "spotguard_window_seconds",
         "gauge",
         (),
-        "Seconds of warning to count on here: --window, or what the cloud is known to give.",
-        lambda r: single(r.facts.window),
+        "Seconds of warning to count on here: --window, or what the cloud says of this machine, or what it is known to give.",
+        lambda r: single(window(r)),
     ),
     Metric(
         "spotguard_reserve_seconds",
         "gauge",
         (),
         "Seconds of the window that are kept back to end in order.",
-        lambda r: single(r.facts.reserve),
+        lambda r: single(reserve(r)),
     ),
     Metric(
         "spotguard_expected_save_seconds",
         "gauge",
         WHO,
-        "What an emergency save would take, by what the last saves have shown. Absent until then.",
+        "What an emergency save would take of this process alone, by what the last saves have shown. Absent until then.",
         of_each(lambda one, r: one.save_seconds),
     ),
     Metric(
         "spotguard_expected_slack_seconds",
         "gauge",
         WHO,
-        "Seconds that an emergency save would leave of the window less its reserve; below 0 it does not fit. Absent until a save "
-        "has shown it.",
-        of_each(expected_slack),
+        "Seconds that an emergency save would leave of the window less its reserve, where all runs that are registered here save "
+        "at once over one link (their times add up); below 0 it does not fit. Absent until a save has shown it.",
+        expected_slack,
     ),
     Metric(
         "spotguard_fits_window",
         "gauge",
         WHO,
-        "1 where an emergency save of everything fits into the window less its reserve, 0 where it does not. Absent until a save "
-        "has shown it.",
-        of_each(fits_window),
+        "1 where an emergency save of everything, of all runs that are registered here, fits into the window less its reserve, 0 "
+        "where it does not. Absent until a save has shown it.",
+        fits_window,
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotguard.agent.board import BEAT, Board
-from spotguard.agent.events import HealthChanged, NoticeSeen, SourceGone
+from spotguard.agent.events import HealthChanged, NoticeSeen, SourceGone, WindowTold
 from spotguard.agent.hearing import OUTLIVED
 from spotguard.hooks import protocol
 from spotguard.providers.health import SEEING
@@ -32,6 +32,15 @@ def test_signs_of_life_come_while_somebody_watches() -> None:
     board.left(7)
     assert board.next_beat is None
     assert list(board.beat(1000.0 + 9 * BEAT)) == []
+
+
+def test_what_the_cloud_promises_is_told_at_once_and_with_each_sign_of_life() -> None:
+    """Its newest word; before it has said one, none."""
+    board = Board(1)
+    assert list(board.note(WindowTold(60.0), 1000.0)) == []
+    assert list(board.joined(7, 1000.0)) == [(7, protocol.Watched(1, 60.0))]
+    assert list(board.note(WindowTold(120.0), 1001.0)) == [(7, protocol.Watched(1, 120.0))]
+    assert list(board.beat(1000.0 + BEAT)) == [(7, protocol.Watched(1, 120.0))]
 
 
 def test_a_notice_that_stands_is_told_until_the_machine_has_outlived_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ from spotguard.agent.status import Facts
 from spotguard.agent.supervisor import Supervisor
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
+from spotguard.providers.simulator.gcp import GcpSimulator
 from tests.fakes.serving import Events, Serving
 
 ROOT = Path(__file__).parents[2]
@@ -78,8 +80,8 @@ def test_what_a_training_process_says_is_scraped_and_what_came_of_it(
     body = """
 has("spotguard_sessions 1.0")
 has("spotguard_state_bytes" + who + " 1000.0")
-has('spotguard_outcomes_total{drill="false",result="committed"} 0.0')
-hook.say(Position(7, checkpoint_step=5, checkpoint_age=9.0, save_seconds=2.0, rate=500.0, interval=60.0))
+has('spotguard_outcomes_total{drill="false",result="committed",run_id="r"} 0.0')
+hook.say(Position(7, checkpoint_step=5, checkpoint_age=9.0, restored_age=50.0, save_seconds=2.0, rate=500.0, interval=60.0))
 has("spotguard_step" + who + " 7.0")
 has("spotguard_fits_window" + who + " 1.0")
 has("spotguard_expected_slack_seconds" + who + " 88.0")  # of 100 s, 10 in reserve
@@ -96,13 +98,41 @@ sys.exit(hook.hear(Leave).code)
 """
     assert entry.run(options, training(body)) == 75
     afterwards = """
-has('spotguard_outcomes_total{drill="false",result="committed"} 1.0')
-has('spotguard_outcomes_total{drill="false",result="missed"} 0.0')
-has('spotguard_commit_slack_seconds_count{drill="false"} 1.0')
+has('spotguard_outcomes_total{drill="false",result="committed",run_id="r"} 1.0')
+has('spotguard_outcomes_total{drill="false",result="missed",run_id="r"} 0.0')
+has('spotguard_commit_slack_seconds_count{drill="false",run_id="r"} 1.0')
 has('spotguard_agent_phase{phase="watching"} 1.0')
 hook.say(Bye("done"))
 """
     assert entry.run(options, training(afterwards)) == 0
+    # At the same port, with the same socket's folder: what came of other runs is no history of this one's.
+    assert options.socket is not None
+    other = dataclasses.replace(
+        options, run_id="other", socket=str(Path(options.socket).with_name("other.sock"))
+    )
+    body = """
+has('spotguard_outcomes_total{drill="false",result="committed",run_id="other"} 0.0')
+outcomes = [line for line in opener.open(url, timeout=30).read().decode().splitlines() if line.startswith("spotguard_outcomes")]
+assert all('run_id="other"' in line and line.endswith(" 0.0") for line in outcomes), outcomes
+hook.say(Bye("done"))
+"""
+    assert entry.run(other, training(body)) == 0
+
+
+def test_the_window_is_what_gce_itself_says_of_the_vm(
+    options: Options, training: Callable[[str], list[str]], gcp: GcpSimulator
+) -> None:
+    """Where nobody has said one: a VM with a notice duration has more than the usual 30 s, and so fits what would not."""
+    gcp.put("instance/scheduling/preemption-notice-duration", b"120s")
+    here = dataclasses.replace(options, provider="gcp", metadata_endpoint=gcp.endpoint, window=None)
+    body = """
+hook.say(Position(7, save_seconds=100.0, rate=500.0))
+has("spotguard_window_seconds 120.0")
+has("spotguard_reserve_seconds 12.0")
+has("spotguard_fits_window" + who + " 1.0")
+hook.say(Bye("done"))
+"""
+    assert entry.run(here, training(body)) == 0
 
 
 def test_hung_scrapes_delay_neither_the_notice_nor_the_end(

@@ -22,6 +22,7 @@ from spotguard.agent.events import (
     Opened,
     Signalled,
     SourceGone,
+    WindowTold,
 )
 from spotguard.agent.looking import LookCount
 from spotguard.agent.metrics.histogram import Histogram
@@ -47,7 +48,7 @@ class Life:
         self.looks = LookCount()
         self.now = 1000.0
         self.outcomes: list[Outcome] = []
-        self.facts = Facts.of("1", "agent", "r", 30.0, None)
+        self.facts = Facts("1", "agent", "r", 30.0, False, None)
 
     def happens(self, *events: Event | None, after: float = 0.0) -> None:
         self.now += after
@@ -182,8 +183,8 @@ def test_what_is_left_is_told_at_each_stage_once() -> None:
     assert {key[0] for key in life.meter.newest.left} == set(STAGES)
     assert life.left_at("told") == 119.0
     assert life.left_at("seen") == 120.0
-    assert life.value("spotguard_outcomes_total", "committed", "false") == 1
-    assert life.value("spotguard_commit_slack_seconds", "false").counts[-2] == 1  # up to 120 s
+    assert life.value("spotguard_outcomes_total", "r", "committed", "false") == 1
+    assert life.value("spotguard_commit_slack_seconds", "r", "false").counts[-2] == 1  # up to 120 s
 
 
 def test_a_drill_is_told_apart_to_its_last_commit() -> None:
@@ -195,8 +196,8 @@ def test_a_drill_is_told_apart_to_its_last_commit() -> None:
     life.says(Committed(id, 7, 1000, 1.0, "u", 0.0), after=2.0)
     assert life.machine.pending is None
     assert life.left_at("committed", "true") == 28.0
-    assert life.value("spotguard_outcomes_total", "committed", "true") == 1
-    assert life.value("spotguard_outcomes_total", "committed", "false") == 0
+    assert life.value("spotguard_outcomes_total", "r", "committed", "true") == 1
+    assert life.value("spotguard_outcomes_total", "r", "committed", "false") == 0
     assert life.value("spotguard_notice_left_seconds") is None
 
 
@@ -229,14 +230,14 @@ def test_a_withdrawn_notice_is_no_missed_commit() -> None:
     life.joins()
     life.happens(notice(), NoticeGone("n1"))
     assert [each.ended for each in life.outcomes] == ["withdrawn"]
-    assert life.value("spotguard_outcomes_total", "withdrawn", "false") == 1
+    assert life.value("spotguard_outcomes_total", "r", "withdrawn", "false") == 1
 
 
 def test_every_result_stands_at_0_before_anything_has_happened() -> None:
     """To Prometheus, a counter that begins with 1 has not risen."""
     life = Life()
     for result in RESULTS:
-        assert life.value("spotguard_outcomes_total", result, "false") == 0
+        assert life.value("spotguard_outcomes_total", "r", result, "false") == 0
     for purpose in PURPOSES:
         assert life.value("spotguard_checkpoints_total", purpose) == 0
     for cause in ("crash", "preemption"):
@@ -283,7 +284,7 @@ def test_a_process_is_shown_with_what_it_knows_and_no_more() -> None:
 def test_the_age_of_a_checkpoint_grows_between_words_and_a_commit_ends_it() -> None:
     life = Life()
     life.joins()
-    life.says(Position(0), after=10)
+    life.says(Position(0, restored_age=0.0), after=10)
     life.now += 30
     assert life.value("spotguard_checkpoint_age_seconds", "r", "0", "0") == 30
     life.says(Committed("", 5, 1000, 1.0, "u", 0.0), after=10)
@@ -298,7 +299,7 @@ def test_what_it_went_on_from_may_be_old_and_nothing_is_at_risk_yet() -> None:
     """The machine before this one was taken yesterday: that is no checkpoint that is overdue."""
     life = Life()
     life.joins()
-    life.says(Position(500, checkpoint_step=500, checkpoint_age=86400.0), after=600)
+    life.says(Position(500, checkpoint_step=500, checkpoint_age=86400.0, restored_age=0.0), after=600)
     life.now += 5
     assert life.value("spotguard_checkpoint_age_seconds", "r", "0", "0") == 5
 
@@ -307,11 +308,82 @@ def test_who_lost_its_socket_and_came_back_is_as_old_as_before() -> None:
     """Else a socket that comes and goes would hide a checkpoint that never comes."""
     life = Life()
     life.joins(1)
-    life.says(Position(1), 1)
+    life.says(Position(1, restored_age=0.0), 1)
     life.happens(Closed(1, "reset", alive=True), after=100)
     life.happens(Opened(2, 101, 0, Register(101, "r", "train.py", "file:///s")))
-    life.says(Position(90), 2)
+    life.says(Position(90, restored_age=100.0), 2)
     assert life.value("spotguard_checkpoint_age_seconds", "r", "0", "0") == 100
+
+
+@pytest.mark.parametrize(
+    ("said", "age"),
+    [
+        # Since it restored, an hour ago, nothing was committed: there is a store that is broken.
+        (Position(90, restored_age=3600.0), 3600),
+        (Position(90, checkpoint_step=40, checkpoint_age=86400.0, restored_age=3600.0), 3600),
+        (Position(90, checkpoint_step=80, checkpoint_age=60.0, restored_age=3600.0), 60),
+        # A hook of before, which does not say how long it trains.
+        (Position(90, checkpoint_step=80, checkpoint_age=60.0), 60),
+        (Position(90), None),
+        # Not restored yet: nothing is at risk.
+        (Position(-1, checkpoint_step=80, checkpoint_age=60.0), None),
+    ],
+)
+def test_an_agent_that_is_started_anew_goes_by_the_hook_s_word(said: Position, age: float | None) -> None:
+    """Not by when it heard of the process: an old checkpoint would be new with each start of an agent."""
+    life = Life()
+    life.joins()
+    life.says(said, after=5)
+    assert life.value("spotguard_checkpoint_age_seconds", "r", "0", "0") == age
+
+
+# --- whether it fits ---
+
+
+def test_the_window_is_the_cloud_s_newest_word_of_this_machine_unless_the_user_has_said_one() -> None:
+    """GCE's notice duration: 30 s are what is usual there."""
+    life = Life()
+    assert life.value("spotguard_window_seconds") == 30
+    life.joins()
+    life.says(Position(3, save_seconds=100.0))
+    assert life.value("spotguard_fits_window", "r", "0", "0") == 0
+    life.happens(WindowTold(60.0), WindowTold(120.0))
+    assert life.value("spotguard_window_seconds") == 120
+    assert life.value("spotguard_reserve_seconds") == 12
+    assert life.value("spotguard_expected_slack_seconds", "r", "0", "0") == 8
+    assert life.value("spotguard_fits_window", "r", "0", "0") == 1
+    life.facts = replace(life.facts, window=45.0, said=True)
+    assert life.value("spotguard_window_seconds") == 45
+    assert life.value("spotguard_reserve_seconds") == 4.5
+
+
+def test_runs_that_save_at_once_share_the_link_and_ranks_of_one_have_shown_it_together() -> None:
+    """Each fits alone, both do not: 13 s and 15 s of the 27 there are."""
+    life = Life()
+    life.joins(1, run_id="a", rank=0)
+    life.joins(2, run_id="a", rank=1)
+    life.joins(3, run_id="b")
+    life.says(Position(3, save_seconds=12.0), 1)
+    life.says(Position(3, save_seconds=13.0), 2)
+    assert life.value("spotguard_expected_slack_seconds", "a", "0", "0") == 14
+    assert life.value("spotguard_fits_window", "a", "0", "0") == 1
+    assert life.value("spotguard_fits_window", "b", "0", "0") is None  # has shown nothing yet
+    life.says(Position(3, save_seconds=15.0), 3)
+    for run_id, rank in (("a", "0"), ("a", "1"), ("b", "0")):
+        assert life.value("spotguard_expected_slack_seconds", run_id, rank, "0") == -1
+        assert life.value("spotguard_fits_window", run_id, rank, "0") == 0
+    assert life.value("spotguard_expected_save_seconds", "b", "0", "0") == 15
+    life.happens(Closed(3, "gone"))
+    assert life.value("spotguard_fits_window", "a", "0", "0") == 1
+
+
+def test_one_name_of_two_users_is_two_runs() -> None:
+    life = Life()
+    life.joins(1, uid=0)
+    life.joins(2, uid=7)
+    for number in (1, 2):
+        life.says(Position(3, save_seconds=15.0), number)
+    assert life.value("spotguard_fits_window", "r", "0", "7") == 0
 
 
 def test_no_series_comes_twice_and_who_saves_by_itself_has_none() -> None:

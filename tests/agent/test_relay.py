@@ -14,7 +14,15 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.events import Event, HealthChanged, NoticeGone, NoticeSeen, SourceGone, Watching
+from spotguard.agent.events import (
+    Event,
+    HealthChanged,
+    NoticeGone,
+    NoticeSeen,
+    SourceGone,
+    Watching,
+    WindowTold,
+)
 from spotguard.agent.relay import NAME, Relay
 from spotguard.agent.watcher import Watcher
 from spotguard.hooks import protocol
@@ -102,6 +110,18 @@ def test_what_keeps_all_sources_out_is_said_together(
         "aws, through the service agent: blind (timeout): no answer; look",
         "aws a, aws b, through the service agent: blind (timeout), as aws is",
     ]
+
+
+def test_the_window_that_the_cloud_promises_comes_through_as_often_as_it_changes(
+    serve: Serving, events: Events, relayed: Relayed
+) -> None:
+    """An older service agent says none."""
+    server = serve()
+    watcher = events.next(Watching).session
+    for window in (0.0, 120.0, 120.0, 60.0):
+        server.send(watcher, protocol.Watched(1, window))
+    assert relayed.events.next(WindowTold).seconds == 120.0
+    assert relayed.events.next(WindowTold).seconds == 60.0
 
 
 def test_notices_and_health_come_through(serve: Serving, events: Events, relayed: Relayed) -> None:

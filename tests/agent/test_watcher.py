@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from spotguard.agent.events import Event, HealthChanged, NoticeGone, NoticeSeen
+from spotguard.agent.events import Event, HealthChanged, NoticeGone, NoticeSeen, WindowTold
 from spotguard.agent.looking import LookCount
 from spotguard.agent.watcher import LONGEST_WAIT, Watcher
 from spotguard.providers.health import Sight, blind, wrong_server
@@ -44,6 +44,26 @@ def test_a_notice_is_posted_once() -> None:
     earlier = a_notice(deadline=1060)
     watched.source.shows(earlier)
     assert watched.look() == [NoticeSeen(earlier)]
+
+
+class Promised(FakeSource):
+    """As GCE's plain GET: it has asked how long the notice is, or not yet."""
+
+    told: float | None = None
+
+
+def test_what_the_service_says_of_its_window_is_posted_once_and_again_when_it_changes() -> None:
+    source = Promised()
+    watched = Watched(source)
+
+    def told() -> list[float]:
+        return [event.seconds for event in watched.look() if isinstance(event, WindowTold)]
+
+    assert told() == []
+    source.told = 120.0
+    assert [told(), told()] == [[120.0], []]
+    source.told = 30.0
+    assert told() == [30.0]
 
 
 def test_a_notice_that_becomes_more_severe_is_news() -> None:

@@ -6,6 +6,7 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -152,11 +153,14 @@ def test_status_knows_the_step_as_soon_as_it_is_restored(monkeypatch: pytest.Mon
             )
             try:
                 coming.join(PATIENCE)
-                assert agent.hear(spotguard.hooks.protocol.Position).step == -1
+                said = agent.hear(spotguard.hooks.protocol.Position)
+                assert (said.step, said.restored_age) == (-1, -1.0)
+                before = time.monotonic()
                 assert guard.restore() == 0
                 while (said := agent.hear(spotguard.hooks.protocol.Position)).step < 0:
                     pass
                 assert said.step == 0
+                assert 0.0 <= said.restored_age <= time.monotonic() - before
             finally:
                 guard.close()
 
