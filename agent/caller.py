@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..hooks import credentials
 from ..hooks.protocol import Message, Peer, Role, encode
+from ..providers.clock import SystemClock
 from ..providers.errors import ProtocolError
 
 
@@ -16,6 +17,7 @@ class Caller:
     """A connection to an agent. Every failure is an `OSError` (nobody answers) or a `ProtocolError`."""
 
     def __init__(self, path: Path, question: Message, timeout: float) -> None:
+        self._clock = SystemClock()
         self._peer = Peer(Role.ANSWERER)
         self._ready: list[Message] = []
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -38,10 +40,14 @@ class Caller:
         """The next message; None when the agent has closed.
 
         Raises:
-            TimeoutError: nothing came in `timeout` seconds.
+            TimeoutError: it was not whole in `timeout` seconds, however many of its bytes came.
         """
+        until = None if timeout is None else self._clock.monotonic() + timeout
         while not self._ready:
-            self._sock.settimeout(timeout)
+            left = None if until is None else until - self._clock.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError("timed out")
+            self._sock.settimeout(left)
             data = self._sock.recv(64 * 1024)
             if not data:
                 if self._peer.mid_frame:

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from ..hooks.protocol import Answer, Ask, Message, Refused
+from ..providers.clock import SystemClock
 from ..providers.errors import ProtocolError, SpotguardError, UsageError
 from .caller import Caller
 from .sockets import SERVICE_SOCKET, default_socket, is_socket, runtime_folder
 
 #: An agent answers within a millisecond; one that is stopped or wedged is reported, not waited for.
 ANSWERS_IN = 2.0
+#: All of its answer, which has a page for every few sessions, is there by then.
+_ALL_IN = 10.0
 #: A drill takes its window, and then the time of telling everybody.
 _DRILL_SLACK = 15.0
 
@@ -57,7 +60,11 @@ def status(path: Path) -> dict[str, Any]:
         AgentError: it does not answer; a `DeadSocketError` where there is none.
     """
     body: dict[str, Any] = {}
+    clock = SystemClock()
+    until = clock.monotonic() + _ALL_IN
     for page in _ask(path, Ask("status"), ANSWERS_IN):
+        if clock.monotonic() > until:
+            raise AgentError(f"the agent at {path} does not come to the end of its answer")
         sessions = [*body.get("sessions", ()), *page.get("sessions", ())]
         body = {**page, **body, "sessions": sessions}
     return body

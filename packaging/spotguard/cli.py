@@ -6,6 +6,7 @@ answers with its command's own, or with 75. SPOTGUARD_DEBUG=1 shows where an err
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -44,6 +45,10 @@ examples:
 spotguard COMMAND --help says more about each."""
 
 
+#: What a write(2) says of a disk that takes no more: stdout's, for every other file is somebody's who translates it.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -62,6 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - a bug of ours: still one line, with the way to more
         if isinstance(error, FileNotFoundError) and error.filename is None:  # as os.getcwd() says it
             return _say(error, 1, "the current folder is gone: go to one that is there (cd)")
+        if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # as above: Python would try once more
+            return _say(
+                error, 1, f"the answer could not be written: {error.strerror}: look at where stdout goes"
+            )
         text = f"{type(error).__name__}: {error}; this is a bug: run it again with SPOTGUARD_DEBUG=1 and report it"
         return _say(error, 1, text)
 

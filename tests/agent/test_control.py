@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from spotguard.agent.events import Event, Signalled
 from spotguard.agent.loop import Agent
 from spotguard.agent.server import Server
 from spotguard.agent.status import Facts
+from spotguard.hooks.protocol import Answer, encode
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
 
@@ -111,3 +113,47 @@ def test_an_agent_that_lives_and_refuses_is_shown(env: dict[str, str], folder: P
         answering.join()
     assert body["socket"] == str(path)
     assert "error" in body
+
+
+def test_an_agent_that_answers_byte_by_byte_is_given_up(
+    env: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte is no new reason to wait."""
+    monkeypatch.setattr(control, "ANSWERS_IN", 0.3)
+    body = answering(folder, env, first=struct.pack(">I", 60_000), then=b" ")
+    assert "stopped answering: timed out" in body["error"]
+
+
+def test_an_agent_whose_answer_has_no_end_is_given_up(
+    env: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_ALL_IN", 0.3)
+    body = answering(folder, env, first=b"", then=encode(Answer({"sessions": []}, last=False)))
+    assert "does not come to the end of its answer" in body["error"]
+
+
+def answering(folder: Path, env: dict[str, str], *, first: bytes, then: bytes) -> dict[str, object]:
+    """What is known of an agent that says this, and then that again and again."""
+    path, hung_up = folder / "spotguard" / "slow.sock", threading.Event()
+
+    def go_on() -> None:
+        peer, _ = listener.accept()
+        with peer:
+            peer.sendall(first)
+            while not hung_up.wait(0.01):
+                try:
+                    peer.sendall(then)
+                except OSError:
+                    return
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.fspath(path))
+        listener.listen()
+        thread = threading.Thread(target=go_on)
+        thread.start()
+        try:
+            (body,) = control.statuses(env, os.geteuid(), folder / "none")
+        finally:
+            hung_up.set()
+            thread.join()
+    return body

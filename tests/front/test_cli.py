@@ -329,6 +329,24 @@ def test_streams_that_are_closed_are_no_bug(tmp_path: Path, words: str) -> None:
     assert "bug" not in closed.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("words", ["status --json", "status"])
+def test_a_disk_that_is_full_is_no_bug(tmp_path: Path, words: str) -> None:
+    """Of whoever keeps the answer: one line, and no second one at the end."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "spotguard", *words.split()],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+    said = "spotguard: error: the answer could not be written: No space left on device: look at where stdout goes\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
 def test_a_folder_that_is_gone_is_no_bug(tmp_path: Path) -> None:
     """One line, and where to go."""
     gone = tmp_path / "gone"
