@@ -22,7 +22,7 @@ from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore
 from spotguard.providers.stores.urls import shown
 
-from . import agents, clocks, cloud, disk, identity, job, rate, store, verdict, window
+from . import agents, clocks, cloud, disk, disk_rate, identity, job, rate, store, verdict, window
 from .findings import Finding, State, fails, parted, warning
 from .litter import Litter
 
@@ -121,12 +121,11 @@ def _measure(who: Patient, opened: BlobStore, run_id: str, litter: Litter, room:
     Args:
         room: bytes that are free in a folder; None in a cloud.
     """
-    most = who.pace.most if room is None else min(who.pace.most_on_disk, room // 10)
-    return rate.Measurement(
-        opened,
-        lambda: litter.note(probe_key(run_id, f"{os.getpid()}-{secrets.token_hex(8)}")),
-        litter,
-        who.clock,
-        who.pace,
-        most,
-    ).run()
+
+    def key() -> str:
+        return litter.note(probe_key(run_id, f"{os.getpid()}-{secrets.token_hex(8)}"))
+
+    if room is None:
+        return rate.Measurement(opened, key, litter, who.clock, who.pace).run()
+    most = min(who.pace.most_on_disk, room // 10)
+    return disk_rate.DiskMeasurement(opened, key, litter, who.clock, who.pace, most).run()
