@@ -28,13 +28,13 @@ class Indexed(Sharded):
     def __init__(self, rack: Rack, options: str = "--every off") -> None:
         super().__init__(rack, "2")
         train = container("indexed-job", "aws", "train")
-        words, self._options = train["command"], options
+        words, self._beside = train["command"], options
         self.restarts = environment(train)["SPOTGUARD_MAX_RESTARTS"]
         assert words[:4] == ["spotguard", "run", "--", "torchrun"]
-        options = [word for word in words[4:] if word.startswith("--") and not word.startswith("--n")]
+        said = [word for word in words[4:] if word.startswith("--") and not word.startswith("--n")]
         torchrun = str(Path(sys.executable).with_name("torchrun"))
         program = [str(PROGRAM), "100000", str(self._limit)]
-        self._words = [torchrun, "--nnodes=2", "--nproc-per-node=1", *options, *program]
+        self._words = [torchrun, "--nnodes=2", "--nproc-per-node=1", *said, *program]
         self._words.insert(1, next(word for word in words if word.startswith("--node-rank=")))
         self._pods: dict[int, Node] = {}
 
@@ -47,7 +47,7 @@ class Indexed(Sharded):
             kept = "".join(line for line in hosts.read_text().splitlines(True) if "gpt-7b" not in line)
             hosts.write_text(kept + names)
         self._command = [word.replace("$(JOB_COMPLETION_INDEX)", str(index)) for word in self._words]
-        self.begin(node, options=self._options, SPOTGUARD_MAX_RESTARTS=self.restarts)
+        self.begin(node, options=self._beside, SPOTGUARD_MAX_RESTARTS=self.restarts)
 
 
 @pytest.fixture
