@@ -111,8 +111,8 @@ ROWS = {
 }
 
 
-#: Those that take ten to thirty seconds of processor time, tiny as they are: what they measure, other tests show.
-LONG = {"links", "notice", "ranks", "rate"}
+#: Those that take five to thirty seconds, tiny as they are: what they measure, other tests show.
+LONG = {"agent", "links", "notice", "ranks", "rate"}
 
 
 @pytest.mark.parametrize(
