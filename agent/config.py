@@ -105,7 +105,7 @@ SETTINGS: tuple[Setting, ...] = (
         values.provider,
         "auto",
         "NAME",
-        "whose notices to watch: aws, azure, gcp, none, or auto (the default), which reads DMI and sends nothing",
+        "whose notices to watch: aws, azure, gcp, none, or auto (the default), which goes by DMI alone",
     ),
     Setting(
         "metadata-endpoint",

@@ -1,7 +1,7 @@
 """Whose notices this machine would see: the cloud that DMI names or somebody said, and one real look of each real source.
 
 They are the agent's own sources, asked once, so that what is said here is what `run` would see. Where no cloud is named
-nothing is sent.
+nothing is sent from here. A store's SDK that has no credentials asks the metadata service for some all the same, as in the job.
 """
 
 from __future__ import annotations
