@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,7 +133,7 @@ def test_an_agent_whose_answer_has_no_end_is_given_up(
     assert "does not come to the end of its answer" in body["error"]
 
 
-def answering(folder: Path, env: dict[str, str], *, first: bytes, then: bytes) -> dict[str, object]:
+def answering(folder: Path, env: dict[str, str], *, first: bytes, then: bytes) -> dict[str, Any]:
     """What is known of an agent that says this, and then that again and again."""
     path, hung_up = folder / "spotguard" / "slow.sock", threading.Event()
 
