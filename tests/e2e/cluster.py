@@ -18,6 +18,7 @@ from typing import Literal, Self
 
 import pytest
 
+from spotguard.agent.sockets import runtime_folder
 from spotguard.slurm import batch_script
 from tests.conftest import SERVERS_REQUIRED
 from tests.e2e.machines import Node, Rack
@@ -50,7 +51,6 @@ SwitchType=switch/none
 ProctrackType=proctrack/{tracking}
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
-TaskProlog={folder}/prolog
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerType=sched/builtin
@@ -67,11 +67,6 @@ NodeName=node[1-{nodes}] CPUs=2 State=UNKNOWN
 PartitionName=spot Nodes=ALL Default=YES PriorityTier=1 GraceTime={grace} DefaultTime=10 OverSubscribe=NO
 PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF OverSubscribe=NO
 {more}
-"""
-#: What is in the environment of whoever calls sbatch comes to every node: a folder for sockets is a node's own.
-_PROLOG = """#!/bin/sh
-mkdir -p -m 700 {runtime}/run-$SLURMD_NODENAME
-echo "export XDG_RUNTIME_DIR={runtime}/run-$SLURMD_NODENAME"
 """
 
 
@@ -168,8 +163,8 @@ class Cluster:
         (self.folder / "free").touch()
 
     def srun(self, *words: str) -> str:
-        """A step of a job that runs; what it says."""
-        return self._say("srun", "--nodes=1", "--ntasks=1", *words)
+        """A step of a job that runs; what it says. The session in which it is typed has a folder of its own."""
+        return self._say("env", "-u", "XDG_RUNTIME_DIR", "srun", "--nodes=1", "--ntasks=1", *words)
 
     def scancel(self, *words: str) -> None:
         self._say("scancel", *words)
@@ -208,7 +203,8 @@ class Cluster:
         words = {**self._words, "runtime": self._sockets}
         self._write("slurm.conf", _CONFIGURATION.format(**words), 0o644)
         self._write("cgroup.conf", f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={self.folder}/cgroup\n", 0o644)
-        self._write("prolog", _PROLOG.format(**words), 0o755)
+        for node in self.nodes:
+            self._give_sockets(node)
         self._write("train.sbatch", batch_script(), 0o644)
         self._write("munge.key", secrets.token_hex(64), 0o400)
         self.env = {
@@ -216,6 +212,17 @@ class Cluster:
             "PATH": f"{Path(sys.executable).parent}:{self.head.env['PATH']}",
             "SPOTGUARD_STORE": self.store.as_uri(),
         }
+
+    def _give_sockets(self, node: Node) -> None:
+        """The folder of a job's sockets is a node's own, as `/tmp` is on a machine: something else lies at its place there.
+
+        That place stays behind, empty. It is of whoever runs these tests, as on any machine where spotguard has run.
+        """
+        place, own = runtime_folder({}, os.geteuid()), node.runtime / "sockets"
+        place.mkdir(mode=0o700, exist_ok=True)
+        own.mkdir(mode=0o700)
+        running = node.start("mount", "--bind", str(own), str(place))
+        assert running.ended() == 0, running.account()
 
     def _write(self, name: str, text: str, mode: int) -> None:
         path = self.folder / name

@@ -139,9 +139,13 @@ def test_a_job_whose_time_is_nearly_over_is_saved_and_begins_anew(begin: Begin) 
 
 
 @pytest.mark.soak
-def test_who_signals_its_tasks_moves_a_job(begin: Begin) -> None:
-    """Another step of the job, on the same node, sees what is guarded there."""
-    training = begin()
+def test_who_signals_its_tasks_moves_a_job(begin: Begin, tmp_path: Path) -> None:
+    """Another step of the job, on the same node, sees what is guarded there. Of the session that submitted it, nothing is in use:
+    it has ended, and its folder is gone."""
+    session = tmp_path / "session"
+    session.mkdir(mode=0o700)
+    training = begin(env={"XDG_RUNTIME_DIR": str(session)})
+    session.rmdir()
     status = training.cluster.srun(f"--jobid={training.job.id}", "--overlap", "spotguard", "status")
     assert re.search(r"training +batch\.py .*step", status), status
     training.cluster.scancel("--signal=TERM", training.job.id)
@@ -209,6 +213,33 @@ def test_the_first_node_that_ends_leaves_the_others_their_time(
         job.until("goes back into the queue")
         cluster.scancel(job.id)
         job.becomes("CANCELLED")
+
+
+@pytest.mark.soak
+def test_each_task_of_an_array_is_one_run_in_all_its_lives_and_what_it_submits_is_another(
+    tmp_path: Path, require_server: Callable[[str], str]
+) -> None:
+    """A submitted job has the array's variables in its environment, and the run id and the socket of who submitted it."""
+    command = tmp_path / "who.sh"
+    again = f"INSIDE=yes sbatch -o {tmp_path}/out-%j train.sbatch sh {command}"
+    command.write_text(
+        'echo "run $SPOTGUARD_RUN_ID of $SLURM_ARRAY_TASK_ID"\n'
+        f'[ -n "$INSIDE$SLURM_RESTART_COUNT" ] || {{ {again}; exit 75; }}\n'
+    )
+    with Cluster(tmp_path, require_server) as cluster:
+        array = cluster.train("sh", str(command), options=("--array=1-2", "-o", f"{tmp_path}/out-%j")).id
+
+        def runs() -> dict[str, list[str]]:
+            said = {path.name[4:]: path.read_text() for path in tmp_path.glob("out-*")}
+            return {job: re.findall("^run (.*)$", log, re.MULTILINE) for job, log in said.items()}
+
+        eventually(lambda: sum(map(len, runs().values())) == 6, "two tasks twice, and one job of each")
+        found = runs()
+    assert array in found, "a task has the array's own id"
+    assert sorted(map(len, found.values())) == [1, 1, 2, 2]
+    assert all(len({*names}) == 1 for names in found.values())
+    assert all(names[0].startswith(f"who-{job}-") for job, names in found.items())
+    assert sorted(names[0][-1] for names in found.values()) == ["1", "1", "2", "2"], "inherited"
 
 
 @pytest.mark.soak

@@ -1,15 +1,28 @@
-"""The batch script for Slurm comes out of the package as it lies there. What it does, tests/e2e/test_slurm.py shows."""
+"""The batch script for Slurm comes out of the package as it lies there, and what it tells `srun` and `scontrol`, which are fakes here.
+
+What comes of it on a real Slurm, tests/e2e/test_slurm.py shows.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from spotguard.slurm import batch_script
 from spotguard.slurm.__main__ import main
 
 TIMEOUT = 30.0
+PAGE = Path(__file__).parents[2] / "docs" / "slurm.md"
+
+#: In the place of Slurm's programs: they write down what they were told, and answer as they were asked to.
+FAKES = {
+    "srun": 'env >"$SAID/environment"; exit "$ENDS"',
+    "scontrol": '[ "$1" = show ] && echo node1 || echo "$@" >"$SAID/requeued"',
+}
 
 
 def test_it_is_printed_whole_and_is_bash(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,3 +52,75 @@ def test_what_it_does_not_know_it_refuses(capsys: pytest.CaptureFixture[str]) ->
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("spotguard: ")
+
+
+class Script:
+    """The batch script, as slurmd starts it, with those programs in its PATH."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        for name, does in FAKES.items():
+            (folder / name).write_text(f"#!/bin/sh\n{does}\n")
+            (folder / name).chmod(0o755)
+
+    def run(self, ends: int = 0, **env: str) -> int:
+        """Its exit code, where `srun` ends with `ends`."""
+        said = {"PATH": f"{self._folder}:{os.defpath}", "SAID": str(self._folder), "ENDS": str(ends)}
+        job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "node1", "SLURM_NNODES": "1"}
+        done = subprocess.run(
+            ["bash", "-c", batch_script(), "train.sbatch", "true"],
+            env=said | job | env,
+            timeout=TIMEOUT,
+        )
+        return done.returncode
+
+    def passed_on(self) -> dict[str, str]:
+        """The environment that `srun` had, which is that of each `spotguard run`."""
+        lines = (self._folder / "environment").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines if "=" in line)
+
+    def requeued(self) -> str:
+        path = self._folder / "requeued"
+        return path.read_text().strip() if path.exists() else ""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    return Script(tmp_path)
+
+
+def test_sockets_do_not_lie_in_the_folder_of_whoevers_session_submitted_it(
+    script: Script, tmp_path: Path
+) -> None:
+    """On the node that folder is another session's, or nobody's, and goes when that one ends: in the middle of the job."""
+    script.run(XDG_RUNTIME_DIR=str(tmp_path), SPOTGUARD_STORE="file:///store")
+    assert "XDG_RUNTIME_DIR" not in script.passed_on()
+    assert script.passed_on()["SPOTGUARD_STORE"] == "file:///store", "all else comes along"
+
+
+@pytest.mark.parametrize(
+    ("said", "ends", "comes_back"),
+    [
+        ({}, 75, True),
+        ({"SPOTGUARD_EXIT_CODE": "143"}, 143, True),
+        ({"SPOTGUARD_EXIT_CODE": ""}, 75, True),
+        ({"SPOTGUARD_EXIT_CODE": "143"}, 75, False),
+        ({}, 143, False),
+        ({}, 1, False),
+        ({}, 0, False),
+    ],
+)
+def test_who_ends_as_after_a_preemption_comes_back_and_nobody_else(
+    script: Script, said: dict[str, str], ends: int, comes_back: bool
+) -> None:
+    assert script.run(ends, **said) == ends
+    assert script.requeued() == ("requeue incomplete 4711" if comes_back else "")
+
+
+def test_a_task_has_the_cores_that_sbatch_was_asked_for(script: Script) -> None:
+    """`srun` does not take them over; and who does not ask at all has one, for all ranks of the node."""
+    script.run(SLURM_CPUS_PER_TASK="96")
+    assert script.passed_on()["SRUN_CPUS_PER_TASK"] == "96"
+    (shown,) = re.findall(r"^#   (sbatch .*)$", batch_script(), re.MULTILINE)
+    assert f"$ {shown}\n" in PAGE.read_text(), "the page shows the same line"
+    assert re.search(r" --cpus-per-task=\d+ ", shown)
