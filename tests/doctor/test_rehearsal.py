@@ -77,5 +77,12 @@ def test_the_ranks_of_a_run_save_beside_each_other_and_runs_do_not() -> None:
     assert found.fit.rate == 200.0
 
 
+def test_a_warning_of_less_than_a_second_is_judged_as_what_it_is() -> None:
+    """The agent gave it ten, as a last try, and kept three of them back."""
+    found = judged(window=0.8, left=0.8, reserve=3.0, committed=0.6, bytes=GIB, rate=2.0 * GIB)
+    assert found.verdict().startswith("1.0 GiB in 0.4 s needs")
+    assert found.fits is False
+
+
 def test_who_saves_by_himself_gets_no_verdict() -> None:
     assert judge(an_outcome(bytes=0, rate=None), []) is None

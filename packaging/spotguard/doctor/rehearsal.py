@@ -67,7 +67,10 @@ def judge(outcome: Mapping[str, Any], before: Sequence[job.Session]) -> Rehearse
     nbytes = max(job.nbytes(before), sent) if short else sent
     if not nbytes:
         return None
-    left, reserve, rate = outcome["left"], outcome["reserve"], outcome["rate"]
+    left, rate = outcome["left"], outcome["rate"]
+    reserve = min(
+        outcome["reserve"], left / 2
+    )  # one below a second was given more, as a last try, and kept more back
     # What it took beside its bytes: until the state stood still and the first of them left.
     took = None if short else outcome["committed"]
     beside = took - sent / rate if took is not None and rate else outcome["first_byte"] or 0.0
