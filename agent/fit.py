@@ -100,15 +100,16 @@ class Fit:
     def numbers(self) -> str:
         """The verdict without what follows from it."""
         size, unit = _unit(max(self.needed if self.needed < inf else 0.0, self.rate or 0.0))
-        amount, of = _unit(self.nbytes)
-        need = f"needs {self.needed / size:.2f} {unit}/s" if self.needed < inf else "cannot be committed"
+        amount, of = _unit(self.nbytes, least=1.0)
+        least = "less than 0.01" if self.needed < 0.005 * size else f"{self.needed / size:.2f}"
+        need = f"needs {least} {unit}/s" if self.needed < inf else "cannot be committed"
         asked = f"{self.nbytes / amount:.1f} {of} in {self.budget:.1f} s {need}"
         return asked if not self.rate else f"{asked}; measured {self.rate / size:.2f}"
 
 
-def _unit(value: float) -> tuple[int, str]:
+def _unit(value: float, least: float = 0.1) -> tuple[int, str]:
+    """The unit of which `value` has at least so many. (A tenth for rates: 0.88 GiB/s and 1.10 are read side by side.)"""
     for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
-        # From a tenth on: 0.88 GiB/s and 1.10 are read side by side.
-        if 1024**power / 10 <= value:
+        if least * 1024**power <= value:
             return 1024**power, unit
     return 1, "B"

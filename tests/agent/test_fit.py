@@ -76,3 +76,9 @@ def test_the_window_that_would_be_enough_is_enough(seconds: float, said: float |
     for window, fits in ((enough + 0.01, True), (enough - 0.01, False)):
         there = Fit(int(seconds * 1000), 1000.0, window, reserve_of(window, window, said), said=said)
         assert there.fits is fits, window
+
+
+def test_a_tiny_state_needs_next_to_nothing() -> None:
+    said = Fit(198 * 1024, GIB, window=25.0, reserve=3.0).verdict()
+    assert said == "198.0 KiB in 22.0 s needs less than 0.01 GiB/s; measured 1.00: fits with 22.0 s to spare"
+    assert Fit(192 * 2**20, GIB, window=25.0, reserve=3.0).verdict().startswith("192.0 MiB in 22.0 s needs ")
