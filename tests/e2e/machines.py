@@ -245,7 +245,9 @@ class Inside(Running):
 
     def send(self, signum: int) -> None:
         if self.pid in children(self._waiting):
-            os.kill(self.pid, signum)
+            # It may have come to its end since we looked, and be taken by who waits.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signum)
         if signum in (signal.SIGCONT, signal.SIGKILL):
             super().send(signal.SIGCONT)  # it stops where its child is stopped, and would hear of no end
 
