@@ -56,19 +56,36 @@ def hold_sigterm(look: Callable[[], Hold], unnoticed: Callable[[], bool] = lambd
 
 
 def _on_sigterm(signum: int, frame: Any) -> None:
-    global _held, _through, _timer
-    hold, _through = Hold.NOTHING if _through else _look(), False
-    if hold in (Hold.GUARDED, Hold.SAVING):
-        if hold is Hold.GUARDED and not _held:
-            _timer = threading.Timer(_MOMENT, _unless_noticed)
-            _timer.name, _timer.daemon = "spotguard-sigterm", True
-            _timer.start()
-        _held = True
-    elif callable(_previous):
+    global _through
+    try:
+        holds = _holds()
+    except Exception:
+        # Another signal's handler has raised inside ours: torch's, of a data loader whose worker got this SIGTERM too.
+        # Training ends by it, and what is held decides whether it saves first (seen: a rank that left without a word).
+        _holds()
+        raise
+    _through = False
+    if holds:
+        return
+    if callable(_previous):
         _previous(signum, frame)
     elif _previous is not signal.SIG_IGN:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _holds() -> bool:
+    """Hold it, where that is what it meets. Once more does no harm."""
+    global _held, _timer
+    hold = Hold.NOTHING if _through else _look()
+    if hold not in (Hold.GUARDED, Hold.SAVING):
+        return False
+    if hold is Hold.GUARDED and not _held:
+        _timer = threading.Timer(_MOMENT, _unless_noticed)
+        _timer.name, _timer.daemon = "spotguard-sigterm", True
+        _timer.start()
+    _held = True
+    return True
 
 
 def _unless_noticed() -> None:

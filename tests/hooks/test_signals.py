@@ -58,6 +58,30 @@ finally:
 """
 
 
+#: As torch does where a data loader's worker is gone: its handler raises, wherever Python is then.
+INTERRUPTED = """
+import os, signal
+from spotguard.hooks import signals
+def gone(signum, frame):
+    raise RuntimeError("DataLoader worker is killed")
+signal.signal(signal.SIGCHLD, gone)
+looks = []
+def look():
+    looks.append(None)
+    if len(looks) == {at}:
+        signal.raise_signal(signal.SIGCHLD)
+    return signals.Hold.SAVING
+signals.hold_sigterm(look)
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(1000):
+        pass
+except RuntimeError as error:
+    print(error)
+print(signals.held())
+"""
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Short, as a socket's path must be."""
@@ -139,3 +163,12 @@ def test_a_sigterm_that_is_no_notice_goes_where_it_would_have_gone(
             training.says("finally")
         assert training.ends() == code
     assert not list((folder / "store").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(("at", "said"), [(1, ["DataLoader worker is killed", "True"]), (2, ["True"])])
+def test_it_is_held_also_where_another_signals_handler_raises_inside_ours(at: int, said: list[str]) -> None:
+    """A launcher ends a whole session: training fails for want of data, and what is held decides that it saves first."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(at=at)], capture_output=True, text=True, timeout=TIMEOUT
+    )
+    assert (done.stdout.splitlines(), done.stderr) == (said, "")
