@@ -102,6 +102,26 @@ def test_each_cloud_has_a_limit_and_what_fits_is_printed(
     )
 
 
+# --- what is no program ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (["torchrun train.py --epochs 3"], "one word with blanks in it"),
+        (["cd /data && torchrun train.py"], "one word with blanks in it"),
+        (["spotguard", "run", "--", "torchrun", "train.py"], "under `spotguard run` by itself"),
+        (["/opt/venv/bin/spotguard", "run", "torchrun"], "under `spotguard run` by itself"),
+    ],
+)
+def test_a_command_that_would_not_be_found_or_be_guarded_twice_is_refused(
+    command: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, "aws", "--store", "s3://b", *NEEDED, "--", *command)
+    assert why in said
+    assert "-- torchrun train.py" in said
+
+
 # --- what nobody expands --------------------------------------------------------------------------------------
 
 

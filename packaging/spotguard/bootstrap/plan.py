@@ -92,6 +92,7 @@ def make(cloud: Cloud, flags: Mapping[str, str], command: Sequence[str], wish: W
     # Before anything else looks at a value: whatever else is wrong with it, a secret is not repeated.
     said = _said(flags, command, wish)
     refuse_secrets(said, flags.get("run-id", ""))
+    _refuse_no_program(command[0])
     refuse_unexpanded(said, command)
     for name, wanted in (
         ("store", "it outlives the machine: s3://…"),
@@ -193,6 +194,20 @@ def _absolute(flag: str, path: str | None, example: str) -> str:
     if path is not None and not path.startswith("/"):
         raise UsageError(f"{flag} {path!r}: expected a path on the machine from its root, as in {example}")
     return path or ""
+
+
+def _refuse_no_program(name: str) -> None:
+    """What is quoted as a whole would be looked for as a program of that name."""
+    if any(c.isspace() for c in name):
+        raise UsageError(
+            f"the command begins with {name!r}, one word with blanks in it, and no shell parts it: leave the quotes out, as in "
+            "… -- torchrun train.py, or say … -- sh -c 'COMMAND'"
+        )
+    if name.rpartition("/")[2] == "spotguard":
+        raise UsageError(
+            "the machine runs the command under `spotguard run` by itself: say only what stands behind that, as in … -- torchrun "
+            "train.py"
+        )
 
 
 def _some(flag: str, command: str | None) -> str:

@@ -10,7 +10,7 @@ from . import FILES
 
 def main(words: list[str]) -> int:
     """Print the file that is named; without one, what there is."""
-    if not words:
+    if not words or words[0] in ("-h", "--help"):
         for name, what in FILES.items():
             print(f"{name:16}{what}")
         return 0
