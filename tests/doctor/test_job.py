@@ -16,8 +16,11 @@ def a_rank(rank: int = 0, **more: Any) -> dict[str, Any]:
     return a_session(rank=rank, pid=100 + rank, **{**said, **more})
 
 
+TRIED = "s3://b/p"
+
+
 def looked(*sessions: dict[str, Any]) -> dict[str, Finding]:
-    return {each.check: each for each in job.look(sessions)}
+    return {each.check: each for each in job.look(sessions, TRIED)}
 
 
 def test_one_that_saves_at_the_notice_is_well() -> None:
@@ -56,6 +59,20 @@ def test_one_that_saves_by_a_function_of_its_own_has_no_size() -> None:
     assert list(found) == ["job"]
     assert (found["job"].state, found["job"].facts["bytes"]) == ("warning", None)
     assert "spotguard drill" in found["job"].advice
+
+
+def test_one_beside_another_that_is_well_is_told_of_too() -> None:
+    found = [*job.look([a_rank(1, store="", mode="callback", bytes=0), a_rank(bytes=GIB)], TRIED)]
+    assert [(each.check, each.state) for each in found[:2]] == [("job", "warning"), ("job", "ok")]
+    assert "by a function of its own" in found[0].found
+
+
+def test_a_run_that_saves_to_another_store_is_a_warning() -> None:
+    """What was found of the one that was tried says nothing of it."""
+    here, there = a_rank(store="s3://b/p/?region=eu-west-2"), a_rank(1, run_id="other", store="s3://b/q")
+    found = [each for each in job.look([here, there], TRIED) if "not tried" in each.found]
+    assert [each.found for each in found] == ["run other saves to s3://b/q, and that store was not tried"]
+    assert (found[0].state, found[0].advice) == ("warning", "ask again for that one: --store 's3://b/q'")
 
 
 def test_a_late_checkpoint_is_a_warning() -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from spotguard.commands.console import ago, amount, count
+from spotguard.providers.stores.urls import shown
 
 from .findings import Finding, ok, warning
 
@@ -45,17 +47,22 @@ def own_seconds(sessions: Sequence[Session]) -> float | None:
     return max((each["save_seconds"] for each in savers(sessions) if each.get("save_seconds")), default=None)
 
 
-def look(sessions: Sequence[Session]) -> Iterator[Finding]:
+def look(sessions: Sequence[Session], tried: str) -> Iterator[Finding]:
+    """
+    Args:
+        tried: the URL of the store that was looked at.
+    """
     if not sessions:
         yield ok("job", "none is registered here", _NO_JOB, bytes=None)
         return
     saving = savers(sessions)
-    if not saving:
-        names = ", ".join(sorted({each["name"] for each in sessions}))
-        found = f"{names}: saves by a function of its own (on_notice); how much is not known"
+    if others := sorted({each["name"] for each in sessions if not each["store"]}):
+        found = f"{', '.join(others)}: saves by a function of its own (on_notice); how much is not known"
         yield warning("job", found, "see what it takes: spotguard drill", bytes=None)
+    if not saving:
         return
     yield _size(saving)
+    yield from _elsewhere(saving, tried)
     for run_id in dict.fromkeys(each["run_id"] for each in saving):
         yield _checkpoint(run_id, [each for each in saving if each["run_id"] == run_id])
 
@@ -85,6 +92,20 @@ def _size(saving: Sequence[Session]) -> Finding:
             **facts,
         )
     return ok("job", f"{words}, saved at the notice, in the middle of a step too", modes=modes, **facts)
+
+
+def _elsewhere(saving: Sequence[Session], tried: str) -> Iterator[Finding]:
+    """A run that saves to another store: what was found of this one says nothing of that."""
+    for run_id, url in dict.fromkeys((str(each["run_id"]), str(each["store"])) for each in saving):
+        if _place(url) != _place(tried):
+            found = f"run {run_id} saves to {shown(url)}, and that store was not tried"
+            yield warning("job", found, f"ask again for that one: --store '{shown(url)}'", run_id=run_id)
+
+
+def _place(url: str) -> tuple[str, str, str]:
+    """What is behind a `?` says how to get there."""
+    at = urlsplit(url)
+    return at.scheme, at.netloc, at.path.rstrip("/")
 
 
 def _checkpoint(run_id: str, ranks: Sequence[Session]) -> Finding:

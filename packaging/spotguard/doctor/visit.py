@@ -62,7 +62,7 @@ def visit(who: Patient) -> Generator[Finding, None, None]:
     saving = job.savers(here.sessions)
     nbytes = job.nbytes(saving) if saving else None
     measured, put_seconds = yield from _store(who, sight.cloud, saving, nbytes or 0)
-    yield from job.look(here.sessions)
+    yield from job.look(here.sessions, _url(options, saving))
     own = job.own_seconds(saving)
     yield verdict.judge(left, nbytes, measured, put_seconds, options, sight.cloud, own)
 
