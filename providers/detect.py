@@ -80,6 +80,11 @@ def detect(root: Path = Path("/")) -> Machine:
     return Machine(cloud, tuple(files.seen.items()), tuple(files.unknown), instance)
 
 
+def cloud_of(provider: str) -> str:
+    """The cloud that `--provider` means: "auto" is the one that this machine's firmware names."""
+    return detect().cloud if provider == "auto" else provider
+
+
 def _is_azure(dmi: Callable[[str], str]) -> bool:
     return dmi("chassis_asset_tag") == _AZURE_TAG
 

@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from ...providers.clock import Clock
+from ...providers.detect import cloud_of
 from ...providers.errors import UsageError
 from ..fit import expected_window
 from ..looking import LookCount
@@ -26,7 +27,7 @@ def reader(
         _version(),
         "agent" if service else "run",
         run_id,
-        expected_window(_cloud(options.provider), options.window),
+        expected_window(cloud_of(options.provider), options.window),
         options.window is not None,
         options.reserve,
     )
@@ -59,11 +60,3 @@ def _version() -> str:
         return metadata.version("spotguard")
     except metadata.PackageNotFoundError:  # a checkout that nobody has installed
         return "unknown"
-
-
-def _cloud(provider: str) -> str:
-    if provider != "auto":
-        return provider
-    from ...providers.detect import detect
-
-    return detect().cloud

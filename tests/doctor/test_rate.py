@@ -24,7 +24,7 @@ def measured(store: FakeStore, clock: Clock, most: int = 256 * MIB, ramp: float 
     with Litter(store, clock) as litter:
         numbers = itertools.count()
         key = lambda: litter.note(f"run-7/probes/{next(numbers)}")  # noqa: E731
-        found = Measurement(store, key, litter, clock, Pace(ramp=ramp), most).run()
+        found = Measurement(store, key, litter, clock, Pace(ramp=ramp, most=most)).run()
     assert store.objects == {}, "nothing of it stays"
     return found
 

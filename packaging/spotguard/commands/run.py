@@ -118,9 +118,9 @@ def warn_of_unknown_variables() -> None:
 def _warn_of_a_store_that_dies(options: config.Options) -> None:
     if options.store_given or options.provider == "none":
         return
-    from spotguard.providers.detect import detect
+    from spotguard.providers.detect import cloud_of
 
-    cloud = detect().cloud if options.provider == "auto" else options.provider
+    cloud = cloud_of(options.provider)
     if cloud != "none":
         logger.warning(
             "checkpoints go to %s, a disk of THIS machine: when %s takes it back, they are gone with it. Give a store "

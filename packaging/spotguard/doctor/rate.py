@@ -78,7 +78,6 @@ class Measurement:
 
     Args:
         key: a new one at each call, already noted as litter.
-        most: bytes that may be put, all together; None: as `pace` says.
     """
 
     def __init__(
@@ -88,12 +87,11 @@ class Measurement:
         litter: Litter,
         clock: Clock,
         pace: Pace,
-        most: int | None = None,
     ) -> None:
         self._store, self._key, self._litter, self._clock = store, key, litter, clock
         width = Width(store.parallel)
         self.connections = width.count
-        self._pace, self._most = pace, pace.most if most is None else most
+        self._pace, self._most = pace, pace.most
         size = min(width.object_bytes, max(1, self._most // width.count))
         self._data = memoryview(os.urandom(size))
         self._crc = crc32(self._data)
