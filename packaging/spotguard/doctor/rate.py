@@ -81,12 +81,7 @@ class Measurement:
     """
 
     def __init__(
-        self,
-        store: BlobStore,
-        key: Callable[[], str],
-        litter: Litter,
-        clock: Clock,
-        pace: Pace,
+        self, store: BlobStore, key: Callable[[], str], litter: Litter, clock: Clock, pace: Pace
     ) -> None:
         self._store, self._key, self._litter, self._clock = store, key, litter, clock
         width = Width(store.parallel)

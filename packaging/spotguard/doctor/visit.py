@@ -61,17 +61,17 @@ def visit(who: Patient) -> Generator[Finding, None, None]:
     yield left.finding
     saving = job.savers(here.sessions)
     nbytes = job.nbytes(saving) if saving else None
-    measured, put_seconds = yield from _store(who, sight.cloud, saving, nbytes or 0)
-    yield from job.look(here.sessions, _url(options, saving))
+    url = _url(options, saving)
+    measured, put_seconds = yield from _store(who, url, sight.cloud, saving, nbytes or 0)
+    yield from job.look(here.sessions, url)
     own = job.own_seconds(saving)
     yield verdict.judge(left, nbytes, measured, put_seconds, options, sight.cloud, own)
 
 
 def _store(
-    who: Patient, cloud_name: str, saving: Sequence[job.Session], nbytes: int
+    who: Patient, url: str, cloud_name: str, saving: Sequence[job.Session], nbytes: int
 ) -> Generator[Finding, None, tuple[rate.Measured | None, float]]:
     """What is found of the store; returns the rate, where one could be measured, and what a small put takes."""
-    url = _url(who.options, saving)
     folder = urlsplit(url).scheme == "file"
     dates = clocks.Dates(who.clock)
     try:
