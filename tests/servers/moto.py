@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import requests
 
 from tests.servers.program import Server
+
+PROGRAM = Path(__file__).with_name("moto_program.py")
 
 ACCESS_KEY, SECRET_KEY = "moto", "moto-secret"
 REGION = "us-east-1"
@@ -31,13 +34,14 @@ class Moto(Server):
 
     def __init__(self, program: str) -> None:
         super().__init__("moto")
-        self._program = program
+        self._python = Path(program).with_name("python")
         self._buckets = itertools.count(1)
 
     def commands(self) -> Sequence[Sequence[str]]:
         port = self.port()
         self.endpoint = f"http://127.0.0.1:{port}"
-        return [[self._program, "-H", "127.0.0.1", "-p", str(port)]]
+        # -P: moto must not find this file instead of itself, beside its program.
+        return [[str(self._python), "-P", str(PROGRAM), "-H", "127.0.0.1", "-p", str(port)]]
 
     def environment(self) -> Mapping[str, str]:
         return {"MOTO_S3_DEFAULT_MAX_KEYS": str(self.PAGE)}
