@@ -166,7 +166,9 @@ class Hearing:
             what, level = f"{who}: {part.phase}{at}", logging.INFO
         elif isinstance(message, protocol.Committed):
             least = "" if message.level == "full" else f", the {clip(message.level, NAME)} alone"
-            what, level = f"{who}: committed step {message.step}{least}", logging.INFO
+            own = message.step < 0  # `on_notice`: its return says so, and no more
+            did = "saved by a function of its own" if own else f"committed step {message.step}{least}"
+            what, level = f"{who}: {did}", logging.INFO
         elif isinstance(message, protocol.Failed):
             what, level = f"{who}: will not commit: {part.failed}", logging.ERROR
         else:

@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from spotguard.agent.actions import Log
+from spotguard.agent.actions import Log, Tell
+from spotguard.agent.events import Asked
 from spotguard.hooks.protocol import Bye, Leave, Position, Preempt
 from tests.fakes.story import Story
 
@@ -143,6 +144,19 @@ def test_a_function_of_on_notice_cannot_leave_and_gets_term() -> None:
     story.commits(session, step=-1)
     assert not story.sent(Leave)
     assert only(story.signals) == [TERM]
+
+
+def test_who_saves_by_a_function_of_its_own_is_given_no_step() -> None:
+    """In the log and to who rehearses: we do not know where its training stands."""
+    story = Story()
+    session = story.opens(store="")
+    story.on(Asked(90, uid=1000, window=30.0, preempt=False))
+    story.commits(session, step=-1)
+    said = [action.text for _, action in story.log if isinstance(action, Log)]
+    told = [str(action.body.get("text")) for _, action in story.log if isinstance(action, Tell)]
+    assert "rank 0 (pid 100): saved by a function of its own" in told
+    assert any("saved by a function of its own; " in line for line in said)
+    assert not any("step -1" in line for line in (*said, *told))
 
 
 def test_a_term_that_woke_nobody_is_said_again_half_way_to_the_reserve() -> None:

@@ -89,7 +89,7 @@ def test_all_processes_of_a_run_are_waited_for(machine: Machine) -> None:
         running.out.until("^notice signal")
         running.out.until("^notice signal")
         print("return", file=one, flush=True)
-        running.err.until("committed step")
+        running.err.until("saved by a function of its own")
         assert machine.status()["phase"] == "saving"
         print("raise only here", file=two, flush=True)
         running.out.until("^TERM$")
