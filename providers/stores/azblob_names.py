@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from ..errors import UsageError
-from .urls import Location, locate
+from .urls import Location
 
 CONNECTION, ACCOUNT = "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT"
 
@@ -16,23 +15,11 @@ _CONTAINER = re.compile(r"(?=.{3,63}\Z)[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
 _NAME = re.compile(r"[a-z0-9]{3,24}", re.ASCII)
 
 
-def check_named(origin: str, url: str, env: Mapping[str, str]) -> None:
-    """Refuse an URL of Azure's that names no place, also with what the environment says. Others are whole by themselves.
-
-    Before training begins, and by who has no SDK: what the training process says is the end of a traceback.
-
-    Raises:
-        UsageError: `origin` says where it was given.
-    """
-    if urlsplit(url).scheme != "az":
-        return
-    try:
-        at = locate(url)
-        check_container(at)
-        if CONNECTION not in env:
-            account_of(at, env)
-    except UsageError as error:
-        raise UsageError(f"{origin}: {error}") from error
+def check_named(at: Location, env: Mapping[str, str]) -> None:
+    """Refuse what names no container, or no account even with what the environment says."""
+    check_container(at)
+    if CONNECTION not in env:
+        account_of(at, env)
 
 
 def check_container(at: Location) -> None:

@@ -22,17 +22,28 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["aws", "--store", "s3://b", "--run-id", "r"], "the command is missing"),
+        (["aws", "--store", "s3://ckpt", "--run-id", "r"], "the command is missing"),
         (["aws", "--run-id", "r", "--", "x"], "--store is missing"),
-        (["aws", "--store", "s3://b", "--", "x"], "--run-id is missing"),
-        (["aws", "--store", "s3://b", "--run-id", "r", "--", "x"], "--package is missing"),
-        (["ibm", "--store", "s3://b", *NEEDED, "--", "x"], "'ibm'"),
+        (["aws", "--store", "s3://ckpt", "--", "x"], "--run-id is missing"),
+        (["aws", "--store", "s3://ckpt", "--run-id", "r", "--", "x"], "--package is missing"),
+        (["ibm", "--store", "s3://ckpt", *NEEDED, "--", "x"], "'ibm'"),
         (["aws", "--policy"], "--policy: of which store?"),
-        (["aws", "--policy", "--store", "gs://b"], "expected s3://"),
-        (["aws", "--policy", "--store", "s3://b*/x"], "names no bucket"),
-        (["aws", "--policy", "--store", "s3://b?/x"], "has the option '/x'"),
-        (["aws", "--policy", "--store", "s3://b/x*"], "has the prefix 'x*'"),
-        (["aws", "--policy", "--store", "s3://b?kms-key-id=*"], "kms-key-id='*' is no key"),
+        (["aws", "--policy", "--store", "gs://ckpt"], "expected s3://"),
+        (["aws", "--policy", "--store", "s3://ckpt*/x"], "names no bucket"),
+        (["aws", "--policy", "--store", "s3://ckpt?/x"], "has the option '/x'"),
+        (["aws", "--policy", "--store", "s3://ckpt/x*"], "has the prefix 'x*'"),
+        (["aws", "--policy", "--store", "s3://ckpt?kms-key-id=*"], "kms-key-id='*' is no key"),
+        (["aws", "--store", "s3://MyBucket", *NEEDED, "--", "x"], "is no name that S3 gives a bucket"),
+        (
+            ["gcp", "--store", "gs://192.168.5.4", *NEEDED, "--", "x"],
+            "is no name that Google Cloud Storage gives",
+        ),
+        (["aws", "--policy", "--store", "s3://b"], "is no name that S3 gives a bucket"),
+        (["azure", "--policy", "--store", "az://container"], "az://container/prefix?account=NAME"),
+        (
+            ["azure", "--store", "az://container?account=My-Acme", *NEEDED, "--", "x"],
+            "is no storage account's name",
+        ),
         (["azure", "--store", "az://container", *NEEDED, "--", "x"], "az://container/prefix?account=NAME"),
         (["azure", "--store", "az://Container?account=acme", *NEEDED, "--", "x"], "is no container's name"),
     ],
@@ -47,7 +58,7 @@ def test_what_is_missing_or_names_nothing_is_refused(
     ("words", "said"),
     [
         (["--store", "ftp://b"], "--store"),
-        (["--store", "s3://b/a\nruncmd: [x]"], "--store"),
+        (["--store", "s3://ckpt/a\nruncmd: [x]"], "--store"),
         (["--run-id", "a/b"], "--run-id"),
         (["--user", "Ann B"], "--user 'Ann B'"),
         (["--user", ""], "--user ''"),
@@ -117,7 +128,7 @@ def test_each_cloud_has_a_limit_and_what_fits_is_printed(
 def test_a_command_that_would_not_be_found_or_be_guarded_twice_is_refused(
     command: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(capsys, "aws", "--store", "s3://b", *NEEDED, "--", *command)
+    said = refused(capsys, "aws", "--store", "s3://ckpt", *NEEDED, "--", *command)
     assert why in said
     assert "-- torchrun train.py" in said
 
@@ -141,7 +152,7 @@ def test_a_variable_that_no_shell_reads_is_refused(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The program would get the nine characters `$HF_TOKEN`."""
-    said = refused(capsys, "aws", "--store", "s3://b", *NEEDED, "--", *command)
+    said = refused(capsys, "aws", "--store", "s3://ckpt", *NEEDED, "--", *command)
     assert re.search(r"the command holds '\$\{?HF_TOKEN\b[^']*', and no shell reads it", said)
     assert "sh -c 'exec COMMAND'" in said
 
@@ -168,7 +179,7 @@ def test_a_variable_that_no_shell_reads_is_refused(
 def test_a_variable_in_an_option_is_refused_where_nothing_reads_it(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said in refused(capsys, "aws", "--store", "s3://b", *NEEDED, *words, "--", "x")
+    assert said in refused(capsys, "aws", "--store", "s3://ckpt", *NEEDED, *words, "--", "x")
 
 
 @pytest.mark.parametrize(
@@ -243,7 +254,7 @@ def test_nothing_secret_goes_into_user_data(
     words: list[str], command: list[str], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is not printed either: not even in the error."""
-    said = refused(capsys, "aws", "--store", "s3://b", *NEEDED, *words, "--", *command)
+    said = refused(capsys, "aws", "--store", "s3://ckpt", *NEEDED, *words, "--", *command)
     assert f" holds {name}" in said
     assert "/etc/spotguard/runs/gpt-7b.env" in said
     assert not re.search(r"secret@|AKIAX|abc|aaaa|0123|hunter2|\bme:", said)
@@ -275,7 +286,7 @@ def test_a_secret_is_not_repeated_whatever_else_is_wrong(capsys: pytest.CaptureF
         "python prep.py data.token=word 'data={\"token\": \"words\"}' --n-pass 2 --two-pass true",
         "ssh login-node -p 22 && PWD=/x apptainer exec --pwd /x image make",
         "curl -d preempted https://hooks.example.org/notify -H \"X-Key: $KEY\"",
-        "aws s3 cp s3://b/a . --sse-kms-key-id arn:aws:kms:eu-west-1:123456789012:key/0123",
+        "aws s3 cp s3://ckpt/a . --sse-kms-key-id arn:aws:kms:eu-west-1:123456789012:key/0123",
     ],
 )  # fmt: skip
 def test_what_is_no_secret_is_not_taken_for_one(prepare: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -289,7 +300,7 @@ def test_what_is_no_secret_is_not_taken_for_one(prepare: str, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("cloud", "words", "said"),
     [
-        ("gcp", ["--store", "s3://b"], "checkpoints leave gcp for S3"),
+        ("gcp", ["--store", "s3://ckpt"], "checkpoints leave gcp for S3"),
         ("aws", ["--store", "az://abc?account=acme"], "checkpoints leave aws for Azure Blob Storage"),
         ("aws", ["--store", "file:///mnt/x"], "checkpoints go to file:///mnt/x: on the machine's own disk"),
         ("azure", ["--then", "poweroff"], "az vm deallocate"),
@@ -308,4 +319,5 @@ def test_what_is_probably_not_meant_is_warned_of_and_printed(
 
 
 def test_a_store_that_speaks_like_s3_may_be_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
-    printed(capsys, "gcp", "--store", "s3://b?endpoint=https://minio.example:9000")
+    """And its buckets may be called as S3's are not."""
+    printed(capsys, "gcp", "--store", "s3://My_Bucket?endpoint=https://minio.example:9000")

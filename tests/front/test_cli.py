@@ -123,6 +123,26 @@ def test_a_store_without_an_account_is_refused_before_anything_runs(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("command", [["run", "true"], ["doctor"]])
+def test_a_bucket_that_the_cloud_cannot_have_is_refused_before_anything_is_asked(
+    command: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """By S3 and Cloud Storage themselves: a server of one's own has names of its own."""
+    words = [command[0], "--store", "{}", *command[1:]]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for url, variables in (
+        ("s3://My_Bucket", ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")),
+        ("gs://My_Bucket", ("STORAGE_EMULATOR_HOST",)),
+    ):
+        for name in variables:
+            monkeypatch.delenv(name)
+        said = refused(capsys, *(word.format(url) for word in words))
+        assert f"--store: store '{url}': 'My_Bucket' is no name that" in said
+
+
 def test_no_word_at_all(capsys: pytest.CaptureFixture[str]) -> None:
     """The help, and the code of a mistake."""
     assert cli.main([]) == 2

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from spotguard.agent import config, values
 from spotguard.providers.errors import UsageError
-from spotguard.providers.stores.azblob_names import check_named
+from spotguard.providers.stores.place_names import check_named
 from spotguard.providers.stores.urls import locate, read_url
 
 from . import requirement
@@ -155,11 +155,12 @@ def _check(flags: Mapping[str, str]) -> config.Options:
         raise UsageError(
             "--exit-code: by 75 the machine's unit knows that the job is to be started again: leave it out"
         )
-    readers = {"store": _store, "stage": _on_the_machine, "socket": _on_the_machine}
+    readers = {"store": store, "stage": _on_the_machine, "socket": _on_the_machine}
     return config.resolve("run", flags, {}, readers={**readers, "notice-file": _on_the_machine})
 
 
-def _store(origin: str, text: str) -> str:
+def store(origin: str, text: str) -> str:
+    """A store as the machine will know it: by this URL alone."""
     read_url(origin, text)
     if urlsplit(text).scheme == "az" and not {"account", "endpoint"} & locate(text).options.keys():
         raise UsageError(

@@ -9,8 +9,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from spotguard.providers.errors import UsageError
-from spotguard.providers.stores.urls import Location, locate, read_url
+from spotguard.providers.stores.urls import Location, locate
 
+from . import plan
 from .plan import Cloud
 
 #: Which file holds the policy, and what kind of store it is for.
@@ -21,11 +22,11 @@ def policy(cloud: Cloud, store: str) -> str:
     """The cloud's own document: an IAM policy, a custom role of IAM, a role definition.
 
     Raises:
-        UsageError: the store is no place, or another cloud's.
+        UsageError: the store is none for the machine either, or another cloud's.
     """
     name, scheme = _FILES[cloud]
     # A bucket's name has no * and no ?, which would be wildcards in a policy; nor has a prefix.
-    read_url("--store", store)
+    plan.store("--store", store)
     if urlsplit(store).scheme != scheme:
         raise UsageError(f"--store {store!r}: expected {scheme}://…, for a policy of {cloud}")
     at = locate(store)

@@ -11,7 +11,6 @@ from urllib.parse import quote
 import pytest
 
 from spotguard.providers.errors import UsageError
-from spotguard.providers.stores.azblob_names import check_named
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.urls import check_url, inside, locate
 
@@ -165,34 +164,6 @@ def test_an_endpoint_that_is_none_is_refused_with_how_to_write_it(scheme: str, s
 )
 def test_an_endpoint_that_is_one_is_taken(url: str) -> None:
     check_url(url)
-
-
-@pytest.mark.parametrize(
-    ("environ", "url", "said"),
-    [
-        ({}, "az://container", "says no storage account"),
-        ({"ACCOUNT": "Not-A-Name"}, "az://container", "is no storage account's name"),
-        ({"CONNECTION_STRING": "x"}, "az://Container", "is no container's name"),
-    ],
-)
-def test_a_store_without_an_account_is_refused_by_who_has_no_sdk(
-    environ: dict[str, str], url: str, said: str
-) -> None:
-    """`spotguard run`, before training begins."""
-    with pytest.raises(UsageError, match=f"--store: store '{url}'.*{said}"):
-        check_named("--store", url, {f"AZURE_STORAGE_{name}": value for name, value in environ.items()})
-
-
-def test_an_account_may_be_said_in_three_places() -> None:
-    for environ, url in (
-        ({}, "az://container?account=name"),
-        ({}, "az://container?endpoint=http://127.0.0.1:1/name"),
-        ({"AZURE_STORAGE_ACCOUNT": "name"}, "az://container"),
-        ({"AZURE_STORAGE_CONNECTION_STRING": "x"}, "az://container"),
-        ({}, "s3://bucket"),
-        ({}, "file:///x"),
-    ):
-        check_named("--store", url, environ)
 
 
 def test_no_sdk_is_imported_for_a_folder() -> None:
