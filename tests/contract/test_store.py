@@ -18,12 +18,14 @@ from spotguard.providers.errors import CorruptError, NotFoundError, UnavailableE
 from spotguard.providers.stores.localfs import FileStore
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore, ObjectInfo
+from tests.fakes.called import CalledStore
 from tests.fakes.store import FakeStore
 
 STORES: dict[str, Callable[[Path], BlobStore]] = {
     "fake": lambda folder: FakeStore(),
     "file": lambda folder: FileStore(folder / "store"),
     "uplink": lambda folder: Uplink(FakeStore(), 1e12),
+    "called": lambda folder: CalledStore(FakeStore()),
     "patient": lambda folder: PatientStore(FakeStore(), SystemClock(), "Nothing was begun"),
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from spotguard.providers.stores.store import BlobStore
-from tests.fakes.called import CalledStore
+from tests.fakes.called import CalledStore, Request
 from tests.fakes.store import Killed
 
 T = TypeVar("T")
@@ -47,4 +47,8 @@ class Mortal(CalledStore):
     """A `BlobStore` as a process of that life sees it."""
 
     def __init__(self, store: BlobStore, life: Life) -> None:
-        super().__init__(store, lambda _, effect: life.call(effect))
+        super().__init__(store)
+        self._life = life
+
+    def through(self, request: Request, effect: Callable[[], T]) -> T:
+        return self._life.call(effect)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from spotguard.providers.stores.store import BlobStore, ObjectInfo, Sent
+from spotguard.providers.stores.store import BlobStore
+from tests.fakes.called import CalledStore, Request
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class Turns:
         if self._failed:
             raise self._failed[0]
 
-    def take(self, name: str, verb: str, keys: Sequence[str], act: Callable[[], T]) -> T:
+    def take(self, name: str, request: Request, act: Callable[[], T]) -> T:
         """One request of `name`'s, when it is its turn."""
         with self._change:
             self._busy.discard(name)
@@ -65,7 +65,7 @@ class Turns:
             self._waiting.discard(name)
             self._busy.add(name)
             self._turn = ""
-            self.done += [(name, verb, key) for key in keys]
+            self.done.append((name, request.verb, request.key))
             return act()
 
     def _act(self, name: str, actor: Callable[[BlobStore], None]) -> None:
@@ -78,47 +78,14 @@ class Turns:
             self._change.notify_all()
 
 
-class InTurn:
+class InTurn(CalledStore):
     """The store as one of the actors has it."""
 
     def __init__(self, turns: Turns, name: str) -> None:
-        self.url = turns.store.url
+        super().__init__(turns.store)
         self.parallel = 1
-        self._store = turns.store
         self._turns = turns
         self._name = name
 
-    def warm(self, *, timeout: float | None = None) -> None:
-        """Nobody's turn: nothing is asked."""
-
-    def put(
-        self,
-        key: str,
-        data: memoryview,
-        *,
-        timeout: float | None = None,
-        crc32: int | None = None,
-        sent: Sent | None = None,
-    ) -> None:
-        self._take("put", [key], lambda: self._store.put(key, data, timeout=timeout, crc32=crc32, sent=sent))
-
-    def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
-        return self._take(
-            "put_if_absent", [key], lambda: self._store.put_if_absent(key, data, timeout=timeout)
-        )
-
-    def get(self, key: str, *, timeout: float | None = None) -> bytes:
-        return self._take("get", [key], lambda: self._store.get(key, timeout=timeout))
-
-    def read_into(self, key: str, start: int, buffer: memoryview, *, timeout: float | None = None) -> None:
-        self._take("read_into", [key], lambda: self._store.read_into(key, start, buffer, timeout=timeout))
-
-    def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
-        return iter(self._take("list", [prefix], lambda: [*self._store.list(prefix, timeout=timeout)]))
-
-    def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
-        for key in keys:  # a batch may break off anywhere
-            self._take("delete", [key], partial(self._store.delete, [key], timeout=timeout))
-
-    def _take(self, verb: str, keys: Sequence[str], act: Callable[[], T]) -> T:
-        return self._turns.take(self._name, verb, keys, act)
+    def through(self, request: Request, effect: Callable[[], T]) -> T:
+        return self._turns.take(self._name, request, effect)

@@ -18,11 +18,13 @@ from spotguard.hooks.checkpoints.commit import claim_attempt, put_manifest
 from spotguard.hooks.format.codec import NewerFormatError, encode_manifest
 from spotguard.hooks.format.keys import MARKER, CheckpointName, manifest_name
 from spotguard.providers.errors import CheckpointError, UnavailableError
+from spotguard.providers.stores.store import BlobStore
+from tests.fakes.called import CalledStore, Request
 from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore, Fault, Killed
 
 
-def newest(store: FakeStore) -> str:
+def newest(store: BlobStore) -> str:
     whole = find_whole(store, "run")
     return "" if whole is None else str(whole.name)
 
@@ -281,14 +283,11 @@ def test_a_marker_that_vanishes_while_it_is_read_ends_no_listing() -> None:
     Save(step=10).write(store)
     save.write(store)
 
-    class Vanishing(FakeStore):
-        def get(self, key: str, *, timeout: float | None = None) -> bytes:
-            self.objects.pop(save.prefix + MARKER, None)
-            return super().get(key, timeout=timeout)
+    def pruned(request: Request) -> None:
+        if request.verb == "get":
+            store.objects.pop(save.prefix + MARKER, None)
 
-    vanishing = Vanishing()
-    vanishing.objects = dict(store.objects)
-    lines = list_checkpoints(vanishing, "run")
+    lines = list_checkpoints(CalledStore(store, pruned), "run")
     assert [(line.name.step, line.status) for line in lines] == [(20, "partial"), (10, "whole")]
     assert MARKER in lines[0].reason
 
@@ -326,16 +325,13 @@ def test_a_checkpoint_that_goes_away_while_it_is_read_is_passed_over() -> None:
     folders = scan(store, "run")
     found = whole_checkpoints(store, "run")
     assert [str(folder.name) for folder in folders] == ["000000020-0001-0000", "000000010-0001-0000"]
-
-    class Vanishing(FakeStore):
-        def get(self, key: str, *, timeout: float | None = None) -> bytes:
-            self.objects.pop(save.prefix + manifest_name(0, 2), None)
-            return super().get(key, timeout=timeout)
-
-    vanishing = Vanishing()
-    vanishing.objects = dict(store.objects)
-    assert newest(vanishing) == "000000010-0001-0000"
     assert next(found).name.step == 20
+
+    def pruned(request: Request) -> None:
+        if request.verb == "get":
+            store.objects.pop(save.prefix + manifest_name(0, 2), None)
+
+    assert newest(CalledStore(store, pruned)) == "000000010-0001-0000"
 
 
 def test_a_store_that_fails_is_no_reason_to_go_back() -> None:

@@ -20,8 +20,9 @@ from spotguard.hooks.format.codec import decode_attempt
 from spotguard.hooks.format.keys import MARKER, attempt_key, manifest_name
 from spotguard.providers.errors import CheckpointError, UnavailableError
 from spotguard.providers.stores.store import ObjectInfo
+from tests.fakes.called import CalledStore
 from tests.fakes.checkpoint import Save
-from tests.fakes.store import FakeStore, Fault, T
+from tests.fakes.store import FakeStore, Fault
 
 
 def test_who_is_alone_marks_what_is_whole() -> None:
@@ -106,17 +107,7 @@ def test_a_listing_that_is_out_of_date_costs_a_try_for_each_number() -> None:
 
 def test_a_timeout_is_that_of_each_request() -> None:
     """At the notice nothing may wait longer than the save has."""
-
-    class Timed(FakeStore):
-        def __init__(self) -> None:
-            super().__init__()
-            self.timeouts: list[tuple[str, float | None]] = []
-
-        def _call(self, verb: str, key: str, timeout: float | None, effect: Callable[[], T]) -> T:
-            self.timeouts.append((verb, timeout))
-            return super()._call(verb, key, timeout, effect)
-
-    store, save = Timed(), Save(world=1)
+    store, save = CalledStore(FakeStore()), Save(world=1)
     mine = save.write_objects(store, 0)
     asks: list[tuple[Callable[[], object], list[str]]] = [
         (lambda: put_manifest(store, mine, timeout=2.5), ["put"]),
@@ -127,9 +118,9 @@ def test_a_timeout_is_that_of_each_request() -> None:
         (lambda: claim_attempt(store, "run", {}, timeout=2.5), ["list", "list", "put_if_absent", "get"]),
     ]
     for ask, verbs in asks:
-        store.timeouts.clear()
+        store.requests.clear()
         ask()
-        assert store.timeouts == [(verb, 2.5) for verb in verbs]
+        assert [(each.verb, each.timeout) for each in store.requests] == [(verb, 2.5) for verb in verbs]
 
 
 def test_rivals_get_different_numbers() -> None:

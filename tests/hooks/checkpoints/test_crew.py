@@ -19,9 +19,10 @@ from spotguard.hooks.format.keys import CheckpointName
 from spotguard.hooks.format.leaf import Leaf
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UnavailableError
-from spotguard.providers.stores.store import Sent
+from spotguard.providers.stores.store import BlobStore
+from tests.fakes.called import CalledStore
 from tests.fakes.clock import ManualClock
-from tests.fakes.store import FakeStore
+from tests.fakes.store import FakeStore, Fault
 from tests.fakes.watched_store import PATIENCE, WatchedStore
 
 pytestmark = pytest.mark.torch
@@ -31,7 +32,7 @@ BIG = [Leaf(f"t{n}", torch.zeros(OBJECT_BYTES // 4)) for n in range(3)]
 
 
 @contextmanager
-def writer_of(store: FakeStore) -> Iterator[Writer]:
+def writer_of(store: BlobStore) -> Iterator[Writer]:
     writer = Writer(store, "run")
     try:
         yield writer
@@ -39,46 +40,43 @@ def writer_of(store: FakeStore) -> Iterator[Writer]:
         writer.close()
 
 
-class Who(FakeStore):
-    """Remembers which threads put."""
+def saving(writer: Writer, effort: Effort) -> tuple[list[str], threading.Thread]:
+    """A save on a thread of its own; why it was given up, when it was."""
+    ended: list[str] = []
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.threads: set[threading.Thread] = set()
+    def save() -> None:
+        try:
+            writer.write(STATE, CheckpointName(1, 5, 0), effort)
+        except Abandoned as why:
+            ended.append(str(why))
 
-    def put(
-        self,
-        key: str,
-        data: memoryview,
-        *,
-        timeout: float | None = None,
-        crc32: int | None = None,
-        sent: Sent | None = None,
-    ) -> None:
-        self.threads.add(threading.current_thread())
-        super().put(key, data, timeout=timeout, crc32=crc32, sent=sent)
+    thread = threading.Thread(target=save, name="saver")
+    thread.start()
+    return ended, thread
 
 
 def test_idle_threads_are_gone_when_the_writer_is_closed() -> None:
     """One that still frees its frame while the interpreter ends would take the process down."""
-    store = Who()
+    putting: set[threading.Thread] = set()
+    store = CalledStore(FakeStore(), lambda _: putting.add(threading.current_thread()))
     with writer_of(store) as writer:
         writer.write(BIG, CheckpointName(1, 5, 0), Effort(SystemClock()))
-        assert any(thread.is_alive() for thread in store.threads)
-    assert not any(thread.is_alive() for thread in store.threads)
+        assert any(thread.is_alive() for thread in putting)
+    assert not any(thread.is_alive() for thread in putting)
 
 
 def test_the_threads_of_a_save_are_there_before_it() -> None:
     """None is started on the way, where Python 3.12 could not at its end; the next save has the same."""
-    store = Who()
+    putting: set[threading.Thread] = set()
+    store = CalledStore(FakeStore(), lambda _: putting.add(threading.current_thread()))
     with writer_of(store) as writer:
         writer.warm(sum(leaf.tensor.nbytes for leaf in BIG))
         before = set(threading.enumerate())
         for save in range(2):
             writer.write(BIG, CheckpointName(1, 5, save), Effort(SystemClock()))
-        assert store.threads <= before
-        assert all(thread.daemon and thread.name.startswith("spotguard-writer-") for thread in store.threads)
-    for thread in store.threads:
+        assert putting <= before
+        assert all(thread.daemon and thread.name.startswith("spotguard-writer-") for thread in putting)
+    for thread in putting:
         thread.join(PATIENCE)
         assert not thread.is_alive()
 
@@ -90,16 +88,7 @@ def test_a_put_that_hangs_is_left_behind(how: str) -> None:
     with writer_of(store) as writer:
         store.hold(lambda key: "000000005" in key)
         effort = Effort(clock, clock.monotonic() + 10)
-        ended: list[str] = []
-
-        def save() -> None:
-            try:
-                writer.write(STATE, CheckpointName(1, 5, 0), effort)
-            except Abandoned as why:
-                ended.append(str(why))
-
-        thread = threading.Thread(target=save, name="saver")
-        thread.start()
+        ended, thread = saving(writer, effort)
         assert store.reached.wait(PATIENCE)
         if how == "deadline":
             clock.advance(11)
@@ -152,16 +141,7 @@ def test_a_deadline_that_moves_earlier_is_kept_by_who_waits() -> None:
     with writer_of(store) as writer:
         store.hold(lambda key: True)
         effort = Effort(clock)
-        ended: list[str] = []
-
-        def save() -> None:
-            try:
-                writer.write(STATE, CheckpointName(1, 5, 0), effort)
-            except Abandoned as why:
-                ended.append(str(why))
-
-        thread = threading.Thread(target=save, name="saver")
-        thread.start()
+        ended, thread = saving(writer, effort)
         assert store.reached.wait(PATIENCE)
         effort.tighten(clock.monotonic())
         thread.join(PATIENCE)
@@ -169,29 +149,12 @@ def test_a_deadline_that_moves_earlier_is_kept_by_who_waits() -> None:
         store.let_go()
 
 
-class Failing(WatchedStore):
-    """Fails once for now; the second put is the one that is held."""
-
-    def put(
-        self,
-        key: str,
-        data: memoryview,
-        *,
-        timeout: float | None = None,
-        crc32: int | None = None,
-        sent: Sent | None = None,
-    ) -> None:
-        if not self.calls:
-            self.calls.append(("put", key))
-            raise UnavailableError("slow down")
-        super().put(key, data, timeout=timeout, crc32=crc32, sent=sent)
-
-
 def test_what_the_store_said_last_is_kept_when_it_hangs() -> None:
     """Out of time, and why."""
-    store = Failing()
+    store = WatchedStore()
+    store.faults = [Fault(0, ("put",), error=lambda: UnavailableError("slow down"))]
     with writer_of(store) as writer:
-        store.hold(lambda key: True)
+        store.hold(lambda key: bool(store.calls))  # but for the first
         clock = SystemClock()
         with pytest.raises(Abandoned, match="out of time; the store said last: slow down"):
             writer.write(STATE, CheckpointName(1, 5, 0), Effort(clock, clock.monotonic() + 0.3))

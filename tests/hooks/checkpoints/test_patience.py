@@ -17,6 +17,7 @@ from spotguard.providers.errors import (
     UnavailableError,
 )
 from spotguard.providers.stores.store import BlobStore, ObjectInfo
+from tests.fakes.called import CalledStore
 from tests.fakes.clock import Impatient
 from tests.fakes.store import ALL, FakeStore, Fault
 
@@ -96,19 +97,13 @@ def test_what_asking_cannot_help_comes_out_at_once(error: type[StoreError]) -> N
 
 def test_the_callers_own_deadline_is_kept() -> None:
     """Each request is given what is left of it, and the store's own words come out at its end."""
-    left: list[float | None] = []
-
-    class Tells(FakeStore):
-        def get(self, key: str, *, timeout: float | None = None) -> bytes:
-            left.append(timeout)
-            return super().get(key, timeout=timeout)
-
-    store, clock = Tells(), Impatient()
-    asked = patient(store, clock)
+    store, clock = FakeStore(), Impatient()
+    called = CalledStore(store)
+    asked = PatientStore(called, clock, WORDS)
     store.faults = [Fault(n) for n in range(100)]
     with pytest.raises(UnavailableError, match="out of time"):
         asked.get("a/old", timeout=1.0)
-    assert left == pytest.approx([1.0, 0.9, 0.7, 0.3, 0.0])
+    assert [each.timeout for each in called.requests] == pytest.approx([1.0, 0.9, 0.7, 0.3, 0.0])
     assert clock.now == pytest.approx(1.0)
 
 

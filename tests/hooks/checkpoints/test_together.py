@@ -31,6 +31,7 @@ from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.localfs import FileStore
 from spotguard.providers.stores.store import BlobStore
+from tests.fakes.called import CalledStore, Request
 from tests.fakes.checkpoint import Save
 from tests.fakes.clock import Hurried
 from tests.fakes.mortal import Life, Mortal
@@ -146,21 +147,18 @@ def test_many_manifests_are_fetched_by_several_threads(folder: Path) -> None:
             put_manifest(store, manifest)
     meeting = threading.Barrier(2)
 
-    class Slow(FakeStore):
-        def get(self, key: str, *, timeout: float | None = None) -> bytes:
-            if key.endswith((manifest_name(0, 40), manifest_name(1, 40))):
-                meeting.wait(30)
-            return super().get(key, timeout=timeout)
+    def meets(request: Request) -> None:
+        if request.verb == "get" and request.key.endswith((manifest_name(0, 40), manifest_name(1, 40))):
+            meeting.wait(30)
 
-    slow = Slow()
-    slow.objects = store.objects
+    asked = CalledStore(store, meets)
     with pytest.raises(Incomplete, match="rank 17 of 40 has put no manifest"):
-        publish(slow, last)
+        publish(asked, last)
     assert save.prefix + MARKER not in store.objects
     put_manifest(store, others[17])
-    slow.calls.clear()
-    assert publish(slow, last).marked
-    assert len([verb for verb, _ in slow.calls if verb == "get"]) == 39
+    asked.requests.clear()
+    assert publish(asked, last).marked
+    assert len([each for each in asked.requests if each.verb == "get"]) == 39
     assert find_whole(store, "run") is not None
 
 
@@ -170,25 +168,24 @@ def test_who_was_earlier_waits_for_the_marker_and_merges_nothing() -> None:
     mine, *others = (save.write_objects(store, rank) for rank in range(3))
     looks = 0
 
-    class Watched(FakeStore):
-        def get(self, key: str, *, timeout: float | None = None) -> bytes:
-            nonlocal looks
-            looks += key.endswith(MARKER)
-            if looks == 3 and others:
-                put_manifest(store, others.pop())
-            if looks == 5 and others:
-                put_manifest(store, others.pop())
-            if looks == 7:
-                put_marker(store, save.write(store, marker=False), created=1.0)
-            return super().get(key, timeout=timeout)
+    def others_come(request: Request) -> None:
+        nonlocal looks
+        if request.verb != "get":
+            return
+        looks += request.key.endswith(MARKER)
+        if looks == 3 and others:
+            put_manifest(store, others.pop())
+        if looks == 5 and others:
+            put_manifest(store, others.pop())
+        if looks == 7:
+            put_marker(store, save.write(store, marker=False), created=1.0)
 
-    watched = Watched()
-    watched.objects = store.objects
-    assert not publish(watched, mine).marked
+    asked = CalledStore(store, others_come)
+    assert not publish(asked, mine).marked
     assert looks == 7
-    gets = [key for verb, key in watched.calls if verb == "get" and not key.endswith(MARKER)]
+    gets = [each.key for each in asked.requests if each.verb == "get" and not each.key.endswith(MARKER)]
     assert gets == [save.prefix + manifest_name(1, 3)]
-    assert [key for verb, key in watched.calls if verb == "put"] == [save.prefix + manifest_name(0, 3)]
+    assert [each.key for each in asked.requests if each.verb == "put"] == [save.prefix + manifest_name(0, 3)]
 
 
 @pytest.mark.parametrize("seconds", [None, 4.0])
@@ -197,18 +194,12 @@ def test_where_the_one_who_came_last_died_another_marks_it(seconds: float | None
     store, save = FakeStore(), Save(world=2)
     mine, other = (save.write_objects(store, rank) for rank in range(2))
 
-    class Late(FakeStore):
-        """The other's manifest comes right after the first look."""
+    def comes_late(request: Request) -> None:
+        """The other's manifest, right after the first look."""
+        if request.verb == "get":
+            put_manifest(store, other)
 
-        def get(self, key: str, *, timeout: float | None = None) -> bytes:
-            try:
-                return super().get(key, timeout=timeout)
-            finally:
-                put_manifest(store, other)
-
-    late = Late()
-    late.objects = store.objects
-    assert publish(late, mine, seconds).marked
+    assert publish(CalledStore(store, after=comes_late), mine, seconds).marked
     assert find_whole(store, "run") is not None
     assert save.prefix + MARKER in store.objects
 
@@ -320,20 +311,6 @@ def test_called_off_it_ends_at_once() -> None:
     assert save.prefix + MARKER not in store.objects
 
 
-class Diary(FakeStore):
-    """Remembers what was put, in order: each beginning of it is what two ranks leave that die at that moment."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.puts: list[tuple[str, bytes]] = []
-
-    def _call(self, verb, key, timeout, effect):  # type: ignore[no-untyped-def]
-        result = super()._call(verb, key, timeout, effect)
-        if verb == "put":
-            self.puts.append((key, self.objects[key]))
-        return result
-
-
 def both(store: BlobStore, mortal: BlobStore, life: Life) -> list[Published | BaseException]:
     """Two ranks at once, of which the first may die."""
     gone = lambda rank: "it died" if life.over else ""  # noqa: E731
@@ -352,9 +329,16 @@ def test_a_rank_that_dies_at_any_request_leaves_nothing_that_only_looks_whole(
     calls: int, after: bool
 ) -> None:
     """What the other says is what the store holds; and at no moment before was there a checkpoint that was none."""
-    store, life = Diary(), Life()
+    store, life, puts = FakeStore(), Life(), list[tuple[str, bytes]]()
+
+    def noted(request: Request) -> None:
+        """Each beginning of these is what two ranks leave that die at that moment."""
+        if request.verb == "put":
+            puts.append((request.key, store.objects[request.key]))
+
+    asked = CalledStore(store, after=noted)
     life.ends(calls, after=after)
-    results = both(store, Mortal(store, life), life)
+    results = both(asked, Mortal(asked, life), life)
     whole = find_whole(store, "run")
     assert isinstance(results[0], Killed if life.over else Published)
     assert (whole is not None) == isinstance(results[1], Published)
@@ -363,7 +347,7 @@ def test_a_rank_that_dies_at_any_request_leaves_nothing_that_only_looks_whole(
         assert PREFIX + MARKER not in store.objects
     at_any_moment = FakeStore()
     names = {PREFIX + manifest_name(rank, 2) for rank in range(2)}
-    for key, data in store.puts:
+    for key, data in puts:
         at_any_moment.objects[key] = data
         found = find_whole(at_any_moment, "run")
         assert (found is not None) == names.issubset(at_any_moment.objects)

@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +24,8 @@ from spotguard.hooks.state.device import SideStreams
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CorruptError, DeniedError, StoreError, UnavailableError
 from spotguard.providers.stores.localfs import FileStore
-from spotguard.providers.stores.store import Sent
+from spotguard.providers.stores.store import BlobStore
+from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import Impatient, ManualClock
 from tests.fakes.store import FakeStore, Fault
 from tests.fakes.watched_store import PATIENCE, WatchedStore
@@ -320,13 +320,7 @@ def test_a_second_look_is_reckoned_by_what_the_last_one_took() -> None:
 def test_hashing_what_is_not_sent_is_not_the_link_s_time() -> None:
     """Else a link looks silent while the frozen base is read, and the moments are given up."""
     clock = ManualClock()
-
-    class Slow(FakeStore):
-        def put(self, *args: Any, **kwargs: Any) -> None:
-            clock.advance(1.0)
-            super().put(*args, **kwargs)
-
-    store = Slow()
+    store = CalledStore(FakeStore(), lambda _: clock.advance(1.0))
     store.parallel = 1
     what = [*adapted(), Leaf("moment", torch.ones(2**20), tier=Tier.MOMENTS)]
     writer = Writer(store, "run")
@@ -360,65 +354,56 @@ def test_nothing_is_a_state_too() -> None:
     assert store.objects == {}
 
 
-class Slow(WatchedStore):
-    """The first put of one object hangs; every put tells what it is given."""
+class Lame(CalledStore):
+    """The first put of one object hangs."""
 
-    def __init__(self, lame: str) -> None:
-        super().__init__()
-        self.lame = lame
-        self.puts: list[str] = []
-        self.let_down = threading.Event()
+    def __init__(self, store: BlobStore) -> None:
+        super().__init__(store, self._hangs)
+        self.go = threading.Event()
 
-    def put(
-        self,
-        key: str,
-        data: memoryview,
-        *,
-        timeout: float | None = None,
-        crc32: int | None = None,
-        sent: Sent | None = None,
-    ) -> None:
-        name = key.rpartition("/")[2]
-        self.puts.append(name)
-        if name == self.lame and self.puts.count(name) == 1:
-            assert self.let_down.wait(PATIENCE)
-        super().put(key, data, timeout=timeout, crc32=crc32, sent=sent)
+    def puts(self) -> int:
+        """Of that object."""
+        return sum(each.key.endswith("/0001.safetensors") for each in self.requests)
+
+    def _hangs(self, request: Request) -> None:
+        if request.key.endswith("/0001.safetensors") and self.puts() == 1:
+            assert self.go.wait(PATIENCE)
 
 
 def test_a_put_that_lags_is_sent_again() -> None:
     """Near a deadline, by a thread that has nothing else to do: the save is whole though the first one still hangs."""
-    store = Slow("0001.safetensors")
-    clock = ManualClock()
-    writer = Writer(store, "run")
+    store, clock = WatchedStore(), ManualClock()
+    lame = Lame(store)
+    writer = Writer(lame, "run")
     what = leaves(**{f"t{n}": torch.full((OBJECT_BYTES // 4,), float(n)) for n in range(5)})
     ended: list[Written] = []
     thread = threading.Thread(
         target=lambda: ended.append(writer.write(what, NAME, Effort(clock, 2000.0))), name="saving"
     )
     thread.start()
-    store.wait_for(lambda keys: len(keys) >= 5 and not any(store.lame in key for key in keys))
+    store.wait_for(lambda keys: len(keys) >= 5 and not any("0001.safetensors" in key for key in keys))
     clock.advance(5.0)
     thread.join(PATIENCE)
     written = ended[0]
-    assert store.puts.count("0001.safetensors") == 2
-    assert not store.let_down.is_set()
+    assert lame.puts() == 2
+    assert not lame.go.is_set()
     for entry in written.objects:
         data = store.objects[checkpoint_prefix("run", NAME) + entry.name]
         assert len(data) == entry.size
-    store.let_down.set()
+    lame.go.set()
     writer.close()
 
 
 def test_nobody_sends_twice_without_a_deadline() -> None:
     """A background save has time, and the link is training's too."""
-    store = Slow("0001.safetensors")
-    threading.Timer(0.3, store.let_down.set).start()
-    writer = Writer(store, "run")
+    lame = Lame(FakeStore())
+    threading.Timer(0.3, lame.go.set).start()
+    writer = Writer(lame, "run")
     writer.write(
         leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(3)}), NAME, Effort(SystemClock())
     )
     writer.close()
-    assert store.puts.count("0001.safetensors") == 1
+    assert lame.puts() == 1
 
 
 def test_the_store_is_handed_the_crc_of_each_object() -> None:

@@ -29,7 +29,7 @@ def test_a_notice_before_all_have_restored_leaves_the_checkpoint_that_they_would
             way,
             store,
             *([] if reading else [event(0, -1, "restore", "reaches", sign=str(reached))]),
-            fates=[fate(1, "^read ", sign=held)] if reading else [],
+            fates=[fate(1, "^read_into ", sign=held)] if reading else [],
             from_restore=True,
             env={"SPOTGUARD_SOCKET": str(machine.socket)},
         )

@@ -124,7 +124,7 @@ def test_a_machine_that_is_noticed_before_it_has_seen_the_commit_of_another_one_
             folder / "store",
             event(0, 4, "loading", "reaches", sign=str(reached)),
             event(1, 4, "loading", "hears of", count=2, sign=str(twice)),
-            fates=[fate(1, "(get|read) .*/0*4-", sign=held)],
+            fates=[fate(1, "(get|read_into) .*/0*4-", sign=held)],
             hosted=True,
             envs={rank: {"SPOTGUARD_SOCKET": str(each.socket)} for rank, each in enumerate(machines)},
         )

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spotguard.hooks.agreement.c10d import Store
+from spotguard.providers.stores.store import BlobStore
+from tests.fakes.called import CalledStore, Request
 
 T = TypeVar("T")
 
@@ -74,8 +76,19 @@ def _meet(fate: dict[str, Any]) -> None:
     assert any(not sign.exists() or nothing.wait(0.01) for _ in range(int(PATIENCE / 0.01)))
 
 
+class FatedStore(CalledStore):
+    """A store of blobs. Its calls are "put KEY", "get KEY", "delete KEY" …: the name of the verb, and of what."""
+
+    def __init__(self, store: BlobStore, fates: Fates) -> None:
+        super().__init__(store)
+        self._fates = fates
+
+    def through(self, request: Request, effect: Callable[[], T]) -> T:
+        return self._fates.call(f"{request.verb} {request.key}", effect)
+
+
 class FatedChannel:
-    """A job's store, as `CalledStore` is the one of blobs. Its calls are "set KEY …", "add KEY", "claim KEY", "hear KEY …", without what all keys
+    """A job's store. Its calls are "set KEY …", "add KEY", "claim KEY", "hear KEY …", without what all keys
     begin with. (Asking and waiting change nothing, and are done any number of times.)"""
 
     def __init__(self, store: Store, fates: Fates) -> None:

@@ -21,9 +21,8 @@ from spotguard.hooks.guard import Guard
 from spotguard.hooks.machine import this_machine
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.stores.opening import open_store
-from tests.fakes.called import CalledStore
 from tests.fakes.several import Model, share_of, whole
-from tests.hooks.ranks.programs.fates import FatedChannel, Fates
+from tests.hooks.ranks.programs.fates import FatedChannel, FatedStore, Fates
 from tests.hooks.ranks.programs.happenings import BESIDE, PATIENCE, happen, until
 from tests.hooks.ranks.programs.trainings import TRAININGS
 from tests.hooks.ranks.programs.ways import WAYS
@@ -113,7 +112,7 @@ class Life:
         channel = Channel.join(
             job, self.rank, self.world, machine.encode(), clock, meet=self._meet, hosts=hosts
         )
-        return Guard(CalledStore(open_store(url), self.fates.call), run, state, clock, channel)
+        return Guard(FatedStore(open_store(url), self.fates), run, state, clock, channel)
 
     @staticmethod
     def _meet(value: bytes | None) -> bytes:
