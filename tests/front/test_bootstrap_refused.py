@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -69,6 +70,11 @@ def test_what_is_missing_or_names_nothing_is_refused(
         (["--directory", ""], "--directory ''"),
         (["--directory", "/a\nUser=root"], "--directory holds"),
         (["--window", "soon"], "--window"),
+        (["--deadline", "2020-01-01T00:00Z"], "--deadline '2020-01-01T00:00Z': expected a time to come"),
+        (["--deadline", "3600"], "--deadline '3600': expected a time to come"),
+        (["--deadline", "2999-01-01T00:00Z"], "a time within ten years"),
+        (["--deadline", "2020-01-01T00:00"], "in its own zone, which need not be yours: say which"),
+        (["--deadline", "2999-01-01"], "in its own zone, which need not be yours: say which"),
         (["--stage", "rel"], "--stage 'rel': expected a path on the machine"),
         (["--socket", "run.sock"], "--socket 'run.sock'"),
         (["--notice-file", "notice"], "--notice-file 'notice'"),
@@ -303,6 +309,7 @@ def test_what_is_no_secret_is_not_taken_for_one(prepare: str, capsys: pytest.Cap
         ("gcp", ["--store", "s3://ckpt"], "checkpoints leave gcp for S3"),
         ("aws", ["--store", "az://abc?account=acme"], "checkpoints leave aws for Azure Blob Storage"),
         ("aws", ["--store", "file:///mnt/x"], "checkpoints go to file:///mnt/x: on the machine's own disk"),
+        ("aws", ["--deadline", "2h30m"], "--deadline 2h30m is counted from each start of the job"),
         ("azure", ["--then", "poweroff"], "az vm deallocate"),
         ("azure", ["--then", "shutdown -h now"], "az vm deallocate"),
     ],
@@ -316,6 +323,16 @@ def test_what_is_probably_not_meant_is_warned_of_and_printed(
     assert seen.err.startswith("spotguard: warning: ")
     assert said in seen.err
     assert said in seen.out.partition("write_files:")[0]
+
+
+def test_a_deadline_that_is_one_on_every_machine_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    ahead = datetime.now(UTC) + timedelta(days=9)
+    for said in (
+        ahead.isoformat(timespec="minutes"),
+        ahead.strftime("%Y-%m-%d %H:%MZ"),
+        str(int(ahead.timestamp())),
+    ):
+        assert f'deadline = "{said}"' in printed(capsys, "aws", "--deadline", said)
 
 
 def test_a_store_that_speaks_like_s3_may_be_anywhere(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
+from spotguard.agent import deadline
 from spotguard.providers.stores.urls import CLOUDS, locate
 
 from .plan import Plan
@@ -27,6 +28,11 @@ def doubts(plan: Plan) -> list[str]:
         found.append(
             f"checkpoints leave {plan.cloud} for {CLOUDS[scheme].name}: each save is paid for as traffic, and the machine's identity "
             f"opens nothing there; its credentials go into /etc/spotguard/runs/{plan.run_id}.env"
+        )
+    if (end := plan.run.get("deadline")) and deadline.read(deadline.NAME, end).after is not None:
+        found.append(
+            f"--deadline {end} is counted from each start of the job, and the unit starts it again 5 s after such an end: for one end of all, say a "
+            "time, as in 2026-11-21T18:00Z"
         )
     if plan.cloud == "azure" and re.search(r"\b(poweroff|shutdown|halt)\b", plan.then):
         found.append(

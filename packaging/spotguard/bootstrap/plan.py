@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 from urllib.parse import urlsplit
 
-from spotguard.agent import config, values
+from spotguard.agent import config, deadline, values
+from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.place_names import check_named
 from spotguard.providers.stores.urls import locate, read_url
@@ -75,16 +77,16 @@ class Plan:
     allow: str
 
 
-def make(cloud: Cloud, flags: Mapping[str, str], command: Sequence[str], wish: Wish | None = None) -> Plan:
+def make(cloud: Cloud, flags: Mapping[str, str], command: Sequence[str], wish: Wish, clock: Clock) -> Plan:
     """A plan that a machine can carry out.
 
     Args:
         flags: options of `run`, by name.
+        clock: no machine is made for a time that is past.
 
     Raises:
         UsageError: something is missing or cannot be meant, or is a secret.
     """
-    wish = wish or Wish()
     if not command:
         raise UsageError(
             "the command is missing: say spotguard bootstrap CLOUD [options] -- COMMAND, as in … -- torchrun train.py"
@@ -101,7 +103,7 @@ def make(cloud: Cloud, flags: Mapping[str, str], command: Sequence[str], wish: W
         if not flags.get(name):
             raise UsageError(f"--{name} is missing: {wanted}, so bootstrap takes no default for it")
     flags = {**flags, "provider": _provider(cloud, flags.get("provider", cloud))}
-    options = _check(flags)
+    options = _check(flags, clock)
     _refuse_what_is_lost_on_the_way(said)
     # In a folder that the unit makes, where no other user can have been before.
     flags = {"socket": f"/run/spotguard-run-{flags['run-id']}/run.sock", **flags}
@@ -147,7 +149,7 @@ _AGENTS = (
 )
 
 
-def _check(flags: Mapping[str, str]) -> config.Options:
+def _check(flags: Mapping[str, str], clock: Clock) -> config.Options:
     """As the machine will read them; folders are the machine's own, and not looked for here."""
     if "config" in flags:
         raise UsageError("--config: the machine has a file of its own: give the options themselves")
@@ -155,8 +157,8 @@ def _check(flags: Mapping[str, str]) -> config.Options:
         raise UsageError(
             "--exit-code: by 75 the machine's unit knows that the job is to be started again: leave it out"
         )
-    readers = {"store": store, "stage": _on_the_machine, "socket": _on_the_machine}
-    return config.resolve("run", flags, {}, readers={**readers, "notice-file": _on_the_machine})
+    folders = dict.fromkeys(("stage", "socket", "notice-file"), _on_the_machine)
+    return config.resolve("run", flags, {}, readers={**folders, "store": store, "deadline": _to_come(clock)})
 
 
 def store(origin: str, text: str) -> str:
@@ -168,6 +170,29 @@ def store(origin: str, text: str) -> str:
         )
     check_named(origin, text, {})
     return text
+
+
+def _to_come(clock: Clock) -> Callable[[str, str], deadline.Deadline]:
+    """The reader of a deadline that still lies ahead, at the same instant on every machine."""
+
+    def read(origin: str, text: str) -> deadline.Deadline:
+        said = deadline.read(origin, text)
+        if said.wall is not None and _has_no_zone(text):
+            raise UsageError(
+                f"{origin} {text!r}: each machine would read it in its own zone, which need not be yours: say which, as in "
+                "2026-11-21T18:00+01:00, or Z for UTC"
+            )
+        deadline.DeadlineSource(said, clock)  # refuses what is past
+        return said
+
+    return read
+
+
+def _has_no_zone(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text.strip()).tzinfo is None
+    except ValueError:  # Unix seconds
+        return False
 
 
 def _on_the_machine(origin: str, text: str) -> str:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from spotguard.bootstrap import doubts, plan, policy, user_data
+from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
 
 from .parsers import add_settings, settings_given
@@ -31,6 +32,7 @@ _HELP = {
     "provider": "whose notices to watch: this cloud's (the default), or none",
     "store": "where checkpoints go: s3://bucket/prefix, gs://bucket/prefix, az://container/prefix?account=NAME, or file:///path on a network file system (must be said)",
     "run-id": "the name to resume under (must be said)",
+    "deadline": "when the machine has to end: 2026-11-21T18:00Z or +01:00, Unix seconds; or +3600 or 2h from each start of the job",
     "socket": "where training processes find us (default: in a folder that the unit makes)",
     "stage": "a folder on the machine's own disk: background checkpoints are written there first, and a restart there restores from it",
 }
@@ -122,7 +124,7 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
             f"--startup-script is Google's: images of {arguments.cloud} have cloud-init, which takes what is printed without it"
         )
     wish = plan.Wish(**{name: getattr(arguments, name) for name in _OURS})
-    made = plan.make(arguments.cloud, flags, command, wish)
+    made = plan.make(arguments.cloud, flags, command, wish, SystemClock())
     text = user_data.startup_script(made) if arguments.startup_script else user_data.cloud_config(made)
     for doubt in doubts.doubts(made):
         print(f"spotguard: warning: {doubt}", file=sys.stderr)
