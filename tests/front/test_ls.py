@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from spotguard import cli
+from spotguard.commands.console import short_moment
 from spotguard.commands.ls import _table, lines_of
 from spotguard.hooks.format.codec import encode_manifest
 from spotguard.hooks.format.keys import MARKER, manifest_name
@@ -137,16 +139,63 @@ def test_a_checkpoints_url_lists_that_one(root: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.startswith("no checkpoint 000000030-0001-0000 of run run in file://")
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 200])
-def test_names_are_whole_on_a_terminal_of_any_width(width: int, root: Path) -> None:
-    """What is copied from there must work; columns that matter less go first."""
-    save = Save(run_id="train-737e0bd1", step=20_000)
-    save.write(FileStore(root))
+def table(store: BlobStore, run_id: str, width: int) -> list[str]:
     out = io.StringIO()
-    Console(file=out, width=width).print(_table(lines_of(FileStore(root), save.run_id), width))
-    header, line = out.getvalue().splitlines()
-    assert line.split()[:2] == [">", save.run_id]
-    assert str(save.name) in line
+    Console(file=out, width=width).print(_table(lines_of(store, run_id), width, now=3600.0))
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (55, "run step checkpoint status"),
+        (80, "run step checkpoint saved made for status"),  # the picture of the README
+        (88, "run step checkpoint saved size made for status"),
+        (104, "run step checkpoint saved size ranks made for status"),
+        (200, "run step checkpoint saved size ranks made for status"),
+    ],
+)
+def test_what_matters_less_goes_first_on_a_narrow_terminal(width: int, columns: str, root: Path) -> None:
+    """What is copied from there must work: no name is cut."""
+    save = Save(run_id="train-737e0bd1", step=400_000, kind="emergency")
+    save.write(FileStore(root))
+    header, line = table(FileStore(root), save.run_id, width)
+    assert header.split() == columns.split()
+    assert line.split()[:4] == [">", save.run_id, str(save.step), str(save.name)]
     assert line.rstrip().endswith("whole")
-    assert ("ranks" in header) == (width >= 120)
-    assert ("saved" in header) == (width >= 80)
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_step_is_shown_however_long_a_run_is_called(width: int, root: Path) -> None:
+    """The name goes on in the next line then, and is whole."""
+    save = Save(run_id="x" * 64, step=400_000)
+    save.write(FileStore(root))
+    header, *lines = table(FileStore(root), save.run_id, width)
+    assert header.split() == ["run", "step", "status"]
+    assert " 400000 " in lines[0]
+    assert "whole" in lines[0]
+    assert sum(line.count("x") for line in lines) == 64
+
+
+def test_a_long_reason_folds_and_cuts_no_name(root: Path) -> None:
+    save = Save(run_id="train-737e0bd1", step=400_000)
+    manifest = save.write(FileStore(root))[0]
+    (root / save.prefix / MARKER).unlink()
+    (root / save.prefix / manifest_name(manifest.rank, save.world)).unlink()
+    _, line, *more = table(FileStore(root), save.run_id, 80)
+    assert line.split()[:3] == [save.run_id, str(save.step), str(save.name)]
+    assert "partial: " in line
+    assert more
+
+
+def test_a_short_moment_is_day_and_minute_or_day_and_year() -> None:
+    """As `ls -l` has it: what is long ago needs its year more than its hour."""
+    now = wall("2026-01-20T12:00")
+    assert short_moment(wall("2025-12-02T03:04:05"), now) == "12-02 03:04"
+    assert short_moment(wall("2026-01-20T12:30"), now) == "01-20 12:30"
+    assert short_moment(wall("2025-01-21"), now) == "2025-01-21"
+    assert short_moment(None, now) == "-"
+
+
+def wall(local: str) -> float:
+    return datetime.fromisoformat(local).timestamp()

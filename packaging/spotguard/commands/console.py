@@ -55,3 +55,13 @@ def moment(wall: float | None) -> str:
     if wall is None:
         return "-"
     return datetime.fromtimestamp(wall, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def short_moment(wall: float | None, now: float) -> str:
+    """For where there is little room: day and minute, or day and year of what is long ago."""
+    if wall is None:
+        return "-"
+    # As ls(1) has it, whose half a year is short for a run: within this long no day comes twice.
+    recent = abs(now - wall) < 300 * 86_400
+    at = datetime.fromtimestamp(wall, UTC).astimezone()
+    return at.strftime("%m-%d %H:%M" if recent else "%Y-%m-%d")

@@ -11,10 +11,11 @@ from rich.text import Text
 
 from spotguard.hooks.checkpoints.catalog import Checkpoint, Partial, list_checkpoints
 from spotguard.hooks.format.codec import NewerFormatError
+from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.store import BlobStore
 
-from .console import add_json, amount, console, moment, print_json
+from .console import add_json, amount, console, moment, print_json, short_moment
 from .start import next_start
 from .target import add_target, target
 
@@ -30,8 +31,12 @@ examples:
 
 _COLOURS = {"whole": "green", "partial": "yellow", "damaged": "red", "newer": "yellow"}
 
-#: Columns that a narrow terminal goes without, in this order: a name that is cut is no use, and a checkpoint's has its step.
-_SPARED = ("ranks", "made for", "step", "size", "saved")
+#: Columns that a narrow terminal goes without, in this order, once `saved` is short: a name that is cut is no use, and
+#: where there is no room for a checkpoint's, `--step` says which one is meant.
+_SPARED = ("ranks", "size", "made for", "saved", "checkpoint")
+
+#: Columns at least for a status with its reason, which folds.
+_STATUS = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"no checkpoint{which} in {meant.store.url}")
         return 0
     out = console()
-    out.print(_table(found, out.width))
+    out.print(_table(found, out.width, SystemClock().time()))
     return 0
 
 
@@ -105,7 +110,8 @@ def as_json(line: Line) -> dict[str, object]:
     }
 
 
-def _table(found: list[Line], width: int) -> Table:
+def _table(found: list[Line], width: int, now: float) -> Table:
+    width -= _STATUS if any(line.each.reason for line in found) else len("damaged")
     columns = {
         "": [">" if line.next else "" for line in found],
         "run": [line.each.run_id for line in found],
@@ -116,20 +122,27 @@ def _table(found: list[Line], width: int) -> Table:
         "ranks": ["-" if line.each.world is None else str(line.each.world) for line in found],
         "made for": [_made_for(line.each) for line in found],
     }
+    if _wide(columns) > width:
+        columns["saved"] = [short_moment(line.each.created, now) for line in found]
     for name in _SPARED:
-        wide = sum(2 + max(len(name), *map(len, cells)) for name, cells in columns.items())
-        if wide + len("damaged") > width:
+        if _wide(columns) > width:
             del columns[name]
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in columns:
         justify: Literal["left", "right"] = "right" if name in ("step", "size", "ranks") else "left"
-        table.add_column(name, justify=justify, no_wrap=True)
+        # A run's name may be wider than any terminal: it goes on in the next line then, and pushes nothing out.
+        folds = name == "run" and _wide(columns) > width
+        table.add_column(name, justify=justify, no_wrap=not folds, overflow="fold")
     table.add_column("status", overflow="fold")
     for line, *cells in zip(found, *columns.values(), strict=True):
         each = line.each
         status = each.status + (f": {each.reason}" if each.reason else "")
         table.add_row(*cells, Text(status, style=_COLOURS[each.status]))
     return table
+
+
+def _wide(columns: dict[str, list[str]]) -> int:
+    return sum(2 + max(len(name), *map(len, cells)) for name, cells in columns.items())
 
 
 def _made_for(each: Checkpoint) -> str:
