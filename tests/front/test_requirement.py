@@ -36,6 +36,9 @@ def test_a_release_is_pinned_and_a_development_version_has_none() -> None:
         (f"spotguard @ {URL}", f"spotguard[s3] @ {URL}"),
         (f"spotguard[torch]@{URL}", f"spotguard[torch,s3] @ {URL}"),
         ("git+https://example.org/spotguard@v0.1.0", "spotguard[s3] @ git+https://example.org/spotguard@v0.1.0"),
+        ("https://example.org/spotguard-0.1.0.tar.gz", "spotguard[s3] @ https://example.org/spotguard-0.1.0.tar.gz"),
+        ("http://example.org/archive/main.ZIP?x=1", "spotguard[s3] @ http://example.org/archive/main.ZIP?x=1"),
+        ("file:///srv/spotguard", "spotguard[s3] @ file:///srv/spotguard"),
         (f"/srv/{WHEEL}", f"/srv/{WHEEL}[s3]"),
         (f"/srv/{WHEEL}[torch]", f"/srv/{WHEEL}[torch,s3]"),
         ("/srv/spotguard", "/srv/spotguard[s3]"),
@@ -72,6 +75,14 @@ def test_a_folder_needs_no_extra() -> None:
         ("https://example.org/a b.whl", "expected a whole URL"),
         ("https://example.org/latest.whl", "by its whole name only"),
         ("/srv/torch-2.6.0-py3-none-any.whl", "by its whole name only"),
+        (f"s3://wheels/{WHEEL}", "pip fetches nothing from s3://"),
+        (f"ftp://example.org/{WHEEL}", "pip fetches nothing from ftp://"),
+        (f"spotguard @ gs://wheels/{WHEEL}", "pip fetches nothing from gs://"),
+        ("https://example.org/spotguard", "is no file that pip installs"),
+        ("https://example.org/", "is no file that pip installs"),
+        (f"https://example.org/?file={WHEEL}", "is no file that pip installs"),
+        (f"https://example.org/{WHEEL}/", "is no file that pip installs"),
+        ("https://example.org/acme/spotguard/tree/v0.1.0", "is no file that pip installs"),
     ],
 )
 def test_what_the_machine_could_not_install_is_refused(said: str, why: str) -> None:
@@ -93,9 +104,24 @@ def test_other_packages_are_requirements_too() -> None:
         "numpy",
         "/srv/mine-1-py3-none-any.whl",
         "https://example.org/x-1-py3-none-any.whl",
+        "x @ https://example.org/x-1-py3-none-any.whl",
+        "x @ https://example.org/x.zip ; python_version > '3'",
+        "git+https://example.org/x@v1",
+        "x[extra] @ git+ssh://git@example.org/x",
     ]
     assert requirement.others(said) == [text.strip() for text in said]
-    for bad in ("", "./mine", "-r requirements.txt", "torch numpy", "mine.whl"):
+    for bad in (
+        "",
+        "./mine",
+        "-r requirements.txt",
+        "torch numpy",
+        "mine.whl",
+        "s3://b/x-1-py3-none-any.whl",
+        "x @ s3://b/x.tar.gz",
+        "https://example.org/x",
+        "x @ ./x.whl",
+        "https://",
+    ):
         with pytest.raises(UsageError, match="--with"):
             requirement.others([bad])
 

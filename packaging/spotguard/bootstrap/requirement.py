@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import spotguard
 from spotguard.providers.errors import UsageError
@@ -20,9 +20,18 @@ _EXAMPLE = "https://wheels.example.org/spotguard-0.1.0-py3-none-any.whl"
 _NAMED = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]*)\s*(?:\[(?P<extras>[\w\s,.-]*)\])?\s*(?P<rest>@.*|[=<>!~(].*|;.*)?"
 )
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _PATH_WITH_EXTRAS = re.compile(r"(?P<path>/.*?)(?:\[(?P<extras>[\w\s,.-]*)\])?")
 #: PEP 427: by its file name pip knows what a wheel holds.
 _WHEEL = re.compile(r"spotguard-[^-/]+(?:-[0-9][^-/]*)?-[^-/]+-[^-/]+-[^-/]+\.whl", re.IGNORECASE)
+
+#: What pip fetches by itself; and from repositories (`git+https`), whose URLs end as they like.
+_FETCHED = ("https", "http", "file")
+_REPOSITORY = re.compile(r"(?:git|hg|svn|bzr)\+[a-z-]+")
+#: What pip installs from ("ARCHIVE_EXTENSIONS" of its filetypes).
+_INSTALLED = (
+    ".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz", ".tar.xz", ".txz", ".tlz", ".tar.lz", ".tar.lzma",
+)  # fmt: skip
 
 
 def package(
@@ -52,14 +61,14 @@ def package(
         assert found is not None
         _check_wheel(said, found["path"])
         return f"{found['path']}{_extras(found['extras'], needed)}"
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", text):
-        return f"spotguard{_extras(None, needed)} @ {_url(said, text)}"
+    if _URL.match(text):
+        return f"spotguard{_extras(None, needed)} @ {_of_spotguard(said, text)}"
     named = _named("--package", said)
     if re.sub(r"[-_.]+", "-", named["name"].lower()) != "spotguard":
         raise UsageError(f"--package {said!r}: expected spotguard itself; --with names other packages")
     rest = (named["rest"] or "").strip()
     if rest.startswith("@"):
-        rest = f" @ {_url(said, rest[1:].strip())}"
+        rest = f" @ {_of_spotguard(said, rest[1:].strip())}"
     return f"{named['name']}{_extras(named['extras'], needed)}{rest}"
 
 
@@ -70,8 +79,12 @@ def others(said: list[str]) -> list[str]:
         UsageError: one is no requirement that the machine can fulfil.
     """
     for text in said:
-        if not re.match(r"/|[a-z][a-z0-9+.-]*://[^\s]+$", text):
-            _named("--with", text)
+        if _URL.match(text.strip()):
+            _url("--with", text, text.strip())
+        elif not text.startswith("/"):
+            rest = _named("--with", text)["rest"] or ""
+            if rest.startswith("@"):
+                _url("--with", text, re.split(r"\s+;", rest[1:].strip())[0])  # a marker behind it
     return [text.strip() for text in said]
 
 
@@ -98,14 +111,28 @@ def _named(flag: str, said: str) -> re.Match[str]:
     return found
 
 
-def _url(said: str, url: str) -> str:
+def _of_spotguard(said: str, url: str) -> str:
+    _check_wheel(said, unquote(_url("--package", said, url).path))
+    return url
+
+
+def _url(flag: str, said: str, url: str) -> SplitResult:
     parts = urlsplit(url)
     if not (parts.netloc or (parts.scheme == "file" and parts.path.startswith("/"))) or re.search(r"\s", url):
         raise UsageError(
-            f"--package {said!r}: expected a whole URL, the same on every machine, as in {_EXAMPLE}"
+            f"{flag} {said!r}: expected a whole URL, the same on every machine, as in {_EXAMPLE}"
         )
-    _check_wheel(said, unquote(parts.path))
-    return url
+    if parts.scheme not in _FETCHED and not _REPOSITORY.fullmatch(parts.scheme):
+        raise UsageError(
+            f"{flag} {said!r}: pip fetches nothing from {parts.scheme}://: have the image hold it, or give it a URL of https, as in {_EXAMPLE}"
+        )
+    # A file:// may be a folder. What a server has under another name may be anything, and is most often a page.
+    if parts.scheme in ("https", "http") and not unquote(parts.path).lower().endswith(_INSTALLED):
+        raise UsageError(
+            f"{flag} {said!r}: at its end is no file that pip installs: name a wheel or an archive itself, as in {_EXAMPLE}, or a repository as "
+            "in git+https://…"
+        )
+    return parts
 
 
 def _check_wheel(said: str, path: str) -> None:
