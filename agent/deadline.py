@@ -90,8 +90,12 @@ class DeadlineSource:
         left = said.after if said.wall is None else said.wall - clock.time()
         assert left is not None
         if left <= 0:
-            hint = "; for seconds from now say +" + said.text.strip() if said.text.strip().isdigit() else ""
-            refuse(said.origin, said.text, f"a time to come: this one was {span(-left)} ago{hint}")
+            way = (
+                "for seconds from now say +" + said.text.strip()
+                if said.text.strip().isdigit()
+                else "say a later one"
+            )
+            refuse(said.origin, said.text, f"a time to come: this one was {span(-left)} ago; {way}")
         if left > _LONGEST:
             refuse(
                 said.origin, said.text, "a time within ten years: Unix time is in seconds, not milliseconds"

@@ -27,7 +27,7 @@ from .loop import Agent, Watches
 from .relay import Relay
 from .server import Server
 from .signals import Signals
-from .sockets import SERVICE_SOCKET, default_socket, is_socket
+from .sockets import SERVICE_SOCKET, is_socket, path_of
 from .status import Facts
 from .supervisor import Supervisor
 from .watcher import Watcher
@@ -59,9 +59,7 @@ def run(options: Options, command: Sequence[str], *, service_socket: Path = SERV
         exit_code=options.exit_code,
         acknowledge=options.acknowledge,
     )
-    path = (
-        Path(options.socket) if options.socket else default_socket(options.run_id, os.environ, os.geteuid())
-    )
+    path = path_of(options.socket, options.run_id, os.environ, os.geteuid())
     return _serve(options, policy, path, command, service_socket)
 
 

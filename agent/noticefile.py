@@ -177,7 +177,7 @@ def _check_folder(path: Path) -> None:
             found = at.stat()
         except OSError as error:
             raise UsageError(
-                f"--notice-file {path}: expected a path in a folder that is there: {at}: {error.strerror}"
+                f"--notice-file {path}: expected a path in a folder that is there: {at}: {error.strerror}; make it first"
             ) from error
         theirs = found.st_uid not in (0, os.geteuid())
         # A group's number that is its owner's is that user's own group, as most distributions make one for each.

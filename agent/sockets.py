@@ -44,6 +44,18 @@ def default_socket(run_id: str, env: Mapping[str, str], uid: int) -> Path:
     return runtime_folder(env, uid) / f"{run_id}.sock"
 
 
+def path_of(said: str | None, run_id: str, env: Mapping[str, str], uid: int) -> Path:
+    """Where a run listens: at what was said, else by its id."""
+    return Path(said) if said else default_socket(run_id, env, uid)
+
+
+def lives_there(folder: Path, env: Mapping[str, str], uid: int) -> bool:
+    """Whether a folder of sockets is made where it is missing: in the system's or the user's own runtime folder, which a
+    boot or a logout empties. Anywhere else a missing one is a slip of the pen, and what would be made is litter."""
+    default = runtime_folder(env, uid)
+    return folder == default or bool({Path("/run"), default.parent} - {Path("/tmp")} & {*folder.parents})
+
+
 def is_socket(path: Path) -> bool:
     """Whether a socket lies there.
 
@@ -83,19 +95,13 @@ class Listener:
 
 
 def listen(path: Path, *, service: bool = False) -> Listener:
-    """Listen at `path`, with its folder made where it is missing.
+    """Listen at `path`, with its folder made where it is missing and `lives_there`.
 
     Raises:
-        UsageError: the path is too long, its folder is not safe, something else is there, or another agent
+        UsageError: the path is too long, its folder is not there or not safe, something else is there, or another agent
             answers there.
     """
-    path = path.absolute()
-    size = len(os.fsencode(path))
-    if size > LONGEST:
-        raise UsageError(
-            f"socket path {path} has {size} bytes and a Unix socket's holds {LONGEST}: "
-            "use a shorter --run-id, or --socket with a shorter path"
-        )
+    path = _short(path)
     folder = _fenced(path.parent, service)
     lock = _lock(path)
     try:
@@ -105,16 +111,48 @@ def listen(path: Path, *, service: bool = False) -> Listener:
         raise
 
 
+def check(path: Path) -> None:
+    """Refuse what `listen` would refuse of the path, and of its folder where that is there; nothing is made."""
+    folder = _short(path).parent
+    try:
+        _private(folder, os.lstat(folder))
+    except FileNotFoundError:  # it will be made
+        return
+    except OSError as error:
+        raise _no_folder(folder, error) from error
+
+
+def _short(path: Path) -> Path:
+    path = path.absolute()
+    size = len(os.fsencode(path))
+    if size > LONGEST:
+        raise UsageError(
+            f"socket path {path} has {size} bytes and a Unix socket's holds {LONGEST}: "
+            "use a shorter --run-id, or --socket with a shorter path"
+        )
+    return path
+
+
 def _fenced(folder: Path, service: bool) -> os.stat_result:
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-            if service:
-                folder.chmod(0o750)  # whatever the umask: the group is meant
+        if lives_there(folder, os.environ, os.geteuid()):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+                if service:
+                    folder.chmod(0o750)  # whatever the umask: the group is meant
         info = os.lstat(folder)
     except OSError as error:
-        raise UsageError(f"socket folder {folder}: {error.strerror}; choose another with --socket") from error
+        raise _no_folder(folder, error) from error
+    _private(folder, info)
+    return info
+
+
+def _no_folder(folder: Path, error: OSError) -> UsageError:
+    return UsageError(f"socket folder {folder}: {error.strerror}; choose another with --socket")
+
+
+def _private(folder: Path, info: os.stat_result) -> None:
     if not stat.S_ISDIR(info.st_mode):
         raise UsageError(f"socket folder {folder} is a link or a file: name a real folder with --socket")
     if info.st_uid != os.geteuid():
@@ -127,7 +165,6 @@ def _fenced(folder: Path, service: bool) -> os.stat_result:
             f"socket folder {folder} has mode {stat.S_IMODE(info.st_mode):04o}, so others could replace the "
             f"socket: chmod go-w {folder}, or choose another with --socket"
         )
-    return info
 
 
 def _lock(path: Path) -> int:

@@ -8,6 +8,7 @@ connect here, and the agent's threads and memory are for notices.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 from contextlib import suppress
@@ -39,8 +40,9 @@ class Endpoint:
         try:
             self._listening = socket.create_server((HOST, port), backlog=_WAITING)
         except OSError as error:
+            why = os.strerror(error.errno or 0)  # its own words name the address once more
             raise UsageError(
-                f"--metrics-port {port}: cannot listen at {HOST}:{port}: {error.strerror}. Give another port: each run and each agent "
+                f"--metrics-port {port}: cannot listen at {HOST}:{port}: {why}; give another port: each run and each agent "
                 "of a machine needs one of its own"
             ) from error
         self.url = f"http://{HOST}:{self._listening.getsockname()[1]}/metrics"

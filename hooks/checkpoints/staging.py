@@ -27,7 +27,7 @@ from .retention import Pruning, plan_pruning
 log = logging.getLogger("spotguard")
 
 #: File systems that are memory: they count as the host's, and end with the machine's restart.
-_MEMORY = ("tmpfs", "ramfs")
+MEMORY = ("tmpfs", "ramfs")
 _MOUNTS = Path("/proc/self/mounts")
 
 
@@ -50,19 +50,15 @@ class Stage:
 
     def __init__(self, folder: Path, run_id: str, nbytes: int = 0) -> None:
         self.folder = folder
-        self.files = FileStore(folder)
+        self.files = usable(folder, run_id)
         self.run_id = run_id
         #: Why nothing is staged any more; "" while it is.
         self.off = ""
-        try:
-            probe(self.files, run_id)
-        except StoreError as error:
-            raise UsageError(f"--stage {folder} (SPOTGUARD_STAGE) cannot be used: {error}") from error
         self._look(nbytes)
 
     def _look(self, nbytes: int) -> None:
         """Warn of a folder that will not do."""
-        if (kind := file_system(self.folder)) in _MEMORY:
+        if (kind := file_system(self.folder)) in MEMORY:
             log.warning(
                 "--stage %s lies in memory (%s): each checkpoint there takes host memory; name a folder on a disk",
                 self.folder,
@@ -165,6 +161,20 @@ class Stage:
 def newest_first(staged: Iterator[Staged], stored: Iterator[Whole]) -> Iterator[Whole]:
     """Both by age; of one that is in both places the staged one first, for a disk is nearer."""
     return heapq.merge(staged, stored, key=lambda whole: whole.name, reverse=True)
+
+
+def usable(folder: Path, run_id: str) -> FileStore:
+    """The folder as a store, which is made, and tried.
+
+    Raises:
+        UsageError: nothing can be written there.
+    """
+    files = FileStore(folder)
+    try:
+        probe(files, run_id)
+    except StoreError as error:
+        raise UsageError(f"--stage {folder} (SPOTGUARD_STAGE) cannot be used: {error}") from error
+    return files
 
 
 def file_system(folder: Path, mounts: Path = _MOUNTS) -> str:

@@ -85,13 +85,13 @@ def test_there_is_nothing_else_at_it(opened: Callable[..., Endpoint]) -> None:
 def test_a_port_that_is_taken_is_named_with_the_way_out(opened: Callable[..., Endpoint]) -> None:
     endpoint = opened()
     port = int(endpoint.url.rpartition(":")[2].partition("/")[0])
-    with pytest.raises(UsageError, match=rf"--metrics-port {port}: cannot listen .* Give another port"):
+    with pytest.raises(UsageError, match=rf"--metrics-port {port}: cannot listen .*; give another port"):
         opening.endpoint(port, nothing)
 
 
 def test_without_prometheus_s_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(UsageError, match=r"pip install 'spotguard\[metrics\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'prometheus-client>=[0-9.]+' \(spotguard's extra metrics\)"):
         opening.endpoint(0, nothing)
 
 

@@ -21,7 +21,7 @@ from tests.fixtures_servers import FaultsBefore
 from tests.servers.faultplan import Fault as WireFault
 from tests.servers.moto import Moto
 
-ORDER = ["cloud", "agent", "window", "store", "disk", "credentials", "clock"]
+ORDER = ["cloud", "agent", "start", "window", "store", "disk", "credentials", "clock"]
 RIGHTS = ["put", "create", "get", "list", "delete"]
 
 
@@ -166,6 +166,14 @@ def test_it_hears_the_words_of_run(
     assert (said["window"]["warning_seconds"], said["window"]["budget_seconds"]) == (60.0, 50.0)
     assert said["store"]["url"] == (here / "there").as_uri()
     assert [path.name for path in here.iterdir()] == ["spot.toml"]
+
+
+def test_a_word_that_is_no_program_is_told_about(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Behind the options it is a command, as `run` takes it; behind `--` a cloud's name is one too."""
+    assert cli.main(["doctor", "--provider", "none", "train.py"]) == 1
+    assert "  FAILS    start        command not found: 'train.py'" in capsys.readouterr().out
+    assert cli.main(["doctor", "--provider", "none", "--", "azure"]) == 1
+    assert "  FAILS    start        command not found: 'azure'" in capsys.readouterr().out
 
 
 def test_a_sigterm_leaves_nothing_either(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     options, run_id = _options(arguments, command)
     warn_of_unknown_variables()
-    who = Patient(options, run_id, SystemClock(), os.environ, os.geteuid(), pace=PACE)
+    who = Patient(options, run_id, SystemClock(), os.environ, os.geteuid(), command, pace=PACE)
     out = None if arguments.json else console()
     found: list[Finding] = []
     # Closed before anything else ends: what was put into the store is removed then.

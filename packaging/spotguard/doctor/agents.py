@@ -32,6 +32,8 @@ class Agents:
     findings: tuple[Finding, ...]
     #: Every training process that is registered here, as `status --json` shows it; each once.
     sessions: tuple[Mapping[str, Any], ...]
+    #: The run ids of those that are meant and whose agents answer.
+    running: tuple[str, ...] = ()
     #: The machine's service sees, and a run with these options lets it look.
     sees: bool = False
 
@@ -67,7 +69,10 @@ def ask(
         )
     relayed = options.provider != "none" and not options.metadata_endpoint  # as `agent.entry` decides
     return Agents(
-        tuple(findings), _sessions(bodies, run_id), relayed and service in asked and _sees(asked[service])
+        tuple(findings),
+        _sessions(bodies, run_id),
+        tuple(str(body["run_id"]) for body in bodies if "error" not in body and not body["service"]),
+        relayed and service in asked and _sees(asked[service]),
     )
 
 

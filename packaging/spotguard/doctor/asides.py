@@ -12,15 +12,17 @@ from typing import Generic, TypeVar
 from spotguard.providers.clock import Clock
 
 T = TypeVar("T")
+#: An answer is only given: who takes any takes this one.
+T_co = TypeVar("T_co", covariant=True)
 
 
-class Aside(Generic[T]):
+class Aside(Generic[T_co]):
     """One question on its way."""
 
-    def __init__(self, ask: Callable[[], T], name: str) -> None:
+    def __init__(self, ask: Callable[[], T_co], name: str) -> None:
         self._ask = ask
         self._ended = threading.Event()
-        self._value: T | None = None
+        self._value: T_co | None = None
         self.error: BaseException | None = None
         threading.Thread(target=self._run, name=f"spotguard-doctor-{name}", daemon=True).start()
 
@@ -28,7 +30,7 @@ class Aside(Generic[T]):
         """Wait for the answer until then (monotonic seconds); whether it is there."""
         return clock.wait(self._ended, until - clock.monotonic())
 
-    def value(self) -> T:
+    def value(self) -> T_co:
         """The answer, once it has ended; what was raised is raised here."""
         if self.error is not None:
             raise self.error

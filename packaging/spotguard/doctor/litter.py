@@ -44,13 +44,13 @@ class Litter:
 
     def note(self, key: str) -> str:
         """Before it is put."""
-        self._look_once()
+        self.look_once()
         with self._lock:
             self._keys.append(key)
         return key
 
-    def _look_once(self) -> None:
-        """Which folders are ours. A cloud's store has none."""
+    def look_once(self) -> None:
+        """Which folders will be ours: before the first is made. A cloud's store has none."""
         if self._made is None:
             self._made = []
             if urlsplit(self._store.url).scheme != "file":

@@ -22,7 +22,21 @@ from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore
 from spotguard.providers.stores.urls import shown
 
-from . import agents, clocks, cloud, disk, disk_rate, identity, job, rate, store, verdict, window
+from . import (
+    agents,
+    clocks,
+    cloud,
+    disk,
+    disk_rate,
+    identity,
+    job,
+    rate,
+    stage,
+    start,
+    store,
+    verdict,
+    window,
+)
 from .findings import Finding, State, fails, parted, warning
 from .litter import Litter
 
@@ -40,6 +54,8 @@ class Patient:
     clock: Clock
     env: Mapping[str, str]
     uid: int
+    #: What `run` would start; empty where none was given.
+    command: Sequence[str] = ()
     #: Where the firmware's words lie, and the machine's service listens.
     root: Path = Path("/")
     service: Path = SERVICE_SOCKET
@@ -57,19 +73,23 @@ def visit(who: Patient) -> Generator[Finding, None, None]:
     here = agents.ask(options, who.env, who.uid, run_id=who.run_id, service=who.service)
     yield from map(agents.instead, sight.findings) if here.sees else sight.findings
     yield from here.findings
+    yield from start.look(options, who.command, here.running, who.env, who.uid, clock)
     left = window.count_on(sight.cloud, options.window, sight.window, options.reserve)
     yield left.finding
     saving = job.savers(here.sessions)
     nbytes = job.nbytes(saving) if saving else None
     url = _url(options, saving)
-    measured, put_seconds = yield from _store(who, url, sight.cloud, saving, nbytes or 0)
+    run_id = who.run_id or (str(saving[0]["run_id"]) if saving else _NO_RUN)
+    measured, put_seconds = yield from _store(who, url, sight.cloud, run_id, nbytes or 0)
+    if options.stage:
+        yield from stage.look(Path(options.stage), run_id, nbytes or 0, clock)
     yield from job.look(here.sessions, url)
     own = job.own_seconds(saving)
     yield verdict.judge(left, nbytes, measured, put_seconds, options, sight.cloud, own)
 
 
 def _store(
-    who: Patient, url: str, cloud_name: str, saving: Sequence[job.Session], nbytes: int
+    who: Patient, url: str, cloud_name: str, run_id: str, nbytes: int
 ) -> Generator[Finding, None, tuple[rate.Measured | None, float]]:
     """What is found of the store; returns the rate, where one could be measured, and what a small put takes."""
     folder = urlsplit(url).scheme == "file"
@@ -80,7 +100,6 @@ def _store(
         found, advice = parted(error)
         yield fails("store", found, advice, url=shown(url))
         return None, 0.0
-    run_id = who.run_id or (str(saving[0]["run_id"]) if saving else _NO_RUN)
     litter = Litter(opened, who.clock)
     measured, put_seconds = None, 0.0
     with litter, litter:  # twice: the one interruption may come at the very begin of the first clearing

@@ -1,0 +1,81 @@
+"""What a `run` would refuse before it starts its command, for who asks beforehand (`spotguard doctor`).
+
+Each thing is made by the code that `entry` calls, and let go of at once: neither can take what the other refuses, nor
+say it in other words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..providers.clock import Clock
+from ..providers.errors import SpotguardError
+from . import local, sockets
+from .executable import CommandError, find
+
+if TYPE_CHECKING:
+    from .config import Options
+    from .metrics.reading import Reading
+
+
+def refusals(
+    options: Options,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    uid: int,
+    clock: Clock,
+    *,
+    started: bool = False,
+) -> Iterator[SpotguardError]:
+    """Every refusal, in the order in which `run` would meet them; none where it would start.
+
+    Args:
+        command: empty: none is looked for.
+        started: this run has the port of its metrics already.
+    """
+
+    def deadline() -> None:
+        _close(replace(options, notice_file=None), clock)
+
+    def notice_file() -> None:
+        _close(replace(options, deadline=None), clock)
+
+    def socket() -> None:
+        if options.socket or options.run_id:
+            sockets.check(sockets.path_of(options.socket, options.run_id, env, uid))
+
+    def metrics() -> None:
+        if options.metrics_port is not None and not started:
+            from .metrics import opening
+
+            opening.endpoint(options.metrics_port, _unread).close()
+
+    def program() -> None:
+        if command:
+            find(command[0], env)
+
+    asked: Sequence[Callable[[], None]] = (deadline, notice_file, socket, metrics, program)
+    for one in asked:
+        try:
+            one()
+        except SpotguardError as error:
+            yield error
+
+
+def found_at(command: Sequence[str], env: Mapping[str, str]) -> str | None:
+    """The program of the command; None where it has none that could be started."""
+    try:
+        return find(command[0], env) if command else None
+    except CommandError:  # `refusals` says why
+        return None
+
+
+def _unread() -> Reading:
+    raise AssertionError("nobody scrapes an endpoint that has not been started")
+
+
+def _close(options: Options, clock: Clock) -> None:
+    for source in local.make(options, clock):
+        source.close()

@@ -1,0 +1,67 @@
+"""Whether `spotguard run` would start with the words that were given, by what `run` itself asks (`agent.refusals`)."""
+
+from __future__ import annotations
+
+import http.client
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from spotguard.agent.config import Options
+from spotguard.agent.refusals import found_at, refusals
+from spotguard.providers.clock import Clock
+
+from .asides import within
+from .findings import Finding, fails, ok, parted
+
+#: Seconds for the answer of who has the port; and bytes of it that are read.
+_ANSWERS, _MOST = 2.0, 64 * 1024
+_WHOSE = re.compile(r'^spotguard_agent_info\{[^}]*\brun_id="([^"]+)"', re.MULTILINE)
+
+
+def look(
+    options: Options,
+    command: Sequence[str],
+    running: Sequence[str],
+    env: Mapping[str, str],
+    uid: int,
+    clock: Clock,
+) -> Iterator[Finding]:
+    """A line for each thing that would be refused, all at once.
+
+    Args:
+        command: that was given; empty where none was.
+        running: the run ids of those that are meant and run here.
+    """
+    facts: dict[str, Any] = {"program": found_at(command, env)}
+    # Who asks beside the job says the job's own words: its port is taken, by itself.
+    port = options.metrics_port
+    started = port is not None and _whose(port, clock) in running
+    refused = False
+    for error in refusals(options, command, env, uid, clock, started=started):
+        refused = True
+        found, advice = parted(error)
+        if not advice:  # of a line without a semicolon it is what follows the last colon
+            found, _, advice = found.rpartition(": ")
+        yield fails("start", found, advice, **facts)
+    if not refused:
+        program = f"; {command[0]} is {facts['program']}" if command else ""
+        yield ok("start", f"`run` takes these options{program}", **facts)
+
+
+def _whose(port: int, clock: Clock) -> str | None:
+    """The run whose metrics are read at this port; None where nobody answers, or somebody else does."""
+
+    def ask() -> str:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWERS)
+        try:
+            connection.request("GET", "/metrics?name[]=spotguard_agent_info")
+            return connection.getresponse().read(_MOST).decode(errors="replace")
+        finally:
+            connection.close()
+
+    try:
+        said = _WHOSE.search(within(_ANSWERS, clock, ask, "port"))
+    except (OSError, http.client.HTTPException):  # TimeoutError too: what does not speak HTTP is no agent's
+        return None
+    return None if said is None else said[1]
