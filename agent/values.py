@@ -19,6 +19,8 @@ from ..providers.names import RUN_ID, is_run_id
 _YES = ("true", "yes", "on", "1")
 _NO = ("false", "no", "off", "0")
 
+PROVIDERS = ("auto", "aws", "azure", "gcp", "none")
+
 #: A week in seconds: nobody means more, and the system's own waits overflow far above it.
 _LONGEST = 7 * 24 * 3600
 
@@ -96,7 +98,7 @@ def one_of(*words: str) -> Callable[[str, str], str]:
 
 
 def provider(origin: str, text: str) -> str:
-    return one_of("auto", "aws", "azure", "gcp", "none")(origin, text)
+    return one_of(*PROVIDERS)(origin, text)
 
 
 def endpoint(origin: str, text: str) -> str:

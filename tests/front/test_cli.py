@@ -91,6 +91,16 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--config", "/no/such.toml", "true"], "--config '/no/such.toml': expected a file"),
         (["agent", "--keep", "3"], "unknown flag '--keep'"),
         (["agent", "now"], "unknown word 'now': see spotguard agent --help"),
+        # What is meant by a bare word, or by another tool's flag.
+        (["agent", "aws"], "unknown word 'aws': did you mean --provider aws?"),
+        (["doctor", "aws"], "unknown word 'aws': did you mean --provider aws?"),
+        (["doctor", "--json", "gcp", "--window", "30"], "unknown word 'gcp': did you mean --provider gcp?"),
+        (
+            ["doctor", "s3://b/x?region=r"],
+            "unknown word 's3://b/x?region=r': did you mean --store s3://b/x?region=r?",
+        ),
+        (["doctor", "--cloud", "aws"], "unknown flag '--cloud': did you mean --provider?"),
+        (["status", "aws"], "unknown word 'aws': see spotguard status --help"),
         (["drill", "--window", "0"], "--window '0': expected seconds above 0"),
         (["run", "--window", "1e11", "true"], "expected seconds from 0 up to 604800 (a week)"),
         (["drill", "--window", "1e11"], "expected seconds from 0 up to 604800 (a week)"),

@@ -19,9 +19,10 @@ from spotguard.doctor.rate import Pace
 from spotguard.doctor.visit import Patient, visit
 from spotguard.providers.clock import SystemClock
 
+from . import run as guarding
 from .console import add_json, console, print_json
-from .parsers import add_settings, settings_given
-from .run import options_for, split, warn_of_unknown_variables
+from .parsers import add_settings, flag_of, settings_given
+from .run import options_for, warn_of_unknown_variables
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "add_arguments", "run", "split"]
 
@@ -45,6 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "spotguard doctor [options] [-- COMMAND...]"
     add_settings(parser, "run")
     add_json(parser)
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """As `run` does, where a word behind the options is the command. But who says `doctor aws` means a cloud, and no program
+    of that name: it is left to the parser, which refuses it."""
+    ours, command = guarding.split(words)
+    separated = words[len(ours) : len(ours) + 1] == ["--"]
+    if command and not separated and flag_of(command[0]):
+        return [*ours, *command], []
+    return ours, command
 
 
 def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:

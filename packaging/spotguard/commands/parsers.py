@@ -7,7 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from spotguard.agent.config import Setting, did_you_mean, settings_of
+from spotguard.agent.values import PROVIDERS
 from spotguard.providers.errors import UsageError
+
+#: What other tools call ours, and no spelling is near to.
+_ELSEWHERE = {"--cloud": "--provider"}
+
+
+def flag_of(word: str) -> str:
+    """The flag that a bare word lacks, where its looks say so: a cloud's name, a store's URL. "" of any other."""
+    if word in PROVIDERS:
+        return "--provider"
+    return "--store" if "://" in word else ""
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,11 +34,24 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            word = unknown[0].partition("=")[0]
-            kind = "flag" if word.startswith("-") else "word"
-            near = did_you_mean(word, self._known_flags()) if kind == "flag" else ""
+            word = unknown[0]
+            if word.startswith("-"):
+                kind, word = "flag", word.partition("=")[0]
+                near = self._flag_near(word)
+            else:
+                kind, near = "word", self._flag_for(word)
             raise UsageError(f"unknown {kind} {word!r}: {near or f'see {self.prog} --help'}")
         return found
+
+    def _flag_near(self, word: str) -> str:
+        known = self._known_flags()
+        if (ours := _ELSEWHERE.get(word)) in known:
+            return f"did you mean {ours}?"
+        return did_you_mean(word, known)
+
+    def _flag_for(self, word: str) -> str:
+        flag = flag_of(word)
+        return f"did you mean {flag} {word}?" if flag in self._known_flags() else ""
 
     def _known_flags(self) -> list[str]:
         flags = [flag for action in self._actions for flag in action.option_strings]
