@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..providers.health import Health
+
 
 class LookCount:
     """Of one agent, from its start on. Numbers only grow, also where one watcher follows another."""
 
     def __init__(self) -> None:
-        #: By source and reason; "": it saw.
-        self._ended: dict[tuple[str, str], int] = {}
+        #: By source, reason and HTTP status; "" and "": it saw.
+        self._ended: dict[tuple[str, str, str], int] = {}
 
-    def ended(self, source: str, reason: str) -> None:
+    def ended(self, source: str, health: Health) -> None:
         """A look came to its end. On the thread that looked."""
-        key = (source, reason)
+        failed = not health.seeing
+        key = (source, health.reason if failed else "", str(health.code) if failed and health.code else "")
         self._ended[key] = self._ended.get(key, 0) + 1
 
     @property
-    def totals(self) -> Mapping[tuple[str, str], int]:
-        """As they stand: looks by source and reason, "" for those that saw. Any thread."""
+    def totals(self) -> Mapping[tuple[str, str, str], int]:
+        """As they stand: looks by source, reason and HTTP status, "" and "" for those that saw. Any thread."""
         return self._ended.copy()

@@ -125,7 +125,7 @@ class Watcher:
         """`unseen` are the seconds for which nobody had looked, and seen, when this look began."""
         now = self._clock.monotonic()
         self._looks.ended(now, max(self._source.interval, LONGEST_WAIT))
-        self._count.ended(self._source.name, "" if sighting.health.seeing else sighting.health.reason)
+        self._count.ended(self._source.name, sighting.health)
         self._failures = 0 if sighting.health.seeing else self._failures + 1
         if sighting.health.seeing:
             self._saw_at = now

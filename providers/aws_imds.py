@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from .clock import Clock
 from .errors import UsageError
 from .health import Health, blind, wrong_server
-from .metadata import Answer, Failure, MetadataClient, no_answer, parse_endpoint, server_named
+from .metadata import Answer, Failure, MetadataClient, coded, no_answer, parse_endpoint, server_named
 
 ENDPOINTS = {"IPv4": "http://169.254.169.254", "IPv6": "http://[fd00:ec2::254]"}
 
@@ -124,11 +124,12 @@ class Imds:
         if isinstance(answer, Health):
             return answer
         if answer.status == 404:
-            return blind("missing-key", f"{what}: 404{_signed(answer)}", _MISSING)
+            return coded(blind("missing-key", f"{what}: 404{_signed(answer)}", _MISSING), answer)
         if answer.status != 200:
             return self._judge(what, answer)
         if not _INSTANCE_ID.fullmatch(answer.body.strip()):
-            return wrong_server(f"{what}: 200, and what came is no id{_signed(answer)}", _WRONG_SERVER)
+            stranger = wrong_server(f"{what}: 200, and what came is no id{_signed(answer)}", _WRONG_SERVER)
+            return coded(stranger, answer)
         self._proved = True
         return None
 
@@ -173,7 +174,8 @@ class Imds:
         if answer.status != 200:
             return self._judge(what, answer)
         if not _TOKEN.fullmatch(answer.body):
-            return wrong_server(f"{what}: 200, and what came is no token{_signed(answer)}", _WRONG_SERVER)
+            stranger = wrong_server(f"{what}: 200, and what came is no token{_signed(answer)}", _WRONG_SERVER)
+            return coded(stranger, answer)
         self._token, self._proved = answer.body.decode(), False
         now = self._clock.monotonic()
         ttl = _seconds(answer.headers.get(TTL_HEADER, ""))
@@ -201,6 +203,9 @@ class Imds:
 
     def _judge(self, what: str, answer: Answer | Failure) -> Health:
         """What an answer that is of no use says about how well we see."""
+        return coded(self._meaning(what, answer), answer)
+
+    def _meaning(self, what: str, answer: Answer | Failure) -> Health:
         if isinstance(answer, Failure):
             return no_answer(answer, timeout=_FIREWALL, unreachable=_UNREACHABLE, stranger=_WRONG_SERVER)
         detail = f"{what}: {answer.status}{_signed(answer)}"

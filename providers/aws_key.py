@@ -16,7 +16,7 @@ from typing import Any
 from .aws_imds import GET_TIMEOUT, Imds
 from .clock import Clock
 from .health import SEEING, Health, Sight, blind, wrong_server
-from .metadata import Answer
+from .metadata import Answer, coded
 from .notice import JITTER, Notice, NoticeKind, Sighting, looked
 
 log = logging.getLogger(__name__)
@@ -97,10 +97,11 @@ class Key(ABC):
         absent = answer.status == 404 and begins not in (b"{", b"[")  # with a page of AWS's
         if not absent and begins == b"<":
             advice = "a captive portal or a proxy answers for the metadata service: check --metadata-endpoint"
-            return Sighting(wrong_server(f"GET {path}: 200 with a page, where none can be", advice))
+            stranger = wrong_server(f"GET {path}: {answer.status} with a page, where none can be", advice)
+            return Sighting(coded(stranger, answer))
         if (absent or said.health.seeing) and (problem := self._imds.doubt()):
             return Sighting(problem)
-        return self.absent() if absent else said
+        return self.absent() if absent else replace(said, health=coded(said.health, answer))
 
     def _kept(self, said: Sighting) -> Sighting:
         """One warning is one value, first read when it was first read."""

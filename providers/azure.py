@@ -16,7 +16,7 @@ from .azure_notices import SOURCE, Book
 from .azure_start import GoAheads
 from .clock import Clock
 from .health import SEEING, STARTING, Health, Sight, blind
-from .metadata import Answer, Failure
+from .metadata import Answer, Failure, coded
 from .notice import Notice, Sighting, looked
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class ScheduledEvents:
         """Why this answer is no good news."""
         if isinstance(answer, Failure) or answer.status != 200 or answer.body.lstrip().startswith(b"<"):
             return self._imds.judge_events(answer)
-        return blind("garbage", f"GET {self._imds.endpoint}: {document.problem}", _REPORT)
+        return coded(blind("garbage", f"GET {self._imds.endpoint}: {document.problem}", _REPORT), answer)
 
     def _seeing(self) -> Health:
         if self._own.known:

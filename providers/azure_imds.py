@@ -14,7 +14,7 @@ from collections import deque
 
 from .clock import Clock
 from .health import Health, blind, wrong_server
-from .metadata import Answer, Failure, MetadataClient, no_answer, parse_endpoint, server_named
+from .metadata import Answer, Failure, MetadataClient, coded, no_answer, parse_endpoint, server_named
 
 ENDPOINT = "http://169.254.169.254"
 
@@ -151,6 +151,9 @@ class Imds:
         return self._judge("POST", EVENTS_PATH, answer)
 
     def _judge(self, method: str, path: str, answer: Answer | Failure) -> Health:
+        return coded(self._meaning(method, path, answer), answer)
+
+    def _meaning(self, method: str, path: str, answer: Answer | Failure) -> Health:
         if isinstance(answer, Failure):
             return no_answer(answer, timeout=_TIMEOUT, unreachable=_UNREACHABLE, stranger=_WRONG_SERVER)
         detail = f"{method} {self.endpoint}{path}: {answer.status}{_signed(answer)}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .health import Health, blind, wrong_server
-from .metadata import TIMEOUT, Answer, Failure, MetadataClient, no_answer, parse_endpoint, server_named
+from .metadata import TIMEOUT, Answer, Failure, MetadataClient, coded, no_answer, parse_endpoint, server_named
 
 ENDPOINT = "http://169.254.169.254"
 ROOT = "/computeMetadata/v1/"
@@ -83,13 +83,17 @@ class GcpMetadata:
             request = self._reads[path] = self._client.prepare("GET", ROOT + path, _HEADERS)
         answer = self._client.send(request, timeout=self._timeout if timeout is None else timeout)
         if isinstance(answer, Failure):
-            return no_answer(answer, timeout=_FIREWALL, unreachable=_UNREACHABLE, stranger=_WRONG_SERVER)
+            failed = no_answer(answer, timeout=_FIREWALL, unreachable=_UNREACHABLE, stranger=_WRONG_SERVER)
+            return coded(failed, answer)
         if not _signed(answer) and not self._vouched_for(answer):
             return self._judge_unsigned(path, answer)
         return answer
 
     def judge(self, path: str, answer: Answer) -> Health:
         """How well we see, where the key at `path` was answered like that, and its body was of no use."""
+        return coded(self._meaning(path, answer), answer)
+
+    def _meaning(self, path: str, answer: Answer) -> Health:
         detail = f"{self._named(path)}: {answer.status}"
         match answer.status:
             case 403:
@@ -108,7 +112,7 @@ class GcpMetadata:
             return self.judge(path, answer)
         shown = ascii(answer.body[:60].decode("utf-8", "replace"))
         advice = "no notice can be read from this: report it, with this line"
-        return blind("garbage", f"{self._named(path)}: cannot be read: {shown}", advice)
+        return coded(blind("garbage", f"{self._named(path)}: cannot be read: {shown}", advice), answer)
 
     def close(self) -> None:
         self._client.close()
@@ -133,7 +137,7 @@ class GcpMetadata:
         said = answer.headers.get(_FLAVOR)
         flavor = f"{_FLAVOR} is {said[:40]!a}" if said else f"no {_FLAVOR}"
         detail = f"{self._named(path)}: {answer.status} with {flavor}{server_named(answer)}"
-        return wrong_server(detail, _WRONG_SERVER)
+        return coded(wrong_server(detail, _WRONG_SERVER), answer)
 
 
 def _signed(answer: Answer) -> bool:

@@ -45,6 +45,8 @@ class Health:
     detail: str = ""
     #: What a person can do: "raise the hop limit: aws ec2 modify-instance-metadata-options …".
     advice: str = ""
+    #: The HTTP status that was answered instead of what was asked for; 0 where none was.
+    code: int = 0
 
     @property
     def seeing(self) -> bool:

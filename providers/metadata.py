@@ -14,7 +14,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -53,6 +53,13 @@ class Failure:
     detail: str
     #: The connection broke after it stood, so that the same request may well succeed on a new one.
     dropped: bool = False
+    #: The status of an answer that was not looked at further; 0 where none came.
+    status: int = 0
+
+
+def coded(health: Health, answer: Answer | Failure) -> Health:
+    """`health` with the status that was answered, where it is not sight: failed looks are counted by it."""
+    return health if health.seeing else replace(health, code=answer.status)
 
 
 def no_answer(failure: Failure, *, timeout: str, unreachable: str, stranger: str) -> Health:
@@ -160,11 +167,13 @@ class MetadataClient:
         try:
             if response.is_redirect:
                 where = _shown(response.headers["location"])
-                return Failure("redirect", f"{_line(request)}: {response.status_code}, redirected to {where}")
+                what = f"{_line(request)}: {response.status_code}, redirected to {where}"
+                return Failure("redirect", what, status=response.status_code)
             # One more than allowed, to know that there is more. Without decoding: see `prepare`.
             body = response.raw.read(self._max_body + 1, decode_content=False)
             if len(body) > self._max_body:
-                return Failure("too-large", f"{_line(request)}: more than {self._max_body} bytes")
+                what = f"{_line(request)}: more than {self._max_body} bytes"
+                return Failure("too-large", what, status=response.status_code)
             if response.raw.length_remaining:
                 return Failure("unreachable", f"{_line(request)}: the connection broke within the answer")
             return Answer(response.status_code, response.headers, body)

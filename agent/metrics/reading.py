@@ -39,8 +39,8 @@ class Reading:
     at: Snapshot
     #: Monotonic seconds.
     now: float
-    #: By source and reason, "" for those that saw (`looking.LookCount`).
-    looks: Mapping[tuple[str, str], int]
+    #: By source, reason and HTTP status, "" for those that saw (`looking.LookCount`).
+    looks: Mapping[tuple[str, str, str], int]
 
     @property
     def processes(self) -> list[Process]:
@@ -113,7 +113,7 @@ def blind_seconds(r: Reading) -> Iterator[Sample]:
 
 def ended_looks(r: Reading) -> Iterator[Sample]:
     looks: dict[tuple[str, ...], int] = {}
-    for (source, _), count in r.looks.items():
+    for (source, _, _), count in r.looks.items():
         looks[(source,)] = looks.get((source,), 0) + count
     yield from looks.items()
 

@@ -97,8 +97,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "spotguard_failed_looks_total",
         "counter",
-        ("source", "reason"),
-        "Looks at a source of notices that did not see, by the reason.",
+        ("source", "reason", "code"),
+        "Looks at a source of notices that did not see, by the reason, and by the HTTP status where one was answered.",
         failed_looks,
     ),
     # --- notices ---

@@ -32,7 +32,7 @@ from spotguard.agent.metrics.snapshot import PURPOSES, RESULTS, STAGES
 from spotguard.agent.metrics.table import METRICS
 from spotguard.agent.outcome import Outcome
 from spotguard.hooks.protocol import Committed, Position, Progress, Register, Told
-from spotguard.providers.health import SEEING, STARTING, Health, blind, wrong_server
+from spotguard.providers.health import SEEING, STARTING, Health, Sight, blind, wrong_server
 from spotguard.providers.notice import NoticeKind, Severity
 from tests.fakes.source import a_notice
 
@@ -127,11 +127,14 @@ def test_a_source_that_nobody_looks_through_any_more_is_not_blind_for_ever() -> 
 
 def test_looks_are_counted_without_an_event() -> None:
     life = Life()
-    for reason in ("", "timeout", "timeout", "hop-limit"):
-        life.looks.ended("aws", reason)
-    assert life.value("spotguard_looks_total", "aws") == 4
-    assert life.value("spotguard_failed_looks_total", "aws", "timeout") == 2
-    assert life.value("spotguard_failed_looks_total", "aws", "") is None
+    gateway, full = (Health(Sight.BLIND, "server-error", code=code) for code in (502, 503))
+    for health in (SEEING, UNREACHABLE, UNREACHABLE, gateway, full):
+        life.looks.ended("aws", health)
+    assert life.value("spotguard_looks_total", "aws") == 5
+    assert life.value("spotguard_failed_looks_total", "aws", "unreachable", "") == 2
+    assert life.value("spotguard_failed_looks_total", "aws", "server-error", "502") == 1
+    assert life.value("spotguard_failed_looks_total", "aws", "server-error", "503") == 1
+    assert life.value("spotguard_failed_looks_total", "aws", "", "") is None
 
 
 # --- notices ---

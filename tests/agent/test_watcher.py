@@ -11,7 +11,7 @@ import pytest
 from spotguard.agent.events import Event, HealthChanged, NoticeGone, NoticeSeen, WindowTold
 from spotguard.agent.looking import LookCount
 from spotguard.agent.watcher import LONGEST_WAIT, Watcher
-from spotguard.providers.health import Sight, blind, wrong_server
+from spotguard.providers.health import Health, Sight, blind, wrong_server
 from spotguard.providers.notice import Severity, Sighting
 from tests.fakes.clock import ManualClock
 from tests.fakes.hook import TIMEOUT
@@ -264,7 +264,10 @@ def test_looks_are_counted_by_their_reason_also_by_who_follows() -> None:
         source.sighting = UNREACHABLE
         watcher.look()
         watcher.look()
-    assert dict(count.totals) == {("fake source", ""): 2, ("fake source", "unreachable"): 4}
+        source.sighting = Sighting(Health(Sight.BLIND, "server-error", "GET /: 503", code=503))
+        watcher.look()
+    counted = {("", ""): 2, ("unreachable", ""): 4, ("server-error", "503"): 2}
+    assert dict(count.totals) == {("fake source", *why): looks for why, looks in counted.items()}
 
 
 def test_a_look_that_comes_back_after_the_end_is_not_counted() -> None:

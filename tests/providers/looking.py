@@ -29,6 +29,16 @@ BLIND = {
     "huge": "wrong-server",
 }
 
+_NO_STATUS = ("reset", "hang", "slow", "trickle")
+
+
+def code_of(fault: str) -> int:
+    """The HTTP status that a source gives for a fault of the simulated services."""
+    if fault[:3].isdigit():
+        return int(fault[:3])
+    return 302 if fault == "redirect" else 0 if fault in _NO_STATUS else 200
+
+
 #: Seconds for tests in which an answer never comes: each such request takes them all.
 IMPATIENT = 1.0
 

@@ -21,6 +21,7 @@ from spotguard.providers.simulator.faults import REDIRECTED
 from spotguard.providers.simulator.server import LoopbackServer, Reply, Request
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateAzure
+from tests.providers.looking import code_of
 
 #: Seconds for tests in which an answer never comes: each such request takes them all.
 IMPATIENT = 0.5
@@ -413,6 +414,7 @@ def test_s17_every_fault_is_blindness_by_its_name_and_ends_with_it(
     sighting = looker.look()
     assert sighting.notices == ()
     assert sighting.health.reason == BLIND[fault]
+    assert sighting.health.code == code_of(fault)
     assert sighting.health.sight is (Sight.WRONG_SERVER if BLIND[fault] == "wrong-server" else Sight.BLIND)
     assert vm.endpoint in sighting.health.detail
     assert sighting.health.advice

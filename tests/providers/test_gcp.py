@@ -18,7 +18,7 @@ from spotguard.providers.simulator.server import LoopbackServer, Reply, Request
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateGcp
 from tests.providers.gcp_looking import Looking, at_once, plainly
-from tests.providers.looking import IMPATIENT
+from tests.providers.looking import IMPATIENT, code_of
 
 HELD = f"timeout_sec={HANG:.0f}"
 
@@ -377,6 +377,7 @@ def test_s17_every_fault_is_blindness_by_its_name_and_ends_with_it(
         sighting = source.poll()
         assert sighting.notices == ()
         assert sighting.health.reason == BLIND[fault]
+        assert sighting.health.code == code_of(fault)
         assert sighting.health.sight is (
             Sight.WRONG_SERVER if BLIND[fault] == "wrong-server" else Sight.BLIND
         )
