@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ...providers.clock import Clock
 from ...providers.detect import cloud_of
 from ...providers.errors import UsageError
+from ...providers.extras import how_to_install
 from ..fit import expected_window
 from ..looking import LookCount
 from .meter import Meter
@@ -44,7 +45,7 @@ def endpoint(port: int, read: Callable[[], Reading]) -> Endpoint:
         from prometheus_client import CollectorRegistry, ProcessCollector
     except ImportError as error:
         raise UsageError(
-            f"--metrics-port {port}: Prometheus's library is not installed: pip install 'spotguard[metrics]'"
+            f"--metrics-port {port}: Prometheus's library is not installed: {how_to_install('metrics')}"
         ) from error
     from .collector import Collector
     from .endpoint import Endpoint

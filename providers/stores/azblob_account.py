@@ -17,6 +17,7 @@ from azure.storage.blob import ContainerClient
 
 from ..clock import Clock
 from ..errors import UsageError
+from ..extras import how_to_install
 from .azblob_names import CONNECTION, account_of, check_container, endpoint_of
 from .azblob_token import HeldToken
 from .store import Credentials
@@ -116,7 +117,7 @@ def _identity(at: Location) -> Any:
         from azure.identity import DefaultAzureCredential  # half a second that keys and SAS need not pay
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"store {at.url!r} needs azure-identity, as no key or SAS is set: pip install 'spotguard[azure]'"
+            f"store {at.url!r} needs azure-identity, as no key or SAS is set: {how_to_install('azure')}"
         ) from error
     # It warns in a paragraph of what is an error of ours in one line. Where nobody configured logging, that goes to stderr.
     words = logging.getLogger("azure")

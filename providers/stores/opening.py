@@ -6,6 +6,7 @@ import importlib
 from urllib.parse import unquote, urlsplit
 
 from ..errors import UsageError
+from ..extras import how_to_install
 from .store import BlobStore
 from .urls import CLOUDS, check_url, locate
 
@@ -27,7 +28,7 @@ def open_store(url: str) -> BlobStore:
     except ModuleNotFoundError as error:
         raise UsageError(
             f"store {url!r} needs {cloud.sdk}, which is not installed here ({error}): "
-            f"pip install 'spotguard[{cloud.extra}]'"
+            f"{how_to_install(cloud.extra)}"
         ) from error
     store: BlobStore = getattr(module, cloud.factory)(locate(url))
     return store

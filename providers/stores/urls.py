@@ -34,7 +34,7 @@ class Cloud:
     place: str
     module: str
     factory: str
-    #: What `pip install 'spotguard[…]'` calls it, and a package that comes with it.
+    #: By which name `extras` knows it, and a package that comes with it.
     extra: str
     sdk: str
     options: tuple[str, ...]

@@ -22,7 +22,7 @@ def test_without_torch_it_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "torch", None)  # as import machinery has it: there is no such module
     assert cli.main(["demo", "--folder", str(tmp_path / "report")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "pip install 'spotguard[torch]'" in line
+    assert "pip install 'torch>=2.6' 'numpy>=1.26' (spotguard's extra torch)" in line
     assert list(tmp_path.iterdir()) == []
 
 

@@ -23,6 +23,7 @@ from spotguard.hooks.checkpoints.meter import Meter
 from spotguard.hooks.checkpoints.patience import PatientStore
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError, StoreError, UsageError
+from spotguard.providers.extras import how_to_install
 from spotguard.providers.stores.store import BlobStore
 
 from .console import add_json, amount, count, print_json
@@ -97,7 +98,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[str, Path]:
         raise UsageError("--all is for safetensors: a folder for DCP holds everything")
     if form == "dcp" and importlib.util.find_spec("torch") is None:
         raise UsageError(
-            "PyTorch writes what dcp.load reads, and there is none here: pip install 'spotguard[torch]'"
+            f"PyTorch writes what dcp.load reads, and there is none here: {how_to_install('torch')}"
         )
     dest = Path(os.path.abspath(word))
     if not dest.parent.is_dir():

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import UsageError
+from spotguard.providers.extras import how_to_install
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.urls import check_url
 
@@ -56,9 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     if importlib.util.find_spec("torch") is None:
-        raise UsageError(
-            "the demo trains with PyTorch, and there is none here: pip install 'spotguard[torch]'"
-        )
+        raise UsageError(f"the demo trains with PyTorch, and there is none here: {how_to_install('torch')}")
     if arguments.steps < SHORTEST:
         raise UsageError(f"--steps {arguments.steps}: expected {SHORTEST} or more")
     if arguments.store is not None:
