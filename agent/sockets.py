@@ -53,7 +53,8 @@ def lives_there(folder: Path, env: Mapping[str, str], uid: int) -> bool:
     """Whether a folder of sockets is made where it is missing: in the system's or the user's own runtime folder, which a
     boot or a logout empties. Anywhere else a missing one is a slip of the pen, and what would be made is litter."""
     default = runtime_folder(env, uid)
-    return folder == default or bool({Path("/run"), default.parent} - {Path("/tmp")} & {*folder.parents})
+    runtime = {Path("/run"), default.parent} - {Path("/tmp")}
+    return folder == default or not runtime.isdisjoint(folder.parents)
 
 
 def is_socket(path: Path) -> bool:
@@ -112,14 +113,13 @@ def listen(path: Path, *, service: bool = False) -> Listener:
 
 
 def check(path: Path) -> None:
-    """Refuse what `listen` would refuse of the path, and of its folder where that is there; nothing is made."""
+    """Refuse what `listen` would refuse of the path and its folder; nothing is made."""
     folder = _short(path).parent
     try:
         _private(folder, os.lstat(folder))
-    except FileNotFoundError:  # it will be made
-        return
     except OSError as error:
-        raise _no_folder(folder, error) from error
+        if not (isinstance(error, FileNotFoundError) and lives_there(folder, os.environ, os.geteuid())):
+            raise _no_folder(folder, error) from error
 
 
 def _short(path: Path) -> Path:
@@ -149,6 +149,10 @@ def _fenced(folder: Path, service: bool) -> os.stat_result:
 
 
 def _no_folder(folder: Path, error: OSError) -> UsageError:
+    if isinstance(error, FileNotFoundError):
+        return UsageError(
+            f"socket folder {folder} is not there: mkdir -m 700 {folder}, or choose another with --socket"
+        )
     return UsageError(f"socket folder {folder}: {error.strerror}; choose another with --socket")
 
 

@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.agent.sockets import LONGEST, default_socket, is_socket, listen, runtime_folder
+from spotguard.agent.sockets import (
+    LONGEST,
+    check,
+    default_socket,
+    is_socket,
+    listen,
+    lives_there,
+    runtime_folder,
+)
 from spotguard.providers.errors import UsageError
 
 
@@ -174,6 +182,44 @@ def test_a_folder_that_cannot_be_made_is_a_clear_error(folder: Path) -> None:
     (folder / "file").touch()
     with pytest.raises(UsageError, match="is a link or a file"):
         listen(folder / "file" / "a.sock")
+
+
+@pytest.mark.parametrize("service", [False, True])
+def test_a_folder_that_is_missing_elsewhere_is_not_made(tmp_path: Path, service: bool) -> None:
+    """It is a slip of the pen, and root's would be in the file system's root."""
+    path = tmp_path / "nonexist" / "s.sock"
+    with pytest.raises(UsageError, match=r"socket folder .*/nonexist is not there: mkdir -m 700 .*/nonexist"):
+        listen(path, service=service)
+    assert not path.parent.exists()
+    with pytest.raises(UsageError, match="is not there"):
+        check(path)
+
+
+def test_a_folder_in_the_users_runtime_folder_is_made(folder: Path) -> None:
+    assert lives_there(folder / "mine", {"XDG_RUNTIME_DIR": str(folder)}, 5)
+    assert not lives_there(folder / "mine", {"XDG_RUNTIME_DIR": str(folder / "elsewhere")}, 5)
+    check(folder / "mine" / "a.sock")
+    assert not (folder / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "made"),
+    [
+        ("/run/spotguard", True),  # the service's
+        ("/run/spotguard/agent", True),  # in a volume of a pod, whose own folder others may write to
+        ("/run/spotguard-run-gpt", True),
+        ("/run/user/5/spotguard", True),
+        ("/run/user/5/mine", True),
+        ("/tmp/spotguard-5", True),
+        ("/tmp/spotguard-6", False),
+        ("/nonexist", False),
+        ("/runs/spotguard", False),
+        ("/home/me/run/spotguard", False),
+    ],
+)
+def test_folders_are_made_where_sockets_live(path: str, made: bool) -> None:
+    """What is made there is never litter: a boot or a logout empties them."""
+    assert lives_there(Path(path), {}, 5) == made
 
 
 def test_a_stale_socket_is_replaced(folder: Path) -> None:
