@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import os
+import queue
+import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spotguard.agent.emergency import Machine, Policy
+from spotguard.agent.events import Event, Signalled
+from spotguard.agent.loop import Agent
+from spotguard.agent.server import Server
+from spotguard.agent.status import Facts
 from spotguard.doctor import agents
 from spotguard.doctor.findings import Finding, fails, ok
+from spotguard.providers.clock import SystemClock
+from tests.fakes.hook import FakeHook
 from tests.fakes.patient import options
 from tests.front.test_glance import HOP_LIMIT, a_body, a_session, a_source
 
@@ -162,3 +173,42 @@ def test_what_the_service_sees_for_a_run_is_no_failure_of_this_look() -> None:
         fails("window", ""),
     ):
         assert agents.instead(other) is other
+
+
+# --- beside other runs ---
+
+
+@pytest.fixture
+def runs(short: Path) -> Iterator[str]:
+    """A real agent of another run, with a training process; its run id."""
+    (short / "spotguard").mkdir(mode=0o700)
+    path, events, clock = short / "spotguard" / "run.sock", queue.SimpleQueue[Event](), SystemClock()
+    server = Server(path, events.put, clock)
+    with closing(server):
+        server.start()
+        facts = Facts("run", os.getpid(), str(path), False, clock.monotonic())
+        agent = Agent(Machine(Policy(command=False)), server, clock, events, facts)
+        thread = threading.Thread(target=agent.run, name="agent of another run")
+        thread.start()
+        try:
+            with FakeHook.registered(path):
+                yield "run"
+        finally:
+            events.put(Signalled(signal.SIGTERM))
+            thread.join()
+
+
+def test_a_run_that_is_not_here_is_told_of_those_that_are(short: Path, runs: str) -> None:
+    here = asked(short, run_id="other")
+    (found,) = here.findings
+    assert found.state == "ok"
+    assert found.found.startswith(f"none runs for run other yet, for others one does: {runs};")
+    assert (here.sessions, here.running) == ((), ())
+    assert [each["run_id"] for each in here.others] == [runs]
+
+
+@pytest.mark.parametrize("named", ["", "run"])
+def test_the_one_that_is_meant_is_no_other(named: str, short: Path, runs: str) -> None:
+    here = asked(short, run_id=named)
+    assert (here.running, here.others) == ((runs,), ())
+    assert [each["run_id"] for each in here.sessions] == [runs]

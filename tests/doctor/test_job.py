@@ -111,6 +111,42 @@ def test_no_job_is_no_failure() -> None:
     assert "spotguard run" in found.advice
 
 
+def test_a_run_that_is_not_here_is_told_which_are() -> None:
+    (found,) = job.look([], TRIED, "other", [a_rank(), a_rank(1), a_rank(run_id="vit")])
+    assert found.state == "warning"
+    assert found.found == "none of run other is registered here; registered are gpt-small-7, vit"
+    assert "--run-id gpt-small-7" in found.advice
+    assert found.facts["others"] == ["gpt-small-7", "vit"]
+
+
+def test_another_run_beside_the_one_that_is_meant_shares_its_link() -> None:
+    found = list(job.look([a_rank()], TRIED, "gpt-small-7", [a_rank(1, run_id="vit")]))
+    assert [(each.check, each.state) for each in found] == [
+        ("job", "warning"),
+        ("job", "ok"),
+        ("checkpoint", "ok"),
+    ]
+    assert found[0].found.startswith("vit: registered here too")
+    assert "--run-id" in found[0].advice
+
+
+def test_runs_of_one_machine_are_counted_by_run() -> None:
+    """Two of one rank each are not two ranks of something."""
+    vit = [a_rank(rank, run_id="vit", bytes=GIB, step=7, world=2) for rank in (1, 2)]
+    found = [each for each in job.look([a_rank(bytes=GIB), *vit], TRIED) if each.check == "job"]
+    assert [each.found.split(", saved")[0] for each in found] == [
+        "run gpt-small-7: 1.0 GiB, step 5210",
+        "run vit: 2.0 GiB of 2 ranks here, step 7",
+        "2 runs (gpt-small-7, vit): 3.0 GiB together, over one link",
+    ]
+    assert [(each.facts["bytes"], each.facts["ranks"]) for each in found] == [
+        (GIB, 1),
+        (2 * GIB, 2),
+        (3 * GIB, 3),
+    ]
+    assert (found[2].facts["runs"], found[2].facts["step"]) == (["gpt-small-7", "vit"], None)
+
+
 def test_the_slowest_ranks_own_saves_count() -> None:
     ranks = [a_rank(0, save_seconds=3.0), a_rank(1, save_seconds=7.0), a_rank(2)]
     assert job.own_seconds(ranks) == 7.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grp
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ class Agents:
     sessions: tuple[Mapping[str, Any], ...]
     #: The run ids of those that are meant and whose agents answer.
     running: tuple[str, ...] = ()
+    #: Training processes of other runs than the one that is meant.
+    others: tuple[Mapping[str, Any], ...] = ()
     #: The machine's service sees, and a run with these options lets it look.
     sees: bool = False
 
@@ -48,8 +50,9 @@ def ask(
     """
     findings: list[Finding] = []
     try:
-        paths = _meant(options, env, uid, run_id, service)
+        paths, beside = _meant(options, env, uid, run_id, service)
         asked = {path: body for path in paths if (body := _status(path, service)) is not None}
+        others = [body for path in beside if (body := _status(path, service)) and "error" not in body]
     except control.AgentError as error:
         found, _, advice = str(error).rpartition(": ")
         return Agents((fails("agent", found, advice),), ())
@@ -59,19 +62,22 @@ def ask(
     if options.socket and os.path.lexists(options.socket):
         findings += _in_the_way(Path(options.socket))
     if not findings:
-        where = f"at {options.socket}" if options.socket else "here"
+        where = f"at {options.socket}" if options.socket else f"for run {run_id}" if others else "here"
+        there = ", ".join(str(body["run_id"]) for body in others)
+        beside_it = f", for others one does: {there}" if others else ""
         findings.append(
             ok(
                 "agent",
-                f"none runs {where} yet; `spotguard run` brings its own",
+                f"none runs {where} yet{beside_it}; `spotguard run` brings its own",
                 "start the job: spotguard run",
             )
         )
     relayed = options.provider != "none" and not options.metadata_endpoint  # as `agent.entry` decides
     return Agents(
         tuple(findings),
-        _sessions(bodies, run_id),
+        _sessions(bodies, lambda each: not run_id or each == run_id),
         tuple(str(body["run_id"]) for body in bodies if "error" not in body and not body["service"]),
+        _sessions([*bodies, *others], lambda each: bool(run_id) and each != run_id),
         relayed and service in asked and _sees(asked[service]),
     )
 
@@ -90,11 +96,16 @@ def instead(own: Finding) -> Finding:
     return replace(own, state=State.OK, found=found, advice="")
 
 
-def _meant(options: Options, env: Mapping[str, str], uid: int, run_id: str, service: Path) -> Sequence[Path]:
+def _meant(
+    options: Options, env: Mapping[str, str], uid: int, run_id: str, service: Path
+) -> tuple[list[Path], list[Path]]:
+    """The sockets of who is meant, the machine's service among them, and those of other runs."""
     found = control.find_sockets(env, uid, service)
     if options.socket:
-        return [Path(options.socket), *(path for path in found if path == service)]
-    return [path for path in found if not run_id or path == service or path.stem == run_id]
+        meant = [Path(options.socket), *(path for path in found if path == service)]
+    else:
+        meant = [path for path in found if not run_id or path == service or path.stem == run_id]
+    return meant, [path for path in found if path not in meant]
 
 
 def _status(path: Path, service: Path) -> dict[str, Any] | None:
@@ -174,11 +185,13 @@ def _group(folder: Path) -> str:
         return str(gid)
 
 
-def _sessions(bodies: Sequence[Mapping[str, Any]], run_id: str) -> tuple[Mapping[str, Any], ...]:
+def _sessions(
+    bodies: Sequence[Mapping[str, Any]], meant: Callable[[str], bool]
+) -> tuple[Mapping[str, Any], ...]:
     """A process may be known to its run and to the service."""
     found: dict[tuple[int, str], Mapping[str, Any]] = {}
     for body in bodies:
         for each in body.get("sessions", ()):
-            if not run_id or each["run_id"] == run_id:
+            if meant(each["run_id"]):
                 found.setdefault((each["pid"], each["store"]), each)
     return tuple(found.values())

@@ -47,51 +47,78 @@ def own_seconds(sessions: Sequence[Session]) -> float | None:
     return max((each["save_seconds"] for each in savers(sessions) if each.get("save_seconds")), default=None)
 
 
-def look(sessions: Sequence[Session], tried: str) -> Iterator[Finding]:
+def look(
+    sessions: Sequence[Session], tried: str, run_id: str = "", others: Sequence[Session] = ()
+) -> Iterator[Finding]:
     """
     Args:
         tried: the URL of the store that was looked at.
+        run_id: the run that was named.
+        others: of other runs, where one was named.
     """
+    beside = list(dict.fromkeys(str(each["run_id"]) for each in others))
     if not sessions:
-        yield ok("job", "none is registered here", _NO_JOB, bytes=None)
+        yield _nobody(run_id, beside)
         return
+    if beside:
+        found = f"{', '.join(beside)}: registered here too, saved at the same notice over the same link, and not counted"
+        yield warning("job", found, "ask for all of them: leave out --run-id and the command", others=beside)
     saving = savers(sessions)
     if others := sorted({each["name"] for each in sessions if not each["store"]}):
         found = f"{', '.join(others)}: saves by a function of its own (on_notice); how much is not known"
         yield warning("job", found, "see what it takes: spotguard drill", bytes=None)
     if not saving:
         return
-    yield _size(saving)
+    runs = {run_id: _of(saving, run_id) for run_id in dict.fromkeys(str(each["run_id"]) for each in saving)}
+    for run_id, ranks in runs.items():
+        yield _size(run_id, ranks)
+    if len(runs) > 1:
+        found = f"{len(runs)} runs ({', '.join(runs)}): {amount(nbytes(saving))} together, over one link"
+        yield ok("job", found, **_facts(saving))
     yield from _elsewhere(saving, tried)
-    for run_id in dict.fromkeys(each["run_id"] for each in saving):
-        yield _checkpoint(run_id, [each for each in saving if each["run_id"] == run_id])
+    for run_id, ranks in runs.items():
+        yield _checkpoint(run_id, ranks)
 
 
-def _size(saving: Sequence[Session]) -> Finding:
-    runs = list(dict.fromkeys(each["run_id"] for each in saving))
-    steps = [each["step"] for each in saving if each["step"] >= 0]
-    who = f"run {runs[0]}" if len(runs) == 1 else f"{len(runs)} runs ({', '.join(runs)})"
-    words = f"{who}: {amount(nbytes(saving))}"
-    words += f" of {count(len(saving), 'rank')} here" if len(saving) > 1 else ""
-    words += f", step {max(steps)}" if steps else ", no step yet"
-    facts: dict[str, Any] = {
-        "bytes": nbytes(saving),
-        "runs": runs,
-        "ranks": len(saving),
-        "step": max(steps, default=None),
-    }
-    modes = sorted({each["mode"] for each in saving})
-    boundary = [each for each in saving if each["mode"] == "boundary"]
+def _of(sessions: Sequence[Session], run_id: str) -> list[Session]:
+    return [each for each in sessions if each["run_id"] == run_id]
+
+
+def _nobody(run_id: str, beside: list[str]) -> Finding:
+    if not beside:
+        return ok("job", "none is registered here", _NO_JOB, bytes=None, others=[])
+    found = f"none of run {run_id} is registered here; registered are {', '.join(beside)}"
+    advice = f"say the one that is meant, as in --run-id {beside[0]}, or start {run_id} and ask again"
+    return warning("job", found, advice, bytes=None, others=beside)
+
+
+def _size(run_id: str, ranks: Sequence[Session]) -> Finding:
+    facts = _facts(ranks)
+    words = f"run {run_id}: {amount(nbytes(ranks))}"
+    words += f" of {count(len(ranks), 'rank')} here" if len(ranks) > 1 else ""
+    words += f", step {facts['step']}" if facts["step"] is not None else ", no step yet"
+    boundary = [each for each in ranks if each["mode"] == "boundary"]
     if boundary:
         why = f": {boundary[0]['detail']}" if boundary[0]["detail"] else ""
         return warning(
             "job",
             f"{words}, saved at the next guard.step() only{why}",
             "a step's length comes off the window: keep steps short beside it, or remove what is named",
-            modes=modes,
             **facts,
         )
-    return ok("job", f"{words}, saved at the notice, in the middle of a step too", modes=modes, **facts)
+    return ok("job", f"{words}, saved at the notice, in the middle of a step too", **facts)
+
+
+def _facts(saving: Sequence[Session]) -> dict[str, Any]:
+    runs = list(dict.fromkeys(each["run_id"] for each in saving))
+    steps = [each["step"] for each in saving if each["step"] >= 0]
+    return {
+        "bytes": nbytes(saving),
+        "runs": runs,
+        "ranks": len(saving),
+        "step": max(steps, default=None) if len(runs) == 1 else None,  # each counts its own
+        "modes": sorted({each["mode"] for each in saving}),
+    }
 
 
 def _elsewhere(saving: Sequence[Session], tried: str) -> Iterator[Finding]:

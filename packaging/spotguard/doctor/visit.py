@@ -83,7 +83,7 @@ def visit(who: Patient) -> Generator[Finding, None, None]:
     measured, put_seconds = yield from _store(who, url, sight.cloud, run_id, nbytes or 0)
     if options.stage:
         yield from stage.look(Path(options.stage), run_id, nbytes or 0, clock)
-    yield from job.look(here.sessions, url)
+    yield from job.look(here.sessions, url, who.run_id, here.others)
     own = job.own_seconds(saving)
     yield verdict.judge(left, nbytes, measured, put_seconds, options, sight.cloud, own)
 
