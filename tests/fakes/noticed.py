@@ -9,9 +9,10 @@ from typing import Any
 
 from spotguard.hooks import protocol
 from spotguard.hooks.guard import Guard
+from spotguard.providers.stores.store import BlobStore
 from tests.fakes.clock import ManualClock
-from tests.fakes.training import Job, Make, guarded, small
-from tests.fakes.watched_store import PATIENCE, WatchedStore
+from tests.fakes.training import Job, Make, guarded, small, step_on
+from tests.fakes.watched_store import PATIENCE
 
 
 class Heard:
@@ -48,16 +49,14 @@ class Heard:
 
 @contextmanager
 def trained(
-    store: WatchedStore, steps: int = 2, clock: ManualClock | None = None, make: Make = small
+    store: BlobStore, steps: int = 2, clock: ManualClock | None = None, make: Make = small
 ) -> Iterator[tuple[Guard, Job, Heard]]:
     """A job that stands after so many steps, its guard, and what the guard tells."""
     job = make()
     with guarded(store, job.values, clock=clock) as guard:
         heard = Heard(guard)
         guard.restore()
-        for number in range(steps):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, *range(steps))
         yield guard, job, heard
 
 

@@ -184,6 +184,13 @@ def guarded(
         signals.let_go()
 
 
+def step_on(guard: Guard, job: Job, *numbers: int) -> None:
+    """Train these steps, each of them to its boundary."""
+    for number in numbers:
+        job.step(number)
+        guard.step()
+
+
 def train(guard: Guard, job: Job, total: int) -> int:
     """Train to `total` steps or to a notice; returns the completed steps."""
     done = guard.restore()
@@ -231,9 +238,7 @@ def finished(
     seed(99)
     with guarded(store, job.values, run_id) as guard:
         begun = guard.restore()
-        for number in range(begun, total):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, *range(begun, total))
         return begun, job.bits()
 
 
@@ -241,6 +246,12 @@ def wait_shut(guard: Guard) -> None:
     """Until the saver has seen the notice and has shut the gate."""
     with guard._gate._changed:
         assert guard._gate._changed.wait_for(lambda: guard._gate.place.shut is not Shut.OPEN, PATIENCE)
+
+
+def wait_open(guard: Guard) -> None:
+    """Until training may go on."""
+    with guard._gate._changed:
+        assert guard._gate._changed.wait_for(lambda: guard._gate.place.shut is Shut.OPEN, PATIENCE)
 
 
 def different(one: Mapping[str, int], other: Mapping[str, int]) -> list[str]:

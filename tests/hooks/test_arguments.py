@@ -13,7 +13,7 @@ import pytest
 from spotguard.hooks import signals
 from spotguard.hooks.guard import register
 from spotguard.providers.errors import CheckpointError, StateError, UsageError
-from tests.fakes.training import bits, different, guarded, small, trajectory
+from tests.fakes.training import bits, different, guarded, small, step_on, trajectory
 from tests.fakes.watched_store import WatchedStore
 
 pytestmark = pytest.mark.torch
@@ -112,8 +112,7 @@ def test_a_restart_goes_on_from_its_own_steps(caplog: pytest.LogCaptureFixture) 
         with guarded(store, job.values, "second") as guard:
             done = guard.restore() or guard.restore(run_id="first")
             assert done == TOTAL + life
-            job.step(done)
-            guard.step()
+            step_on(guard, job, done)
             guard.save()
     assert caplog.text == ""
     with guarded(store, small().values, "second") as guard:

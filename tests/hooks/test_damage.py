@@ -28,11 +28,12 @@ from spotguard.hooks.state.restoring import Restoring
 from spotguard.providers.errors import CheckpointError, StateError
 from spotguard.providers.stores.localfs import FileStore
 from spotguard.providers.stores.store import BlobStore, ObjectInfo
+from tests.fakes.called import CalledStore, Request
 from tests.fakes.checkpoint import Save
 from tests.fakes.clock import Impatient
 from tests.fakes.reads import PATIENCE, Reads, ctrl_c_as_usual
 from tests.fakes.store import FakeStore, Fault
-from tests.fakes.training import different, guarded, restored, saved_each_step, small, train
+from tests.fakes.training import different, guarded, restored, saved_each_step, small, step_on, train
 
 pytestmark = pytest.mark.torch
 
@@ -161,19 +162,16 @@ def test_what_is_cut_or_gone_behind_the_listing_is_never_loaded(made: Made, loss
     objects, states, whole = made
     key = whole.manifests[0].object_key(0)
 
-    class Vanishing(FakeStore):
-        def read_into(
-            self, asked: str, start: int, buffer: memoryview, *, timeout: float | None = None
-        ) -> None:
-            if loss == "gone":
-                self.objects.pop(key, None)
-            elif key in self.objects:
-                self.objects[key] = self.objects[key][:100]
-            super().read_into(asked, start, buffer, timeout=timeout)
-
-    store = Vanishing()
+    store = FakeStore()
     store.objects = dict(objects)
-    step, state = restored(store, small)
+
+    def lost(request: Request) -> None:
+        if request.verb == "read_into" and loss == "gone":
+            store.objects.pop(key, None)
+        elif request.verb == "read_into" and key in store.objects:
+            store.objects[key] = store.objects[key][:100]
+
+    step, state = restored(CalledStore(store, lost), small)
     assert step == TOTAL - 1
     assert different(state, states[TOTAL - 1]) == []
 
@@ -339,8 +337,7 @@ def test_what_a_notice_by_hand_has_saved_is_restored(stores: Stores) -> None:
     store, job = stores({}), small()
     with guarded(store, job.values) as guard:
         assert guard.restore() == 0
-        job.step(0)
-        guard.step()
+        step_on(guard, job, 0)
         before = job.bits()
         testing.preempt(guard, seconds=30)
         with pytest.raises(Preempted):
@@ -359,45 +356,32 @@ def pruned(store: FakeStore, *steps: int) -> None:
         del store.objects[key]
 
 
-class Overtaken(FakeStore):
+def overtaken(store: FakeStore, fits: Callable[[str], bool], then: Callable[[], None]) -> CalledStore:
     """Something happens when a key that fits is read first."""
+    once = threading.Lock()
 
-    def __init__(
-        self, objects: dict[str, bytes], fits: Callable[[str], bool], then: Callable[[], None]
-    ) -> None:
-        super().__init__()
-        self.objects.update(objects)
-        self._fits, self._then = fits, then
-        self._once = threading.Lock()
+    def look(request: Request) -> None:
+        if request.verb in ("get", "read_into") and fits(request.key) and once.acquire(blocking=False):
+            then()
 
-    def _look(self, key: str) -> None:
-        if self._fits(key) and self._once.acquire(blocking=False):
-            self._then()
-
-    def read_into(self, key: str, start: int, buffer: memoryview, *, timeout: float | None = None) -> None:
-        self._look(key)
-        super().read_into(key, start, buffer, timeout=timeout)
-
-    def get(self, key: str, *, timeout: float | None = None) -> bytes:
-        self._look(key)
-        return super().get(key, timeout=timeout)
+    return CalledStore(store, look)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", "-of-00001.json"])
 def test_a_run_that_still_trains_may_be_the_start(suffix: str) -> None:
     """It commits and prunes while its newest is read, so that all that was listed is gone: the newer one is taken."""
-    full = FakeStore()
-    states = saved_each_step(full, 3)
-    newer = {key: data for key, data in full.objects.items() if "/000000003-" in key}
-    pruned(full, 3)
+    store = FakeStore()
+    states = saved_each_step(store, 3)
+    newer = {key: data for key, data in store.objects.items() if "/000000003-" in key}
+    pruned(store, 3)
 
     def goes_on() -> None:
         store.objects.update(newer)
         pruned(store, 1, 2)
 
-    store = Overtaken(full.objects, lambda key: "/000000002-" in key and key.endswith(suffix), goes_on)
+    asked = overtaken(store, lambda key: "/000000002-" in key and key.endswith(suffix), goes_on)
     job = small()
-    with guarded(store, job.values, "other") as guard:
+    with guarded(asked, job.values, "other") as guard:
         assert guard.restore(run_id="run") == 3
         assert guard._state.poisoned == ""
     assert different(job.bits(), states[3]) == []
@@ -405,10 +389,10 @@ def test_a_run_that_still_trains_may_be_the_start(suffix: str) -> None:
 
 def test_a_run_that_is_pruned_to_nothing_is_no_fresh_start() -> None:
     """There were checkpoints when it was listed: an error, and no step 0."""
-    full = FakeStore()
-    saved(full)
-    store = Overtaken(full.objects, lambda key: key.endswith("-of-00001.json"), lambda: pruned(store, 1, 2))
-    with guarded(store, small().values) as guard, pytest.raises(CheckpointError, match="went away"):
+    store = FakeStore()
+    saved(store)
+    asked = overtaken(store, lambda key: key.endswith("-of-00001.json"), lambda: pruned(store, 1, 2))
+    with guarded(asked, small().values) as guard, pytest.raises(CheckpointError, match="went away"):
         guard.restore()
 
 

@@ -20,39 +20,17 @@ from spotguard.hooks.checkpoints.catalog import find_whole
 from spotguard.hooks.checkpoints.commit import claim_attempt
 from spotguard.hooks.checkpoints.effort import Effort
 from spotguard.hooks.checkpoints.retention import Keep
-from spotguard.hooks.format.keys import MARKER
-from spotguard.hooks.gate import Shut
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.state.registered import State
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import CheckpointError
+from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import notice, trained
-from tests.fakes.training import Job, different, restored, small
-from tests.fakes.watched_store import PATIENCE, WatchedStore
+from tests.fakes.training import Job, different, restored, small, step_on, wait_shut
+from tests.fakes.watched_store import PATIENCE, WatchedStore, is_marker, is_object
 
 pytestmark = pytest.mark.torch
-
-
-def is_object(key: str) -> bool:
-    return key.endswith(".safetensors")
-
-
-def manifests(store: WatchedStore) -> list[str]:
-    return [key.split("/")[2] for key in store.objects if "-of-" in key and key.endswith(".json")]
-
-
-class Read(WatchedStore):
-    """A test does something before the first object is read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before: Callable[[], None] = lambda: None
-
-    def read_into(self, key: str, start: int, buffer: memoryview, *, timeout: float | None = None) -> None:
-        before, self.before = self.before, lambda: None
-        before()
-        super().read_into(key, start, buffer, timeout=timeout)
 
 
 def test_the_upload_of_the_way_that_is_left_ends_first(caplog: pytest.LogCaptureFixture) -> None:
@@ -61,9 +39,7 @@ def test_the_upload_of_the_way_that_is_left_ends_first(caplog: pytest.LogCapture
     store = WatchedStore()
     with trained(store, steps=1) as (guard, job, heard):
         guard.save()
-        for number in (1, 2):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, 1, 2)
         store.hold(is_object)
         guard._saver.background()
         assert store.reached.wait(PATIENCE)
@@ -72,14 +48,12 @@ def test_the_upload_of_the_way_that_is_left_ends_first(caplog: pytest.LogCapture
         assert guard._position().checkpoint_step == 1
         store.let_go()
         job.values["optimizer"].param_groups[0]["lr"] = 0.5
-        for number in (1, 2):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, 1, 2)
         guard._agent.hear(notice())
         committed = heard.wait(protocol.Committed, 2)
         assert (committed.id, committed.step) == ("n1", 3)
         bits = job.bits()
-    assert manifests(store) == ["000000001-0001-0000", "000000003-0002-0000"]
+    assert store.manifests() == ["000000001-0001-0000", "000000003-0002-0000"]
     found, state = restored(store, small)
     assert found == 3
     assert different(state, bits) == []
@@ -91,25 +65,26 @@ def test_the_upload_of_the_way_that_is_left_ends_first(caplog: pytest.LogCapture
 def test_what_is_gone_back_to_is_not_pruned_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the upload that was under way, with its own commit."""
     monkeypatch.setenv("SPOTGUARD_KEEP", "1")
-    store = Read()
-    with trained(store) as (guard, job, _):
+    store = WatchedStore()
+
+    def ended(request: Request) -> None:
+        """Before the first object is read."""
+        if request.verb == "read_into":
+            store.let_go()
+            assert upload is not None
+            assert upload.done.wait(PATIENCE)
+
+    with trained(CalledStore(store, ended)) as (guard, job, _):
         guard.save()
-        job.step(2)
-        guard.step()
+        step_on(guard, job, 2)
         store.hold(is_object)
         guard._saver.background()
         assert store.reached.wait(PATIENCE)
         upload = guard._saver._running
         assert upload is not None
-
-        def ended() -> None:
-            store.let_go()
-            assert upload.done.wait(PATIENCE)
-
-        store.before = ended
         assert guard.restore(step=2) == 2
         assert guard._state.poisoned == ""
-    assert manifests(store) == ["000000002-0001-0000"]
+    assert store.manifests() == ["000000002-0001-0000"]
 
 
 def test_one_that_waits_for_its_boundary_saves_nothing_of_either_way() -> None:
@@ -119,13 +94,11 @@ def test_one_that_waits_for_its_boundary_saves_nothing_of_either_way() -> None:
         guard.save()
         job.step(2)
         guard._saver.background()
-        with guard._gate._changed:
-            assert guard._gate._changed.wait_for(lambda: guard._gate.place.shut is not Shut.OPEN, PATIENCE)
+        wait_shut(guard)
         assert guard.restore(step=2) == 2
-        job.step(2)
-        guard.step()
+        step_on(guard, job, 2)
         assert guard.save().url.endswith("000000003-0002-0000/")
-    assert len(manifests(store)) == 2
+    assert len(store.manifests()) == 2
 
 
 def test_what_lies_on_the_disk_is_not_tidied_while_it_is_read(
@@ -138,9 +111,8 @@ def test_what_lies_on_the_disk_is_not_tidied_while_it_is_read(
         guard._saver.background()
         heard.wait(protocol.Committed)
         guard.save()  # behind it, and what it tidies up
-        job.step(2)
-        guard.step()
-        store.hold(lambda key: key.endswith(MARKER) and "/000000003-" in key)
+        step_on(guard, job, 2)
+        store.hold(lambda key: is_marker(key) and "/000000003-" in key)
         guard._saver.background()
         assert store.reached.wait(PATIENCE)
         staged = guard._checkpointer._stager
@@ -176,8 +148,8 @@ def test_one_that_cannot_be_waited_for_stays_of_its_attempt() -> None:
         assert saved.url.endswith("/000000002-0001-0001/")
         assert checkpointer.last is not None
         assert checkpointer.last.step == 1
-        assert manifests(store) == ["000000001-0001-0000", "000000002-0001-0001"]
-        assert sum(key.endswith(MARKER) for key in store.objects) == 2
+        assert store.manifests() == ["000000001-0001-0000", "000000002-0001-0001"]
+        assert sum(map(is_marker, store.objects)) == 2
     finally:
         checkpointer.close()
         state.close()
@@ -212,8 +184,7 @@ def test_a_rank_that_could_not_go_back_has_what_it_had_to_save() -> None:
         guard.restore()
         with pytest.raises(CheckpointError, match="77"):
             guard.restore(step=77)
-        job.step(0)
-        guard.step()
+        step_on(guard, job, 0)
         assert guard.save().step == 1
 
 

@@ -22,6 +22,7 @@ from tests.fakes.training import (
     guarded,
     restored,
     small,
+    step_on,
     train,
     trajectory,
     wait_shut,
@@ -137,9 +138,7 @@ def test_a_notice_at_every_instant_ends_at_one_boundary(kind: str, instant: str,
 
 def _train(guard: Guard, job: Job, done: int) -> int:
     try:
-        for number in range(done, TOTAL):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, *range(done, TOTAL))
     except Preempted:
         return -1
     return TOTAL
@@ -263,8 +262,7 @@ def test_save_blocks_until_committed_and_says_what(folder: Path) -> None:
     job = small()
     with guarded(folder, job.values) as guard:
         guard.restore()
-        job.step(0)
-        guard.step()
+        step_on(guard, job, 0)
         saved = guard.save()
         assert (saved.step, saved.nbytes > 0) == (1, True)
         assert Path(saved.url.removeprefix("file://"), "COMMIT.json").exists()
@@ -279,9 +277,7 @@ def test_save_takes_what_is_there_now(kind: str, folder: Path) -> None:
     job = MAKES[kind]()
     with guarded(folder, job.values) as guard:
         guard.restore()
-        for number in range(2):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, 0, 1)
         with torch.no_grad():
             job.values["model"][0].weight.data.clamp_(-0.1, 0.1)
         torch.rand(3)

@@ -8,23 +8,14 @@ import threading
 import pytest
 
 from spotguard.hooks import protocol
-from spotguard.hooks.format.keys import MARKER
 from spotguard.providers.errors import DeniedError, FullError
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import notice, trained
 from tests.fakes.store import Fault
-from tests.fakes.training import different, guarded, restored, small, trajectory, wait_shut
-from tests.fakes.watched_store import PATIENCE, WatchedStore
+from tests.fakes.training import different, guarded, restored, small, step_on, trajectory, wait_shut
+from tests.fakes.watched_store import PATIENCE, WatchedStore, is_manifest, is_marker, is_object
 
 pytestmark = pytest.mark.torch
-
-
-def is_marker(key: str) -> bool:
-    return key.endswith(MARKER)
-
-
-def is_manifest(key: str) -> bool:
-    return "-of-" in key and key.endswith(".json")
 
 
 def restores(store: WatchedStore, step: int) -> None:
@@ -80,12 +71,10 @@ def test_a_marker_that_is_refused_fails_no_save() -> None:
         store.faults = [Fault(n, verbs=("put",), error=lambda: DeniedError("no")) for n in (3, 7, 11)]
         store.calls.clear()
         assert guard.save().step == 2
-        job.step(2)
-        guard.step()
+        step_on(guard, job, 2)
         guard._saver.background()
         assert heard.wait(protocol.Committed, 2).step == 3
-        job.step(3)
-        guard.step()
+        step_on(guard, job, 3)
         guard._agent.hear(notice())
         assert heard.wait(protocol.Committed, 3).step == 4
     assert store.kinds() == {"objects": 6, "manifests": 3, "markers": 0}
@@ -118,8 +107,7 @@ def test_a_withdrawal_at_the_marker_keeps_what_is_whole() -> None:
         committed = heard.wait(protocol.Committed)
         assert (committed.id, committed.step) == ("", 2)
         store.let_go()
-        job.step(2)
-        guard.step()
+        step_on(guard, job, 2)
     restores(store, 2)
 
 
@@ -131,8 +119,7 @@ def test_a_manifest_that_hangs_is_no_commit_and_may_become_one() -> None:
     store, clock = WatchedStore(), ManualClock()
     with trained(store, clock=clock) as (guard, job, heard):
         guard.save()
-        job.step(2)
-        guard.step()
+        step_on(guard, job, 2)
         store.hold(is_manifest)
         guard._agent.hear(notice("n1", 10, reserve=3))
         assert store.reached.wait(PATIENCE)
@@ -156,11 +143,10 @@ def test_a_notice_does_not_wait_for_a_manifest_that_hangs() -> None:
         store.hold(lambda key: is_manifest(key) and "/000000002-" in key)
         guard._saver.background()
         assert store.reached.wait(PATIENCE)
-        job.step(2)
-        guard.step()
+        step_on(guard, job, 2)
         guard._agent.hear(notice())
         assert heard.wait(protocol.Committed).step == 3
-        assert [key.split("/")[2][:9] for key in store.objects if is_manifest(key)] == ["000000003"]
+        assert [name[:9] for name in store.manifests()] == ["000000003"]
         store.let_go()
     restores(store, 3)
 
@@ -184,18 +170,16 @@ def test_one_that_is_asked_for_during_another_is_made_after_it(monkeypatch: pyte
     monkeypatch.setenv("SPOTGUARD_EVERY", "3600")
     store, clock = WatchedStore(), ManualClock()
     with trained(store, clock=clock) as (guard, job, heard):
-        store.hold(lambda key: key.endswith(".safetensors"))
+        store.hold(is_object)
         guard._saver.background()
         assert store.reached.wait(PATIENCE)
         first = guard._saver._running
         assert first is not None
         guard._agent.hear(protocol.Checkpoint("the machine goes in 5 minutes", going=True))
-        job.step(2)
-        guard.step()
+        step_on(guard, job, 2)
         store.let_go()
         assert first.done.wait(PATIENCE)
-        job.step(3)
-        guard.step()
+        step_on(guard, job, 3)
         assert heard.wait(protocol.Committed, 2).step == 4
         assert guard._cadence.due > clock.monotonic()
     restores(store, 4)
@@ -210,14 +194,12 @@ def test_a_notice_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     store = WatchedStore()
     with trained(store) as (guard, job, heard):
         guard.save()
-        job.step(2)
-        guard.step()
+        step_on(guard, job, 2)
         store.calls.clear()
         guard._agent.hear(notice("d1", drill=True))
         assert heard.wait(protocol.Committed, 2).step == 3
         guard._agent.hear(protocol.Resume("d1"))
-        job.step(3)
-        guard.step()
+        step_on(guard, job, 3)
         assert {verb for verb, _ in store.calls} == {"put"}
         assert store.kinds()["markers"] == 2
         assert guard.save().step == 4
@@ -243,8 +225,7 @@ def test_what_a_dead_attempt_left_goes_with_the_next_commit() -> None:
     store = WatchedStore()
     with trained(store) as (guard, job, heard):
         guard.save()
-        job.step(2)
-        guard.step()
+        step_on(guard, job, 2)
         store.calls.clear()
         store.faults = [Fault(2, verbs=("put",), error=lambda: DeniedError("no manifest"))]
         guard._agent.hear(notice())
@@ -257,8 +238,7 @@ def test_what_a_dead_attempt_left_goes_with_the_next_commit() -> None:
     with guarded(store, job.values) as guard:
         assert guard.restore() == 2
         assert orphans <= store.objects.keys()
-        job.step(2)
-        guard.step()
+        step_on(guard, job, 2)
         guard.save()
         assert not orphans & store.objects.keys()
     restores(store, 3)
@@ -270,8 +250,7 @@ def test_a_notice_at_the_prune_of_another_save_comes_before_it(monkeypatch: pyte
     store = WatchedStore()
     with trained(store) as (guard, job, heard):
         guard.save()
-        job.step(2)
-        guard.step()
+        step_on(guard, job, 2)
         store.hold(is_marker)
         store.calls.clear()
         trainer = threading.Thread(target=guard._saver.background, name="trainer")

@@ -18,7 +18,7 @@ from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import Heard, notice, trained
 from tests.fakes.slow_store import SlowStore
 from tests.fakes.store import Fault
-from tests.fakes.training import Job, different, restored, small
+from tests.fakes.training import Job, different, restored, small, step_on
 from tests.fakes.watched_store import PATIENCE
 
 pytestmark = pytest.mark.torch
@@ -49,11 +49,9 @@ def test_weights_alone_are_said_with_the_numbers(known: bool) -> None:
         guard.save()
         store.rate = store.nbytes() / 10  # everything: 10 s
         if known:
-            job.step(2)
-            guard.step()
+            step_on(guard, job, 2)
             guard.save()
-        job.step(3)
-        guard.step()
+        step_on(guard, job, 3)
         store.hold(lambda key: key.endswith("/0001.safetensors"))  # the moments
         before = store.kinds()["markers"]
         guard._agent.hear(notice("n1", seconds=8.5, reserve=0.0))
@@ -76,8 +74,7 @@ def weights_alone() -> Iterator[tuple[SlowStore, Guard, Job, Heard]]:
     store.parallel = 1
     with trained(store, clock=store.clock) as (guard, job, heard):
         guard.save()
-        job.step(2)
-        guard.step()
+        step_on(guard, job, 2)
         store.calls.clear()
         store.faults = [Fault(1, verbs=("put",), error=lambda: FullError("no room"))]
         guard._agent.hear(notice("n1"))
@@ -119,8 +116,7 @@ def test_weights_after_which_the_state_moved_are_no_background_checkpoint() -> N
     with trained(store, clock=store.clock) as (guard, job, heard):
         guard.save()
         store.rate = store.nbytes() / 10
-        job.step(2)
-        guard.step()
+        step_on(guard, job, 2)
         store.hold(lambda key: key.endswith("/0001.safetensors"))
         guard._agent.hear(notice("n1", seconds=8.5, reserve=0.0))
         store.wait_committed(2)
@@ -144,8 +140,7 @@ def test_nothing_is_said_with_the_numbers() -> None:
     with trained(store, clock=clock) as (guard, job, heard):
         store.rate = 10.0
         guard.save()
-        job.step(2)
-        guard.step()
+        step_on(guard, job, 2)
         before = store.kinds()
         guard._agent.hear(notice("n1", seconds=10.0, reserve=0.0))
         reason = heard.wait(protocol.Failed).reason

@@ -18,7 +18,7 @@ from spotguard.hooks.guard import Guard
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import Heard, notice, trained
 from tests.fakes.slow_store import SlowStore
-from tests.fakes.training import Job, Make, different, restored, small, trajectory
+from tests.fakes.training import Job, Make, different, restored, small, step_on, trajectory, wait_open
 from tests.fakes.watched_store import PATIENCE
 
 pytestmark = pytest.mark.torch
@@ -29,10 +29,6 @@ EVERYTHING = 10.0
 def is_moments(key: str) -> bool:
     """The second of the two objects."""
     return key.endswith("/0001.safetensors")
-
-
-def is_manifest(key: str) -> bool:
-    return "-of-" in key and key.endswith(".json")
 
 
 @contextmanager
@@ -54,8 +50,7 @@ def uploading(make: Make = small) -> Iterator[tuple[SlowStore, Guard, Job, Heard
         store.hold(is_moments)
         guard._saver.background()
         assert store.reached.wait(PATIENCE)
-        with guard._gate._changed:  # it is copied: training goes on beside it
-            assert guard._gate._changed.wait_for(lambda: guard._gate.place.shut is Shut.OPEN, PATIENCE)
+        wait_open(guard)  # it is copied: training goes on beside it
         yield store, guard, job, heard
         store.let_go()
 
@@ -67,8 +62,7 @@ def rest(store: SlowStore) -> float:
 
 def goes_on(guard: Guard, job: Job) -> None:
     """One step beyond what is uploaded."""
-    job.step(4)
-    guard.step()
+    step_on(guard, job, 4)
 
 
 def answer(heard: Heard) -> protocol.Committed | protocol.Failed:
@@ -120,7 +114,7 @@ def test_of_an_older_step_it_is_called_off_where_a_new_save_fits() -> None:
         end = answer(heard)
         assert isinstance(end, protocol.Committed)
         assert (end.step, end.level, end.detail) == (5, "full", "")
-    assert [key.split("/")[2][:9] for key in store.objects if is_manifest(key)] == [
+    assert [name[:9] for name in store.manifests()] == [
         "000000002",
         "000000003",
         "000000005",
@@ -226,7 +220,7 @@ def test_when_its_link_gets_slower_the_parameters_of_now_come_first() -> None:
         assert isinstance(end, protocol.Committed)
         assert (end.step, end.level) == (5, "weights")
         assert heard.of(protocol.Committed) == [end]
-    assert [key.split("/")[2][:9] for key in store.objects if is_manifest(key)][-1] == "000000005"
+    assert [name[:9] for name in store.manifests()][-1] == "000000005"
     newest(store, 3, "manual", lambda: small(width=2048))
 
 
@@ -235,8 +229,7 @@ def test_a_withdrawal_in_its_middle_leaves_a_background_checkpoint() -> None:
     with uploading() as (store, guard, job, heard):
         guard._agent.hear(notice("n1", 600.0))
         guard._agent.hear(protocol.Withdrawn("n1"))
-        with guard._gate._changed:
-            assert guard._gate._changed.wait_for(lambda: guard._gate.place.shut is Shut.OPEN, PATIENCE)
+        wait_open(guard)
         store.let_go()
         committed = heard.wait(protocol.Committed)
         assert (committed.id, committed.step) == ("", 4)

@@ -36,6 +36,8 @@ from spotguard.hooks.saver import Saver
 from spotguard.hooks.state.registered import State
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import CheckpointError, DeniedError
+from spotguard.providers.stores.store import BlobStore
+from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import ManualClock
 from tests.fakes.store import FakeStore
 from tests.hooks.ranks.gang import until
@@ -82,7 +84,7 @@ def state(rank: int) -> State:
     return made
 
 
-def checkpointer(store: FakeStore, rank: int) -> Checkpointer:
+def checkpointer(store: BlobStore, rank: int) -> Checkpointer:
     return Checkpointer(
         store, "run", 1, clock=SystemClock(), keep=Keep(2), rank=rank, world=2, incarnation="nonce"
     )
@@ -123,13 +125,13 @@ class End:
     saver: Saver
     state: State
     writer: Checkpointer
-    store: FakeStore
+    store: BlobStore
     heard: Heard
 
 
 @contextmanager
 def two(
-    clock: Clock, other: Clock | None = None, met: Any = None, store: FakeStore | None = None
+    clock: Clock, other: Clock | None = None, met: Any = None, store: BlobStore | None = None
 ) -> Iterator[list[End]]:
     """On machines "a" and "b"."""
     met, store = met or HashStore(), store or FakeStore()
@@ -234,19 +236,17 @@ def test_a_save_by_hand_with_a_rank_that_has_no_state_ends() -> None:
         assert second.heard.words.empty()
 
 
-class RefusesTheSecond(FakeStore):
-    """Whose rights do not reach so far."""
-
-    def put(self, key: str, *args: Any, **more: Any) -> None:
-        if "/00001-of-00002" in key:
-            raise DeniedError(f"put {key}: denied")
-        super().put(key, *args, **more)
-
-
 def test_a_rank_whose_store_refuses_holds_nobody() -> None:
     """The others would wait a quarter of an hour for its part."""
-    store = RefusesTheSecond()
-    with two(SystemClock(), store=store) as (first, second), ThreadPoolExecutor(1) as pool:
+    store = FakeStore()
+
+    def refused(request: Request) -> None:
+        """Its rights do not reach so far."""
+        if request.verb == "put" and "/00001-of-00002" in request.key:
+            raise DeniedError(f"put {request.key}: denied")
+
+    asked = CalledStore(store, refused)
+    with two(SystemClock(), store=asked) as (first, second), ThreadPoolExecutor(1) as pool:
         first.saver.ready = second.saver.ready = True
         theirs = pool.submit(second.saver.manual)
         with pytest.raises(CheckpointError, match=r"not saved: rank 1 of 2 will put no manifest: .*denied"):

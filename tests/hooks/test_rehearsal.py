@@ -10,7 +10,7 @@ from spotguard.hooks import protocol
 from spotguard.hooks.format import sharing
 from spotguard.hooks.state.registered import State
 from tests.fakes.noticed import notice, trained
-from tests.fakes.training import different, restored, small, trajectory
+from tests.fakes.training import different, restored, small, step_on, trajectory
 from tests.fakes.watched_store import PATIENCE, WatchedStore
 
 pytestmark = pytest.mark.torch
@@ -32,8 +32,7 @@ def test_a_notice_finds_the_save_planned(monkeypatch: pytest.MonkeyPatch) -> Non
     with trained(store, steps=5) as (guard, job, heard):
         assert ready.wait(PATIENCE)
         for step in (5, 6):  # training goes on: the rehearsal has opened its gate
-            job.step(step)
-            guard.step()
+            step_on(guard, job, step)
         guard._agent.hear(notice())
         assert heard.wait(protocol.Committed).step == 7
         assert len(planned) == 1
@@ -68,7 +67,6 @@ def test_after_a_drill_the_next_notice_is_made_ready_for(monkeypatch: pytest.Mon
         assert not again.is_set()
         guard._agent.hear(protocol.Resume("n1"))
         assert again.wait(PATIENCE)
-        job.step(6)
-        guard.step()
+        step_on(guard, job, 6)
         guard._agent.hear(notice("n2"))
         assert heard.wait(protocol.Committed, 2).step == 7

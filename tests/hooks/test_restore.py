@@ -15,7 +15,7 @@ from torch import nn
 
 from spotguard.hooks.format.codec import decode_manifest, encode_manifest
 from spotguard.providers.errors import CheckpointError, StateError
-from tests.fakes.training import Job, bits, different, guarded, saved_each_step, small, trajectory
+from tests.fakes.training import Job, bits, different, guarded, saved_each_step, small, step_on, trajectory
 from tests.fakes.watched_store import WatchedStore
 
 pytestmark = pytest.mark.torch
@@ -70,9 +70,7 @@ def test_going_back_takes_away_what_was_made_since() -> None:
         guard.restore()
         before = job.bits()
         guard.save()
-        for number in range(2):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, 0, 1)
         assert guard.restore(step=0) == 0
         assert different(job.bits(), before) == []
 
@@ -287,8 +285,7 @@ def test_going_on_equals_a_run_without_us(folder: Path) -> None:
         with guarded(folder, job.values) as guard:
             assert guard.restore() == life
             assert different(job.bits(), expected[life]) == []
-            job.step(life)
-            guard.step()
+            step_on(guard, job, life)
             guard.save()
     assert different(job.bits(), expected[TOTAL]) == []
 

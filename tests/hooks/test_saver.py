@@ -10,32 +10,34 @@ import pytest
 
 from spotguard.hooks import protocol
 from spotguard.hooks.checkpoints.catalog import find_whole
-from spotguard.hooks.gate import Gate, Shut
+from spotguard.hooks.gate import Shut
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.preempted import Preempted
 from spotguard.providers.errors import DeniedError
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import Heard, notice, trained
 from tests.fakes.store import Fault
-from tests.fakes.training import Job, different, guarded, restored, small, trajectory, wait_shut
-from tests.fakes.watched_store import PATIENCE, WatchedStore
+from tests.fakes.training import (
+    Job,
+    different,
+    guarded,
+    restored,
+    small,
+    step_on,
+    trajectory,
+    wait_open,
+    wait_shut,
+)
+from tests.fakes.watched_store import PATIENCE, WatchedStore, is_object
 
 pytestmark = pytest.mark.torch
 
 TOTAL = 5
 
 
-def gate_opens(gate: Gate) -> None:
-    """Until training may go on."""
-    with gate._changed:
-        assert gate._changed.wait_for(lambda: gate.place.shut is Shut.OPEN, PATIENCE)
-
-
 def go_on(guard: Guard, job: Job, begun: int = 2) -> None:
     """Train to the end, and see that every bit is as if nothing had been."""
-    for number in range(begun, TOTAL):
-        job.step(number)
-        guard.step()
+    step_on(guard, job, *range(begun, TOTAL))
     assert different(job.bits(), trajectory(small, TOTAL)[TOTAL]) == []
 
 
@@ -127,17 +129,15 @@ def test_a_notice_during_a_background_save_comes_first() -> None:
     """The background save is abandoned: no manifest, no marker of it; the notice's own save is committed."""
     store = WatchedStore()
     with trained(store) as (guard, job, heard):
-        store.hold(lambda key: key.endswith(".safetensors"))
+        store.hold(is_object)
         guard._saver.background()
         assert store.reached.wait(PATIENCE)
-        gate_opens(guard._gate)  # copied: training goes on while it uploads
-        job.step(2)
-        guard.step()
+        wait_open(guard)  # copied: training goes on while it uploads
+        step_on(guard, job, 2)
         guard._agent.hear(notice())
         store.let_go()
         assert heard.wait(protocol.Committed).step == 3
-    manifests = [key for key in store.objects if "-of-" in key and key.endswith(".json")]
-    assert [key.split("/")[2] for key in manifests] == ["000000003-0001-0001"]
+    assert store.manifests() == ["000000003-0001-0001"]
     assert different(restored(store, small)[1], trajectory(small, 3)[3]) == []
 
 
@@ -145,7 +145,7 @@ def test_a_notice_during_a_save_by_hand_comes_first() -> None:
     """`guard.save()` gives way, and ends in Preempted when the notice's save is committed."""
     store = WatchedStore()
     with trained(store) as (guard, _, heard):
-        store.hold(lambda key: key.endswith(".safetensors"))
+        store.hold(is_object)
         ended: list[object] = []
 
         def save() -> None:
@@ -170,7 +170,7 @@ def test_a_notice_comes_before_what_waits_its_turn() -> None:
     """A save by hand that stands behind a background upload does not come first: the notice's save does."""
     store = WatchedStore()
     with trained(store) as (guard, _, heard):
-        store.hold(lambda key: key.endswith(".safetensors"))
+        store.hold(is_object)
         guard._saver.background()
         assert store.reached.wait(PATIENCE)
         ended: list[object] = []
@@ -204,7 +204,7 @@ def test_a_second_notice_moves_the_deadline_of_the_save_under_way() -> None:
     """Two ids, one save, the earlier deadline."""
     store, clock = WatchedStore(), ManualClock()
     with trained(store, clock=clock) as (guard, _, heard):
-        store.hold(lambda key: key.endswith(".safetensors"))
+        store.hold(is_object)
         guard._agent.hear(notice("n1", 60))
         assert store.reached.wait(PATIENCE)
         guard._agent.hear(notice("n2", 10))
@@ -234,14 +234,14 @@ def test_a_withdrawn_notice_lets_training_go_on_bit_for_bit(when: str) -> None:
     store = WatchedStore()
     with trained(store) as (guard, job, heard):
         if when == "during":
-            store.hold(lambda key: key.endswith(".safetensors"))
+            store.hold(is_object)
         guard._agent.hear(notice())
         if when == "during":
             assert store.reached.wait(PATIENCE)
         else:
             heard.wait(protocol.Committed)
         guard._agent.hear(protocol.Withdrawn("n1"))
-        gate_opens(guard._gate)
+        wait_open(guard)
         store.let_go()
         go_on(guard, job)
         guard.save()  # behind whatever the saver still had to do
@@ -253,7 +253,7 @@ def test_a_notice_right_behind_a_withdrawal_has_its_own_save() -> None:
     """While the first save is still winding down: the second is not taken for a part of it."""
     store = WatchedStore()
     with trained(store) as (guard, job, heard):
-        store.hold(lambda key: key.endswith(".safetensors"))
+        store.hold(is_object)
         guard._agent.hear(notice("n1"))
         assert store.reached.wait(PATIENCE)
         guard._agent.hear(protocol.Withdrawn("n1"))
@@ -278,7 +278,7 @@ def test_of_two_notices_one_withdrawn_the_other_holds() -> None:
         guard._agent.hear(protocol.Withdrawn("unknown"))
         assert guard._gate.place.shut is not Shut.OPEN
         guard._agent.hear(protocol.Withdrawn("n2"))
-        gate_opens(guard._gate)
+        wait_open(guard)
         go_on(guard, job)
 
 
@@ -289,7 +289,7 @@ def test_a_drill_saves_and_training_goes_on() -> None:
         guard._agent.hear(notice("d1", drill=True))
         assert heard.wait(protocol.Committed).step == 2
         guard._agent.hear(protocol.Resume("d1"))
-        gate_opens(guard._gate)
+        wait_open(guard)
         go_on(guard, job)
     assert restored(store, small)[0] == 2
 
@@ -299,7 +299,7 @@ def test_a_deadline_that_is_outlived_lets_training_go_on() -> None:
     for fails in (False, True):
         store, clock = WatchedStore(), ManualClock()
         with trained(store, clock=clock) as (guard, job, heard):
-            store.hold(lambda key: key.endswith(".safetensors"))
+            store.hold(is_object)
             guard._agent.hear(notice("n1", 10))
             assert store.reached.wait(PATIENCE)
             if fails:
@@ -311,7 +311,7 @@ def test_a_deadline_that_is_outlived_lets_training_go_on() -> None:
                 heard.wait(protocol.Committed)
                 clock.advance(100)
                 guard._agent.hear(notice("n1", 0))  # a word that wakes the saver: it looks at the clock again
-            gate_opens(guard._gate)
+            wait_open(guard)
             go_on(guard, job)
 
 
@@ -323,9 +323,8 @@ def test_out_of_time_leaves_the_last_checkpoint_as_it_was() -> None:
     store, clock = WatchedStore(), ManualClock()
     with trained(store, clock=clock) as (guard, job, heard):
         guard.save()
-        job.step(2)
-        guard.step()
-        store.hold(lambda key: key.endswith(".safetensors"))
+        step_on(guard, job, 2)
+        store.hold(is_object)
         guard._agent.hear(notice("n1", 10, reserve=3))
         assert store.reached.wait(PATIENCE)
         clock.advance(8)
@@ -408,9 +407,7 @@ def test_background_saves_come_by_themselves(monkeypatch: pytest.MonkeyPatch) ->
     with trained(store, clock=clock) as (guard, job, heard):
         assert heard.of(protocol.Committed) == []
         clock.advance(11)
-        for number in range(2, TOTAL):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, *range(2, TOTAL))
         committed = heard.wait(protocol.Committed)
         assert (committed.id, committed.step >= 3) == ("", True)
         assert different(job.bits(), trajectory(small, TOTAL)[TOTAL]) == []
@@ -461,8 +458,7 @@ def test_a_failing_save_by_hand_raises_and_the_next_works() -> None:
     store = WatchedStore()
     with trained(store) as (guard, job, _):
         first = guard.save()
-        job.step(2)
-        guard.step()
+        step_on(guard, job, 2)
         store.calls.clear()
         store.faults = [Fault(0, verbs=("put",), error=lambda: DeniedError("no"))]
         with pytest.raises(DeniedError):
@@ -477,7 +473,7 @@ def test_the_end_waits_for_an_upload_and_not_for_a_boundary() -> None:
     """A background save under way is finished at exit; one that waits for a step that never comes is not."""
     store = WatchedStore()
     with trained(store) as (guard, _, _):
-        store.hold(lambda key: key.endswith(".safetensors"))
+        store.hold(is_object)
         guard._saver.background()
         assert store.reached.wait(PATIENCE)
 

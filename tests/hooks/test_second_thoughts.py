@@ -18,9 +18,10 @@ import spotguard  # noqa: E402 - after the skip
 from spotguard.hooks.cadence import AUTO_EVERY, Cadence  # noqa: E402
 from spotguard.providers.errors import FullError, SpotguardError  # noqa: E402
 from tests.fakes.agent import FakeAgent  # noqa: E402
+from tests.fakes.called import CalledStore, Request  # noqa: E402
 from tests.fakes.store import Fault  # noqa: E402
-from tests.fakes.training import different, guarded, restored, small, trajectory  # noqa: E402
-from tests.fakes.watched_store import PATIENCE, WatchedStore  # noqa: E402
+from tests.fakes.training import different, guarded, restored, small, step_on, trajectory  # noqa: E402
+from tests.fakes.watched_store import PATIENCE, WatchedStore, is_marker, is_object  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -44,9 +45,8 @@ def test_a_save_by_hand_that_is_interrupted_is_never_kept() -> None:
     try:
         with guarded(store, job.values) as guard:
             guard.restore()
-            job.step(0)
-            guard.step()
-            store.hold(lambda key: key.endswith(".safetensors"))
+            step_on(guard, job, 0)
+            store.hold(is_object)
 
             def ctrl_c() -> None:
                 assert store.reached.wait(PATIENCE)
@@ -71,8 +71,7 @@ def test_a_save_by_hand_that_is_interrupted_is_never_kept() -> None:
                 guard.save()
             helper.join(PATIENCE)
             assert store.kinds()["manifests"] == 0
-            job.step(1)
-            guard.step()
+            step_on(guard, job, 1)
             assert guard.save().step == 2
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -89,8 +88,7 @@ def test_going_back_makes_what_follows_the_newest() -> None:
             guard.step()
             guard.save()
         assert guard.restore(step=2) == 2
-        job.step(2)
-        guard.step()
+        step_on(guard, job, 2)
         saved = guard.save()
     assert (saved.step, "-0002-" in saved.url) == (3, True)
     step, again = restored(store, small)
@@ -105,8 +103,7 @@ def test_a_closed_guard_parks_nobody() -> None:
         guard.restore()
         guard._gate.close()
         guard.close()
-        job.step(0)
-        guard.step()
+        step_on(guard, job, 0)
 
 
 def test_a_register_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,26 +189,21 @@ def test_the_agent_hears_how_long_a_save_would_take(monkeypatch: pytest.MonkeyPa
 def test_a_notice_does_not_wait_for_old_checkpoints_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pruning stops at the next few objects, and the save that it followed stays committed."""
     monkeypatch.setenv("SPOTGUARD_KEEP", "1")
-    store, job = WatchedStore(), small()
-    with guarded(store, job.values) as guard:
-        guard.restore()
-        for number in range(2):
-            job.step(number)
-            guard.step()
-            if number == 0:
-                guard.save()
-        deletes: list[str] = []
-        plain = store.delete
+    job, deletes = small(), list[str]()
 
-        def slow(keys: Any, *, timeout: float | None = None) -> None:
-            deletes.extend(keys)
+    def noticed(request: Request) -> None:
+        if request.verb == "delete" and "/checkpoints/" in request.key:
+            deletes.append(request.key)
             guard._saver._running.effort.abandon("a notice came")  # type: ignore[union-attr]
-            plain(deletes[-1:], timeout=timeout)
 
-        store.delete = slow  # type: ignore[method-assign]
+    with guarded(CalledStore(WatchedStore(), noticed), job.values) as guard:
+        guard.restore()
+        step_on(guard, job, 0)
+        guard.save()
+        step_on(guard, job, 1)
         assert guard.save().step == 2
-        assert len([key for key in deletes if key.endswith("COMMIT.json")]) == 1
-        assert not [key for key in deletes if key.endswith(".safetensors")]
+        assert len([key for key in deletes if is_marker(key)]) == 1
+        assert not [key for key in deletes if is_object(key)]
 
 
 def test_a_save_that_finds_no_room_gives_back_what_it_took() -> None:
@@ -219,8 +211,7 @@ def test_a_save_that_finds_no_room_gives_back_what_it_took() -> None:
     store, job = WatchedStore(), small()
     with guarded(store, job.values) as guard:
         guard.restore()
-        job.step(0)
-        guard.step()
+        step_on(guard, job, 0)
         store.calls.clear()
         store.faults = [Fault(at=0, verbs=("put",), after=True, error=lambda: FullError("no room"))]
         with pytest.raises(FullError):

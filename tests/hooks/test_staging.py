@@ -23,8 +23,8 @@ from tests.fakes.clock import ManualClock  # noqa: E402
 from tests.fakes.mortal import Life, Mortal  # noqa: E402
 from tests.fakes.noticed import Heard, notice, trained  # noqa: E402
 from tests.fakes.store import Fault, Killed  # noqa: E402
-from tests.fakes.training import Job, different, guarded, restored, seed, small, trajectory  # noqa: E402
-from tests.fakes.watched_store import PATIENCE, WatchedStore  # noqa: E402
+from tests.fakes.training import Job, different, guarded, restored, seed, small, step_on, trajectory  # noqa: E402
+from tests.fakes.watched_store import PATIENCE, WatchedStore, is_object  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -45,17 +45,8 @@ def staged(stage: Path) -> dict[str, bytes]:
     }
 
 
-def is_object(key: str) -> bool:
-    return key.endswith(".safetensors")
-
-
 def objects(store: WatchedStore) -> dict[str, bytes]:
     return {key: data for key, data in store.objects.items() if is_object(key)}
-
-
-def step_on(guard: Guard, job: Job, number: int) -> None:
-    job.step(number)
-    guard.step()
 
 
 def left_behind(store: WatchedStore) -> None:
@@ -511,8 +502,7 @@ def one_life(store: WatchedStore, stage: Path, life: Life, calls: int, *, after:
         stager = guard._checkpointer._stager
         assert stager is not None
         stager.stage.files = stager.writer.store = Mortal(stager.stage.files, life)  # type: ignore[assignment]
-        step_on(guard, job, 0)
-        step_on(guard, job, 1)
+        step_on(guard, job, 0, 1)
         guard._saver.background()
         assert heard.wait(protocol.Committed).step == 2
         step_on(guard, job, 2)

@@ -14,7 +14,7 @@ from torch import nn
 
 from spotguard.providers.errors import StateError
 from tests.fakes.dataset import Facts
-from tests.fakes.training import Job, bits, different, guarded, seed
+from tests.fakes.training import Job, bits, different, guarded, seed, step_on
 
 data = pytest.importorskip("torchdata.stateful_dataloader")
 
@@ -123,9 +123,7 @@ def saved_before_and_after_three(folder: Path) -> None:
     with guarded(folder, job.values) as guard:
         guard.restore()
         guard.save()
-        for number in range(3):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, *range(3))
         guard.save()
 
 

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import HashStore
 from spotguard.hooks.checkpoints.catalog import find_whole
 from spotguard.providers.errors import StateError
 from spotguard.providers.stores.localfs import FileStore
-from tests.fakes.training import Job, bits, different, guarded, seed, small, trajectory
+from tests.fakes.training import Job, bits, different, guarded, seed, small, step_on, trajectory
 
 pytestmark = pytest.mark.torch
 
@@ -201,9 +201,7 @@ def test_a_model_that_changes_its_dtype_in_the_middle_is_followed(folder: Path) 
     job = small()
     with guarded(folder, job.values) as guard:
         guard.restore()
-        for number in range(5):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, *range(5))
         job.values["model"].double()
         expected = bits(job.values)
         assert guard.save().step == 5
@@ -236,8 +234,7 @@ def test_a_wrapper_that_only_renames_is_looked_through(outer: Any, inner: Any, f
     job.values["model"] = outer(job.values["model"])
     with guarded(folder, job.values) as guard:
         guard.restore()
-        job.step(0)
-        guard.step()
+        step_on(guard, job, 0)
         guard.save()
     fresh = small()
     fresh.values["model"] = inner(fresh.values["model"])
@@ -259,8 +256,7 @@ def test_a_distributed_wrapper_is_looked_through(folder: Path) -> None:
         job.values["model"] = nn.parallel.DistributedDataParallel(job.values["model"])
         with guarded(folder, job.values) as guard:
             guard.restore()
-            job.step(0)
-            guard.step()
+            step_on(guard, job, 0)
             guard.save()
     finally:
         torch.distributed.destroy_process_group()

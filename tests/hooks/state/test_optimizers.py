@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
 from spotguard.providers.errors import StateError
-from tests.fakes.training import Job, different, finished, guarded, restored, seed, small, trajectory
+from tests.fakes.training import Job, different, finished, guarded, restored, seed, small, step_on, trajectory
 
 pytestmark = pytest.mark.torch
 
@@ -27,9 +27,7 @@ def saved_and_resumed(make: Callable[[], Job], folder: Path) -> None:
     with guarded(folder, job.values) as guard:
         guard.restore()
         assert guard.save().step == 0
-        for number in range(STOP):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, *range(STOP))
         assert different(job.bits(), expected[STOP]) == [], "guarding changed something"
         guard.save()
     step, state = restored(folder, make)
@@ -155,9 +153,7 @@ def test_a_learning_rate_that_is_a_tensor_is_restored_in_place(folder: Path) -> 
     job = small(lambda p: torch.optim.Adam(p, lr=rate))
     with guarded(folder, job.values) as guard:
         guard.restore()
-        for number in range(4):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, *range(4))
         guard.save()
     changed = float(job.values["optimizer"].param_groups[0]["lr"])
     fresh_rate = torch.tensor(0.5)
@@ -191,9 +187,7 @@ def test_parameters_that_join_in_the_middle_are_followed(folder: Path) -> None:
     job = make()
     with guarded(folder, job.values) as guard:
         guard.restore()
-        for number in range(4):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, *range(4))
         guard.save()
     fresh = make()
     fresh.values["optimizer"].add_param_group({"params": list(fresh.values["model"][0].parameters())})

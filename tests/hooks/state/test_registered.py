@@ -27,6 +27,7 @@ from tests.fakes.training import (
     restored,
     seed,
     small,
+    step_on,
     trajectory,
 )
 
@@ -44,9 +45,7 @@ def resumed(make: Any, folder: Path, total: int = TOTAL, stop: int = STOP) -> No
     job = make()
     with guarded(folder, job.values) as guard:
         guard.restore()
-        for number in range(stop):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, *range(stop))
         assert different(job.bits(), expected[stop]) == []
         guard.save()
     step, state = restored(folder, make)
@@ -279,9 +278,7 @@ def test_a_skipped_step_is_a_step(folder: Path) -> None:
     job = crowded()
     with guarded(folder, job.values) as guard:
         guard.restore()
-        for number in range(2):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, 0, 1)
         assert guard._gate.place.completed == 2
         assert guard._state.boundary_only == ""
         guard._saver.background()
@@ -311,9 +308,7 @@ def test_costly_copies_are_made_only_when_wanted(caplog: pytest.LogCaptureFixtur
     job = make()
     with guarded(folder, job.values) as guard:
         guard.restore()
-        for number in range(TOTAL):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, *range(TOTAL))
         assert "copying what changes" in guard._state.boundary_only
         guard._saver.background()
         job.step(TOTAL)
@@ -340,8 +335,7 @@ def test_a_checkpoint_names_its_step(folder: Path) -> None:
         guard.restore()
         guard.save()
         guard.save()
-        job.step(0)
-        guard.step()
+        step_on(guard, job, 0)
         guard.save()
     names = {info.key.split("/")[2] for info in FileStore(folder).list("run/checkpoints/")}
     assert {CheckpointName.parse(name) for name in names} == {

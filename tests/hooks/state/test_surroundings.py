@@ -15,7 +15,7 @@ from spotguard.hooks.state.registered import State
 from spotguard.providers.errors import StateError
 from spotguard.providers.stores.localfs import FileStore
 from tests.fakes.clock import ManualClock
-from tests.fakes.training import Job, different, guarded, small
+from tests.fakes.training import Job, different, guarded, small, step_on
 
 pytestmark = pytest.mark.torch
 
@@ -27,8 +27,7 @@ def test_the_training_threads_number_of_threads_is_recorded(folder: Path) -> Non
     with guarded(folder, job.values) as guard:
         guard.restore()
         torch.set_num_threads(1)
-        job.step(0)
-        guard.step()
+        step_on(guard, job, 0)
         guard.save()
     whole = find_whole(FileStore(folder), "run")
     assert whole is not None
@@ -47,8 +46,7 @@ def test_a_default_device_is_not_ours(folder: Path) -> None:
     job = make()
     with guarded(folder, job.values) as guard:
         guard.restore()
-        job.step(0)
-        guard.step()
+        step_on(guard, job, 0)
         guard.save()
     fresh = make()
     torch.set_default_device("meta")

@@ -16,8 +16,8 @@ from spotguard.hooks.gate import Shut
 from spotguard.hooks.preempted import Preempted
 from spotguard.hooks.state.window import Witness
 from spotguard.hooks.testing import preempt
-from tests.fakes.training import Job, different, guarded, restored, seed, small, wait_shut
-from tests.fakes.watched_store import WatchedStore
+from tests.fakes.training import Job, different, guarded, restored, seed, small, step_on, wait_shut
+from tests.fakes.watched_store import WatchedStore, is_object
 
 pytestmark = pytest.mark.torch
 
@@ -110,9 +110,7 @@ def test_an_edit_before_the_notice_waits_for_the_next_boundary(
     store, job = WatchedStore(), make()
     with guarded(store, job.values) as guard:
         guard.restore()
-        for number in range(2):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, 0, 1)
         edit(job)
         preempt(guard)
         wait_shut(guard)
@@ -132,10 +130,8 @@ def test_an_edit_during_the_save_discards_it(edit: Edit) -> None:
     store, job = WatchedStore(), make()
     with guarded(store, job.values) as guard:
         guard.restore()
-        for number in range(2):
-            job.step(number)
-            guard.step()
-        store.hold(lambda key: key.endswith(".safetensors"))
+        step_on(guard, job, 0, 1)
+        store.hold(is_object)
         preempt(guard)
         assert store.reached.wait(20)
         edit(job)
@@ -144,8 +140,7 @@ def test_an_edit_during_the_save_discards_it(edit: Edit) -> None:
         expected = job.bits()
         with pytest.raises(Preempted):
             guard.step()
-    manifests = [key for key in store.objects if "-of-" in key and key.endswith(".json")]
-    assert [key.split("/")[2][:9] for key in manifests] == ["000000003"]
+    assert [name[:9] for name in store.manifests()] == ["000000003"]
     assert store.kinds()["markers"] == 1
     assert_saved(store, 3, expected)
 
@@ -156,9 +151,7 @@ def test_an_edit_before_a_background_save_delays_it(edit: Edit) -> None:
     store, job = WatchedStore(), make()
     with guarded(store, job.values) as guard:
         guard.restore()
-        for number in range(2):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, 0, 1)
         edit(job)
         guard._saver.background()
         wait_shut(guard)
@@ -181,9 +174,7 @@ def test_swapped_and_back_again_is_as_it_was() -> None:
     store, job = WatchedStore(), make()
     with guarded(store, job.values) as guard:
         guard.restore()
-        for number in range(2):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, 0, 1)
         expected = job.bits()
         kept = [param.data.clone() for param in job.values["model"].parameters()]
         scale_through_data(job)
@@ -218,9 +209,8 @@ def test_a_swap_there_and_back_during_the_save_is_noticed() -> None:
     store, job = WatchedStore(), wide()
     with guarded(store, job.values) as guard:
         guard.restore()
-        job.step(0)
-        guard.step()
-        store.hold(lambda key: key.endswith(".safetensors"))
+        step_on(guard, job, 0)
+        store.hold(is_object)
         preempt(guard)
         assert store.reached.wait(20)
         kept = [param.data.clone() for param in job.values["model"]]
@@ -255,9 +245,7 @@ def test_an_unregistered_optimizer_makes_the_job_boundary_only(caplog: pytest.Lo
     job.step = step
     with guarded(store, job.values) as guard, caplog.at_level(logging.WARNING):
         guard.restore()
-        for number in range(2):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, 0, 1)
         assert "no registered optimizer stepped" in guard._state.boundary_only
         assert caplog.text.count("waits for the next guard.step()") == 1
         assert guard._position().mode == "boundary"
@@ -304,9 +292,7 @@ def test_a_buffer_that_forward_replaces_is_no_edit() -> None:
     store, job = WatchedStore(), make_counting()
     with guarded(store, job.values) as guard:
         guard.restore()
-        for number in range(6):
-            job.step(number)
-            guard.step()
+        step_on(guard, job, *range(6))
         expected = copy.deepcopy(job.values["model"].calls)
         job.at = lambda which, number: preempt(guard)
         with pytest.raises(Preempted):
