@@ -11,7 +11,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 import spotguard
@@ -34,6 +34,9 @@ COMMANDS = {
     "demo": "the whole story on a simulated cloud, in a minute or two",
 }
 
+#: No commands: each prints a file that comes with an install, and is a module (`commands.printing`).
+PRINTERS = ("containers", "monitoring", "slurm")
+
 DESCRIPTION = "Save a PyTorch training job when the cloud takes its spot machine back, and go on from there."
 
 EXAMPLES = """\
@@ -42,7 +45,8 @@ examples:
   spotguard status --watch
   spotguard drill
 
-spotguard COMMAND --help says more about each."""
+spotguard COMMAND --help says more about each. A Dockerfile and Kubernetes manifests, Prometheus rules
+and a dashboard, a batch script for Slurm: python -m spotguard.containers, .monitoring, .slurm"""
 
 
 #: What a write(2) says of a disk that takes no more: stdout's, for every other file is somebody's who translates it.
@@ -52,9 +56,17 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    return ended(lambda: _dispatch(words))
+
+
+def ended(work: Callable[[], int]) -> int:
+    """Do it, and make one line and a code of every error."""
     _open_what_is_closed()
     try:
-        return _dispatch(words)
+        try:
+            return work()
+        finally:
+            sys.stdout.flush()  # at the interpreter's end its error would be a traceback
     except SpotguardError as error:
         return _say(error, 2 if isinstance(error, UsageError) else getattr(error, "exit_code", 1))
     except KeyboardInterrupt:
@@ -91,6 +103,8 @@ def _dispatch(words: list[str]) -> int:
     if name not in COMMANDS:
         from spotguard.agent.config import did_you_mean
 
+        if name in PRINTERS:
+            raise UsageError(f"unknown command {name!r}: say python -m spotguard.{name}")
         near = did_you_mean(name, list(COMMANDS)) or f"expected one of {', '.join(COMMANDS)}"
         raise UsageError(f"unknown command {name!r}: {near}")
     from spotguard.commands.parsers import Parser

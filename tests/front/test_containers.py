@@ -8,12 +8,12 @@ import sys
 import pytest
 
 import spotguard
+from spotguard.containers import FILES
 from spotguard.containers.__main__ import main
-from spotguard.containers.manifests import MANIFESTS, NAMES, text
-from spotguard.providers.errors import UsageError
+from spotguard.containers.manifests import MANIFESTS, text
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FILES)
 def test_a_file_is_printed_with_nothing_left_to_fill_in(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,7 +42,6 @@ def test_an_image_is_the_one_that_was_said() -> None:
         (["agent"], "agent: which cloud? Say aws, gcp or azure"),
         (["agent", "aws", "--image", "a\nb"], r"--image 'a\nb': expected an image's name"),
         (["agent", "aws", "--imag", "a"], "unknown flag '--imag': did you mean --image?"),
-        (["pod", "aws"], "see python -m spotguard.containers --help"),
     ],
 )
 def test_what_is_said_wrongly_is_said_in_a_line(
@@ -53,11 +52,6 @@ def test_what_is_said_wrongly_is_said_in_a_line(
     assert printed.out == ""
     assert said in printed.err
     assert printed.err.count("\n") == 1
-
-
-def test_a_name_that_no_file_has() -> None:
-    with pytest.raises(UsageError, match="expected one of dockerfile, agent"):
-        text("pod", "aws")
 
 
 def test_it_is_found_without_a_checkout() -> None:

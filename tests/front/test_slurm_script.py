@@ -47,13 +47,6 @@ def test_slurm_reads_each_of_its_options(capsys: pytest.CaptureFixture[str]) -> 
     assert "#SBATCH" not in below
 
 
-def test_what_it_does_not_know_it_refuses(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--nodes=2"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("spotguard: ")
-
-
 class Script:
     """The batch script, as slurmd starts it, with those programs in its PATH."""
 

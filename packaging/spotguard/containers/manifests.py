@@ -9,12 +9,12 @@ from typing import Literal
 import spotguard
 from spotguard.providers.errors import UsageError
 
+from . import FILES
+
 Cloud = Literal["aws", "gcp", "azure"]
 
 DOCKERFILE = "dockerfile"
-#: In the order in which they are met: the agent of the nodes; jobs beside it; jobs without it.
-MANIFESTS = ("agent", "job", "indexed-job", "alone", "sidecar")
-NAMES = (DOCKERFILE, *MANIFESTS)
+MANIFESTS = tuple(name for name in FILES if name != DOCKERFILE)
 
 #: Seconds from SIGTERM to SIGKILL that a node of this cloud's Kubernetes can keep to while the machine goes. AWS: the drain
 #: begins with the notice, which is 120 s long. GKE: its kubelet leaves 15 s of the 30 to pods that are not the system's
@@ -37,13 +37,14 @@ def window(cloud: Cloud) -> int:
 def text(name: str, cloud: Cloud | None = None, image: str = "") -> str:
     """The Dockerfile, or a manifest for that cloud.
 
+    Args:
+        name: one of `FILES`.
+
     Raises:
-        UsageError: there is no file of that name, or it needs a cloud, or the image's name cannot be one.
+        UsageError: it needs a cloud, or the image's name cannot be one.
     """
     if name == DOCKERFILE:
         return _read("Dockerfile", {"VERSION": spotguard.__version__})
-    if name not in MANIFESTS:
-        raise UsageError(f"{name!r}: expected one of {', '.join(NAMES)}")
     if cloud is None:
         raise UsageError(
             f"{name}: which cloud? Say aws, gcp or azure, as in {name} aws: each gives a pod another time to end"

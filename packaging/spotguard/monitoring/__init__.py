@@ -6,6 +6,8 @@ an input for Filebeat.
 
 from __future__ import annotations
 
+from importlib import resources
+
 #: The files, with what each is.
 FILES = {
     "rules.yml": "Prometheus: what is recorded, and the alerts",
@@ -13,3 +15,8 @@ FILES = {
     "dashboard.json": "Grafana: the dashboard, to be imported",
     "filebeat.yml": "Filebeat: the lines of --json-log to Elasticsearch",
 }
+
+
+def text(name: str) -> str:
+    """One of them, as it is shipped."""
+    return resources.files(__package__).joinpath(name).read_text()

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import sys
-from importlib.resources import files
+from collections.abc import Sequence
 
-from . import FILES
+from spotguard.commands import printing
+
+from . import FILES, text
+
+DESCRIPTION = "Prints what an operator watches spotguard with: docs/metrics.md."
 
 
-def main(words: list[str]) -> int:
-    """Print the file that is named; without one, what there is."""
-    if not words or words[0] in ("-h", "--help"):
-        for name, what in FILES.items():
-            print(f"{name:16}{what}")
-        return 0
-    if len(words) > 1 or words[0] not in FILES:
-        print(f"spotguard.monitoring: {' '.join(words)}: expected one of {', '.join(FILES)}", file=sys.stderr)
-        return 2
-    sys.stdout.write((files(__package__) / words[0]).read_text())
-    return 0
+def main(words: Sequence[str] | None = None) -> int:
+    return printing.main(_asked, words)
+
+
+def _asked(words: list[str]) -> str:
+    """The file that is named; without one, what there is."""
+    if not words:
+        return printing.listed(FILES)
+    said = printing.parser("spotguard.monitoring", DESCRIPTION, FILES).parse_args(words)
+    return text(printing.check(said.file, FILES))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
