@@ -23,7 +23,7 @@ examples:
       --package https://wheels.example.org/spotguard-0.1.0-py3-none-any.whl -- torchrun train.py >user-data
   spotguard bootstrap gcp --store gs://checkpoints/gpt --run-id gpt-7b --window 120 --startup-script \\
       --package /srv/spotguard-0.1.0-py3-none-any.whl --with torch --then poweroff -- python train.py
-  spotguard bootstrap azure --store az://checkpoints?account=name --policy"""
+  spotguard bootstrap azure --store 'az://checkpoints/gpt?account=acme' --policy"""
 
 _OURS = ("package", "index", "others", "python", "user", "directory", "prepare", "restart", "then")
 
