@@ -1,4 +1,4 @@
-"""What a training script holds: `register` and the `Guard` it returns."""
+"""What a training script holds: the `Guard` that `register` returns."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ..providers.clock import Clock, SystemClock
+from ..providers.clock import Clock
 from ..providers.errors import StateError, UsageError
-from ..providers.stores.opening import open_store
 from ..providers.stores.store import BlobStore
 from . import forks, protocol, signals
 from .agreement.channel import Channel
-from .agreement.torch_group import join
 from .alarm import BY_HAND, Alarm
-from .arguments import completed_steps, for_one_process, kept, run_name, stage_folder, store_url, yes
+from .arguments import completed_steps, for_one_process, kept, stage_folder, yes
 from .attachment import Attachment
 from .beginning import Beginning
 from .cadence import Cadence
@@ -30,7 +28,6 @@ from .format.keys import check_run_id
 from .format.sharing import ALL_STAY
 from .gate import Gate, Shut
 from .interval import lost_training, mean_between
-from .machine import this_machine
 from .meetings import cannot_begin
 from .preempted import Preempted
 from .ranks import Ranks
@@ -48,39 +45,9 @@ _SETTLED = 5
 #: Seconds that a process that ends waits for a background checkpoint under way.
 _LAST_UPLOAD = 60.0
 
-_current: Guard | None = None
-
-
-def register(store: str | None = None, /, *, run_id: str | None = None, **state: Any) -> Guard:
-    """Guard this training process.
-
-    Args:
-        store: where checkpoints go: "s3://bucket/prefix", "gs://bucket/prefix", "az://container/prefix", or
-            "file:///path". Default: SPOTGUARD_STORE, which `spotguard run` exports, else the folder
-            `spotguard-checkpoints` here.
-        run_id: the run's name, the same at every restart. Default: SPOTGUARD_RUN_ID, else the script's name and
-            a hash of its command and folder.
-        state: what makes up the training state, by name: modules, optimizers, schedulers, anything else with
-            `state_dict` and `load_state_dict`, tensors, dicts of plain values. RNG states are always included.
-
-    Raises:
-        UsageError: an argument, or an environment variable in its place, cannot be used.
-        StateError: a value cannot be saved; the message names it.
-        StoreError: the store cannot be used. A job that could never save says so now.
-    """
-    global _current
-    if _current is not None and not _current.closed:
-        raise UsageError("register() was called before in this process; register everything in one call")
-    if not state:
-        raise UsageError("register() was given nothing to save: register(model=model, optimizer=optimizer)")
-    where, run, clock = open_store(store_url(store)), run_name(run_id), SystemClock()
-    channel = join(this_machine(os.environ.get("SPOTGUARD_SOCKET", "")).encode(), clock)
-    _current = Guard(where, run, state, clock, channel)
-    return _current
-
 
 class Guard:
-    """The training loop's hold on spotguard. Made by `register`.
+    """The training loop's hold on spotguard.
 
     One thread trains, and calls `restore`, `step` and `save`; the others are spotguard's own.
     """

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from . import testing
     from .hooks.callbacks import on_notice
     from .hooks.dcp import StorageReader
-    from .hooks.guard import Guard, register
+    from .hooks.guard import Guard
     from .hooks.preempted import Preempted
+    from .hooks.register import register
     from .providers.errors import SpotguardError
     from .providers.notice import Notice
 
@@ -37,7 +38,7 @@ _HOMES = {
     "SpotguardError": ".providers.errors",
     "StorageReader": ".hooks.dcp",
     "on_notice": ".hooks.callbacks",
-    "register": ".hooks.guard",
+    "register": ".hooks.register",
 }
 
 

@@ -21,8 +21,9 @@ from torch.optim import Optimizer
 
 from spotguard.hooks import signals
 from spotguard.hooks.gate import Shut
-from spotguard.hooks.guard import Guard, register
+from spotguard.hooks.guard import Guard
 from spotguard.hooks.preempted import Preempted
+from spotguard.hooks.register import register
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.stores.store import BlobStore
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from spotguard.hooks import signals
-from spotguard.hooks.guard import register
+from spotguard.hooks.register import register
 from spotguard.providers.errors import CheckpointError, StateError, UsageError
 from tests.fakes.training import bits, different, guarded, small, step_on, trajectory
 from tests.fakes.watched_store import WatchedStore

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from spotguard.hooks.guard import Guard, register
+from spotguard.hooks.guard import Guard
 from spotguard.hooks.preempted import Preempted
+from spotguard.hooks.register import register
 from spotguard.hooks.testing import preempt
 from spotguard.providers.errors import StateError, UsageError
 from tests.fakes.training import (

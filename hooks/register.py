@@ -1,0 +1,47 @@
+"""Where a training script comes in: `register`, which makes this process's one guard of what it was told.
+
+What is not told comes from the environment, which `spotguard run` has set, and from the command itself.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..providers.clock import SystemClock
+from ..providers.errors import UsageError
+from ..providers.stores.opening import open_store
+from .agreement.torch_group import join
+from .arguments import run_name, store_url
+from .guard import Guard
+from .machine import this_machine
+
+_current: Guard | None = None
+
+
+def register(store: str | None = None, /, *, run_id: str | None = None, **state: Any) -> Guard:
+    """Guard this training process.
+
+    Args:
+        store: where checkpoints go: "s3://bucket/prefix", "gs://bucket/prefix", "az://container/prefix", or
+            "file:///path". Default: SPOTGUARD_STORE, which `spotguard run` exports, else the folder
+            `spotguard-checkpoints` here.
+        run_id: the run's name, the same at every restart. Default: SPOTGUARD_RUN_ID, else the script's name and
+            a hash of its command and folder.
+        state: what makes up the training state, by name: modules, optimizers, schedulers, anything else with
+            `state_dict` and `load_state_dict`, tensors, dicts of plain values. RNG states are always included.
+
+    Raises:
+        UsageError: an argument, or an environment variable in its place, cannot be used.
+        StateError: a value cannot be saved; the message names it.
+        StoreError: the store cannot be used. A job that could never save says so now.
+    """
+    global _current
+    if _current is not None and not _current.closed:
+        raise UsageError("register() was called before in this process; register everything in one call")
+    if not state:
+        raise UsageError("register() was given nothing to save: register(model=model, optimizer=optimizer)")
+    where, run, clock = open_store(store_url(store)), run_name(run_id), SystemClock()
+    channel = join(this_machine(os.environ.get("SPOTGUARD_SOCKET", "")).encode(), clock)
+    _current = Guard(where, run, state, clock, channel)
+    return _current
