@@ -200,7 +200,7 @@ class FileStore:
             if _locked(fd) is not False and os.fstat(fd).st_nlink:
                 return fd, path
             os.close(fd)
-        raise FileNotFoundError(errno.ENOENT, "the folder goes away as fast as it is made", folder)
+        raise FileNotFoundError(errno.ENOENT, "no folder can be made there, or it goes away at once", folder)
 
     def _make_folder(self, folder: str) -> None:
         """Make the folder and its parents, each name flushed; once per folder and process."""

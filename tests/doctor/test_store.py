@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from spotguard.providers.errors import DeniedError, StoreError, ThrottledError, 
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore
 from tests.fakes.answering import AnsweringServer
+from tests.fakes.nobody import nobody
 from tests.fakes.store import FakeStore, Fault
 from tests.fakes.watched_store import WatchedStore
 from tests.fixtures_servers import FaultsBefore
@@ -110,12 +112,58 @@ def test_a_folder_allows_everything_and_nothing_stays(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [there]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_of_somebody_else_fails(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    found = tried(open_store((tmp_path / "store").as_uri()))
-    assert states(found)["put"] == "fails"
+@pytest.fixture
+def others() -> Iterator[Path]:
+    """A folder of this user, to which everybody may go: pytest's own are private."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+        os.chmod(folder, 0o700)
+
+
+def test_a_folder_of_somebody_else_fails_and_nothing_is_said_to_remain(others: Path) -> None:
+    """What was refused was never put: there is nothing to delete by hand."""
+    others.chmod(0)
+    with nobody():
+        found = tried(open_store((others / "store").as_uri()))
+    assert states(found) == dict.fromkeys(("put", "get", "list", "delete"), "fails")
     assert "make the folder writable" in found["put"].advice
+
+
+def test_what_may_have_been_put_is_said_to_remain() -> None:
+    """An answer that was lost tells nothing."""
+    store = FakeStore()
+    store.faults = [
+        Fault(at, ("put", "delete"), error=lambda: UnavailableError("the answer was lost")) for at in range(9)
+    ]
+    found = tried(store)
+    assert (found["put"].state, len(found["remains"].facts["left"])) == ("fails", 1)
+
+
+@pytest.mark.parametrize("below", ["", "/store"])
+def test_a_file_is_no_store(below: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    url = (tmp_path / "file").as_uri() + below
+    found, _ = reached(open_store(url))
+    assert (found.state, found.found) == ("fails", f"{url}: Not a directory")
+    assert "name a folder" in found.advice
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o300])
+def test_a_folder_that_may_not_be_read_is_no_store(mode: int, others: Path) -> None:
+    others.chmod(mode)
+    with nobody():
+        found, _ = reached(open_store(others.as_uri()))
+    assert (found.state, found.found) == ("fails", f"{others.as_uri()}: Permission denied")
+    assert "let this user read" in found.advice
+
+
+def test_where_no_folder_can_be_made_put_says_so() -> None:
+    found = tried(open_store("file:///proc/spotguard-store"))
+    assert states(found)["put"] == "fails"
+    assert "remains" not in found
+    if os.geteuid() == 0:  # who is not root is told of his rights
+        assert found["put"].found.endswith("no folder can be made there, or it goes away at once")
 
 
 def test_a_path_through_a_file_fails(tmp_path: Path) -> None:

@@ -36,6 +36,9 @@ _ELSEWHERE = (
     "fuse",
 )
 
+#: Of a file system without a size: some that are programs (FUSE), and /proc.
+UNTOLD = 2**62
+
 _DIES = "give a store that outlives it: --store s3://, gs:// or az://, or a folder of a network file system"
 
 
@@ -59,8 +62,10 @@ def look(
         yield fails("disk", found, FOLDER, filesystem=None, outlives=None, free_bytes=None)
         return None
     elsewhere = kind.startswith(_ELSEWHERE)
-    facts: dict[str, Any] = {"filesystem": kind, "outlives": elsewhere, "free_bytes": room}
-    words = f"{amount(room)} free on {kind or 'a file system'}"
+    told = None if room == UNTOLD else room
+    facts: dict[str, Any] = {"filesystem": kind, "outlives": elsewhere, "free_bytes": told}
+    much = "nobody says how much is" if told is None else amount(told)
+    words = f"{much} free on {kind or 'a file system'}"
     if nbytes and room < nbytes:
         found = f"{words}, and the state has {amount(nbytes)}"
         yield fails("disk", found, "free some room, or use another store", **facts)
@@ -75,8 +80,9 @@ def look(
 
 
 def free(url: str) -> int:
-    """Bytes that are free where a folder lies, or will lie."""
-    return shutil.disk_usage(_there(Path(unquote(urlsplit(url).path)))).free
+    """Bytes that are free where a folder lies, or will lie; `UNTOLD` where its file system does not say."""
+    usage = shutil.disk_usage(_there(Path(unquote(urlsplit(url).path))))
+    return usage.free if usage.total else UNTOLD
 
 
 def _there(folder: Path) -> Path:

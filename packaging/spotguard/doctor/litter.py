@@ -59,6 +59,7 @@ class Litter:
                 self._made = within(_RETURNING, self._clock, lambda: _missing(self._store.url), "looking")
 
     def removed(self, key: str) -> None:
+        """It is not there any more, or never was."""
         with self._lock, suppress(ValueError):
             self._keys.remove(key)
 

@@ -13,7 +13,7 @@ from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.localfs import FileStore
 
 from .asides import Aside
-from .disk import free
+from .disk import UNTOLD, free
 from .findings import Finding, fails, ok, parted, warning
 from .litter import Litter
 from .store import FOLDER, STEP
@@ -41,8 +41,8 @@ def look(folder: Path, run_id: str, nbytes: int, clock: Clock) -> Iterator[Findi
         found, advice = parted(error)
         yield fails("stage", found, advice or FOLDER, **facts)
         return
-    facts |= {"filesystem": kind, "free_bytes": room}
-    words = f"{folder}: {amount(room)} free on {kind or 'a file system'}"
+    facts |= {"filesystem": kind, "free_bytes": None if room == UNTOLD else room}
+    words = f"{folder}, on {kind or 'a file system'}" + (f": {amount(room)} free" if room != UNTOLD else "")
     if kind in MEMORY:
         yield warning("stage", f"{words}, which is memory", _MEMORY, **facts)
     elif room < 2 * nbytes:

@@ -5,14 +5,16 @@ It is `register`'s own probe (`hooks.checkpoints.probe`), which goes on here whe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from urllib.parse import unquote, urlsplit
 
 from spotguard.hooks.checkpoints.probe import Probe, right_to
 from spotguard.providers.clock import Clock
-from spotguard.providers.errors import DeniedError, SpotguardError, StoreError
+from spotguard.providers.errors import DeniedError, FullError, NotFoundError, SpotguardError, StoreError
 from spotguard.providers.stores.store import BlobStore
 from spotguard.providers.stores.transport import Heard, overhearing
 
@@ -31,6 +33,8 @@ _NETWORK = (
 )
 
 FOLDER = "look at the folder and its file system (df, mount), or use another store"
+_NO_FOLDER = "something in this path is a file: name a folder, or another store"
+_NOT_OURS = "let this user read and write the folder, and enter those above it; or use another store"
 _REPORT = "nothing of this machine's, most likely: report it, with this line"
 
 
@@ -50,8 +54,11 @@ def reach(store: BlobStore, clock: Clock, heard: Heard) -> Finding:
     Args:
         heard: told the headers of what is answered, on another thread.
     """
+    folder = store.url.startswith("file:")
 
     def warm() -> None:
+        if folder:
+            _enter(store.url)
         with overhearing(heard):
             store.warm(timeout=STEP)
 
@@ -67,8 +74,22 @@ def reach(store: BlobStore, clock: Clock, heard: Heard) -> Finding:
         return fails("store", f"{store.url}: {type(error).__name__}: {error}", _REPORT, url=store.url)
     took = clock.monotonic() - began
     # A folder is not asked: the rights below show what it does.
-    answers = "" if store.url.startswith("file:") else f" answers in {took * 1000:.0f} ms"
+    answers = "" if folder else f" answers in {took * 1000:.0f} ms"
     return ok("store", f"{store.url}{answers}", url=store.url, seconds=round(took, 3))
+
+
+def _enter(url: str) -> None:
+    """Whether what lies there is a folder that may be read; one that is not there yet is made by the first put."""
+    try:
+        os.scandir(unquote(urlsplit(url).path)).close()
+    except FileNotFoundError:
+        return
+    except NotADirectoryError as error:
+        raise StoreError(f"{url}: {error.strerror}; {_NO_FOLDER}") from error
+    except PermissionError as error:
+        raise DeniedError(f"{url}: {error.strerror}; {_NOT_OURS}") from error
+    except OSError as error:  # a file server that is gone, a name that is too long
+        raise StoreError(f"{url}: {error.strerror}") from error
 
 
 def rights(store: BlobStore, run_id: str, litter: Litter, clock: Clock) -> Rights:
@@ -76,6 +97,16 @@ def rights(store: BlobStore, run_id: str, litter: Litter, clock: Clock) -> Right
     found = Rights()
     probe = Probe(store, run_id, STEP)
     litter.note(probe.key)
+    unsure: list[BaseException] = []
+
+    def put() -> None:
+        try:
+            probe.write()
+        except (DeniedError, NotFoundError, FullError):  # nothing was put: that is an answer
+            raise
+        except BaseException as error:
+            unsure.append(error)
+            raise
 
     def tried(check: Check, verb: str, what: Callable[[], object]) -> Finding:
         aside = Aside(partial(_patiently, what, clock, litter), check)
@@ -90,7 +121,7 @@ def rights(store: BlobStore, run_id: str, litter: Litter, clock: Clock) -> Right
 
     with suppress(_StandsStill):
         began = clock.monotonic()
-        puts = tried("put", "write", probe.write).state is State.OK
+        puts = tried("put", "write", put).state is State.OK
         found.put_seconds = clock.monotonic() - began
         if puts:
             _create(tried, probe, found)
@@ -98,6 +129,8 @@ def rights(store: BlobStore, run_id: str, litter: Litter, clock: Clock) -> Right
         else:
             # What was not put may all the same be read (and not found), listed (nothing) and deleted (no error).
             tried("get", "read", probe.miss)
+            if not unsure:
+                litter.removed(probe.key)
         tried("list", "list", lambda: _listed(probe, puts))
         if tried("delete", "delete", lambda: probe.remove(STEP)).state is State.OK:
             litter.removed(probe.key)
