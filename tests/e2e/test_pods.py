@@ -93,6 +93,20 @@ def begun(running: Running) -> None:
     eventually(lambda: control.status(path)["sessions"], "registered")
 
 
+def watched(running: Running) -> None:
+    """Wait until the node's agent watches for it, too."""
+    begun(running)
+    running.err.until("watches for this run")
+
+
+def leaves(running: Running, notice: str) -> None:
+    """At that notice its command saves, and its first process, which is `spotguard run`, ends with 75."""
+    running.out.until(f"^notice {notice}")
+    running.say("return")
+    running.err.until("COMMITTED")
+    assert running.ended() == 75
+
+
 def bare_of(node: Node, in_pod: Pod) -> Running:
     """The same container with the command alone, which is told where the agent is."""
     env = {"SPOTGUARD_SOCKET": str(SERVICE_SOCKET)}
@@ -103,17 +117,12 @@ def bare_of(node: Node, in_pod: Pod) -> Running:
 
 
 def test_a_pod_hears_of_the_notice_that_only_the_node_can_see(node: Node, aws: AwsSimulator) -> None:
-    """Another user, another network, other process numbers, a read-only mount: the group is enough. It saves, and its first
-    process, which is `spotguard run`, ends with 75."""
+    """Another user, another network, other process numbers, a read-only mount: the group is enough."""
     agent = Agent(node, aws)
     running = job(node, node.pod())
-    begun(running)
-    running.err.until("watches for this run")
+    watched(running)
     aws.preempt(120)
-    running.out.until(f"^notice terminate {manifests.window('aws')} ")
-    running.say("return")
-    running.err.until("COMMITTED")
-    assert running.ended() == 75
+    leaves(running, f"terminate {manifests.window('aws')} ")
     assert agent.sessions() == [], "it registers with the run, and not with the agent"
     assert agent.running.running
 
@@ -123,17 +132,13 @@ def test_the_kubelets_sigterm_is_a_notice_with_the_pods_time(node: Node) -> None
     running = job(node, node.pod())
     begun(running)
     running.send(signal.SIGTERM)
-    running.out.until(f"^notice signal {manifests.window('aws')} ")
-    running.say("return")
-    running.err.until("COMMITTED")
-    assert running.ended() == 75
+    leaves(running, f"signal {manifests.window('aws')} ")
 
 
 def test_of_a_notice_and_a_drain_the_one_that_ends_earlier_counts(node: Node, aws: AwsSimulator) -> None:
     Agent(node, aws)
     running = job(node, node.pod())
-    begun(running)
-    running.err.until("watches for this run")
+    watched(running)
     aws.preempt(100)
     running.out.until("^notice terminate ")
     running.send(signal.SIGTERM)  # 117 s from now
@@ -163,12 +168,9 @@ def test_without_the_nodes_process_numbers_only_runs_are_watched_for(node: Node,
     Agent(node, aws, pids=False)
     bare_of(node, node.pod()).err.until("refuses this process: .* share the agent's PID namespace")
     running = job(node, node.pod())
-    begun(running)
-    running.err.until("watches for this run")
+    watched(running)
     aws.preempt(120)
-    running.out.until("^notice terminate")
-    running.say("return")
-    assert running.ended() == 75
+    leaves(running, "terminate ")
 
 
 def test_a_pod_without_the_group_looks_for_itself(node: Node, aws: AwsSimulator) -> None:
@@ -188,9 +190,7 @@ def test_a_pod_that_is_there_before_the_agent_finds_it_later(node: Node, aws: Aw
     Agent(node, aws)
     running.err.until("watches for this run")
     aws.preempt(120)
-    running.out.until("^notice terminate")
-    running.say("return")
-    assert running.ended() == 75
+    leaves(running, "terminate ")
 
 
 def test_what_the_kubelet_asks_the_agent_is_answered(node: Node, aws: AwsSimulator) -> None:
@@ -238,9 +238,7 @@ def test_a_pod_on_the_nodes_network_sees_for_itself(node: Node, aws: AwsSimulato
     begun(running)
     running.err.until("aws spot/instance-action: seeing")
     aws.preempt(120)
-    running.out.until("^notice terminate")
-    running.say("return")
-    assert running.ended() == 75
+    leaves(running, "terminate ")
 
 
 class Sidecar:
