@@ -10,6 +10,16 @@ from spotguard.providers.gcp import PreemptedAtOnce, PreemptedPlainly, Preemptio
 from spotguard.providers.gcp_metadata import GcpMetadata
 from spotguard.providers.notice import NoticeSource, Sighting
 from spotguard.providers.simulator.gcp import GcpSimulator
+from tests.providers.blindness import EVERYWHERE
+
+#: By fault of the simulated service: the reason that a source gives, whatever key it asks for.
+BLIND = EVERYWHERE | {
+    "403": "forbidden",
+    "404-unsigned": "wrong-server",
+    "garbage": "garbage",
+    "flavor": "wrong-server",
+    "foreign": "wrong-server",
+}
 
 
 @contextmanager

@@ -10,33 +10,13 @@ from spotguard.providers.aws_events import Rebalance, ScheduledEvents
 from spotguard.providers.aws_key import Key
 from spotguard.providers.notice import Notice, NoticeSource
 from spotguard.providers.simulator.aws import AwsSimulator
+from tests.providers.blindness import EVERYWHERE
 
 #: Every key that is watched.
 KEYS: tuple[type[Key], ...] = (InstanceAction, TerminationTime, Rebalance, ScheduledEvents, TargetState)
 
 #: By fault of the simulated service: the reason that a source gives, whatever key it asks for.
-BLIND = {
-    "403": "forbidden",
-    "429": "throttled",
-    "500": "server-error",
-    "503": "server-error",
-    "reset": "unreachable",
-    "hang": "timeout",
-    "slow": "timeout",
-    "trickle": "timeout",
-    "portal": "wrong-server",
-    "redirect": "wrong-server",
-    "huge": "wrong-server",
-}
-
-_NO_STATUS = ("reset", "hang", "slow", "trickle")
-
-
-def code_of(fault: str) -> int:
-    """The HTTP status that a source gives for a fault of the simulated services."""
-    if fault[:3].isdigit():
-        return int(fault[:3])
-    return 302 if fault == "redirect" else 0 if fault in _NO_STATUS else 200
+BLIND = {"403": "forbidden"} | EVERYWHERE
 
 
 #: Seconds for tests in which an answer never comes: each such request takes them all.

@@ -15,7 +15,8 @@ from spotguard.providers.simulator.faults import REDIRECTED
 from spotguard.providers.simulator.server import LoopbackServer, Reply, Request
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateAws
-from tests.providers.looking import BLIND, IMPATIENT, MakeSource, code_of, the_notice
+from tests.providers.blindness import assert_blind
+from tests.providers.looking import BLIND, IMPATIENT, MakeSource, the_notice
 
 
 def test_s3_an_absent_key_is_no_notice_and_seeing(instance: AwsSimulator, watch: MakeSource) -> None:
@@ -136,12 +137,8 @@ def test_s7_s17_every_fault_is_blindness_by_its_name_and_ends_with_it(
         source.poll()
     instance.fault(fault)
     sighting = source.poll()
-    assert sighting.notices == ()
-    assert sighting.health.reason == BLIND[fault]
-    assert sighting.health.code == code_of(fault)
-    assert sighting.health.sight is (Sight.WRONG_SERVER if BLIND[fault] == "wrong-server" else Sight.BLIND)
+    assert_blind(sighting, fault, BLIND[fault])
     assert instance.endpoint in sighting.health.detail or PATH in sighting.health.detail
-    assert sighting.health.advice
     instance.clear()
     instance.preempt()
     the_notice(source)

@@ -17,12 +17,8 @@ from spotguard.providers.instants import parse_iso
 from spotguard.providers.notice import Severity, Sighting
 from spotguard.providers.simulator.aws_maintenance import CODES, date
 from tests.fakes.clock import ManualClock
+from tests.providers.anything import JSON
 
-JSON: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=20,
-)
 INSTANTS = st.datetimes(timezones=st.just(UTC)).map(lambda instant: instant.replace(microsecond=0))
 DATES = INSTANTS.map(lambda instant: date(instant.timestamp())) | INSTANTS.map(datetime.isoformat)
 CODE = st.sampled_from([*CODES, "instance-teleport", " System-Reboot "]) | st.text()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -16,17 +16,8 @@ from spotguard.providers.health import Sight
 from spotguard.providers.instants import parse_iso
 from spotguard.providers.notice import Notice, NoticeKind, Sighting
 from tests.fakes.clock import ManualClock
+from tests.providers.anything import DATES, JSON
 
-JSON: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=20,
-)
-DATES = st.datetimes(
-    timezones=st.none()
-    | st.just(UTC)
-    | st.integers(-23 * 60, 23 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
-)
 ACTIONS = st.sampled_from(["terminate", "stop", "hibernate", " Terminate ", "reboot"]) | st.text(min_size=1)
 
 

@@ -21,7 +21,7 @@ from spotguard.providers.simulator.faults import REDIRECTED
 from spotguard.providers.simulator.server import LoopbackServer, Reply, Request
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateAzure
-from tests.providers.looking import code_of
+from tests.providers.blindness import EVERYWHERE, assert_blind
 
 #: Seconds for tests in which an answer never comes: each such request takes them all.
 IMPATIENT = 0.5
@@ -384,20 +384,7 @@ def test_what_nobody_knows_is_the_end_soon(vm: AzureSimulator, watch: Watch, clo
 
 # --- S17, S18 ------------------------------------------------------------------------------------------------
 
-BLIND = {
-    "410": "server-error",
-    "429": "throttled",
-    "500": "server-error",
-    "503": "server-error",
-    "reset": "unreachable",
-    "hang": "timeout",
-    "slow": "timeout",
-    "trickle": "timeout",
-    "garbage": "garbage",
-    "portal": "wrong-server",
-    "redirect": "wrong-server",
-    "huge": "wrong-server",
-}
+BLIND = EVERYWHERE | {"410": "server-error", "garbage": "garbage"}
 
 
 @pytest.mark.parametrize("seen_before", [False, True])
@@ -412,12 +399,8 @@ def test_s17_every_fault_is_blindness_by_its_name_and_ends_with_it(
         looker.look()
     vm.fault(fault, path=EVENTS_PATH)
     sighting = looker.look()
-    assert sighting.notices == ()
-    assert sighting.health.reason == BLIND[fault]
-    assert sighting.health.code == code_of(fault)
-    assert sighting.health.sight is (Sight.WRONG_SERVER if BLIND[fault] == "wrong-server" else Sight.BLIND)
+    assert_blind(sighting, fault, BLIND[fault])
     assert vm.endpoint in sighting.health.detail
-    assert sighting.health.advice
     vm.clear()
     vm.preempt()
     looker.the_notice()

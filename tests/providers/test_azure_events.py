@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime
 from email.utils import format_datetime
 from typing import Any
 
@@ -12,17 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotguard.providers.azure_events import Document, Event, parse_date, parse_document
+from tests.providers.anything import DATES, JSON
 
-JSON: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=20,
-)
-DATES = st.datetimes(
-    timezones=st.none()
-    | st.just(UTC)
-    | st.integers(-23 * 60, 23 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
-)
 #: Everything a document's entry has, each right, wrong or missing.
 ENTRIES = st.fixed_dictionaries(
     {},

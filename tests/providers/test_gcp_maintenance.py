@@ -12,12 +12,14 @@ from spotguard.providers.gcp_key import Key
 from spotguard.providers.gcp_maintenance import MaintenanceEvent, StopState
 from spotguard.providers.gcp_metadata import GcpMetadata
 from spotguard.providers.gcp_upcoming import UpcomingMaintenance
-from spotguard.providers.health import SEEING, Sight
+from spotguard.providers.health import SEEING
 from spotguard.providers.notice import Notice, NoticeKind, Severity, Sighting
 from spotguard.providers.simulator.gcp import GcpSimulator
 from spotguard.providers.simulator.gcp_upcoming import NOTHING, SPELLINGS
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateGcp
+from tests.providers.blindness import assert_blind
+from tests.providers.gcp_looking import BLIND
 from tests.providers.looking import IMPATIENT
 
 Make = Callable[..., Key]
@@ -329,25 +331,6 @@ def test_they_are_sources_of_their_own_cadence_and_withdraw(watch: Make, sort: t
     assert (source.interval, source.withdraws) == (10.0, True)
 
 
-BLIND = {
-    "403": "forbidden",
-    "429": "throttled",
-    "500": "server-error",
-    "503": "server-error",
-    "reset": "unreachable",
-    "hang": "timeout",
-    "slow": "timeout",
-    "trickle": "timeout",
-    "garbage": "garbage",
-    "404-unsigned": "wrong-server",
-    "flavor": "wrong-server",
-    "foreign": "wrong-server",
-    "portal": "wrong-server",
-    "redirect": "wrong-server",
-    "huge": "wrong-server",
-}
-
-
 @pytest.mark.parametrize("sort", ALL)
 @pytest.mark.parametrize("fault", BLIND)
 def test_s17_every_fault_is_blindness_by_its_name_and_ends_with_it(
@@ -359,9 +342,7 @@ def test_s17_every_fault_is_blindness_by_its_name_and_ends_with_it(
     source = watch(sort, timeout=IMPATIENT if BLIND[fault] == "timeout" else 10.0)
     vm.fault(fault, count=2)
     sighting = source.poll()
-    assert (sighting.notices, sighting.health.reason) == ((), BLIND[fault])
-    assert sighting.health.sight is (Sight.WRONG_SERVER if BLIND[fault] == "wrong-server" else Sight.BLIND)
-    assert sighting.health.advice
+    assert_blind(sighting, fault, BLIND[fault])
     vm._faults.clear()
     assert source.poll() == Sighting(SEEING)
 

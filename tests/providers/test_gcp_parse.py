@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -18,18 +18,8 @@ from spotguard.providers.gcp_upcoming import parse_upcoming
 from spotguard.providers.notice import Notice, Severity
 from spotguard.providers.simulator.gcp_upcoming import NOTHING, SPELLINGS, planned
 from tests.fakes.clock import ManualClock
+from tests.providers.anything import DATES, JSON
 
-JSON: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=20,
-)
-#: A zone is hours and minutes from UTC (RFC 3339, 5.6).
-DATES = st.datetimes(
-    timezones=st.none()
-    | st.just(UTC)
-    | st.integers(-23 * 60, 23 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
-)
 STATUSES = st.sampled_from([200, 404, 500, 503])
 #: Names and words as the key has them, mixed with any others.
 FIELDS = st.dictionaries(
