@@ -29,6 +29,7 @@ from .format.sharing import ALL_STAY
 from .gate import Gate, Shut
 from .interval import lost_training, mean_between
 from .meetings import cannot_begin
+from .own_frames import without_our_frames
 from .preempted import Preempted
 from .ranks import Ranks
 from .report import Report
@@ -146,6 +147,7 @@ class Guard:
 
     # --- the training thread ---
 
+    @without_our_frames
     def restore(self, *, step: int | None = None, run_id: str | None = None) -> int:
         """Load the newest whole checkpoint into the registered objects, in place.
 
@@ -238,6 +240,7 @@ class Guard:
             yield step
             self.step()
 
+    @without_our_frames
     def save(self) -> Saved:
         """Save now and wait for the commit. Call it at a boundary, right after `guard.step()`.
 

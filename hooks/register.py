@@ -15,10 +15,12 @@ from .agreement.torch_group import join
 from .arguments import run_name, store_url
 from .guard import Guard
 from .machine import this_machine
+from .own_frames import without_our_frames
 
 _current: Guard | None = None
 
 
+@without_our_frames
 def register(store: str | None = None, /, *, run_id: str | None = None, **state: Any) -> Guard:
     """Guard this training process.
 

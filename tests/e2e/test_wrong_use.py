@@ -25,6 +25,7 @@ OBEY = str(Path(__file__).parent / "programs" / "obey.py")
     [
         (["--store", "ftp://host/x"], "ftp"),
         (["--store", "checkpoints"], "file:///"),
+        (["--store", "file:///dev/null/checkpoints"], "/dev/null is a file"),
         (["--metadata-endpoint", "nonsense", "--provider", "aws"], "nonsense"),
         (["--windw", "5"], "--window"),
         (["--window", "soon"], "soon"),
@@ -92,6 +93,7 @@ def test_a_disk_that_is_full_or_read_only_loses_nothing(trainee: Trainee) -> Non
     assert second.ended() == 1
     last = second.err.to_the_end().splitlines()
     assert [line for line in last if "Read-only file system; make the folder writable" in line]
+    assert not [line for line in last if "hooks/beginning.py" in line or "direct cause" in line]
     assert "restored" not in second.out.to_the_end()
 
     remount = machine.start("mount", "-o", "remount,rw", str(machine.store))

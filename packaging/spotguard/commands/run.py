@@ -131,8 +131,10 @@ def _warn_of_a_store_that_dies(options: config.Options) -> None:
 
 
 def _store(origin: str, text: str) -> str:
+    from spotguard.providers.stores.folder_names import check_folder
     from spotguard.providers.stores.place_names import check_named
     from spotguard.providers.stores.urls import read_url
 
     check_named(origin, read_url(origin, text), os.environ)
+    check_folder(origin, text)
     return text

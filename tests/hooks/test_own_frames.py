@@ -1,0 +1,84 @@
+"""What a script that was refused shows: its own line, and the message."""
+
+from __future__ import annotations
+
+import traceback
+
+import pytest
+
+from spotguard.hooks.own_frames import without_our_frames
+from spotguard.providers.errors import CheckpointError, NotFoundError, SpotguardError, StateError, UsageError
+
+
+def refused(error: SpotguardError, cause: Exception | None) -> None:
+    """As deep inside as a store is."""
+    try:
+        if cause is not None:
+            raise cause
+    except OSError as met:
+        raise error from met
+    raise error
+
+
+@without_our_frames
+def register(error: SpotguardError, cause: Exception | None) -> None:
+    """What a script calls."""
+    refused(error, cause)
+
+
+def shown(error: SpotguardError, cause: Exception | None) -> str:
+    with pytest.raises(type(error)) as caught:
+        register(error, cause)
+    assert caught.value is error
+    return "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        (NotFoundError, OSError("errno")),
+        (UsageError, OSError("errno")),
+        (CheckpointError, None),
+        (StateError, None),
+    ],
+)
+def test_a_refusal_is_the_scripts_line_and_the_message(
+    kind: type[SpotguardError], cause: Exception | None
+) -> None:
+    said = shown(kind("put s3://b/k: no such bucket"), cause)
+    assert said.splitlines()[-1].endswith("put s3://b/k: no such bucket")
+    assert "register(error, cause)" in said
+    assert "in refused" not in said
+    assert "errno" not in said
+
+
+def test_what_it_came_from_is_still_there_for_a_program() -> None:
+    error, cause = NotFoundError("gone"), OSError("errno")
+    shown(error, cause)
+    assert error.__context__ is cause
+
+
+def test_an_object_that_refuses_its_state_is_shown_with_its_own_frames() -> None:
+    """They are the script's, or a library's that it uses: the line to mend is among them."""
+    said = shown(StateError("scheduler: KeyError: 'gamma'"), OSError("from load_state_dict"))
+    assert "in refused" in said
+    assert "from load_state_dict" in said
+
+
+def test_whoever_debugs_sees_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTGUARD_DEBUG", "1")
+    said = shown(NotFoundError("gone"), OSError("errno"))
+    assert "in refused" in said
+    assert "errno" in said
+
+
+def test_what_is_no_error_of_ours_is_left_alone() -> None:
+    """A bug, or no memory: the way it took is all there is to find it by."""
+
+    @without_our_frames
+    def broken() -> None:
+        raise ZeroDivisionError("a bug")
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        broken()
+    assert any(frame.line == 'raise ZeroDivisionError("a bug")' for frame in traceback.extract_tb(caught.tb))
