@@ -29,7 +29,7 @@ class Board:
         self._watchers: dict[int, bool] = {}
         self._beaten_at = 0.0
         #: Seconds of warning by the cloud's own word; 0: it has said none.
-        self._window = 0.0
+        self.window = 0.0
 
     def note(
         self, event: NoticeSeen | NoticeGone | HealthChanged | SourceGone | WindowTold, now: float
@@ -46,8 +46,8 @@ class Board:
             self._health.pop(event.source, None)
             message = None
         elif isinstance(event, WindowTold):
-            self._window = event.seconds
-            message = protocol.Watched(self._sources, self._window)
+            self.window = event.seconds
+            message = protocol.Watched(self._sources, self.window)
         else:
             self._health[event.source] = event
             message = _health(event, now)
@@ -85,7 +85,7 @@ class Board:
             yield from self._how_it_is(watcher, now)
 
     def _how_it_is(self, watcher: int, now: float) -> Iterator[tuple[int, Message]]:
-        yield watcher, protocol.Watched(self._sources, self._window)
+        yield watcher, protocol.Watched(self._sources, self.window)
         for event in self._health.values():
             yield watcher, _health(event, now)
 

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..providers.clock import Clock, SystemClock
+from ..providers.detect import cloud_of
 from ..providers.notice import NoticeSource
 from . import journal, launchers, local, outcome, sources, systemd
 from .chorus import Chorus
 from .emergency import Machine, Policy
 from .events import Event
 from .exported import exported
+from .fit import expected_window
 from .looking import LookCount
 from .loop import Agent, Watches
 from .relay import Relay
@@ -114,7 +116,16 @@ def _serve(
             stack.callback(watch.stop, _PATIENCE)
         run_id = options.run_id or path.stem
         # Who lets us watch the cloud for them asks how many of its sources we watch: what was said to us is none.
-        facts = Facts(run_id, os.getpid(), str(server.path), command is None, clock.monotonic(), len(watches))
+        facts = Facts(
+            run_id,
+            os.getpid(),
+            str(server.path),
+            command is None,
+            clock.monotonic(),
+            len(watches),
+            expected_window(cloud_of(options.provider), options.window),
+            options.window is not None,
+        )
         machine = Machine(policy)
         agent = Agent(
             machine,

@@ -7,6 +7,7 @@ from typing import Any
 
 from .board import Board
 from .emergency import Machine
+from .fit import SIGTERM_WINDOW
 from .roster import TEXT, clip
 
 #: Sessions in one answer: a frame holds 256 KiB, and a session some 1.5 KiB at the most.
@@ -24,6 +25,9 @@ class Facts:
     started: float
     #: Through how many sources of notices it looks.
     sources: int = 0
+    #: Seconds of warning to count on, and whether somebody said so (`--window`): then the cloud's own word does not count.
+    window: float = SIGTERM_WINDOW
+    said: bool = False
 
 
 def answers(
@@ -42,6 +46,7 @@ def answers(
         "command": _command(machine),
         "sources": board.status(now),
         "notice": _notice(machine, now),
+        "window": facts.window if facts.said else board.window or facts.window,
         "standing": machine.horizon.status(now),
         "last_outcome": last if uid == 0 or not facts.service else None,
         "sessions": sessions[:_PAGE],

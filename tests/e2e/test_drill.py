@@ -51,6 +51,7 @@ def test_a_drill_saves_and_training_goes_on_bit_for_bit(trainee: Trainee) -> Non
     (agent,) = said[0]["agents"]
     (session,) = agent["sessions"]
     assert (agent["run_id"], agent["phase"], agent["notice"]) == ("job", "watching", None)
+    assert agent["window"] == 25, "what a SIGTERM leaves: no cloud, and nobody has said more"
     assert (session["mode"], session["checkpoint_step"], session["saving"]) == ("window", 3, None)
     assert session["step"] in (3, 5), "a commit says it too, or its own word every few seconds"
     assert agent["last_outcome"]["drill"] is True
@@ -64,7 +65,7 @@ def test_a_drill_saves_and_training_goes_on_bit_for_bit(trainee: Trainee) -> Non
     shown = preempting.out.to_the_end()
     assert "COMMITTED" in shown
     assert re.match(
-        r"verdict: [0-9.]+ KiB in 27.0 s needs .*: fits with [0-9.]+ s to spare$", shown.splitlines()[-1]
+        r"verdict: [0-9.]+ KiB in 22.0 s needs .*: fits with [0-9.]+ s to spare$", shown.splitlines()[-1]
     )
     assert machine.committed() == [(1, 3, 0), (1, 5, 1)]
 

@@ -14,8 +14,10 @@ from .console import add_json, print_json
 
 DESCRIPTION = """\
 Plays a notice to a running job: it saves its state as it would for the cloud, and goes on training.
-The checkpoint is a real one. With --preempt the job also ends, as after a real notice. The
-verdict at the end is the doctor's, from what happened: how much fits into such a warning.
+The checkpoint is a real one. With --preempt the job also ends, as after a real notice. Without
+--window it plays the warning that the run counts on, as the doctor does: what its --window says,
+else what its cloud gives, else the 25 s that a SIGTERM leaves. The verdict at the end is the
+doctor's, from what happened: how much fits into such a warning.
 Exit code 0 where a whole checkpoint was committed inside the window; 1 else, also with the
 weights alone."""
 
@@ -25,20 +27,26 @@ examples:
   spotguard drill --window 120 --run-id gpt-small-7
   spotguard drill --preempt"""
 
+_USUAL = 30.0
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--window", metavar="SECONDS", default="30", help="the warning to play (default: 30)")
+    parser.add_argument(
+        "--window", metavar="SECONDS", help="the warning to play (default: the one that the run counts on)"
+    )
     parser.add_argument("--preempt", action="store_true", help="play it to the end: the command is ended")
     add_whom(parser)
     add_json(parser, "one JSON object a line, as it happens")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    window = values.seconds("--window", arguments.window)
-    if window == 0:
+    said = None if arguments.window is None else values.seconds("--window", arguments.window)
+    if said == 0:
         raise UsageError("--window '0': expected seconds above 0, as in 30")
     path, outcome = the_one(arguments), dict[str, Any]()
-    before = control.status(path)["sessions"]
+    status = control.status(path)
+    # As the doctor counts. A run with `--window 0` counts on nothing, and an agent of an older version does not say.
+    window, before = said or status.get("window") or _USUAL, status["sessions"]
     for body in control.drill(path, window=window, preempt=arguments.preempt):
         outcome = body.get("outcome", outcome)
         judged = rehearsal.judge(outcome, before) if "outcome" in body else None
