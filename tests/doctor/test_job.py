@@ -82,6 +82,12 @@ def test_a_late_checkpoint_is_a_warning() -> None:
     assert looked(a_rank(checkpoint_age=119.0))["checkpoint"].state == "ok"
 
 
+def test_an_old_checkpoint_of_who_has_just_begun_again_is_not_late() -> None:
+    """It was restored from what another machine had saved."""
+    assert looked(a_rank(checkpoint_age=3600.0, for_seconds=20.0))["checkpoint"].state == "ok"
+    assert looked(a_rank(checkpoint_age=3600.0, for_seconds=130.0))["checkpoint"].state == "warning"
+
+
 def test_none_yet_is_a_warning_when_it_should_be_there() -> None:
     nothing: dict[str, Any] = {"checkpoint_step": -1, "checkpoint_age": None}
     late = looked(a_rank(**nothing, for_seconds=130.0))["checkpoint"]

@@ -6,6 +6,7 @@ All processes of a machine are noticed together and share its link: their bytes 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -155,7 +156,8 @@ def _checkpoint(run_id: str, ranks: Sequence[Session]) -> Finding:
             "a machine may go without a word: leave --every auto, so that no more than an hour is lost",
             **facts,
         )
-    since = newest["for_seconds"] if age is None else age
+    # Who has just begun again is not late: its newest may be from before this machine was there.
+    since = min(newest["for_seconds"] if age is None else age, newest.get("for_seconds", inf))
     if since > _LATE * interval:
         return warning(
             "checkpoint",
