@@ -89,6 +89,23 @@ def begin(tmp_path: Path, require_server: Callable[[str], str]) -> Iterator[Begi
         yield made
 
 
+@pytest.fixture
+def spare(tmp_path: Path, require_server: Callable[[str], str]) -> Iterator[Cluster]:
+    """Three nodes, for jobs of two. One that is not heard of for 10 s is down, and its job goes to the others."""
+    with Cluster(tmp_path, require_server, nodes=3, kill_wait=10, silent=10, more=HASTY) as cluster:
+        yield cluster
+
+
+def on_two(cluster: Cluster, *options: str, steps: int = STEPS, **env: str) -> tuple[Job, Path]:
+    """`programs/sharded.py`, a rank on each of two nodes, standing at its fifth step; and the file that says how far it may go."""
+    limit = cluster.folder / "limit"
+    limit.write_text("5")
+    words = ("torchrun", "--nproc-per-node=1", str(SHARDED), str(steps), str(limit))
+    job = cluster.train(*words, options=("--nodes=2", *options), **{"SPOTGUARD_EVERY": "off", **env})
+    job.until("^step 5 ")
+    return job, limit
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("tracking", ["cgroup", "linuxproc"])
 def test_preempted_without_a_grace_it_is_saved_within_killwait_and_slurm_brings_it_back(
@@ -159,15 +176,8 @@ def test_a_job_of_two_nodes_leaves_both_and_comes_back_to_both(
     tmp_path: Path, require_server: Callable[[str], str]
 ) -> None:
     """One run on each, which come to one name and one step; the ranks are torchrun's, told by the script where to meet."""
-    limit = tmp_path / "limit"
-    limit.write_text("5")
     with Cluster(tmp_path, require_server, nodes=2, grace=120, more=HASTY) as cluster:
-        job = cluster.train(
-            *("torchrun", "--nproc-per-node=1", str(SHARDED), str(STEPS), str(limit)),
-            options=("--nodes=2",),
-            SPOTGUARD_EVERY="off",
-        )
-        job.until("^step 5 ")
+        job, limit = on_two(cluster)
         cluster.take_nodes()
         job.until("gate at step 5", 2)
         limit.write_text(str(STEPS))
@@ -243,58 +253,37 @@ def test_each_task_of_an_array_is_one_run_in_all_its_lives_and_what_it_submits_i
 
 
 @pytest.mark.soak
-def test_a_job_that_loses_a_node_goes_on_from_a_background_checkpoint_on_another_one(
-    tmp_path: Path, require_server: Callable[[str], str]
-) -> None:
+def test_a_job_that_loses_a_node_goes_on_from_a_background_checkpoint_on_another_one(spare: Cluster) -> None:
     """Taken without a word, wire and all. What it held nobody else has, so nothing is saved at the SIGTERM that follows."""
-    limit = tmp_path / "limit"
-    limit.write_text("5")
-    with Cluster(tmp_path, require_server, nodes=3, kill_wait=10, silent=10, more=HASTY) as cluster:
-        job = cluster.train(
-            *("torchrun", "--nproc-per-node=1", str(SHARDED), "1000", str(limit)),
-            options=("--nodes=2", "--exclusive"),
-            SPOTGUARD_WINDOW="5",
-            SPOTGUARD_EVERY="1",
-        )
-        marked = "sharded-*/checkpoints/*/COMMIT.json"
-        for step in range(5, 1000):
-            limit.write_text(f"{step}")
-            job.until(f"^step {step} ")
-            if list(cluster.store.glob(marked)):
-                break
-        cluster.nodes[1].take()
-        limit.write_text("1000")
-        there = job.until(r"^restored ([1-9]\d*) (\w+)$")
-        assert f"\nstep {there[1]} " in job.log[: there.start()]
-        assert re.search(rf"^step {there[1]} \S+ {there[2]}$", job.log, re.MULTILINE)
-        job.until("^rank . of 2 on node3$")
-        assert cluster.show(job.id)["Restarts"] == "1"
-        cluster.scancel(job.id)
-        job.becomes("CANCELLED")
+    job, limit = on_two(spare, "--exclusive", steps=1000, SPOTGUARD_WINDOW="5", SPOTGUARD_EVERY="1")
+    for step in range(6, 1000):
+        limit.write_text(f"{step}")
+        job.until(f"^step {step} ")
+        if list(spare.store.glob("sharded-*/checkpoints/*/COMMIT.json")):
+            break
+    spare.nodes[1].take()
+    limit.write_text("1000")
+    there = job.until(r"^restored ([1-9]\d*) (\w+)$")
+    assert f"\nstep {there[1]} " in job.log[: there.start()]
+    assert re.search(rf"^step {there[1]} \S+ {there[2]}$", job.log, re.MULTILINE)
+    job.until("^rank . of 2 on node3$")
+    assert spare.show(job.id)["Restarts"] == "1"
+    spare.scancel(job.id)
+    job.becomes("CANCELLED")
 
 
 @pytest.mark.soak
-def test_a_job_of_which_a_cloud_takes_a_node_is_saved_by_all_and_loses_no_step(
-    tmp_path: Path, require_server: Callable[[str], str]
-) -> None:
+def test_a_job_of_which_a_cloud_takes_a_node_is_saved_by_all_and_loses_no_step(spare: Cluster) -> None:
     """Slurm knows of no notice: it finds the node gone, and requeues the job to those that it has."""
-    limit = tmp_path / "limit"
-    limit.write_text("5")
-    with Cluster(tmp_path, require_server, nodes=3, kill_wait=10, silent=10, more=HASTY) as cluster:
-        job = cluster.train(
-            *("torchrun", "--nproc-per-node=1", str(SHARDED), str(STEPS), str(limit)),
-            options=("--nodes=2", "--exclusive"),
-            SPOTGUARD_EVERY="off",
-        )
-        job.until("^step 5 ")
-        cluster.nodes[1].preempt(60)
-        job.until("gate at step 5", 2)
-        limit.write_text(str(STEPS))
-        job.until("terminate notice from aws .* COMMITTED .* exit code 75$")
-        cluster.nodes[1].take()
-        job.until(f"^step {STEPS} ")
-        job.becomes("COMPLETED")
-        assert cluster.show(job.id)["Restarts"] == "1"
+    job, limit = on_two(spare, "--exclusive")
+    spare.nodes[1].preempt(60)
+    job.until("gate at step 5", 2)
+    limit.write_text(str(STEPS))
+    job.until("terminate notice from aws .* COMMITTED .* exit code 75$")
+    spare.nodes[1].take()
+    job.until(f"^step {STEPS} ")
+    job.becomes("COMPLETED")
+    assert spare.show(job.id)["Restarts"] == "1"
     assert re.findall(r"^restored (\d+) ", job.log, re.MULTILINE) == ["0", "5"]
     assert "on node3" in job.log
     steps = re.findall(r"^step (\d+) ", job.log, re.MULTILINE)
