@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -27,6 +28,10 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["aws", "--run-id", "r", "--", "x"], "--store is missing"),
         (["aws", "--store", "s3://ckpt", "--", "x"], "--run-id is missing"),
         (["aws", "--store", "s3://ckpt", "--run-id", "r", "--", "x"], "--package is missing"),
+        (
+            ["aws", "--store", "s3://ckpt", *NEEDED, "torchrun", "x.py", "--epochs", "3"],
+            "unknown word 'torchrun': the command stands behind --",
+        ),
         (["ibm", "--store", "s3://ckpt", *NEEDED, "--", "x"], "'ibm'"),
         (["aws", "--policy"], "--policy: of which store?"),
         (["aws", "--policy", "--store", "gs://ckpt"], "expected s3://"),
@@ -59,6 +64,13 @@ def test_what_is_missing_or_names_nothing_is_refused(
     ("words", "said"),
     [
         (["--store", "ftp://b"], "--store"),
+        (["--store", "ckpt"], "--store 'ckpt': expected a store's URL, as in s3://bucket/prefix"),
+        (["--store", "/mnt/x"], "--store '/mnt/x': expected a store's URL, as in s3://bucket/prefix"),
+        (["--metrics-port", "80"], "--metrics-port '80': a port below 1024 is not for a user such as train"),
+        (
+            ["--python", "/usr/bin/python3.9"],
+            "--python '/usr/bin/python3.9': spotguard needs Python 3.11 to 3.14",
+        ),
         (["--store", "s3://ckpt/a\nruncmd: [x]"], "--store"),
         (["--run-id", "a/b"], "--run-id"),
         (["--user", "Ann B"], "--user 'Ann B'"),
@@ -338,3 +350,43 @@ def test_a_deadline_that_is_one_on_every_machine_is_taken(capsys: pytest.Capture
 def test_a_store_that_speaks_like_s3_may_be_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
     """And its buckets may be called as S3's are not."""
     printed(capsys, "gcp", "--store", "s3://My_Bucket?endpoint=https://minio.example:9000")
+
+
+def test_a_script_in_the_place_of_a_program_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is looked for on the PATH. One that is named by its path may be a program."""
+    words = ["bootstrap", "aws", "--store", "s3://ckpt", *NEEDED, "--"]
+    assert cli.main([*words, "train.py", "--epochs", "3"]) == 0
+    seen = capsys.readouterr()
+    assert "train.py would be looked for on the machine's PATH" in seen.err
+    assert "-- python train.py" in seen.err
+    printed(capsys, "aws", command=["./train.py"])
+
+
+def test_who_runs_as_root_may_listen_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    printed(capsys, "aws", "--user", "root", "--metrics-port", "80")
+
+
+@pytest.mark.parametrize("python", ["/usr/bin/python3", "/usr/bin/python3.11", "/opt/pytorch/bin/python3.14"])
+def test_a_python_that_may_do_is_taken(python: str, capsys: pytest.CaptureFixture[str]) -> None:
+    printed(capsys, "aws", "--python", python)
+
+
+def test_how_a_machine_is_not_paid_for_on_is_said_as_its_cloud_has_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Switched off from inside, Azure's is paid for."""
+    for cloud in ("aws", "gcp"):
+        assert "print this with --then poweroff." in printed(capsys, cloud)
+    said = printed(capsys, "azure")
+    assert "--then poweroff" not in said
+    assert "print this with a --then that deallocates it" in said
+
+
+def test_at_a_terminal_it_is_said_that_a_file_is_wanted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has to be read first has left the screen."""
+    words = ["bootstrap", "aws", "--store", "s3://ckpt", *NEEDED, "--", "x"]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert cli.main(words) == 0
+    assert "for a file (>user-data)" in capsys.readouterr().err

@@ -33,7 +33,11 @@ The machine is to be created (vm create, vmss create) with
 Scale sets that are not Spot: --terminate-notification-time 5 (minutes); Azure knows none for Spot, whose eviction
 comes with 30 s and less."""
 
-_STAYS = "When the job is over, and where this fails, the machine stays on and is paid for: print this with --then poweroff."
+_STAYS = (
+    "When the job is over, and where this fails, the machine stays on and is paid for: print this with {way}."
+)
+#: Azure's that was switched off from inside is paid for.
+_WAYS = {"azure": "a --then that deallocates it, as docs/bootstrap.md has it"}
 
 
 def advice(plan: Plan, *, startup_script: bool = False) -> list[str]:
@@ -60,7 +64,7 @@ def advice(plan: Plan, *, startup_script: bool = False) -> list[str]:
         "",
         *text.splitlines(),
         *_of_the_image(plan),
-        *([] if plan.then else [_STAYS]),
+        *([] if plan.then else [_STAYS.format(way=_WAYS.get(plan.cloud, "--then poweroff"))]),
         f"What it does is in {_log(startup_script)}; then: journalctl -u spotguard-agent -u spotguard-run@{plan.run_id}",
         "",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from urllib.parse import urlsplit
 
 from spotguard.agent import deadline
@@ -33,6 +34,12 @@ def doubts(plan: Plan) -> list[str]:
         found.append(
             f"--deadline {end} is counted from each start of the job, and the unit starts it again 5 s after such an end: for one end of all, say a "
             "time, as in 2026-11-21T18:00Z"
+        )
+    program = shlex.split(plan.command)[0]
+    if program.endswith((".py", ".sh")) and "/" not in program:
+        found.append(
+            f"{program} would be looked for on the machine's PATH, as a program: for a script in the job's folder say … -- "
+            f"{'python' if program.endswith('.py') else 'sh'} {program}, or ./{program} where it may be executed"
         )
     if plan.cloud == "azure" and re.search(r"\b(poweroff|shutdown|halt)\b", plan.then):
         found.append(

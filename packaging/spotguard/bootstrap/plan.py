@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal
 from urllib.parse import urlsplit
 
-from spotguard.agent import config, deadline, values
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError
-from spotguard.providers.stores.place_names import check_named
-from spotguard.providers.stores.urls import locate, read_url
 
-from . import requirement
+from . import machines_options, requirement
+from .machines_options import absolute
 from .secrecy import refuse_secrets
 from .variables import refuse_unexpanded
 
@@ -103,7 +100,7 @@ def make(cloud: Cloud, flags: Mapping[str, str], command: Sequence[str], wish: W
         if not flags.get(name):
             raise UsageError(f"--{name} is missing: {wanted}, so bootstrap takes no default for it")
     flags = {**flags, "provider": _provider(cloud, flags.get("provider", cloud))}
-    options = _check(flags, clock)
+    options = machines_options.read(flags, wish.user, clock)
     _refuse_what_is_lost_on_the_way(said)
     # In a folder that the unit makes, where no other user can have been before.
     flags = {"socket": f"/run/spotguard-run-{flags['run-id']}/run.sock", **flags}
@@ -119,9 +116,9 @@ def make(cloud: Cloud, flags: Mapping[str, str], command: Sequence[str], wish: W
             ]
         ),
         index=index,
-        python=_absolute("--python", wish.python, "/opt/pytorch/bin/python"),
+        python=_python(wish.python),
         user=_user(wish.user),
-        directory=_absolute("--directory", wish.directory, "/srv/job"),
+        directory="" if wish.directory is None else absolute("--directory", wish.directory, "/srv/job"),
         prepare=_some("--prepare", wish.prepare),
         restart=wish.restart,
         then=_then(wish),
@@ -149,57 +146,6 @@ _AGENTS = (
 )
 
 
-def _check(flags: Mapping[str, str], clock: Clock) -> config.Options:
-    """As the machine will read them; folders are the machine's own, and not looked for here."""
-    if "config" in flags:
-        raise UsageError("--config: the machine has a file of its own: give the options themselves")
-    if "exit-code" in flags:
-        raise UsageError(
-            "--exit-code: by 75 the machine's unit knows that the job is to be started again: leave it out"
-        )
-    folders = dict.fromkeys(("stage", "socket", "notice-file"), _on_the_machine)
-    return config.resolve("run", flags, {}, readers={**folders, "store": store, "deadline": _to_come(clock)})
-
-
-def store(origin: str, text: str) -> str:
-    """A store as the machine will know it: by this URL alone."""
-    read_url(origin, text)
-    if urlsplit(text).scheme == "az" and not {"account", "endpoint"} & locate(text).options.keys():
-        raise UsageError(
-            f"{origin} {text!r}: the machine has no variable that says the storage account: write az://container/prefix?account=NAME"
-        )
-    check_named(origin, text, {})
-    return text
-
-
-def _to_come(clock: Clock) -> Callable[[str, str], deadline.Deadline]:
-    """The reader of a deadline that still lies ahead, at the same instant on every machine."""
-
-    def read(origin: str, text: str) -> deadline.Deadline:
-        said = deadline.read(origin, text)
-        if said.wall is not None and _has_no_zone(text):
-            raise UsageError(
-                f"{origin} {text!r}: each machine would read it in its own zone, which need not be yours: say which, as in "
-                "2026-11-21T18:00+01:00, or Z for UTC"
-            )
-        deadline.DeadlineSource(said, clock)  # refuses what is past
-        return said
-
-    return read
-
-
-def _has_no_zone(text: str) -> bool:
-    try:
-        return datetime.fromisoformat(text.strip()).tzinfo is None
-    except ValueError:  # Unix seconds
-        return False
-
-
-def _on_the_machine(origin: str, text: str) -> str:
-    _absolute(origin, text, "/mnt/nvme/spotguard")
-    return values.absolute_path(origin, text)
-
-
 def _provider(cloud: Cloud, said: str) -> str:
     if said in CLOUDS and said != cloud:
         raise UsageError(
@@ -216,10 +162,15 @@ def _user(name: str) -> str:
     return name
 
 
-def _absolute(flag: str, path: str | None, example: str) -> str:
-    if path is not None and not path.startswith("/"):
-        raise UsageError(f"{flag} {path!r}: expected a path on the machine from its root, as in {example}")
-    return path or ""
+def _python(path: str | None) -> str:
+    if path is None:
+        return ""
+    found = re.search(r"/python3\.([0-9]+)$", absolute("--python", path, "/opt/pytorch/bin/python"))
+    if found and not 11 <= int(found[1]) <= 14:
+        raise UsageError(
+            f"--python {path!r}: spotguard needs Python 3.11 to 3.14: name another of the image's, or leave it out"
+        )
+    return path
 
 
 def _refuse_no_program(name: str) -> None:

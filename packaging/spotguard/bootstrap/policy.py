@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.urls import Location, locate
 
-from . import plan
+from . import machines_options
 from .plan import Cloud
 
 #: Which file holds the policy, and what kind of store it is for.
@@ -26,7 +26,7 @@ def policy(cloud: Cloud, store: str) -> str:
     """
     name, scheme = _FILES[cloud]
     # A bucket's name has no * and no ?, which would be wildcards in a policy; nor has a prefix.
-    plan.store("--store", store)
+    machines_options.store("--store", store)
     if urlsplit(store).scheme != scheme:
         raise UsageError(f"--store {store!r}: expected {scheme}://…, for a policy of {cloud}")
     at = locate(store)

@@ -10,7 +10,7 @@ from spotguard.bootstrap import doubts, plan, policy, user_data
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
 
-from .parsers import add_settings, settings_given
+from .parsers import Parser, add_settings, settings_given
 
 DESCRIPTION = """\
 Prints cloud-init user-data: a machine that is created with it installs spotguard, guards COMMAND
@@ -46,8 +46,9 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(words[:at]), list(words[at + 1 :])
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.usage = "spotguard bootstrap {aws,gcp,azure} [options] -- COMMAND..."
+    parser.of_words = "the command stands behind --, as in … -- torchrun train.py"
     parser.add_argument("cloud", choices=plan.CLOUDS, help="whose machines they are")
     machine = parser.add_argument_group("the machine")
     machine.add_argument(
@@ -129,4 +130,9 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     for doubt in doubts.doubts(made):
         print(f"spotguard: warning: {doubt}", file=sys.stderr)
     sys.stdout.write(text)
+    if sys.stdout.isatty():
+        print(
+            "spotguard: this is for a file (>user-data): its first lines say how the machine has to be created",
+            file=sys.stderr,
+        )
     return 0

@@ -26,6 +26,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **keywords: Any) -> None:
         keywords.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        #: Of a bare word that nothing else explains: "" where there is nothing to be said.
+        self.of_words = ""
         super().__init__(allow_abbrev=False, **keywords)
 
     def error(self, message: str) -> NoReturn:
@@ -39,7 +41,7 @@ class Parser(argparse.ArgumentParser):
                 kind, word = "flag", word.partition("=")[0]
                 near = self._flag_near(word)
             else:
-                kind, near = "word", self._flag_for(word)
+                kind, near = "word", self._flag_for(word) or self.of_words
             raise UsageError(f"unknown {kind} {word!r}: {near or f'see {self.prog} --help'}")
         return found
 

@@ -1,0 +1,89 @@
+"""Options of `run`, as a machine elsewhere and later will read them: in its own folders and zone, without the environment here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from urllib.parse import urlsplit
+
+from spotguard.agent import config, deadline, values
+from spotguard.providers.clock import Clock
+from spotguard.providers.errors import UsageError
+from spotguard.providers.stores.place_names import check_named
+from spotguard.providers.stores.urls import locate, read_url
+
+#: The kernel's `ip_unprivileged_port_start`.
+_FIRST_PORT = 1024
+
+
+def read(flags: Mapping[str, str], user: str, clock: Clock) -> config.Options:
+    """
+    Args:
+        user: who runs the job.
+
+    Raises:
+        UsageError: one cannot be used there.
+    """
+    if "config" in flags:
+        raise UsageError("--config: the machine has a file of its own: give the options themselves")
+    if "exit-code" in flags:
+        raise UsageError(
+            "--exit-code: by 75 the machine's unit knows that the job is to be started again: leave it out"
+        )
+    folders = dict.fromkeys(("stage", "socket", "notice-file"), _on_the_machine)
+    readers = {**folders, "store": store, "deadline": _to_come(clock)}
+    options = config.resolve("run", flags, {}, readers=readers)
+    if options.metrics_port is not None and options.metrics_port < _FIRST_PORT and user != "root":
+        raise UsageError(
+            f"--metrics-port {flags['metrics-port']!r}: a port below {_FIRST_PORT} is not for a user such as {user}: take one above, as in 9464"
+        )
+    return options
+
+
+def store(origin: str, text: str) -> str:
+    """A store as the machine will know it: by this URL alone."""
+    if "://" not in text:  # a folder of this machine is no advice
+        raise UsageError(
+            f"{origin} {text!r}: expected a store's URL, as in s3://bucket/prefix, gs://bucket/prefix or az://container/prefix?account=NAME"
+        )
+    read_url(origin, text)
+    if urlsplit(text).scheme == "az" and not {"account", "endpoint"} & locate(text).options.keys():
+        raise UsageError(
+            f"{origin} {text!r}: the machine has no variable that says the storage account: write az://container/prefix?account=NAME"
+        )
+    check_named(origin, text, {})
+    return text
+
+
+def _to_come(clock: Clock) -> Callable[[str, str], deadline.Deadline]:
+    """The reader of a deadline that still lies ahead, at the same instant on every machine."""
+
+    def read(origin: str, text: str) -> deadline.Deadline:
+        said = deadline.read(origin, text)
+        if said.wall is not None and _has_no_zone(text):
+            raise UsageError(
+                f"{origin} {text!r}: each machine would read it in its own zone, which need not be yours: say which, as in "
+                "2026-11-21T18:00+01:00, or Z for UTC"
+            )
+        deadline.DeadlineSource(said, clock)  # refuses what is past
+        return said
+
+    return read
+
+
+def _has_no_zone(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text.strip()).tzinfo is None
+    except ValueError:  # Unix seconds
+        return False
+
+
+def _on_the_machine(origin: str, text: str) -> str:
+    return values.absolute_path(origin, absolute(origin, text, "/mnt/nvme/spotguard"))
+
+
+def absolute(flag: str, path: str, example: str) -> str:
+    """A path as it is, which has to begin at the root: there is no folder in which it was said."""
+    if not path.startswith("/"):
+        raise UsageError(f"{flag} {path!r}: expected a path on the machine from its root, as in {example}")
+    return path
