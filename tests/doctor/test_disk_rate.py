@@ -8,7 +8,7 @@ import pytest
 
 from spotguard.doctor.disk_rate import DiskMeasurement
 from spotguard.doctor.litter import Litter
-from spotguard.doctor.rate import Measured, Pace
+from spotguard.doctor.measuring import Measured, Pace
 from spotguard.providers.errors import FullError
 from spotguard.providers.stores.store import Sent
 from tests.fakes.clock import ManualClock

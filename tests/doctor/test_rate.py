@@ -9,7 +9,8 @@ import pytest
 
 from spotguard.doctor import rate
 from spotguard.doctor.litter import Litter
-from spotguard.doctor.rate import Measured, Measurement, Pace
+from spotguard.doctor.measuring import Measured, Pace
+from spotguard.doctor.rate import Measurement
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import FullError
 from spotguard.providers.stores.store import Sent
@@ -92,7 +93,7 @@ def test_a_store_that_refuses_says_why() -> None:
 def test_a_store_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rate, "_LONGEST", 0.2)
     monkeypatch.setattr(rate, "_AHEAD_MOST", 0.1)
-    monkeypatch.setattr(rate, "_GRACE", 0.1)
+    monkeypatch.setattr("spotguard.doctor.measuring._GRACE", 0.1)
     monkeypatch.setattr("spotguard.doctor.litter._RETURNING", 0.1)
     never = threading.Event()
 
@@ -103,7 +104,7 @@ def test_a_store_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     found = measured(Still(), SystemClock(), ramp=0.1)
     never.set()
     assert found.rate is None
-    assert found.why == "nothing moved in 11 s"
+    assert found.why == "nothing moved in 0.3 s"
 
 
 def test_as_many_connections_as_a_save_uses() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotguard.doctor.findings import Finding
-from spotguard.doctor.rate import Measured
+from spotguard.doctor.measuring import Measured
 from spotguard.doctor.verdict import judge
 from spotguard.doctor.window import count_on
 from tests.fakes.patient import options

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from spotguard.agent.config import Options, resolve
-from spotguard.doctor.rate import Pace
+from spotguard.doctor.measuring import Pace
 from spotguard.doctor.visit import Patient
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.stores.urls import read_url

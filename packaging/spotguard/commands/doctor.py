@@ -15,7 +15,7 @@ from rich.text import Text
 from spotguard.agent import config
 from spotguard.doctor import page
 from spotguard.doctor.findings import Finding, any_fails
-from spotguard.doctor.rate import Pace
+from spotguard.doctor.measuring import Pace
 from spotguard.doctor.visit import Patient, visit
 from spotguard.providers.clock import SystemClock
 

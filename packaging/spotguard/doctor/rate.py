@@ -6,24 +6,20 @@ kernel takes ahead of the network is no rate. What cannot be compressed is put, 
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from spotguard.commands.console import amount
 from spotguard.hooks.checkpoints.rate import Link
-from spotguard.hooks.checkpoints.width import Width
 from spotguard.hooks.format.crc import crc32
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import StoreError
 from spotguard.providers.stores.store import BlobStore
 from spotguard.providers.stores.transport import PIECE
 
-from .asides import Aside
 from .findings import Finding, fails, ok, warning
 from .litter import Litter
+from .measuring import PATIENCE, Measured, Measuring, Pace
 from .store import FOLDER
 
 #: Sockets and routers take up to so many pieces of each connection at once, on their way to a link that is slower: they
@@ -36,98 +32,47 @@ _SLOW = 10e6
 _FAR = "a connection gives 50 to 95 MB/s where store and machine are in one region: are they?"
 _BUSY = "a disk gives more: look at what else writes to it, and at the network that it may lie behind"
 _NETWORK = "look at the network between this machine and the store, and at what else uses it"
-_STILL = f"nothing moved in {_AHEAD_MOST + _LONGEST:g} s"
-#: Seconds that one put may take: a slow link brings an object in as many. What stands still is left behind before that.
-_PATIENCE = 60.0
 #: Puts of one connection that may fail for now.
 _TRIES = 3
-#: Seconds after that for puts to hear that it is over; one that stands still is found by its own timeout.
-_GRACE = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How long it is measured, and how much is put for it at the most."""
-
-    seconds: float = 2.0
-    #: Seconds before those, in which sockets fill and windows open.
-    ramp: float = 0.5
-    #: Bytes.
-    most: int = 4 * 2**30
-    #: Bytes for a folder: what a disk takes beyond its cache is its own affair, and the rest of it is somebody's.
-    most_on_disk: int = 256 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What was seen. `rate` is None where nothing moved, and `why` says more."""
-
-    rate: float | None
-    nbytes: int
-    seconds: float
-    connections: int
-    why: str = ""
 
 
 class _Enough(Exception):
     """It was measured: nothing more is to be sent."""
 
 
-class Measurement:
-    """One run of it.
-
-    Args:
-        key: a new one at each call, already noted as litter.
-    """
+class Measurement(Measuring):
+    """Of a network: every byte counts from when the connections are full."""
 
     def __init__(
         self, store: BlobStore, key: Callable[[], str], litter: Litter, clock: Clock, pace: Pace
     ) -> None:
-        self._store, self._key, self._litter, self._clock = store, key, litter, clock
-        width = Width(store.parallel)
-        self.connections = width.count
-        self._pace, self._most = pace, pace.most
-        size = min(width.object_bytes, max(1, self._most // width.count))
-        self._data = memoryview(os.urandom(size))
+        super().__init__(store, key, litter, clock, pace, pace.most, _AHEAD_MOST + _LONGEST)
         self._crc = crc32(self._data)
-        self._lock = threading.Lock()
         self._link = Link()
+        #: When the first byte left, the first that counts, and the last.
         self._began: float | None = None
         self._counted_from: float | None = None
-        self._total = self._counted = 0
         self._last = 0.0
-        self._enough = threading.Event()
-        self._error: Exception | None = None
+        self._counted = 0
 
-    def run(self) -> Measured:
-        asides = [Aside[object](self._put_on, f"rate-{number}") for number in range(self.connections)]
-        for aside in asides:
-            self._litter.putting(aside)
-        until = self._clock.monotonic() + _AHEAD_MOST + _LONGEST
-        self._clock.wait(self._enough, until - self._clock.monotonic())
-        self._enough.set()
-        found = self._result(self._clock.monotonic())
-        for aside in asides:
-            aside.ended(self._clock, until + _GRACE)
-        return found
+    def _lanes(self) -> Sequence[Callable[[], None]]:
+        return [self._put_on] * self.connections
 
-    def _result(self, now: float) -> Measured:
-        with self._lock:
-            since = self._last if self._counted_from is None else self._counted_from
-            seconds, rate = self._last - since, None
-            self._link.end(self._last)
-            if (seen := self._link.rate(self._last)) is not None:
-                rate = seen.expected
-            if self._began is not None and self._total < self._most:
-                # Of a slow link a few pieces may have come together at the end: all of them by all of the time say so.
-                whole = (self._last if rate is not None else now) - self._began
-                at_most = self._total / whole if whole > 0 else rate
-                if rate is None or (at_most is not None and at_most < rate):
-                    rate, seconds, self._counted = at_most, whole, self._total
-            if rate is not None:
-                return Measured(rate, self._counted, seconds, self.connections)
-            why = str(self._error) if self._error is not None else _STILL
-            return Measured(None, 0, 0.0, self.connections, why)
+    def _result(self, ended: float) -> Measured:
+        since = self._last if self._counted_from is None else self._counted_from
+        seconds, rate = self._last - since, None
+        self._link.end(self._last)
+        if (seen := self._link.rate(self._last)) is not None:
+            rate = seen.expected
+        if self._began is not None and self._total < self._most:
+            # Of a slow link a few pieces may have come together at the end: all of them by all of the time say so.
+            whole = (self._last if rate is not None else ended) - self._began
+            at_most = self._total / whole if whole > 0 else rate
+            if rate is None or (at_most is not None and at_most < rate):
+                rate, seconds, self._counted = at_most, whole, self._total
+        if rate is None:
+            return self._nothing()
+        return Measured(rate, self._counted, seconds, self.connections)
 
     # --- each of its threads ---
 
@@ -135,7 +80,7 @@ class Measurement:
         tries = _TRIES
         while not self._stopped():
             try:
-                self._store.put(self._key(), self._data, timeout=_PATIENCE, crc32=self._crc, sent=self._sent)
+                self._store.put(self._key(), self._data, timeout=PATIENCE, crc32=self._crc, sent=self._sent)
             except _Enough:
                 return
             except StoreError as error:
@@ -146,6 +91,8 @@ class Measurement:
                     self._enough.set()
 
     def _sent(self, count: int) -> None:
+        if self._stopped():  # what comes after the end is measured by nobody
+            raise _Enough
         with self._lock:
             now = self._clock.monotonic()
             if self._began is None:
@@ -177,9 +124,6 @@ class Measurement:
         if self._counted_from is None or now - self._counted_from < self._pace.seconds:
             return False
         return self._counted >= PIECE * self.connections
-
-    def _stopped(self) -> bool:
-        return self._enough.is_set() or self._litter.over.is_set()
 
 
 def told(measured: Measured, *, folder: bool = False) -> Finding:

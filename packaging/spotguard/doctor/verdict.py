@@ -13,7 +13,7 @@ from .findings import Finding, fails, ok, warning
 if TYPE_CHECKING:  # a drill's verdict needs none of what measures
     from spotguard.agent.config import Options
 
-    from .rate import Measured
+    from .measuring import Measured
     from .window import Window
 
 #: Beside the objects of a save: a manifest and a marker, one after the other.

@@ -39,6 +39,7 @@ from . import (
 )
 from .findings import Finding, State, fails, parted, warning
 from .litter import Litter
+from .measuring import Measured, Pace
 
 #: Below which name the probe lies where no run is named. It looks like no run to anybody: those have attempts.
 _NO_RUN = "spotguard-doctor"
@@ -59,7 +60,7 @@ class Patient:
     #: Where the firmware's words lie, and the machine's service listens.
     root: Path = Path("/")
     service: Path = SERVICE_SOCKET
-    pace: rate.Pace = field(default_factory=rate.Pace)
+    pace: Pace = field(default_factory=Pace)
 
 
 def visit(who: Patient) -> Generator[Finding, None, None]:
@@ -90,7 +91,7 @@ def visit(who: Patient) -> Generator[Finding, None, None]:
 
 def _store(
     who: Patient, url: str, cloud_name: str, run_id: str, nbytes: int
-) -> Generator[Finding, None, tuple[rate.Measured | None, float]]:
+) -> Generator[Finding, None, tuple[Measured | None, float]]:
     """What is found of the store; returns the rate, where one could be measured, and what a small put takes."""
     folder = urlsplit(url).scheme == "file"
     dates = clocks.Dates(who.clock)
@@ -135,7 +136,7 @@ def _url(options: Options, saving: Sequence[job.Session]) -> str:
     return str(max(saving, key=lambda each: int(each["bytes"]))["store"])
 
 
-def _measure(who: Patient, opened: BlobStore, run_id: str, litter: Litter, room: int | None) -> rate.Measured:
+def _measure(who: Patient, opened: BlobStore, run_id: str, litter: Litter, room: int | None) -> Measured:
     """
     Args:
         room: bytes that are free in a folder; None in a cloud.
