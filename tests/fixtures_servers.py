@@ -11,7 +11,7 @@ import functools
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pytest
 
@@ -50,11 +50,21 @@ def _one_reading_of_the_api() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def moto_server(require_server: RequireServer) -> Iterator[Moto]:
-    """S3 by moto, for one process of the suite."""
-    with Moto(require_server("moto_server")) as server:
-        yield server
+def _running(make: Callable[..., Server], *programs: str) -> Any:
+    """A server for one process of the suite."""
+
+    @pytest.fixture(scope="session")
+    def server(require_server: RequireServer) -> Iterator[Server]:
+        with make(*map(require_server, programs)) as running:
+            yield running
+
+    return server
+
+
+moto_server = _running(Moto, "moto_server")
+azurite_server = _running(Azurite, "azurite-blob")
+gcs_server = _running(Gcs, "gcp-storage-emulator")
+swift_server = _running(Swift, "swift-proxy-server", "memcached")
 
 
 @pytest.fixture
@@ -63,37 +73,16 @@ def moto(moto_server: Moto, monkeypatch: pytest.MonkeyPatch) -> Moto:
     return _named(moto_server, monkeypatch)
 
 
-@pytest.fixture(scope="session")
-def azurite_server(require_server: RequireServer) -> Iterator[Azurite]:
-    """Azure Blob Storage by Azurite, for one process of the suite."""
-    with Azurite(require_server("azurite-blob")) as server:
-        yield server
-
-
 @pytest.fixture
 def azurite(azurite_server: Azurite, monkeypatch: pytest.MonkeyPatch) -> Azurite:
     """Azure Blob Storage that checks keys, MD5s and conditions."""
     return _named(azurite_server, monkeypatch)
 
 
-@pytest.fixture(scope="session")
-def gcs_server(require_server: RequireServer) -> Iterator[Gcs]:
-    """Cloud Storage by an emulator and the suite's proxy, for one process of the suite."""
-    with Gcs(require_server("gcp-storage-emulator")) as server:
-        yield server
-
-
 @pytest.fixture
 def gcs(gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> Gcs:
     """Cloud Storage that keeps preconditions, checksums, ranges and pages."""
     return _named(gcs_server, monkeypatch)
-
-
-@pytest.fixture(scope="session")
-def swift_server(require_server: RequireServer) -> Iterator[Swift]:
-    """S3 by Swift, for one process of the suite."""
-    with Swift(require_server("swift-proxy-server"), require_server("memcached")) as server:
-        yield server
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from spotguard.agent.exported import NOTICE_FACTS
 from spotguard.agent.herald import Herald
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.notice import Notice, NoticeKind
-from tests.fakes.hook import TIMEOUT
 from tests.fakes.serving import Events
+from tests.fakes.talk import TIMEOUT
 
 NOTICE = Notice("aws/1", NoticeKind.STOP, "aws spot/instance-action", 0.0, 0.0, detail="stop\nat noon")
 FOR_EVER = "read never < $fifo"

@@ -22,7 +22,7 @@ from spotguard.agent.metrics.meter import Meter
 from spotguard.agent.metrics.reading import Facts, Reading
 from spotguard.providers.errors import UsageError
 from tests.e2e.processes import eventually
-from tests.fakes.hook import TIMEOUT
+from tests.fakes.talk import TIMEOUT
 
 FACTS = Facts("1.0", "run", "r", 30.0, False, None)
 
@@ -91,7 +91,9 @@ def test_a_port_that_is_taken_is_named_with_the_way_out(opened: Callable[..., En
 
 def test_without_prometheus_s_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(UsageError, match=r"pip install 'prometheus-client>=[0-9.]+' \(spotguard's extra metrics\)"):
+    with pytest.raises(
+        UsageError, match=r"pip install 'prometheus-client>=[0-9.]+' \(spotguard's extra metrics\)"
+    ):
         opening.endpoint(0, nothing)
 
 

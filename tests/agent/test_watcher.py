@@ -14,8 +14,8 @@ from spotguard.agent.watcher import LONGEST_WAIT, Watcher
 from spotguard.providers.health import Health, Sight, blind, wrong_server
 from spotguard.providers.notice import Severity, Sighting
 from tests.fakes.clock import ManualClock
-from tests.fakes.hook import TIMEOUT
 from tests.fakes.source import FakeSource, a_notice
+from tests.fakes.talk import TIMEOUT
 
 UNREACHABLE = Sighting(blind("unreachable", "connection refused", "is it on?"))
 

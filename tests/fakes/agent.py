@@ -1,4 +1,4 @@
-"""An agent's end of the socket, without an agent: welcomes whoever comes, says what a test wants, hears everything."""
+"""An agent's end of the socket, without an agent: welcomes whoever comes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import socket
 from pathlib import Path
 from typing import TypeVar
 
-from spotguard.hooks.protocol import Message, Peer, Register, Role, Welcome, encode
-from tests.fakes.hook import TIMEOUT
+from spotguard.hooks.protocol import Message, Register, Role, Welcome
+from tests.fakes.talk import TIMEOUT, Talk
 
 T = TypeVar("T", bound=Message)
 
@@ -21,39 +21,36 @@ class FakeAgent:
         self._listener.bind(os.fspath(path))
         self._listener.listen()
         self._listener.settimeout(TIMEOUT)
-        self._connection: socket.socket | None = None
+        self._talk: Talk | None = None
+
+    def take(self) -> None:
+        """The next connection, without a word."""
+        self.hang_up()
+        self._talk = Talk(self._listener.accept()[0], Role.NEW)
 
     def welcome(self, *, notice: bool = False) -> Register:
         """Take the next connection and let it in."""
-        self.hang_up()
-        self._connection, _ = self._listener.accept()
-        self._connection.settimeout(TIMEOUT)
-        self._peer = Peer(Role.NEW)
-        self.heard: list[Message] = []
+        self.take()
         register = self.hear(Register)
         self.say(Welcome(1, os.getpid(), notice=notice))
         return register
 
+    @property
+    def talk(self) -> Talk:
+        assert self._talk is not None, "nobody is connected"
+        return self._talk
+
     def say(self, *messages: Message) -> None:
-        assert self._connection is not None
-        self._connection.sendall(b"".join(encode(message) for message in messages))
+        self.talk.say(*messages)
 
     def hear(self, kind: type[T]) -> T:
         """The next message of this kind."""
-        while True:
-            for at, message in enumerate(self.heard):
-                if isinstance(message, kind):
-                    del self.heard[: at + 1]
-                    return message
-            assert self._connection is not None
-            data = self._connection.recv(65536)
-            assert data, f"the hook closed the connection; heard {self.heard}"
-            self.heard += self._peer.feed(data)
+        return self.talk.hear(kind)
 
     def hang_up(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._talk is not None:
+            self._talk.close()
+            self._talk = None
 
     def close(self) -> None:
         self.hang_up()

@@ -13,7 +13,8 @@ from spotguard.agent.events import Event, Heard, Opened
 from spotguard.agent.server import Server
 from spotguard.hooks.protocol import Preempt, Told
 from spotguard.providers.clock import SystemClock
-from tests.fakes.hook import TIMEOUT, FakeHook
+from tests.fakes.hook import FakeHook
+from tests.fakes.talk import TIMEOUT
 
 T = TypeVar("T", bound=Event)
 Serve = Callable[..., Server]

@@ -13,7 +13,7 @@ import pytest
 from spotguard.hooks import signals
 from spotguard.hooks.register import register
 from spotguard.providers.errors import CheckpointError, StateError, UsageError
-from tests.fakes.training import bits, different, guarded, small, step_on, trajectory
+from tests.fakes.training import bits, different, guarded, saved_each_step, small, step_on, trajectory
 from tests.fakes.watched_store import WatchedStore
 
 pytestmark = pytest.mark.torch
@@ -23,13 +23,8 @@ TOTAL = 3
 
 def saved(run_id: str = "run") -> WatchedStore:
     """A store with a checkpoint after each step of a run."""
-    store, job = WatchedStore(), small()
-    with guarded(store, job.values, run_id) as guard:
-        guard.restore()
-        for number in range(TOTAL):
-            job.step(number)
-            guard.step()
-            guard.save()
+    store = WatchedStore()
+    saved_each_step(store, TOTAL, run_id=run_id)
     return store
 
 

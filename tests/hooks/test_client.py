@@ -17,7 +17,7 @@ import pytest
 from spotguard.hooks.client import Client
 from spotguard.hooks.protocol import Bye, Message, Position, Preempt, Refused, Register, Told, Welcome, encode
 from tests.fakes.agent import FakeAgent
-from tests.fakes.hook import TIMEOUT
+from tests.fakes.talk import TIMEOUT
 
 NOTICE = Preempt("n1", 30.0, 3.0, "terminate", "a test")
 
@@ -149,8 +149,7 @@ def test_an_agent_that_speaks_nonsense_is_left_and_met_anew(data: bytes, path: P
     """Nothing of it is believed, and nothing breaks."""
     with FakeAgent(path) as agent, listening(path) as it:
         agent.welcome()
-        assert agent._connection is not None
-        agent._connection.sendall(data)
+        agent.talk.sock.sendall(data)
         agent.welcome()
         agent.say(NOTICE)
         it.wait(1)
@@ -160,8 +159,7 @@ def test_an_agent_that_speaks_nonsense_is_left_and_met_anew(data: bytes, path: P
 def test_a_refusal_is_heard(path: Path) -> None:
     """And its reason kept for whoever asks."""
     with FakeAgent(path) as agent, listening(path) as it:
-        agent.hang_up()
-        agent._connection, _ = agent._listener.accept()
+        agent.take()
         agent.say(Refused("another process has this run id"))
         it.client.wait_answered(TIMEOUT)
         assert it.client.refused == "another process has this run id"

@@ -27,7 +27,7 @@ from spotguard.hooks.protocol import (
     Told,
 )
 from tests.fakes.agent import FakeAgent
-from tests.fakes.hook import TIMEOUT
+from tests.fakes.talk import TIMEOUT
 
 NOTICE = Preempt("n1", 30.0, 3.0, "terminate", "a test")
 

@@ -10,7 +10,7 @@ from spotguard.hooks.checkpoints.patience import PATIENCE
 from spotguard.providers.errors import CorruptError, DeniedError, SpotguardError, StoreError, UnavailableError
 from tests.fakes.clock import Impatient
 from tests.fakes.store import Fault
-from tests.fakes.training import different, guarded, small, trajectory
+from tests.fakes.training import different, guarded, saved_each_step, small, trajectory
 from tests.fakes.watched_store import WatchedStore
 
 pytestmark = pytest.mark.torch
@@ -21,13 +21,8 @@ READS = ("list", "get", "read_into")
 
 def filled() -> WatchedStore:
     """A store with a checkpoint after each step."""
-    store, job = WatchedStore(), small()
-    with guarded(store, job.values) as guard:
-        guard.restore()
-        for number in range(TOTAL):
-            job.step(number)
-            guard.step()
-            guard.save()
+    store = WatchedStore()
+    saved_each_step(store, TOTAL)
     return store
 
 

@@ -41,6 +41,21 @@ def go_on(guard: Guard, job: Job, begun: int = 2) -> None:
     assert different(job.bits(), trajectory(small, TOTAL)[TOTAL]) == []
 
 
+def saving(guard: Guard) -> tuple[list[object], threading.Thread]:
+    """By hand, on a thread of its own; what came of it, when it has ended."""
+    ended: list[object] = []
+
+    def save() -> None:
+        try:
+            ended.append(guard.save())
+        except Preempted as error:
+            ended.append(error.code)
+
+    trainer = threading.Thread(target=save, name="trainer")
+    trainer.start()
+    return ended, trainer
+
+
 # --- a notice ------------------------------------------------------------------------------------------------
 
 
@@ -146,16 +161,7 @@ def test_a_notice_during_a_save_by_hand_comes_first() -> None:
     store = WatchedStore()
     with trained(store) as (guard, _, heard):
         store.hold(is_object)
-        ended: list[object] = []
-
-        def save() -> None:
-            try:
-                ended.append(guard.save())
-            except Preempted as error:
-                ended.append(error.code)
-
-        trainer = threading.Thread(target=save, name="trainer")
-        trainer.start()
+        ended, trainer = saving(guard)
         assert store.reached.wait(PATIENCE)
         guard._agent.hear(notice())
         store.let_go()
@@ -173,16 +179,7 @@ def test_a_notice_comes_before_what_waits_its_turn() -> None:
         store.hold(is_object)
         guard._saver.background()
         assert store.reached.wait(PATIENCE)
-        ended: list[object] = []
-
-        def save() -> None:
-            try:
-                ended.append(guard.save())
-            except Preempted as error:
-                ended.append(error.code)
-
-        trainer = threading.Thread(target=save, name="trainer")
-        trainer.start()
+        ended, trainer = saving(guard)
         with guard._gate._changed:  # it stands at its boundary: its save is in the queue, or about to be
             assert guard._gate._changed.wait_for(lambda: guard._gate.place.at_boundary, PATIENCE)
         guard._agent.hear(notice())

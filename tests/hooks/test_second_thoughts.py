@@ -7,6 +7,8 @@ import socket
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -135,55 +137,49 @@ def test_a_register_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyP
     assert "spotguard-listener" not in [thread.name for thread in threading.enumerate()]
 
 
+@contextmanager
+def registered(monkeypatch: pytest.MonkeyPatch, **state: Any) -> Iterator[tuple[spotguard.Guard, FakeAgent]]:
+    """A guard that an agent has let in, and that agent."""
+    with tempfile.TemporaryDirectory(prefix="sg", dir="/tmp") as folder:
+        path = Path(folder, "a.sock")
+        with FakeAgent(path) as agent:
+            monkeypatch.setenv("SPOTGUARD_SOCKET", str(path))
+            coming = threading.Thread(target=agent.welcome, name="welcomes")
+            coming.start()
+            guard = spotguard.register(Path(folder, "store").as_uri(), run_id="r", **state)
+            try:
+                coming.join(PATIENCE)
+                yield guard, agent
+            finally:
+                guard.close()
+
+
 def test_status_knows_the_step_as_soon_as_it_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """No step before; and not the one before the restore."""
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with tempfile.TemporaryDirectory(prefix="sg", dir="/tmp") as folder:
-        path = Path(folder, "a.sock")
-        with FakeAgent(path) as agent:
-            monkeypatch.setenv("SPOTGUARD_SOCKET", str(path))
-            coming = threading.Thread(target=agent.welcome, name="welcomes")
-            coming.start()
-            guard = spotguard.register(
-                Path(folder, "store").as_uri(), run_id="r", model=model, optimizer=optimizer
-            )
-            try:
-                coming.join(PATIENCE)
-                said = agent.hear(spotguard.hooks.protocol.Position)
-                assert (said.step, said.restored_age) == (-1, -1.0)
-                before = time.monotonic()
-                assert guard.restore() == 0
-                while (said := agent.hear(spotguard.hooks.protocol.Position)).step < 0:
-                    pass
-                assert said.step == 0
-                assert 0.0 <= said.restored_age <= time.monotonic() - before
-            finally:
-                guard.close()
+    with registered(monkeypatch, model=model, optimizer=optimizer) as (guard, agent):
+        said = agent.hear(spotguard.hooks.protocol.Position)
+        assert (said.step, said.restored_age) == (-1, -1.0)
+        before = time.monotonic()
+        assert guard.restore() == 0
+        while (said := agent.hear(spotguard.hooks.protocol.Position)).step < 0:
+            pass
+        assert said.step == 0
+        assert 0.0 <= said.restored_age <= time.monotonic() - before
 
 
 def test_the_agent_hears_how_long_a_save_would_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first save on: before it nobody has seen the link."""
-    model = torch.nn.Linear(2, 2)
-    with tempfile.TemporaryDirectory(prefix="sg", dir="/tmp") as folder:
-        path = Path(folder, "a.sock")
-        with FakeAgent(path) as agent:
-            monkeypatch.setenv("SPOTGUARD_SOCKET", str(path))
-            monkeypatch.setenv("SPOTGUARD_EVERY", "90")
-            coming = threading.Thread(target=agent.welcome, name="welcomes")
-            coming.start()
-            guard = spotguard.register(Path(folder, "store").as_uri(), run_id="r", model=model)
-            try:
-                coming.join(PATIENCE)
-                said = agent.hear(spotguard.hooks.protocol.Position)
-                assert (said.save_seconds, said.rate, said.interval) == (-1.0, 0.0, 90.0)
-                guard.restore()
-                guard.save()
-                while (said := agent.hear(spotguard.hooks.protocol.Position)).save_seconds < 0:
-                    pass
-                assert said.rate > 0
-            finally:
-                guard.close()
+    monkeypatch.setenv("SPOTGUARD_EVERY", "90")
+    with registered(monkeypatch, model=torch.nn.Linear(2, 2)) as (guard, agent):
+        said = agent.hear(spotguard.hooks.protocol.Position)
+        assert (said.save_seconds, said.rate, said.interval) == (-1.0, 0.0, 90.0)
+        guard.restore()
+        guard.save()
+        while (said := agent.hear(spotguard.hooks.protocol.Position)).save_seconds < 0:
+            pass
+        assert said.rate > 0
 
 
 def test_a_notice_does_not_wait_for_old_checkpoints_to_go(monkeypatch: pytest.MonkeyPatch) -> None:

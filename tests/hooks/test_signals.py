@@ -14,7 +14,7 @@ import pytest
 
 from spotguard.hooks.protocol import Committed, Leave, Preempt
 from tests.fakes.agent import FakeAgent
-from tests.fakes.hook import TIMEOUT
+from tests.fakes.talk import TIMEOUT
 
 pytest.importorskip("torch")
 

@@ -24,6 +24,42 @@ pytestmark = pytest.mark.torch
 WORLD = 3
 
 
+@contextmanager
+def held_in_the_save(
+    gang: Gang,
+    world: int,
+    way: str,
+    folder: Path,
+    hold: tuple[int, str],
+    *,
+    clock: ManualClock | None = None,
+    hosted: bool = False,
+) -> Iterator[tuple[list[Machine], Path, Path]]:
+    """A job whose first rank waits in its step 4 for a notice. In the save that follows one rank is held, at this call.
+
+    Yields:
+        the machines, the sign of who is held, and the sign that the second rank has heard of two notices.
+    """
+    with ExitStack() as stack:
+        sign = stack.enter_context(signs(folder))
+        machines = [
+            stack.enter_context(Machine(folder / f"{rank}.sock", clock=clock)) for rank in range(world)
+        ]
+        reached, held, twice = sign("reached"), sign("held"), sign("twice")
+        gang.begin(
+            world,
+            way,
+            folder / "store",
+            event(0, 4, "loading", "reaches", sign=str(reached)),
+            event(1, 4, "loading", "hears of", count=2, sign=str(twice)),
+            fates=[fate(*hold, sign=held)],
+            hosted=hosted,
+            envs={rank: {"SPOTGUARD_SOCKET": str(each.socket)} for rank, each in enumerate(machines)},
+        )
+        until(reached.exists)
+        yield machines, held, twice
+
+
 @pytest.mark.parametrize(
     ("way", "call"),
     [
@@ -37,20 +73,7 @@ def test_a_machine_that_is_noticed_in_the_save_is_saved_in_its_time(
     gang: Gang, way: str, call: str, folder: Path
 ) -> None:
     """The first machine's rank is held in its save until all have been called a second time."""
-    with ExitStack() as stack:
-        sign = stack.enter_context(signs(folder))
-        machines = [stack.enter_context(Machine(folder / f"{rank}.sock")) for rank in range(WORLD)]
-        held, reached, twice = sign("held"), sign("reached"), sign("twice")
-        gang.begin(
-            WORLD,
-            way,
-            folder / "store",
-            event(0, 4, "loading", "reaches", sign=str(reached)),
-            event(1, 4, "loading", "hears of", count=2, sign=str(twice)),
-            fates=[fate(0, call, sign=held)],
-            envs={rank: {"SPOTGUARD_SOCKET": str(each.socket)} for rank, each in enumerate(machines)},
-        )
-        until(reached.exists)
+    with held_in_the_save(gang, WORLD, way, folder, (0, call)) as (machines, held, twice):
         machines[0].notice(30.0)
         until(held.exists)
         machines[1].notice(20.0)
@@ -76,22 +99,7 @@ def test_s16_two_machines_that_are_noticed_40_s_apart_go_with_one_checkpoint(
 ) -> None:
     """A rank whose machine stays is slow; when the second notice comes, the first machine has 80 s left of its 120."""
     clock = ManualClock()
-    with ExitStack() as stack:
-        sign = stack.enter_context(signs(folder))
-        machines = [
-            stack.enter_context(Machine(folder / f"{rank}.sock", clock=clock)) for rank in range(WORLD)
-        ]
-        reached, held, twice = sign("reached"), sign("held"), sign("twice")
-        gang.begin(
-            WORLD,
-            way,
-            folder / "store",
-            event(0, 4, "loading", "reaches", sign=str(reached)),
-            event(1, 4, "loading", "hears of", count=2, sign=str(twice)),
-            fates=[fate(2, call, sign=held)],
-            envs={rank: {"SPOTGUARD_SOCKET": str(each.socket)} for rank, each in enumerate(machines)},
-        )
-        until(reached.exists)
+    with held_in_the_save(gang, WORLD, way, folder, (2, call), clock=clock) as (machines, held, twice):
         machines[0].notice(120.0)
         until(held.exists)
         clock.advance(40.0)
@@ -114,21 +122,8 @@ def test_a_machine_that_is_noticed_before_it_has_seen_the_commit_of_another_one_
     gang: Gang, folder: Path
 ) -> None:
     """Its manifest is there, and its first look at the others' does not return. The other one has marked it, and is gone."""
-    with ExitStack() as stack:
-        sign = stack.enter_context(signs(folder))
-        machines = [stack.enter_context(Machine(folder / f"{rank}.sock")) for rank in range(2)]
-        reached, held, twice = sign("reached"), sign("held"), sign("twice")
-        gang.begin(
-            2,
-            "fsdp",
-            folder / "store",
-            event(0, 4, "loading", "reaches", sign=str(reached)),
-            event(1, 4, "loading", "hears of", count=2, sign=str(twice)),
-            fates=[fate(1, "(get|read_into) .*/0*4-", sign=held)],
-            hosted=True,
-            envs={rank: {"SPOTGUARD_SOCKET": str(each.socket)} for rank, each in enumerate(machines)},
-        )
-        until(reached.exists)
+    look = (1, "(get|read_into) .*/0*4-")
+    with held_in_the_save(gang, 2, "fsdp", folder, look, hosted=True) as (machines, held, twice):
         machines[0].notice(30.0)
         until(lambda: held.exists() and bool(machines[0].outcomes()))
         assert machines[0].outcomes()[0]["step"] == 4
