@@ -79,7 +79,7 @@ def test_a_port_that_this_very_run_has_is_no_failure() -> None:
 
 def test_prometheus_s_library_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    assert refused(metrics_port="1").advice == "pip install 'spotguard[metrics]'"
+    assert refused(metrics_port="1").advice.startswith("pip install ")
 
 
 def test_a_deadline_that_is_past() -> None:
