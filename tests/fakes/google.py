@@ -3,12 +3,10 @@ that says what the test put there."""
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
+import functools
 import json
 import os
 import socket
-import ssl
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,22 +15,14 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qsl, urlsplit
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from tests.fakes.answering import Asked
+from tests.fakes.certificate import Certificate
 from tests.fakes.raw_server import RawServer
 
 PROJECT = "spotguard-tests"
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    method: str
-    path: str
-    query: dict[str, str]
-    headers: dict[str, str]
-    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +52,10 @@ class FakeGoogle:
     def __init__(self, folder: Path, *, tls: bool = False) -> None:
         self._folder = folder
         self._server = RawServer(self._serve)
-        self._tls = _tls(folder) if tls else None
+        self._certificate = Certificate.made(folder) if tls else None
         self.url = self._server.url.replace("http:", "https:") if tls else self._server.url
         #: Of the metadata service, for GCE_METADATA_HOST.
         self.host = self._server.url.removeprefix("http://")
-        #: Trusts this server.
-        self.ca = folder / "ca.pem"
         #: What the API says next; when there is nothing more, 200, and of an upload its metadata.
         self.says: deque[Say] = deque()
         #: What the token service says next; else a new token for an hour.
@@ -77,18 +65,23 @@ class FakeGoogle:
 
     def key_file(self) -> Path:
         """Of a service account whose tokens come from here."""
-        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         account = {
             "type": "service_account",
             "project_id": PROJECT,
             "private_key_id": "1",
-            "private_key": _pem(key),
+            "private_key": _key(),
             "client_email": f"job@{PROJECT}.iam.gserviceaccount.com",
             "token_uri": f"{self._server.url}/token",
         }
         path = self._folder / "key.json"
         path.write_text(json.dumps(account))
         return path
+
+    @property
+    def ca(self) -> Path:
+        """Trusts this server."""
+        assert self._certificate is not None
+        return self._certificate.ca
 
     @property
     def connections(self) -> int:
@@ -105,10 +98,12 @@ class FakeGoogle:
 
     def _serve(self, connection: socket.socket, number: int) -> None:
         first = connection.recv(1, socket.MSG_PEEK)
-        if first == b"\x16" and self._tls is not None:  # a TLS handshake: tokens are asked for in the open
+        if (
+            first == b"\x16" and self._certificate is not None
+        ):  # a TLS handshake: tokens are asked for in the open
             # A copy, so that the server can still end the connection by its own.
             copy = socket.socket(fileno=os.dup(connection.fileno()))
-            with copy, self._tls.wrap_socket(copy, server_side=True) as wrapped:
+            with copy, self._certificate.server.wrap_socket(copy, server_side=True) as wrapped:
                 self._talk(wrapped)
         else:
             self._talk(connection)
@@ -164,33 +159,10 @@ def _metadata(path: str) -> Say:
     return Say(body=json.dumps(PROJECT).encode(), headers=headers)
 
 
-def _pem(key: rsa.RSAPrivateKey) -> str:
+@functools.cache
+def _key() -> str:
+    """One for a process of the suite: making it is slow, and nobody looks at what it signs."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ).decode()
-
-
-def _tls(folder: Path) -> ssl.SSLContext:
-    """A certificate for loopback that nobody trusts who does not know it."""
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fake google")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "ca.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / "key.pem").write_text(_pem(key))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "ca.pem", folder / "key.pem")
-    return context

@@ -13,9 +13,9 @@ pytest.importorskip("azure.storage.blob")
 
 from spotguard.providers.errors import DeniedError, UnavailableError, UsageError
 from tests.fakes.answering import AnsweringServer
+from tests.fakes.certificate import Certificate
 from tests.fakes.raw_server import RawServer
 from tests.providers.stores.azure_account import CREATED, Opened
-from tests.providers.stores.conftest import Certificate
 
 SIGNATURE = "c2lnbmF0dXJl"
 

@@ -24,8 +24,8 @@ from spotguard.providers.stores.azblob_token import SCOPE, HeldToken
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.urls import locate
 from tests.fakes.answering import Answer, AnsweringServer, Asked
+from tests.fakes.certificate import Certificate
 from tests.fakes.clock import ManualClock
-from tests.providers.stores.conftest import Certificate
 
 HOUR = 3600.0
 

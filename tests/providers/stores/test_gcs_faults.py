@@ -7,8 +7,8 @@ import pytest
 from spotguard.providers.errors import CorruptError, ThrottledError, UnavailableError
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore
+from tests.fakes.certificate import Certificate
 from tests.fixtures_servers import FaultsBefore
-from tests.providers.stores.conftest import Certificate
 from tests.servers.faultplan import Fault
 from tests.servers.faults import FaultProxy
 from tests.servers.gcs import Gcs

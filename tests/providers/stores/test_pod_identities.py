@@ -13,7 +13,7 @@ import pytest
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import Identified
 from tests.fakes.answering import Answer, AnsweringServer, Asked
-from tests.providers.stores.conftest import Certificate
+from tests.fakes.certificate import Certificate
 from tests.servers.moto import Moto
 
 

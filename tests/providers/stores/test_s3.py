@@ -22,8 +22,8 @@ from spotguard.providers.errors import (
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore
 from tests.fakes.answering import Answer, AnsweringServer, Asked
+from tests.fakes.certificate import Certificate
 from tests.fakes.raw_server import RawServer
-from tests.providers.stores.conftest import Certificate
 from tests.providers.stores.s3_asked import DATA, VERBS, at, error_body, refusal
 from tests.servers.faultplan import Fault
 from tests.servers.faults import FaultProxy

@@ -15,7 +15,7 @@ import pytest
 from spotguard.providers.errors import DeniedError, NotFoundError, UnavailableError
 from spotguard.providers.stores.store import BlobStore, Identified
 from tests.fakes.answering import Answer, AnsweringServer, Asked
-from tests.providers.stores.conftest import Certificate
+from tests.fakes.certificate import Certificate
 from tests.providers.stores.s3_asked import DATA, VERBS, at, key_of, refusal
 
 pytestmark = pytest.mark.usefixtures("somebody_to_aws")

@@ -6,7 +6,7 @@ import pytest
 
 from spotguard.providers.errors import DeniedError, NotFoundError, UsageError
 from tests.fakes.answering import Answer, AnsweringServer, Asked
-from tests.providers.stores.conftest import Certificate
+from tests.fakes.certificate import Certificate
 from tests.providers.stores.s3_asked import DATA, at, error_body, refusal, region_of
 
 pytestmark = pytest.mark.usefixtures("somebody_to_aws")

@@ -15,9 +15,9 @@ from spotguard.providers.errors import DeniedError, UnavailableError
 from spotguard.providers.stores.answers import network, untrusted
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore
+from tests.fakes.certificate import Certificate
 from tests.fakes.raw_server import RawServer
 from tests.providers.stores.azure_account import Opened
-from tests.providers.stores.conftest import Certificate
 
 #: SO_LINGER on, for 0 seconds: close() then resets the connection (socket(7)).
 RESET = struct.pack("ii", 1, 0)

@@ -20,9 +20,9 @@ import urllib3
 from spotguard.providers.stores import transport
 from spotguard.providers.stores.transport import CONNECT, PIECE, STALL, Transport, fill, remaining, within
 from tests.fakes.answering import Answer, AnsweringServer, Asked
+from tests.fakes.certificate import Certificate
 from tests.fakes.clock import ManualClock
 from tests.fakes.raw_server import RawServer
-from tests.providers.stores.conftest import Certificate
 
 #: What a request that is not answered may take here: seconds that a test waits, and nothing is measured by them.
 SOON = 0.2
