@@ -24,6 +24,7 @@ from .checkpointer import Checkpointer
 from .checkpoints.effort import Abandoned
 from .checkpoints.staging import Stage
 from .farewell import Farewell
+from .first_words import FirstWords
 from .format.keys import check_run_id
 from .format.sharing import ALL_STAY
 from .gate import Gate, Shut
@@ -69,6 +70,7 @@ class Guard:
         self._ranks = None if channel is None else Ranks(channel, clock, self._agent.send)
         self._run_id = run_id
         self._store = store
+        self._first_words = FirstWords(self._rank == 0, store.url)
         self._gate = Gate(together=channel is not None)
         try:
             self._state = State(state, self._gate.before_change, clock, rank=self._rank, world=self._world)
@@ -183,6 +185,7 @@ class Guard:
         self._unsettled = _SETTLED
         self._cadence.restored(self._clock.monotonic())
         self._agent.tell_position()
+        self._first_words.restored(run_id, done.step, guarded=self._agent.guarded)
         if done.staged is not None:
             self._saver.bring(done.staged)
         self._gate.stand()
@@ -236,7 +239,9 @@ class Guard:
 
     def steps(self, total: int) -> Iterator[int]:
         """`for step in guard.steps(total)`: restore, then count, with a boundary after each step."""
-        for step in range(self.restore(), total):
+        if (done := self.restore()) >= total:
+            self._first_words.finished(self._run_id, done, total)
+        for step in range(done, total):
             yield step
             self.step()
 

@@ -24,6 +24,7 @@ def test_a_run_that_was_preempted_goes_on_bit_for_bit(gang: Gang, way: str, worl
     step = saved_together(gang, store, first)
     assert len(marked(store)) == 1
     then = gang.play(world, way, store, digests=True, total=STEPS)
+    assert gang.errors().count(f"spotguard: resumed from step {step} of run r in file://") == 1
     for rank in range(world):
         assert then[rank]["start"] == step
         assert then[rank]["digests"] == {
