@@ -125,6 +125,7 @@ def _serve(
             len(watches),
             expected_window(cloud_of(options.provider), options.window),
             options.window is not None,
+            options.reserve,
         )
         machine = Machine(policy)
         agent = Agent(

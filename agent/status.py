@@ -28,6 +28,8 @@ class Facts:
     #: Seconds of warning to count on, and whether somebody said so (`--window`): then the cloud's own word does not count.
     window: float = SIGTERM_WINDOW
     said: bool = False
+    #: `--reserve`; None: in proportion to the window.
+    reserve: float | None = None
 
 
 def answers(
@@ -47,6 +49,7 @@ def answers(
         "sources": board.status(now),
         "notice": _notice(machine, now),
         "window": facts.window if facts.said else board.window or facts.window,
+        "reserve": facts.reserve,
         "standing": machine.horizon.status(now),
         "last_outcome": last if uid == 0 or not facts.service else None,
         "sessions": sessions[:_PAGE],

@@ -22,6 +22,7 @@ from spotguard.agent.server import Server
 from spotguard.agent.status import Facts
 from spotguard.doctor import agents
 from spotguard.doctor.findings import Finding, fails, ok
+from spotguard.doctor.window import Counted
 from spotguard.providers.clock import SystemClock
 from tests.fakes.hook import FakeHook
 from tests.fakes.patient import options
@@ -212,3 +213,4 @@ def test_the_one_that_is_meant_is_no_other(named: str, short: Path, runs: str) -
     here = asked(short, run_id=named)
     assert (here.running, here.others) == ((runs,), ())
     assert [each["run_id"] for each in here.sessions] == [runs]
+    assert here.counted == Counted(runs, 25.0, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotguard.doctor.window import count_on
+from spotguard.doctor.window import Counted, count_on
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,19 @@ def test_a_reserve_that_was_said_is_kept_back() -> None:
     window = count_on("aws", None, None, 20.0)
     assert (window.reserve, window.budget) == (20.0, 100.0)
     assert window.finding.found.endswith("20 s in reserve: 100 s for a save")
+
+
+def test_what_the_run_that_is_here_was_told_holds_where_nobody_says_more() -> None:
+    """Who asks beside a job need not know its words; a drill plays the same."""
+    run = Counted("gpt-small-7", 60.0, 5.0)
+    window = count_on("none", None, None, None, run)
+    assert (window.warning, window.reserve, window.said) == (60.0, 5.0, 5.0)
+    assert "60 s of warning (what run gpt-small-7 counts on)" in window.finding.found
+    window = count_on("none", 90.0, None, 9.0, run)
+    assert (window.warning, window.reserve) == (90.0, 9.0)
+
+
+def test_where_both_count_alike_it_is_said_whose_word_it_is() -> None:
+    window = count_on("aws", None, None, None, Counted("gpt-small-7", 120.0, None))
+    assert (window.warning, window.reserve) == (120.0, 12.0)
+    assert "AWS gives them" in window.finding.found

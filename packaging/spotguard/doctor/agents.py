@@ -15,6 +15,7 @@ from spotguard.agent.sockets import SERVICE_SOCKET, is_socket
 
 from .cloud import PASSES
 from .findings import Finding, State, fails, ok, warning
+from .window import Counted
 
 _RESTART_SERVICE = "systemctl status spotguard-agent, and start it again; meanwhile each run looks for itself"
 _NOBODY = (
@@ -34,6 +35,8 @@ class Agents:
     sessions: tuple[Mapping[str, Any], ...]
     #: The run ids of those that are meant and whose agents answer.
     running: tuple[str, ...] = ()
+    #: The shortest warning that one of those counts on, and its reserve.
+    counted: Counted | None = None
     #: Training processes of other runs than the one that is meant.
     others: tuple[Mapping[str, Any], ...] = ()
     #: The machine's service sees, and a run with these options lets it look.
@@ -73,13 +76,24 @@ def ask(
             )
         )
     relayed = options.provider != "none" and not options.metadata_endpoint  # as `agent.entry` decides
+    running = [body for body in bodies if "error" not in body and not body["service"]]
     return Agents(
         tuple(findings),
         _sessions(bodies, lambda each: not run_id or each == run_id),
-        tuple(str(body["run_id"]) for body in bodies if "error" not in body and not body["service"]),
+        tuple(str(body["run_id"]) for body in running),
+        _counted(running),
         _sessions([*bodies, *others], lambda each: bool(run_id) and each != run_id),
         relayed and service in asked and _sees(asked[service]),
     )
+
+
+def _counted(running: Sequence[Mapping[str, Any]]) -> Counted | None:
+    found = [
+        Counted(str(body["run_id"]), float(body["window"]), body["reserve"])
+        for body in running
+        if "reserve" in body  # an agent of an older version does not say
+    ]
+    return min(found, key=lambda each: each.seconds, default=None)
 
 
 def _sees(service: Mapping[str, Any]) -> bool:

@@ -57,7 +57,7 @@ def judge(
         put_seconds: that one small object took.
     """
     rate = None if measured is None else measured.rate
-    fit = Fit(nbytes or 0, rate, window.warning, window.reserve, _COMMITS * put_seconds, options.reserve)
+    fit = Fit(nbytes or 0, rate, window.warning, window.reserve, _COMMITS * put_seconds, window.said)
     facts = values(fit)
     if nbytes is None:
         facts |= dict.fromkeys(("fits", "bytes", "seconds", "slack_seconds", "enough_seconds"))

@@ -75,7 +75,7 @@ def visit(who: Patient) -> Generator[Finding, None, None]:
     yield from map(agents.instead, sight.findings) if here.sees else sight.findings
     yield from here.findings
     yield from start.look(options, who.command, here.running, who.env, who.uid, clock)
-    left = window.count_on(sight.cloud, options.window, sight.window, options.reserve)
+    left = window.count_on(sight.cloud, options.window, sight.window, options.reserve, here.counted)
     yield left.finding
     saving = job.savers(here.sessions)
     nbytes = job.nbytes(saving) if saving else None

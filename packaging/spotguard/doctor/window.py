@@ -27,29 +27,47 @@ class Window:
     warning: float
     reserve: float
     finding: Finding
+    #: Of the reserve, what somebody said; None: it is in proportion to the window.
+    said: float | None = None
 
     @property
     def budget(self) -> float:
         return self.warning - self.reserve
 
 
-def count_on(cloud: str, said: float | None, told: float | None, reserve: float | None) -> Window:
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a run counts on that was started already, with words of its own."""
+
+    run_id: str
+    seconds: float
+    #: `--reserve`; None: in proportion.
+    reserve: float | None
+
+
+def count_on(
+    cloud: str, said: float | None, told: float | None, reserve: float | None, run: Counted | None = None
+) -> Window:
     """
     Args:
         said: `--window`.
         told: what the cloud's own service tells of this machine.
         reserve: `--reserve`.
+        run: its words hold where none are said here, as its store does.
     """
     seconds = told if said is None and told is not None else expected_window(cloud, said)
-    kept = reserve_of(seconds, seconds, reserve)
     whence = _whence(cloud, said, told)
+    if run is not None and said is None and run.seconds != seconds:
+        seconds, whence = run.seconds, f"what run {run.run_id} counts on"
+    reserve = run.reserve if run is not None and reserve is None else reserve
+    kept = reserve_of(seconds, seconds, reserve)
     found = f"{seconds:g} s of warning ({whence}), {kept:g} s in reserve: {seconds - kept:g} s for a save"
     facts: dict[str, Any] = {
         "warning_seconds": seconds,
         "reserve_seconds": kept,
         "budget_seconds": seconds - kept,
     }
-    return Window(seconds, kept, _finding(cloud, said, told, seconds, found, facts))
+    return Window(seconds, kept, _finding(cloud, said, told, seconds, found, facts), reserve)
 
 
 def _finding(
@@ -59,7 +77,7 @@ def _finding(
         return fails("window", found, "nothing is left to save in: say a longer --window", **facts)
     if said is not None and said > seconds:
         return warning("window", found, _CUT, **facts)
-    if cloud == "gcp" and said is None and told is None:
+    if cloud == "gcp" and said is None and told is None and seconds == expected_window(cloud, None):
         return warning("window", found, _GCP, **facts)
     return ok("window", found, **facts)
 
