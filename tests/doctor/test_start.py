@@ -54,9 +54,8 @@ def test_what_run_takes_is_well(tmp_path: Path) -> None:
     assert looked()[0].facts["program"] is None
 
 
-def test_a_port_that_is_taken(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_taken(taken: int) -> None:
     pytest.importorskip("prometheus_client")
-    monkeypatch.setattr(start, "_ANSWERS", 0.2)
     found = refused(metrics_port=str(taken))
     assert (
         found.found == f"--metrics-port {taken}: cannot listen at 127.0.0.1:{taken}: Address already in use"
@@ -75,6 +74,12 @@ def test_a_port_that_this_very_run_has_is_no_failure() -> None:
         endpoint.start()
         assert looked(running=["gpt-small-7"], metrics_port=str(port))[0].state == "ok"
         assert looked(running=["another"], metrics_port=str(port))[0].state == "fails"
+
+
+def test_a_port_at_which_somebody_is_silent_is_no_runs(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("prometheus_client")
+    monkeypatch.setattr(start, "_ANSWERS", 0.2)
+    assert looked(running=["gpt-small-7"], metrics_port=str(taken))[0].state == "fails"
 
 
 def test_prometheus_s_library_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def look(
     facts: dict[str, Any] = {"program": found_at(command, env)}
     # Who asks beside the job says the job's own words: its port is taken, by itself.
     port = options.metrics_port
-    started = port is not None and _whose(port, clock) in running
+    started = port is not None and bool(running) and _whose(port, clock) in running
     refused = False
     for error in refusals(options, command, env, uid, clock, started=started):
         refused = True
