@@ -15,6 +15,7 @@ from rich.console import Console
 
 from spotguard import cli
 from spotguard.commands.console import short_moment
+from spotguard.commands.inspect import _table as tensors_of
 from spotguard.commands.ls import _table, lines_of
 from spotguard.hooks.format.codec import encode_manifest
 from spotguard.hooks.format.keys import MARKER, manifest_name
@@ -199,3 +200,20 @@ def test_a_short_moment_is_day_and_minute_or_day_and_year() -> None:
 
 def wall(local: str) -> float:
     return datetime.fromisoformat(local).timestamp()
+
+
+def test_inspect_has_room_for_a_moments_name_on_a_usual_terminal() -> None:
+    """Of the README's script: a name that goes on in the next line is no name to copy."""
+    name = "optimizer/state/model/0.weight/exp_avg_sq"
+    tensor = {
+        "name": name,
+        "dtype": "float32",
+        "stored": "float32",
+        "shape": [128, 64],
+        "bytes": 32768,
+        "chunks": 1,
+    }
+    out = io.StringIO()
+    Console(file=out, width=78).print(tensors_of([tensor]))
+    _, line = out.getvalue().splitlines()
+    assert line.split() == [name, "float32", "128x64", "32.0", "KiB", "1"]

@@ -6,6 +6,7 @@ import argparse
 from math import prod
 from typing import Any
 
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -104,15 +105,19 @@ def _show(body: dict[str, Any]) -> None:
     for name, value in body["environment"].items():
         out.print(f"  {name}: {value}")
     out.print(f"  state: {', '.join(body['state']) or '-'}")
-    table = Table(box=None, padding=(0, 2), header_style="dim")
+    out.print(Padding(_table(body["tensors"]), (0, 0, 0, 2), expand=False))
+
+
+def _table(tensors: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in ("tensor", "dtype", "shape", "size", "chunks"):
         table.add_column(name, justify="right" if name in ("size", "chunks") else "left", overflow="fold")
-    for tensor in _folded(body["tensors"]):
+    for tensor in _folded(tensors):
         stored = "" if tensor["stored"] == tensor["dtype"] else f" as {tensor['stored']}"
         shape = "x".join(map(str, tensor["shape"])) or "scalar"
         size, chunks = amount(tensor["bytes"]), str(tensor["chunks"])
         table.add_row(tensor["name"], tensor["dtype"] + stored, shape, size, chunks)
-    out.print(table)
+    return table
 
 
 def _folded(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
