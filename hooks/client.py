@@ -43,6 +43,7 @@ class Client:
         position: makes the `Position` that is sent after each welcome and then every few seconds; None while there is none.
         on_lost: called on the listener thread when an agent that had welcomed us is gone.
         on_welcome: called on the listener thread when an agent has welcomed us.
+        reconnect: seconds between attempts to find a lost agent.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Client:
         position: Callable[[], Message | None],
         on_lost: Callable[[], None] = lambda: None,
         on_welcome: Callable[[Welcome], None] = lambda welcome: None,
+        reconnect: float = RECONNECT,
     ) -> None:
         self._path = path
         self._hello = hello
@@ -61,6 +63,7 @@ class Client:
         self._position = position
         self._on_lost = on_lost
         self._on_welcome = on_welcome
+        self._reconnect = reconnect
         self._lock = threading.Lock()  # guards _socket for senders on other threads
         self._socket: socket.socket | None = None
         self._connecting: socket.socket | None = None
@@ -159,7 +162,7 @@ class Client:
             if lost and not self._stop.is_set():
                 self._on_lost()
             if not self._stop.is_set():
-                self._readable(RECONNECT)
+                self._readable(self._reconnect)
 
     def _unguarded(self, why: str) -> None:
         if self._stop.is_set() or self._warned:

@@ -19,6 +19,8 @@ from spotguard.hooks.protocol import Bye, Message, Position, Preempt, Refused, R
 from tests.fakes.agent import FakeAgent
 from tests.fakes.talk import TIMEOUT
 
+#: Seconds between two attempts to find a lost agent.
+SOON = 0.05
 NOTICE = Preempt("n1", 30.0, 3.0, "terminate", "a test")
 
 
@@ -41,6 +43,7 @@ class Listening:
             hello=lambda: Register(os.getpid(), "run", f"at {self.steps}"),
             on_message=self._take,
             position=lambda: Position(self.steps),
+            reconnect=SOON,
         )
 
     def _take(self, message: Message) -> None:

@@ -170,6 +170,7 @@ def test_a_mistake_in_a_handler_does_not_end_the_listener(
             hello=lambda: Register(os.getpid(), "run", "train.py"),
             on_message=on_message,
             position=lambda: Position(1),
+            reconnect=0.05,
         )
         client.start()
         try:

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from spotguard.hooks.gate import Shut
 from spotguard.hooks.preempted import Preempted
 from spotguard.hooks.state.window import Witness
 from spotguard.hooks.testing import preempt
@@ -215,11 +214,9 @@ def test_a_swap_there_and_back_during_the_save_is_noticed() -> None:
         assert store.reached.wait(20)
         kept = [param.data.clone() for param in job.values["model"]]
         scale_through_data(job)
-        store.hold(
-            lambda key: key.endswith("0003.safetensors")
-        )  # far enough that both threads have read again
-        with guard._gate._changed:
-            guard._gate._changed.wait_for(lambda: guard._gate.place.shut is Shut.AT_BOUNDARY, 5)
+        store.hold(lambda key: key.endswith("0003.safetensors"))
+        assert store.reached.wait(20)
+        store.wait_for(lambda keys: sum(map(is_object, keys)) >= 3)  # both threads have read again
         for param, before in zip(job.values["model"], kept, strict=True):
             param.data.copy_(before)
         store.let_go()
