@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from spotguard.hooks import protocol
+from spotguard.hooks.checkpoints.publish import MARKING
 from spotguard.providers.errors import DeniedError, FullError
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import notice, trained
@@ -83,12 +84,13 @@ def test_a_marker_that_is_refused_fails_no_save() -> None:
 
 def test_a_notice_at_the_marker_of_this_very_step_has_nothing_to_save() -> None:
     """The background save that it calls off is whole already."""
-    store = WatchedStore()
-    with trained(store) as (guard, _, heard):
+    store, clock = WatchedStore(), ManualClock()
+    with trained(store, clock=clock) as (guard, _, heard):
         store.hold(is_marker)
         guard._saver.background()
         assert store.reached.wait(PATIENCE)
         guard._agent.hear(notice())
+        clock.advance(MARKING)
         committed = heard.wait(protocol.Committed, 2)
         assert (committed.id, committed.step) == ("n1", 2)
         store.let_go()
@@ -247,8 +249,8 @@ def test_what_a_dead_attempt_left_goes_with_the_next_commit() -> None:
 def test_a_notice_at_the_prune_of_another_save_comes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not one request is spent on old checkpoints once it is there."""
     monkeypatch.setenv("SPOTGUARD_KEEP", "1")
-    store = WatchedStore()
-    with trained(store) as (guard, job, heard):
+    store, clock = WatchedStore(), ManualClock()
+    with trained(store, clock=clock) as (guard, job, heard):
         guard.save()
         step_on(guard, job, 2)
         store.hold(is_marker)
@@ -258,6 +260,7 @@ def test_a_notice_at_the_prune_of_another_save_comes_before_it(monkeypatch: pyte
         trainer.join(PATIENCE)
         assert store.reached.wait(PATIENCE)
         guard._agent.hear(notice())
+        clock.advance(MARKING)
         assert heard.wait(protocol.Committed, 3).id == "n1"
         assert {verb for verb, _ in store.calls} == {"put"}
         store.let_go()
