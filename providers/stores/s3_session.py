@@ -23,6 +23,7 @@ from botocore.httpsession import URLLib3Session
 
 from ..clock import Clock, SystemClock
 from ..errors import DeniedError
+from .s3_region import region_of
 from .store import Credentials
 from .urls import Location
 
@@ -159,10 +160,7 @@ class S3Session:
         options = self._at.options
         client = self._boto.client(
             "s3",
-            region_name=options.get("region")
-            or self._boto.region_name
-            or os.environ.get("AWS_REGION")
-            or "us-east-1",
+            region_name=region_of(self._at, os.environ, self._boto.region_name),
             endpoint_url=options.get("endpoint"),
             aws_access_key_id=frozen.access_key,
             aws_secret_access_key=frozen.secret_key,

@@ -39,7 +39,10 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["aws", "--policy", "--store", "s3://ckpt?/x"], "has the option '/x'"),
         (["aws", "--policy", "--store", "s3://ckpt/x*"], "has the prefix 'x*'"),
         (["aws", "--policy", "--store", "s3://ckpt?kms-key-id=*"], "kms-key-id='*' is no key"),
-        (["aws", "--store", "s3://MyBucket", *NEEDED, "--", "x"], "is no name that S3 gives a bucket"),
+        (
+            ["aws", "--store", "s3://MyBucket?region=eu-west-1", *NEEDED, "--", "x"],
+            "is no name that S3 gives a bucket",
+        ),
         (
             ["gcp", "--store", "gs://192.168.5.4", *NEEDED, "--", "x"],
             "is no name that Google Cloud Storage gives",

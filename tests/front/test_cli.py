@@ -144,7 +144,7 @@ def test_a_bucket_that_the_cloud_cannot_have_is_refused_before_anything_is_asked
     words = [command[0], "--store", "{}", *command[1:]]
     monkeypatch.setenv("HOME", str(tmp_path))
     for url, variables in (
-        ("s3://My_Bucket", ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")),
+        ("s3://My_Bucket?region=eu-west-1", ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")),
         ("gs://My_Bucket", ("STORAGE_EMULATOR_HOST",)),
     ):
         for name in variables:

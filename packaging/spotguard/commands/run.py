@@ -135,6 +135,6 @@ def _store(origin: str, text: str) -> str:
     from spotguard.providers.stores.place_names import check_named
     from spotguard.providers.stores.urls import read_url
 
-    check_named(origin, read_url(origin, text), os.environ)
+    check_named(origin, read_url(origin, text), os.environ, here=True)
     check_folder(origin, text)
     return text

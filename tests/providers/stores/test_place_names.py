@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from pathlib import Path
 
 import pytest
 
 from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.place_names import check_named
+from spotguard.providers.stores.urls import locate
 
 LONG = "a" * 63
+#: What says to botocore where S3 is.
+CLOUDS_OWN = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +42,7 @@ LONG = "a" * 63
 )
 def test_what_is_no_bucket_of_the_clouds_is_refused_with_its_rule(url: str) -> None:
     with pytest.raises(UsageError) as caught:
-        check_named("--store", url, {})
+        check_named("--store", url, {"AWS_REGION": "eu-west-1"})
     assert str(caught.value).startswith(f"--store: store '{url}': ")
     name = url.partition("://")[2].partition("/")[0].partition("?")[0]
     service = "S3" if url.startswith("s3:") else "Google Cloud Storage"
@@ -79,25 +84,109 @@ def test_another_service_may_call_it_as_it_likes(url: str, env: dict[str, str]) 
     check_named("--store", url, env)
 
 
-@pytest.mark.parametrize("variable", ["AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "HOME"])
-def test_another_service_may_be_named_in_aws_own_files(variable: str, tmp_path: Path) -> None:
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A user's home, and in it the folder of AWS's own files."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", *CLOUDS_OWN):
+        monkeypatch.delenv(name, raising=False)
     (tmp_path / ".aws").mkdir()
-    file = tmp_path / ".aws/config"
-    env = {variable: str(tmp_path if variable == "HOME" else file)}
-    with pytest.raises(UsageError):
-        check_named("--store", "s3://b", env)
-    file.write_text("[default]\nendpoint_url = http://127.0.0.1:9\n")
-    check_named("--store", "s3://b", env)
+    return tmp_path / ".aws"
 
 
-@pytest.mark.parametrize("env", [{"AWS_REGION": "us-east-1"}, {"AWS_DEFAULT_REGION": "us-east-1"}])
-def test_a_bucket_of_before_2018_may_still_be_there(env: dict[str, str]) -> None:
-    """Then us-east-1 gave names of capitals and underscores, to 255 characters."""
-    check_named("--store", "s3://My_Bucket..1?region=us-east-1", {})
-    check_named("--store", "s3://My_Bucket", env)
-    for never in ("s3://ab", "s3://192.168.5.4", "s3://My_Bucket?region=eu-west-1"):
-        with pytest.raises(UsageError):
-            check_named("--store", never, env)
+def refused(url: str, *, here: bool = True) -> bool:
+    try:
+        check_named("--store", url, os.environ, here=here)
+    except UsageError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("variable", ["AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", ""])
+@pytest.mark.parametrize("way", ["{}", "~/.aws/config", "$HOME/.aws/config"])
+def test_another_service_may_be_named_in_aws_own_files(
+    variable: str, way: str, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever botocore would find them."""
+    if variable:
+        monkeypatch.setenv(variable, way.format(own / "config"))
+    assert refused("s3://b")
+    (own / "config").write_text("[default]\nendpoint_url = http://127.0.0.1:9\n")
+    assert not refused("s3://b")
+    assert refused("s3://b", here=False), "it is a file of this machine"
+
+
+def test_without_a_home_the_users_own_is_looked_at(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As botocore does: by the system's list of users."""
+    (own / "config").write_text("[default]\nendpoint_url = http://127.0.0.1:9\n")
+    monkeypatch.delenv("HOME")
+    me = pwd.getpwuid(os.getuid())
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: pwd.struct_passwd((*me[:5], str(own.parent), me[6])))
+    assert not refused("s3://b")
+
+
+@pytest.mark.parametrize("file", ["~nobodyx/c", "~", "/dev/null", "/no/such/file", ""])
+def test_files_that_are_not_there_say_nothing(file: str, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And are no bug of ours."""
+    monkeypatch.setenv("AWS_CONFIG_FILE", file)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", file)
+    assert refused("s3://b")
+
+
+@pytest.mark.parametrize(
+    ("env", "query", "taken"),
+    [
+        ({}, "", True),
+        ({"AWS_REGION": "us-east-1"}, "", True),
+        ({"AWS_DEFAULT_REGION": "us-east-1"}, "", True),
+        ({"AWS_DEFAULT_REGION": "us-east-1", "AWS_REGION": "eu-west-1"}, "", True),
+        ({"AWS_DEFAULT_REGION": "eu-west-1", "AWS_REGION": "us-east-1"}, "", False),
+        ({"AWS_DEFAULT_REGION": "", "AWS_REGION": "eu-west-1"}, "", False),
+        ({"AWS_REGION": "eu-west-1"}, "", False),
+        ({"AWS_DEFAULT_REGION": "eu-west-1"}, "?region=us-east-1", True),
+        ({"AWS_DEFAULT_REGION": "us-east-1"}, "?region=eu-west-1", False),
+    ],
+)
+def test_a_bucket_of_before_2018_may_be_where_the_store_would_look_for_it(
+    env: dict[str, str], query: str, taken: bool, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """us-east-1 gave names of capitals and underscores then, to 255 characters."""
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    url = f"s3://My_Bucket..1{query}"
+    assert refused(url) is not taken
+    assert (region_of_the_store(url) == "us-east-1") is taken
+    for never in ("s3://ab", "s3://192.168.5.4"):
+        assert refused(never + query)
+
+
+@pytest.mark.parametrize("file", ["config", "credentials"])
+@pytest.mark.parametrize("region", ["us-east-1", "eu-west-1"])
+def test_a_region_of_aws_own_files_is_botocores_to_read(
+    file: str, region: str, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of which profile: what may be a bucket is taken, and S3 says whether it is there."""
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    assert refused("s3://My_Bucket")
+    (own / file).write_text(f"[default]\nregion = {region}\n")
+    assert not refused("s3://My_Bucket")
+    assert region_of_the_store("s3://My_Bucket") == region
+    assert refused("s3://ab")
+    assert refused("s3://My_Bucket", here=False)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")  # comes before them
+    assert refused("s3://My_Bucket")
+    assert region_of_the_store("s3://My_Bucket") == "eu-west-1"
+
+
+def region_of_the_store(url: str) -> str:
+    """What the store itself would take, by its SDK."""
+    pytest.importorskip("boto3")
+    from spotguard.providers.stores.s3_session import S3Session
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "x")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+        return str(S3Session(locate(url), lambda **_: None).client().meta.region_name)
 
 
 @pytest.mark.parametrize(
