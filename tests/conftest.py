@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import spotguard
+from tests.caller import to_be_swept
 from tests.servers.program import find
 
 # Where nobody listens: port 9 (discard) on loopback refuses at once, so a test that forgets to name its own
@@ -25,6 +26,7 @@ ENDPOINTS = {
     "AWS_ENDPOINT_URL_S3": f"http://{NOWHERE}",
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "CLOUDSDK_CONFIG": os.devnull,  # where gcloud keeps who has logged in
     "GCE_METADATA_HOST": NOWHERE,
     "GCE_METADATA_IP": NOWHERE,
     "NO_GCE_CHECK": "true",
@@ -51,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
         fast = "not soak" in (config.option.markexpr or "")
         settings.register_profile("suite", deadline=None, derandomize=fast)
         settings.load_profile("suite")
-    for name in [name for name in os.environ if name.startswith("SPOTGUARD_")]:
+    for name in to_be_swept(os.environ):
         _session.delenv(name)
     for name, value in ENDPOINTS.items():
         _session.setenv(name, value)

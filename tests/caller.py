@@ -1,0 +1,16 @@
+"""What of the caller's environment no test may see: spotguard's options, and what says to a cloud's SDK who we are and where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+#: Whole families: each SDK reads new ones with every release.
+_FAMILIES = ("SPOTGUARD_", "AWS_", "AZURE_", "GOOGLE_", "GCLOUD_", "GCE_", "CLOUDSDK_")
+#: What stands outside: of Azure's identities (azure-identity, `_constants.py`), of Google's emulator, of boto.
+_OTHERS = ("IDENTITY_ENDPOINT", "IDENTITY_HEADER", "IDENTITY_SERVER_THUMBPRINT", "IMDS_ENDPOINT", "MSI_ENDPOINT", "MSI_SECRET",
+           "STORAGE_EMULATOR_HOST", "BOTO_CONFIG", "DETECT_GCE_RESIDENCY", "NO_GCE_CHECK")  # fmt: skip
+
+
+def to_be_swept(names: Iterable[str]) -> list[str]:
+    """Those of these variables."""
+    return [name for name in names if name.startswith(_FAMILIES) or name in _OTHERS]
