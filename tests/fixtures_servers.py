@@ -1,4 +1,4 @@
-"""Fixtures for every room's tests: real stores on loopback.
+"""Fixtures for every room's tests: real stores on loopback, and a folder that costs no fsync.
 
 Each server starts when the first test of a process asks for it, and serves all its later tests; a test tells its own
 things apart by a bucket of its own, `fresh()`. The environment of the test, and of what it starts, names the server
@@ -8,9 +8,13 @@ as an SDK expects it.
 from __future__ import annotations
 
 import functools
+import os
+import shutil
 import ssl
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import pytest
@@ -32,6 +36,21 @@ def _named(server: S, monkeypatch: pytest.MonkeyPatch) -> S:
     for name, value in server.environ.items():
         monkeypatch.setenv(name, value)
     return server
+
+
+#: In memory: each of some hundred small runs flushes a dozen files, and on a disk that is most of the time.
+MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """An empty folder for a store, in memory where that can be had."""
+    if not os.access(MEMORY, os.W_OK):
+        yield tmp_path
+        return
+    path = Path(tempfile.mkdtemp(prefix="sg-", dir=MEMORY))
+    yield path
+    shutil.rmtree(path)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,14 +1,10 @@
-"""What the tests of the hook side share: one thread for torch, and a folder that costs no fsync."""
+"""What the tests of the hook side share: one thread for torch."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -49,20 +45,6 @@ NEEDS_TORCH = [
     ),
 ]
 collect_ignore_glob = NEEDS_TORCH if find_spec("torch") is None else []
-
-#: In memory: each of some hundred small runs flushes a dozen files, and on a disk that is most of the time.
-MEMORY = Path("/dev/shm")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """An empty folder for a store, in memory where that can be had."""
-    if not os.access(MEMORY, os.W_OK):
-        yield tmp_path
-        return
-    path = Path(tempfile.mkdtemp(prefix="sg-", dir=MEMORY))
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture(autouse=True)

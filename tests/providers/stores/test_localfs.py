@@ -233,26 +233,26 @@ def test_a_living_writer_is_not_swept(tmp_path: Path) -> None:
     assert not os.path.exists(temporary)
 
 
-def test_writers_and_sweepers_do_not_meet(tmp_path: Path) -> None:
+def test_writers_and_sweepers_do_not_meet(folder: Path) -> None:
     """Folders vanish under writers all the time; every put succeeds all the same."""
     stop = threading.Event()
 
     def sweep() -> None:
         while not stop.is_set():
-            other = FileStore(tmp_path / "store")
+            other = FileStore(folder / "store")
             other.delete([info.key for info in other.list("run/")])
 
     sweeper = threading.Thread(target=sweep, name="sweeper")
     sweeper.start()
     try:
-        store = FileStore(tmp_path / "store")
-        for number in range(300):
+        store = FileStore(folder / "store")
+        for number in range(1000):
             store.put(f"run/{number % 7}/deep/{number}", memoryview(b"x"))
     finally:
         stop.set()
         sweeper.join(10)
     store.delete([info.key for info in store.list("")])
-    assert files(tmp_path / "store") == []
+    assert files(folder / "store") == []
 
 
 _CLAIMER = """
