@@ -37,6 +37,8 @@ def test_without_torch_it_says_how_to_get_it(
         ["--link", "-1"],
         ["--link", "inf"],
         ["--folder", "{file}/x"],
+        ["--store", "file://{file}/x"],
+        ["--store", "az://My_Container?account=acme"],
     ],
 )
 def test_a_value_that_cannot_be_used_is_refused(
@@ -48,7 +50,7 @@ def test_a_value_that_cannot_be_used_is_refused(
     words = [word.format(file=tmp_path / "file") for word in words]
     assert cli.main(["demo", "--folder", str(tmp_path / "report"), *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"spotguard: error: {words[0]} ")
+    assert line.startswith((f"spotguard: error: {words[0]} ", f"spotguard: error: {words[0]}: "))
 
 
 def test_the_face_of_the_demo_is_light() -> None:

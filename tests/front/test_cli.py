@@ -153,6 +153,17 @@ def test_a_bucket_that_the_cloud_cannot_have_is_refused_before_anything_is_asked
         assert f"--store: store '{url}': 'My_Bucket' is no name that" in said
 
 
+def test_a_file_in_the_place_of_the_usual_folder_is_refused_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "spotguard-checkpoints").touch()
+    said = refused(capsys, "run", "touch", "ran")
+    assert "the default: store 'file://" in said
+    assert "spotguard-checkpoints is a file: name a folder, or another store" in said
+    assert not (tmp_path / "ran").exists()
+
+
 def test_no_word_at_all(capsys: pytest.CaptureFixture[str]) -> None:
     """The help, and the code of a mistake."""
     assert cli.main([]) == 2

@@ -18,6 +18,10 @@ from tests.fakes.checkpoint import Save
 COMMANDS = (["ls"], ["inspect"], ["verify"], ["prune", "--keep", "1"])
 
 
+#: Whatever reads a store.
+READERS = (*COMMANDS, ["export", "--to", "safetensors", "{folder}/x.safetensors"])
+
+
 def filled(folder: Path, run_id: str = "run-7") -> Path:
     """A store with a run of two checkpoints, and its attempt's record."""
     store = FileStore(folder)
@@ -142,3 +146,51 @@ def test_a_buckets_folder_of_that_name_is_a_store(moto: Any, capsys: pytest.Capt
     save = Save(run_id="run-7")
     assert meant(f"{bucket}/shared/checkpoints/{save.prefix}{mark}{options}").name == save.name
     assert meant(f"{bucket}/shared/checkpoints/run-7/checkpoints{mark}{options}").run_id == "run-7"
+
+
+@pytest.mark.parametrize("command", READERS, ids=lambda words: words[0])
+@pytest.mark.parametrize("way", ["url", "environment", "default"])
+def test_a_file_is_no_store_that_holds_nothing(
+    way: str,
+    command: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `run` says of it; "no checkpoint" would be an answer."""
+    file = tmp_path / "spotguard-checkpoints"
+    file.touch()
+    words = [word.format(folder=tmp_path) for word in command]
+    monkeypatch.chdir(tmp_path)
+    if way == "environment":
+        monkeypatch.setenv("SPOTGUARD_STORE", file.as_uri())
+    assert cli.main([*words, *([f"{file.as_uri()}/run-7"] if way == "url" else [])]) == 2
+    said = capsys.readouterr()
+    origin = {"url": "URL", "environment": "SPOTGUARD_STORE", "default": "the default"}[way]
+    assert said.out == ""
+    assert said.err.startswith(f"spotguard: error: {origin}: store 'file://")
+    assert f": {file} is a file: name a folder, or another store" in said.err
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("command", READERS, ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://My_Bucket?region=eu-west-1", "'My_Bucket' is no name that S3 gives a bucket"),
+        ("gs://My_Bucket", "'My_Bucket' is no name that Google Cloud Storage gives a bucket"),
+        ("az://My_Container?account=acme", "'My_Container' is no container's name"),
+    ],
+)
+def test_what_no_cloud_has_given_is_not_asked_for(
+    url: str,
+    said: str,
+    command: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "STORAGE_EMULATOR_HOST"):
+        monkeypatch.delenv(name)
+    assert cli.main([*(word.format(folder=tmp_path) for word in command), url]) == 2
+    assert said in capsys.readouterr().err

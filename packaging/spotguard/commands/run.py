@@ -58,6 +58,10 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     options = options_for(settings_given(arguments, "run"), command)
     log_as(options)
     warn_of_unknown_variables()
+    if not options.store_given:
+        from .places import read_place
+
+        read_place("the default", options.store)
     _warn_of_a_store_that_dies(options)
     from spotguard.agent import entry
 
@@ -94,10 +98,12 @@ def options_for(
     """
     from spotguard.hooks.naming import default_run_id, default_store
 
+    from .places import read_place
+
     folder = os.getcwd()
     name = default_run_id(command, folder, os.environ) if run_id is None else run_id
     defaults = {"run-id": name, "store": default_store(folder)}
-    return config.resolve("run", flags, os.environ, defaults=defaults, readers={"store": _store})
+    return config.resolve("run", flags, os.environ, defaults=defaults, readers={"store": read_place})
 
 
 def log_as(options: config.Options) -> None:
@@ -128,13 +134,3 @@ def _warn_of_a_store_that_dies(options: config.Options) -> None:
             options.store,
             cloud,
         )
-
-
-def _store(origin: str, text: str) -> str:
-    from spotguard.providers.stores.folder_names import check_folder
-    from spotguard.providers.stores.place_names import check_named
-    from spotguard.providers.stores.urls import read_url
-
-    check_named(origin, read_url(origin, text), os.environ, here=True)
-    check_folder(origin, text)
-    return text

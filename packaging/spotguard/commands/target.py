@@ -21,6 +21,7 @@ from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore
 
 from .asking import checked_run_id
+from .places import read_place
 from .start import next_start
 
 
@@ -114,10 +115,10 @@ def target(arguments: argparse.Namespace) -> Target:
     step = _step(getattr(arguments, "step", None))
     if not arguments.url:
         # Where `run` saves unless it is told otherwise: the store itself, whatever its name looks like.
-        return Target(
-            open_store(os.environ.get("SPOTGUARD_STORE") or default_store(os.getcwd())), said, step=step
-        )
-    store, run_id, name = _place(arguments.url)
+        if told := os.environ.get("SPOTGUARD_STORE"):
+            return Target(open_store(read_place("SPOTGUARD_STORE", told)), said, step=step)
+        return Target(open_store(read_place("the default", default_store(os.getcwd()))), said, step=step)
+    store, run_id, name = _place(read_place("URL", arguments.url))
     if said is not None and run_id is not None and said != run_id:
         raise UsageError(f"--run-id {said!r}: the URL names run {run_id}: leave one of them out")
     return Target(store, said or run_id, name, step)

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
+from spotguard.commands.places import read_place
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import UsageError
 from spotguard.providers.extras import how_to_install
 from spotguard.providers.stores.opening import open_store
-from spotguard.providers.stores.urls import check_url
 
 from .clearing import cleared
 from .clouds import CLOUDS
@@ -61,7 +61,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.steps < SHORTEST:
         raise UsageError(f"--steps {arguments.steps}: expected {SHORTEST} or more")
     if arguments.store is not None:
-        check_url(arguments.store)
+        read_place("--store", arguments.store)
     if arguments.window is not None and not 0 < arguments.window < math.inf:
         raise UsageError(f"--window {arguments.window:g}: expected seconds above 0")
     if not 0 <= arguments.link < math.inf:
