@@ -1,4 +1,4 @@
-"""What `spotguard bootstrap` refuses, and what it only warns of: on the machine nobody is there to read either."""
+"""What `spotguard bootstrap` refuses: on the machine nobody is there to read it. What it only warns of is in test_bootstrap_doubts.py."""
 
 from __future__ import annotations
 
@@ -315,29 +315,7 @@ def test_what_is_no_secret_is_not_taken_for_one(prepare: str, capsys: pytest.Cap
     printed(capsys, "aws", "--prepare", prepare, command=["python", "train.py", "--max_token=5"])
 
 
-# --- doubts ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("cloud", "words", "said"),
-    [
-        ("gcp", ["--store", "s3://ckpt"], "checkpoints leave gcp for S3"),
-        ("aws", ["--store", "az://abc?account=acme"], "checkpoints leave aws for Azure Blob Storage"),
-        ("aws", ["--store", "file:///mnt/x"], "checkpoints go to file:///mnt/x: on the machine's own disk"),
-        ("aws", ["--deadline", "2h30m"], "--deadline 2h30m is counted from each start of the job"),
-        ("azure", ["--then", "poweroff"], "az vm deallocate"),
-        ("azure", ["--then", "shutdown -h now"], "az vm deallocate"),
-    ],
-)
-def test_what_is_probably_not_meant_is_warned_of_and_printed(
-    cloud: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Twice: for who prints it, and for who pastes it."""
-    assert cli.main(["bootstrap", cloud, "--store", STORES[cloud], *NEEDED, *words, "--", "x"]) == 0
-    seen = capsys.readouterr()
-    assert seen.err.startswith("spotguard: warning: ")
-    assert said in seen.err
-    assert said in seen.out.partition("write_files:")[0]
+# --- what is taken ---------------------------------------------------------------------------------------------
 
 
 def test_a_deadline_that_is_one_on_every_machine_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
@@ -353,16 +331,6 @@ def test_a_deadline_that_is_one_on_every_machine_is_taken(capsys: pytest.Capture
 def test_a_store_that_speaks_like_s3_may_be_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
     """And its buckets may be called as S3's are not."""
     printed(capsys, "gcp", "--store", "s3://My_Bucket?endpoint=https://minio.example:9000")
-
-
-def test_a_script_in_the_place_of_a_program_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is looked for on the PATH. One that is named by its path may be a program."""
-    words = ["bootstrap", "aws", "--store", "s3://ckpt", *NEEDED, "--"]
-    assert cli.main([*words, "train.py", "--epochs", "3"]) == 0
-    seen = capsys.readouterr()
-    assert "train.py would be looked for on the machine's PATH" in seen.err
-    assert "-- python train.py" in seen.err
-    printed(capsys, "aws", command=["./train.py"])
 
 
 def test_who_runs_as_root_may_listen_anywhere(capsys: pytest.CaptureFixture[str]) -> None:

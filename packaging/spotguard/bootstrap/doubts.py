@@ -6,18 +6,24 @@ import re
 import shlex
 from urllib.parse import urlsplit
 
+import spotguard
 from spotguard.agent import deadline
 from spotguard.providers.stores.urls import CLOUDS, locate
 
+from . import requirement
 from .plan import Plan
 
 #: Each cloud's own store, which its machines reach by their identity.
 _OWN = {"aws": "s3", "gcp": "gs", "azure": "az"}
 
 
-def doubts(plan: Plan) -> list[str]:
-    """A sentence for each, for standard error and for the head of what is printed."""
-    found = []
+def doubts(plan: Plan, version: str = spotguard.__version__) -> list[str]:
+    """A sentence for each, for standard error and for the head of what is printed.
+
+    Args:
+        version: ours.
+    """
+    found = _of_packages(plan, version)
     scheme = urlsplit(plan.store).scheme
     if scheme == "file":
         found.append(
@@ -45,5 +51,27 @@ def doubts(plan: Plan) -> list[str]:
         found.append(
             "azure has a machine that was only switched off from inside paid for: --then has to deallocate it, as in "
             "--then 'az login --identity && az vm deallocate --ids …'"
+        )
+    return found
+
+
+def _of_packages(plan: Plan, version: str) -> list[str]:
+    """Nothing here asks an index or a server: the machine does, later."""
+    found = []
+    ours, *others = plan.packages.split("\n")
+    if requirement.of_an_index(ours):
+        if ".dev" in version and not plan.index:
+            found.append(
+                f"--package {ours} is looked for in pip's own index, which does not have this version ({version}): say where there is a "
+                f"wheel of it, as in --package {requirement.EXAMPLE}, or --index"
+            )
+        if not requirement.is_pinned(ours):
+            found.append(
+                f"--package {ours} is the newest version of the day on which a machine boots: for one version on all say spotguard==…"
+            )
+    for url in filter(None, map(requirement.unknown, (ours, *others))):
+        found.append(
+            f"{url} ends as no wheel and no archive: pip goes by what the server calls it, and where that is a page the setup fails on "
+            "every machine"
         )
     return found

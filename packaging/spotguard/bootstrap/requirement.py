@@ -7,21 +7,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import spotguard
 from spotguard.providers.errors import UsageError
 
+from .specifiers import is_marker, is_versions
+
 #: The extra of the wheel that has each store's SDK.
 EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
 
-_EXAMPLE = "https://wheels.example.org/spotguard-0.1.0-py3-none-any.whl"
-#: A name and its extras, and what may follow it: a version, or a place.
+EXAMPLE = "https://wheels.example.org/spotguard-0.1.0-py3-none-any.whl"
+#: A name and its extras, and what may follow it: versions, a place, a marker.
 _NAMED = re.compile(
-    r"(?P<name>[A-Za-z0-9][\w.-]*)\s*(?:\[(?P<extras>[\w\s,.-]*)\])?\s*(?P<rest>@.*|[=<>!~(].*|;.*)?"
+    r"(?P<name>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)\s*(?:\[(?P<extras>[\w\s,.-]*)\])?\s*(?P<rest>[@=<>!~(;].*)?",
+    re.ASCII,
 )
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _PATH_WITH_EXTRAS = re.compile(r"(?P<path>/.*?)(?:\[(?P<extras>[\w\s,.-]*)\])?")
+#: In a file of requirements, what stands here is pip's own option and no part of the requirement.
+_OPTION = re.compile(r"\s-")
+#: A `;` may belong to a URL: the marker's has a blank beside it.
+_BEFORE_A_MARKER = re.compile(r"\s+;\s*|;\s+|;$")
 #: PEP 427: by its file name pip knows what a wheel holds.
 _WHEEL = re.compile(r"spotguard-[^-/]+(?:-[0-9][^-/]*)?-[^-/]+-[^-/]+-[^-/]+\.whl", re.IGNORECASE)
 
@@ -32,6 +41,35 @@ _REPOSITORY = re.compile(r"(?:git|hg|svn|bzr)\+[a-z-]+")
 _INSTALLED = (
     ".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz", ".tar.xz", ".txz", ".tlz", ".tar.lz", ".tar.lzma",
 )  # fmt: skip
+
+
+#: What a browser is shown: a folder, a file's page at a forge (whatever that file is), a repository's own.
+_PAGE = re.compile(r"/?|.*/|.*\.html?|.*/(?:tree|blob)/.*", re.IGNORECASE)
+_FORGES = ("github.com", "gitlab.com", "bitbucket.org", "codeberg.org")
+_PAGE_OF_A_FORGE = re.compile(r"/[^/]+/[^/]+(?:/(?:-/)?(?:tree|blob)/.*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What one line of requirements says; each "" where it says nothing of it."""
+
+    name: str
+    extras: str
+    versions: str
+    #: A URL, or a path on the machine.
+    place: str
+    marker: str
+
+    def line(self, extras: str) -> str:
+        if not self.place:
+            text = f"{self.name}{extras}{self.versions}"
+        elif self.name:
+            text = f"{self.name}{extras} @ {self.place}"
+        else:
+            text = f"{self.place}{extras}"
+        # Bare, a `;` belongs to the place if no blank follows it, and with a name if none stands before.
+        between = " ; " if self.name else "; "
+        return f"{text}{between}{self.marker}" if self.marker else text
 
 
 def package(
@@ -52,40 +90,25 @@ def package(
         if ".dev" in version and not index:
             raise UsageError(
                 f"--package is missing: this is {version}, a development version, which is in no index: say where "
-                f"the machine finds a wheel of it, as in --package {_EXAMPLE}, or --index with an index of your own"
+                f"the machine finds a wheel of it, as in --package {EXAMPLE}, or --index with an index of your own"
             )
         return f"spotguard{_extras(None, needed)}=={version}"
-    text = said.strip()
-    if text.startswith("/"):
-        found = _PATH_WITH_EXTRAS.fullmatch(text)
-        assert found is not None
-        _check_wheel(said, found["path"])
-        return f"{found['path']}{_extras(found['extras'], needed)}"
-    if _URL.match(text):
-        return f"spotguard{_extras(None, needed)} @ {_of_spotguard(said, text)}"
-    named = _named("--package", said)
-    if re.sub(r"[-_.]+", "-", named["name"].lower()) != "spotguard":
-        raise UsageError(f"--package {said!r}: expected spotguard itself; --with names other packages")
-    rest = (named["rest"] or "").strip()
-    if rest.startswith("@"):
-        rest = f" @ {_of_spotguard(said, rest[1:].strip())}"
-    return f"{named['name']}{_extras(named['extras'], needed)}{rest}"
+    parts = _read("--package", said)
+    _check_wheel(said, unquote(urlsplit(parts.place).path) if _URL.match(parts.place) else parts.place)
+    extras = _extras(parts.extras, needed)
+    if _URL.match(parts.place):
+        return replace(parts, name=parts.name or "spotguard").line(extras)
+    return parts.line(extras)
 
 
 def others(said: list[str]) -> list[str]:
-    """What the job needs besides, as it was said.
+    """What the job needs besides, each as a line for pip.
 
     Raises:
         UsageError: one is no requirement that the machine can fulfil.
     """
-    for text in said:
-        if _URL.match(text.strip()):
-            _url("--with", text, text.strip())
-        elif not text.startswith("/"):
-            rest = _named("--with", text)["rest"] or ""
-            if rest.startswith("@"):
-                _url("--with", text, re.split(r"\s+;", rest[1:].strip())[0])  # a marker behind it
-    return [text.strip() for text in said]
+    read = [_read("--with", text) for text in said]
+    return [parts.line(f"[{parts.extras}]" if parts.extras else "") for parts in read]
 
 
 def index(url: str) -> str:
@@ -100,39 +123,106 @@ def index(url: str) -> str:
     return url
 
 
-def _named(flag: str, said: str) -> re.Match[str]:
+def of_an_index(line: str) -> bool:
+    """Whether a line is a name that an index is asked for."""
+    found = _NAMED.fullmatch(line)
+    return found is not None and not (found["rest"] or "").startswith("@")
+
+
+def is_pinned(line: str) -> bool:
+    """Whether a name of an index has its version with it."""
+    found = _NAMED.fullmatch(line)
+    return found is not None and re.match(r"[\s(]*==", found["rest"] or "") is not None
+
+
+def unknown(line: str) -> str | None:
+    """The URL in a line, where it does not end as something that pip installs."""
+    found = re.search(r"(?<!\+)https?://\S+", _BEFORE_A_MARKER.split(line)[0])
+    return None if found is None or _is_file(urlsplit(found[0])) else found[0]
+
+
+def _read(flag: str, said: str) -> _Parts:
+    """
+    Raises:
+        UsageError: pip would not take it, or not all of it.
+    """
     text = said.strip()
-    found = _NAMED.fullmatch(text)
-    if found is None or (text.lower().endswith((".whl", ".gz", ".zip")) and "@" not in text):
+    if not text.startswith("-") and _OPTION.search(text):
         raise UsageError(
-            f"{flag} {said!r}: expected a requirement as pip reads it, an URL, or a path on the machine from its root, as in "
-            f"'spotguard==0.1.0', {_EXAMPLE} or /srv/spotguard-0.1.0-py3-none-any.whl"
+            f"{flag} {said!r}: pip takes no option behind a requirement, and drops an index there: one index for all: --index, or the wheel's own URL"
         )
-    return found
+    if text.startswith("/"):
+        place, _, marker = text.partition(";")
+        found = _PATH_WITH_EXTRAS.fullmatch(place.strip())
+        assert found is not None
+        parts = _Parts("", found["extras"] or "", "", found["path"], marker.strip())
+        is_one = ";" not in text or is_marker(marker)
+    elif _URL.match(text):
+        parts, is_one = _placed("", "", text)
+    else:
+        named = _NAMED.fullmatch(text)
+        # A wheel here, which would be a package of that name.
+        if named is None or (text.lower().endswith((".whl", ".gz", ".zip")) and "@" not in text):
+            _refuse(flag, said)
+        name, extras, rest = named["name"], named["extras"] or "", named["rest"] or ""
+        if flag == "--package" and re.sub(r"[-_.]+", "-", name.lower()) != "spotguard":
+            raise UsageError(f"--package {said!r}: expected spotguard itself; --with names other packages")
+        if rest.startswith("@"):
+            parts, is_one = _placed(name, extras, rest[1:].strip())
+        else:
+            versions, semicolon, marker = (part.strip() for part in rest.partition(";"))
+            parts = _Parts(name, extras, versions, "", marker)
+            is_one = (not versions or is_versions(versions)) and (not semicolon or is_marker(marker))
+    if not is_one:
+        _refuse(flag, said)
+    if not text.startswith("/") and parts.place:
+        _check_url(flag, said, parts.place)
+    return parts
 
 
-def _of_spotguard(said: str, url: str) -> str:
-    _check_wheel(said, unquote(_url("--package", said, url).path))
-    return url
+def _placed(name: str, extras: str, text: str) -> tuple[_Parts, bool]:
+    """At a URL; and whether what follows that is a marker."""
+    place, *markers = _BEFORE_A_MARKER.split(text, maxsplit=1)
+    return _Parts(name, extras, "", place, "".join(markers)), all(map(is_marker, markers))
 
 
-def _url(flag: str, said: str, url: str) -> SplitResult:
+def _refuse(flag: str, said: str) -> NoReturn:
+    raise UsageError(
+        f"{flag} {said!r}: expected a requirement as pip reads it, an URL, or a path on the machine from its root, as in "
+        f"'spotguard==0.1.0', {EXAMPLE} or /srv/spotguard-0.1.0-py3-none-any.whl"
+    )
+
+
+def _check_url(flag: str, said: str, url: str) -> None:
     parts = urlsplit(url)
     if not (parts.netloc or (parts.scheme == "file" and parts.path.startswith("/"))) or re.search(r"\s", url):
-        raise UsageError(
-            f"{flag} {said!r}: expected a whole URL, the same on every machine, as in {_EXAMPLE}"
-        )
+        raise UsageError(f"{flag} {said!r}: expected a whole URL, the same on every machine, as in {EXAMPLE}")
     if parts.scheme not in _FETCHED and not _REPOSITORY.fullmatch(parts.scheme):
         raise UsageError(
-            f"{flag} {said!r}: pip fetches nothing from {parts.scheme}://: have the image hold it, or give it a URL of https, as in {_EXAMPLE}"
+            f"{flag} {said!r}: pip fetches nothing from {parts.scheme}://: have the image hold it, or give it a URL of https, as in {EXAMPLE}"
         )
-    # A file:// may be a folder. What a server has under another name may be anything, and is most often a page.
-    if parts.scheme in ("https", "http") and not unquote(parts.path).lower().endswith(_INSTALLED):
+    if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
         raise UsageError(
-            f"{flag} {said!r}: at its end is no file that pip installs: name a wheel or an archive itself, as in {_EXAMPLE}, or a repository as "
+            f"{flag} {said!r}: that names the machine {parts.netloc!r}, and pip reads files of its own only: a path begins behind three slashes, as in "
+            "file:///srv/spotguard-0.1.0-py3-none-any.whl"
+        )
+    if parts.scheme in ("https", "http") and _is_page(parts):
+        raise UsageError(
+            f"{flag} {said!r}: at its end is no file that pip installs: name a wheel or an archive itself, as in {EXAMPLE}, or a repository as "
             "in git+https://…"
         )
-    return parts
+
+
+def _is_page(url: SplitResult) -> bool:
+    """Plainly one. What a server has under any other name is what it says that it is: pip asks it."""
+    if url.hostname in _FORGES and "raw=" not in url.query and _PAGE_OF_A_FORGE.fullmatch(url.path):
+        return True
+    return not _is_file(url) and _PAGE.fullmatch(unquote(url.path)) is not None
+
+
+def _is_file(url: SplitResult) -> bool:
+    """Whether it ends as something that pip installs."""
+    return unquote(url.path).lower().endswith(_INSTALLED)
 
 
 def _check_wheel(said: str, path: str) -> None:
