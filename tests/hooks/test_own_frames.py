@@ -58,6 +58,25 @@ def test_what_it_came_from_is_still_there_for_a_program() -> None:
     assert error.__context__ is cause
 
 
+@pytest.mark.parametrize("cause", [None, OSError("errno")])
+def test_what_the_script_was_handling_is_shown_as_ever(cause: Exception | None) -> None:
+    """`try: train() finally: guard.save()`: the failure of the training is what to look for."""
+
+    def script() -> None:
+        try:
+            raise ValueError("loss is NaN at batch 17")
+        finally:
+            register(UsageError("guard.save() in the middle of a step"), cause)
+
+    with pytest.raises(UsageError) as caught:
+        script()
+    said = "".join(traceback.format_exception(caught.value))
+    assert "ValueError: loss is NaN at batch 17" in said
+    assert said.splitlines()[-1].endswith("guard.save() in the middle of a step")
+    assert "in refused" not in said
+    assert "errno" not in said
+
+
 def test_an_object_that_refuses_its_state_is_shown_with_its_own_frames() -> None:
     """They are the script's, or a library's that it uses: the line to mend is among them."""
     said = shown(StateError("scheduler: KeyError: 'gamma'"), OSError("from load_state_dict"))
