@@ -102,11 +102,12 @@ def _dispatch(words: list[str]) -> int:
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
         from spotguard.agent.config import did_you_mean
+        from spotguard.commands.words import repeated
 
         if name in PRINTERS:
             raise UsageError(f"unknown command {name!r}: say python -m spotguard.{name}")
         near = did_you_mean(name, list(COMMANDS)) or f"expected one of {', '.join(COMMANDS)}"
-        raise UsageError(f"unknown command {name!r}: {near}")
+        raise UsageError(f"unknown command {repeated(name)!r}: {near}")
     from spotguard.commands.parsers import Parser
 
     module = _module(name)

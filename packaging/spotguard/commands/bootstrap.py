@@ -6,11 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from spotguard.agent.config import did_you_mean
 from spotguard.bootstrap import doubts, plan, policy, user_data
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
 
 from .parsers import Parser, add_settings, settings_given
+from .words import repeated
 
 DESCRIPTION = """\
 Prints cloud-init user-data: a machine that is created with it installs spotguard, guards COMMAND
@@ -40,6 +42,11 @@ _HELP = {
 _NOT_HERE = ("config", "exit-code")
 
 
+*_OTHERS, _LAST = plan.CLOUDS
+_CLOUDS = f"{', '.join(_OTHERS)} or {_LAST}"
+_AS_IN = f"as in spotguard bootstrap {plan.CLOUDS[0]}"
+
+
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Our words, and the command's behind `--`."""
     at = words.index("--") if "--" in words else len(words)
@@ -49,7 +56,9 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def add_arguments(parser: Parser) -> None:
     parser.usage = "spotguard bootstrap {aws,gcp,azure} [options] -- COMMAND..."
     parser.of_words = "the command stands behind --, as in … -- torchrun train.py"
-    parser.add_argument("cloud", choices=plan.CLOUDS, help="whose machines they are")
+    parser.of_clouds = f"the cloud is the first word, {_AS_IN}"
+    choices = f"{{{','.join(plan.CLOUDS)}}}"
+    parser.add_argument("cloud", nargs="?", type=_cloud, metavar=choices, help="whose machines they are")
     machine = parser.add_argument_group("the machine")
     machine.add_argument(
         "--package",
@@ -113,7 +122,16 @@ def add_arguments(parser: Parser) -> None:
     )
 
 
+def _cloud(word: str) -> str:
+    if word not in plan.CLOUDS:
+        near = did_you_mean(word, list(plan.CLOUDS)) or f"say {_CLOUDS}, {_AS_IN}"
+        raise UsageError(f"unknown cloud {repeated(word)!r}: {near}")
+    return word
+
+
 def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
+    if arguments.cloud is None:
+        raise UsageError(f"which cloud? Say {_CLOUDS}, {_AS_IN}")
     flags = settings_given(arguments, "run")
     if arguments.policy:
         if not flags.get("store"):

@@ -53,7 +53,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     of that name: it is left to the parser, which refuses it."""
     ours, command = guarding.split(words)
     separated = words[len(ours) : len(ours) + 1] == ["--"]
-    if command and not separated and flag_of(command[0]):
+    if command and not separated and (flag_of(command[0]) or "://" in command[0]):
         return [*ours, *command], []
     return ours, command
 

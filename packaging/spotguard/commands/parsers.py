@@ -10,15 +10,14 @@ from spotguard.agent.config import Setting, did_you_mean, settings_of
 from spotguard.agent.values import PROVIDERS
 from spotguard.providers.errors import UsageError
 
-#: What other tools call ours, and no spelling is near to.
-_ELSEWHERE = {"--cloud": "--provider"}
+from .words import names_a_store, repeated
 
 
 def flag_of(word: str) -> str:
     """The flag that a bare word lacks, where its looks say so: a cloud's name, a store's URL. "" of any other."""
     if word in PROVIDERS:
         return "--provider"
-    return "--store" if "://" in word else ""
+    return "--store" if names_a_store(word) else ""
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,8 +25,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **keywords: Any) -> None:
         keywords.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        #: Of a bare word that nothing else explains: "" where there is nothing to be said.
-        self.of_words = ""
+        #: Of a bare word that is no store, and of `--cloud`, as other tools have it: "" where there is nothing to be said.
+        self.of_words = self.of_clouds = ""
         super().__init__(allow_abbrev=False, **keywords)
 
     def error(self, message: str) -> NoReturn:
@@ -41,19 +40,22 @@ class Parser(argparse.ArgumentParser):
                 kind, word = "flag", word.partition("=")[0]
                 near = self._flag_near(word)
             else:
-                kind, near = "word", self._flag_for(word) or self.of_words
+                kind, near = "word", self._flag_for(word)
+                word = repeated(word)
             raise UsageError(f"unknown {kind} {word!r}: {near or f'see {self.prog} --help'}")
         return found
 
     def _flag_near(self, word: str) -> str:
         known = self._known_flags()
-        if (ours := _ELSEWHERE.get(word)) in known:
-            return f"did you mean {ours}?"
+        if word == "--cloud":  # no spelling is near to ours
+            return self.of_clouds or ("did you mean --provider?" if "--provider" in known else "")
         return did_you_mean(word, known)
 
     def _flag_for(self, word: str) -> str:
         flag = flag_of(word)
-        return f"did you mean {flag} {word}?" if flag in self._known_flags() else ""
+        if flag not in self._known_flags() or (flag == "--provider" and self.of_words):
+            return self.of_words
+        return f"did you mean {flag} {word}?" if repeated(word) == word else f"did you mean {flag}?"
 
     def _known_flags(self) -> list[str]:
         flags = [flag for action in self._actions for flag in action.option_strings]
