@@ -75,10 +75,17 @@ def test_what_is_missing_or_names_nothing_is_refused(
             "--python '/usr/bin/python3.9': spotguard needs Python 3.11 to 3.14",
         ),
         (["--store", "s3://ckpt/a\nruncmd: [x]"], "--store"),
+        (
+            ["--store", "s3://ckpt?region=eu west"],
+            "region='eu west' is no region's name, as in region=eu-west-1",
+        ),
+        (["--store", "s3://ckpt?region=eu%20west"], "region='eu west' is no region's name"),
         (["--run-id", "a/b"], "--run-id"),
         (["--user", "Ann B"], "--user 'Ann B'"),
         (["--user", ""], "--user ''"),
         (["--user", "spotguard"], "the agent's own"),
+        (["--python", "/usr/bin/python2.7"], "--python '/usr/bin/python2.7': spotguard needs Python 3.11"),
+        (["--python", "/usr/bin/python2"], "--python '/usr/bin/python2': spotguard needs Python 3.11"),
         (["--python", "python3"], "--python 'python3'"),
         (["--python", ""], "--python ''"),
         (["--directory", "job"], "--directory 'job'"),
@@ -152,6 +159,36 @@ def test_a_command_that_would_not_be_found_or_be_guarded_twice_is_refused(
     said = refused(capsys, "aws", "--store", "s3://ckpt", *NEEDED, "--", *command)
     assert why in said
     assert "-- torchrun train.py" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (["OMP_NUM_THREADS=4", "torchrun", "train.py"], "OMP_NUM_THREADS=…, which only a shell takes"),
+        (["_A1=x y", "torchrun"], "_A1=…, which only a shell takes"),
+        (["OMP_NUM_THREADS=4 torchrun train.py"], "'OMP_NUM_THREADS=…', one word with blanks in it"),
+        (["cd", "/data"], "the command begins with 'cd', which is the shell's own and no program"),
+        (["source", "venv/bin/activate"], "the command begins with 'source', which is the shell's own"),
+        ([".", "env.sh"], "the command begins with '.', which is the shell's own"),
+        (["exec", "torchrun", "train.py"], "the command begins with 'exec', which is the shell's own"),
+        (["", "train.py"], "the command is missing"),
+    ],
+)
+def test_what_only_a_shell_understands_is_refused(
+    command: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """127 on every machine. What a name is given is not repeated: it may be a secret that nothing shows to be one."""
+    said = refused(capsys, "aws", "--store", "s3://ckpt", *NEEDED, "--", *command)
+    assert why in said
+    assert "=4" not in said
+    assert "x y" not in said
+    if "only a shell takes" in said:
+        name = command[0].partition("=")[0]
+        assert f"/etc/spotguard/runs/gpt-7b.env, or say … -- env {name}=… COMMAND" in said
+
+
+def test_a_variable_behind_env_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    printed(capsys, "aws", command=["env", "OMP_NUM_THREADS=4", "torchrun", "train.py", "lr=0.1"])
 
 
 # --- what nobody expands --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from urllib.parse import urlsplit
@@ -10,8 +11,10 @@ from spotguard.agent import config, deadline, values
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.place_names import check_named
-from spotguard.providers.stores.urls import locate, read_url
+from spotguard.providers.stores.urls import CLOUDS, locate, read_url
 
+#: What botocore takes for one (`validate_region_name`); other services of its protocol have names of their own, RegionOne.
+_REGION = re.compile(r"(?![0-9]+\Z)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 #: The kernel's `ip_unprivileged_port_start`.
 _FIRST_PORT = 1024
 
@@ -47,6 +50,9 @@ def store(origin: str, text: str) -> str:
             f"{origin} {text!r}: expected a store's URL, as in s3://bucket/prefix, gs://bucket/prefix or az://container/prefix?account=NAME"
         )
     read_url(origin, text)
+    region = locate(text).options.get("region") if urlsplit(text).scheme in CLOUDS else None
+    if region is not None and not _REGION.fullmatch(region):
+        raise UsageError(f"{origin}: region={region!r} is no region's name, as in region=eu-west-1")
     if urlsplit(text).scheme == "az" and not {"account", "endpoint"} & locate(text).options.keys():
         raise UsageError(
             f"{origin} {text!r}: the machine has no variable that says the storage account: write az://container/prefix?account=NAME"

@@ -15,6 +15,7 @@ from spotguard.providers.errors import UsageError
 
 from . import machines_options, requirement
 from .machines_options import absolute
+from .program import refuse_no_program
 from .secrecy import refuse_secrets
 from .variables import refuse_unexpanded
 
@@ -84,14 +85,14 @@ def make(cloud: Cloud, flags: Mapping[str, str], command: Sequence[str], wish: W
     Raises:
         UsageError: something is missing or cannot be meant, or is a secret.
     """
-    if not command:
+    if not command or not command[0]:
         raise UsageError(
             "the command is missing: say spotguard bootstrap CLOUD [options] -- COMMAND, as in … -- torchrun train.py"
         )
     # Before anything else looks at a value: whatever else is wrong with it, a secret is not repeated.
     said = _said(flags, command, wish)
     refuse_secrets(said, flags.get("run-id", ""))
-    _refuse_no_program(command[0])
+    refuse_no_program(command, flags.get("run-id", ""))
     refuse_unexpanded(said, command)
     for name, wanted in (
         ("store", "it outlives the machine: s3://…"),
@@ -165,26 +166,14 @@ def _user(name: str) -> str:
 def _python(path: str | None) -> str:
     if path is None:
         return ""
-    found = re.search(r"/python3\.([0-9]+)$", absolute("--python", path, "/opt/pytorch/bin/python"))
-    if found and not 11 <= int(found[1]) <= 14:
+    found = re.search(
+        r"/python([0-9]+)(?:\.([0-9]+))?$", absolute("--python", path, "/opt/pytorch/bin/python")
+    )
+    if found and not (found[1] == "3" and 11 <= int(found[2] or 11) <= 14):
         raise UsageError(
             f"--python {path!r}: spotguard needs Python 3.11 to 3.14: name another of the image's, or leave it out"
         )
     return path
-
-
-def _refuse_no_program(name: str) -> None:
-    """What is quoted as a whole would be looked for as a program of that name."""
-    if any(c.isspace() for c in name):
-        raise UsageError(
-            f"the command begins with {name!r}, one word with blanks in it, and no shell parts it: leave the quotes out, as in "
-            "… -- torchrun train.py, or say … -- sh -c 'COMMAND'"
-        )
-    if name.rpartition("/")[2] == "spotguard":
-        raise UsageError(
-            "the machine runs the command under `spotguard run` by itself: say only what stands behind that, as in … -- torchrun "
-            "train.py"
-        )
 
 
 def _some(flag: str, command: str | None) -> str:

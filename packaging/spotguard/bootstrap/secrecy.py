@@ -95,13 +95,17 @@ def refuse_secrets(said: Mapping[str, str], run_id: str) -> None:
     Raises:
         UsageError: with the file that takes it.
     """
-    file = f"{run_id if is_run_id(run_id) else 'RUN_ID'}.env"
     for where, text in said.items():
         for name in _secrets(text):
             raise UsageError(
                 f"{where} holds {name}: user-data is read by everything on the machine. Give the machine an identity, or put "
-                f"NAME=value into /etc/spotguard/runs/{file} from where secrets are kept"
+                f"NAME=value into {file_of(run_id)} from where secrets are kept"
             )
+
+
+def file_of(run_id: str) -> str:
+    """The file on the machine that has the job's environment, secrets included."""
+    return f"/etc/spotguard/runs/{run_id if is_run_id(run_id) else 'RUN_ID'}.env"
 
 
 def _secrets(text: str) -> Iterator[str]:
