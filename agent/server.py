@@ -26,11 +26,10 @@ from ..providers.errors import ProtocolError
 from .connection import Connection, Limits, has_ended, is_exiting
 from .events import Asked, Closed, Event, Heard, Opened, StatusAsked, Watching
 from .sockets import listen
+from .values import LONGEST
 
 logger = logging.getLogger(__name__)
 
-#: A drill's window: what a person can mean.
-_LONGEST_DRILL = 24 * 3600.0
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -314,8 +313,11 @@ class Server:
             self._post(StatusAsked(connection.number, connection.uid))
         elif message.what != "drill":
             self._refuse(connection, f"unknown question {message.what[:40]!r}: ask for status or drill")
-        elif not 0 < message.window <= _LONGEST_DRILL:
-            self._refuse(connection, f"a drill of {message.window:g} s: give it between 0 and 86400")
+        elif not 0 < message.window <= LONGEST:
+            self._refuse(
+                connection,
+                f"a drill of {message.window:g} s: expected seconds above 0 up to {LONGEST} (a week)",
+            )
         else:
             self._post(Asked(connection.number, connection.uid, message.window, message.preempt))
 

@@ -22,7 +22,7 @@ _NO = ("false", "no", "off", "0")
 PROVIDERS = ("auto", "aws", "azure", "gcp", "none")
 
 #: A week in seconds: nobody means more, and the system's own waits overflow far above it.
-_LONGEST = 7 * 24 * 3600
+LONGEST = 7 * 24 * 3600
 
 #: Checkpoints that stay: the newest so many, and one of every so many steps.
 _KEEP = re.compile("[1-9][0-9]{0,8}(?:[+][1-9][0-9]{0,8})?")
@@ -38,8 +38,8 @@ def refuse(origin: str, text: str, expected: str) -> NoReturn:
 def seconds(origin: str, text: str) -> float:
     """Zero is a time too: a reserve of none, a window that is over at once."""
     value = _number(text)
-    if not 0 <= value <= _LONGEST:
-        refuse(origin, text, f"seconds from 0 up to {_LONGEST} (a week), as in 30")
+    if not 0 <= value <= LONGEST:
+        refuse(origin, text, f"seconds from 0 up to {LONGEST} (a week), as in 30")
     return value
 
 
@@ -48,8 +48,8 @@ def interval(origin: str, text: str) -> float | Literal["auto", "off"]:
     if word in ("auto", "off"):
         return "auto" if word == "auto" else "off"
     value = _number(text)
-    if not 0 < value <= _LONGEST:
-        refuse(origin, text, f"auto, off, or seconds above 0 up to {_LONGEST} (a week), as in 60")
+    if not 0 < value <= LONGEST:
+        refuse(origin, text, f"auto, off, or seconds above 0 up to {LONGEST} (a week), as in 60")
     return value
 
 

@@ -90,7 +90,7 @@ def test_a_watching_agent_is_announced(serve: Serving, events: Events) -> None:
         (Watch(1, version=2), "you speak 2"),
         (Ask("reboot"), "unknown question 'reboot'"),
         (Ask("drill", window=-1.0), "drill of -1 s"),
-        (Ask("drill", window=1e9), "between 0 and 86400"),
+        (Ask("drill", window=1e9), "up to 604800 (a week)"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_the_reason(

@@ -82,3 +82,14 @@ def test_where_nothing_is_guarded_both_say_so(machine: Machine) -> None:
     assert (status.ended(), status.out.to_the_end().count("\n")) == (1, 1)
     drill = machine.spotguard("drill")
     assert (drill.ended(), drill.err.to_the_end().count("\n")) == (1, 1)
+
+
+def test_a_run_that_counts_on_no_warning_is_drilled_for_a_said_one_only(machine: Machine) -> None:
+    """30 s that nobody gave it would make a verdict that no notice keeps."""
+    running = machine.run("--window 0", "sh", "-c", "read end")
+    running.err.until("guarding")
+    drill = machine.spotguard("drill")
+    assert drill.ended() == 2
+    assert "--window 30" in drill.err.to_the_end()
+    running.say("end")
+    assert running.ended() == 0

@@ -45,8 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--window '0': expected seconds above 0, as in 30")
     path, outcome = the_one(arguments), dict[str, Any]()
     status = control.status(path)
-    # As the doctor counts. A run with `--window 0` counts on nothing, and an agent of an older version does not say.
-    window, before = said or status.get("window") or _USUAL, status["sessions"]
+    # As the doctor counts. An agent of an older version does not say.
+    counted, before = status.get("window", _USUAL), status["sessions"]
+    if said is None and counted == 0:
+        raise UsageError(
+            "this run counts on no warning at all (--window 0): say which one to play, as in --window 30"
+        )
+    window = counted if said is None else said
     for body in control.drill(path, window=window, preempt=arguments.preempt):
         outcome = body.get("outcome", outcome)
         judged = rehearsal.judge(outcome, before) if "outcome" in body else None
