@@ -42,6 +42,20 @@ def test_an_image_is_the_one_that_was_said() -> None:
         (["agent"], "agent: which cloud? Say aws, gcp or azure"),
         (["agent", "aws", "--image", "a\nb"], r"--image 'a\nb': expected an image's name"),
         (["agent", "aws", "--imag", "a"], "unknown flag '--imag': did you mean --image?"),
+        (["dockerfile", "aws"], "dockerfile is for every cloud: leave 'aws' out"),
+        (["dockerfile", "--image", "x"], "--image: dockerfile holds no image of the agent: leave it out"),
+        (["job", "aws", "--image", "x"], "--image: job holds no image of the agent: leave it out"),
+        (["aws", "job"], "'aws': did you mean job aws?"),
+        (["gcp", "indexed-job", "--image", "x"], "'gcp': did you mean indexed-job gcp?"),
+        (["aws", "dockerfile"], "'aws': did you mean dockerfile?"),
+        (
+            ["aws"],
+            "'aws': which file for it? Say one of agent, job, indexed-job, alone, sidecar, as in agent aws",
+        ),
+        (["azure", "pod"], "'azure': which file for it? Say one of agent, job"),
+        (["job", "ibm"], "unknown cloud 'ibm': say aws, gcp or azure, as in job aws"),
+        (["job", "awz"], "unknown cloud 'awz': did you mean aws?"),
+        (["job", "--cloud", "aws"], "unknown flag '--cloud': the cloud is the second word, as in job aws"),
     ],
 )
 def test_what_is_said_wrongly_is_said_in_a_line(

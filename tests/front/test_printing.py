@@ -55,7 +55,7 @@ def test_the_help_says_how_it_is_called_and_what_there_is(
     [
         ("containers", ["pod", "aws"], "'pod': expected one of dockerfile, agent, job"),
         ("containers", ["Dockerfile"], "'Dockerfile': did you mean dockerfile?"),
-        ("containers", ["job", "ibm"], "invalid choice: 'ibm'"),
+        ("containers", ["job", "ibm"], "unknown cloud 'ibm': say aws, gcp or azure, as in job aws"),
         ("containers", ["--image", "a"], "the following arguments are required: FILE"),
         ("monitoring", ["rules.yaml"], "'rules.yaml': did you mean rules.yml?"),
         ("monitoring", ["x"], "'x': expected one of rules.yml, prometheus.yml"),

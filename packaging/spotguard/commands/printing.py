@@ -10,6 +10,7 @@ from spotguard.agent.config import did_you_mean
 from spotguard.providers.errors import UsageError
 
 from .parsers import Parser
+from .words import repeated
 
 
 def main(text: Callable[[list[str]], str], words: Sequence[str] | None) -> int:
@@ -42,7 +43,7 @@ def check(name: str, files: Mapping[str, str]) -> str:
     """
     if name not in files:
         near = did_you_mean(name, list(files)) or f"expected one of {', '.join(files)}"
-        raise UsageError(f"{name!r}: {near}")
+        raise UsageError(f"{repeated(name)!r}: {near}")
     return name
 
 

@@ -12,9 +12,12 @@ from spotguard.providers.errors import UsageError
 from . import FILES
 
 Cloud = Literal["aws", "gcp", "azure"]
+CLOUDS: tuple[Cloud, ...] = ("aws", "gcp", "azure")
 
 DOCKERFILE = "dockerfile"
 MANIFESTS = tuple(name for name in FILES if name != DOCKERFILE)
+#: In which the agent's image stands. The others have the job's own.
+WITH_IMAGE = ("agent", "sidecar")
 
 #: Seconds from SIGTERM to SIGKILL that a node of this cloud's Kubernetes can keep to while the machine goes. AWS: the drain
 #: begins with the notice, which is 120 s long. GKE: its kubelet leaves 15 s of the 30 to pods that are not the system's
@@ -41,8 +44,12 @@ def text(name: str, cloud: Cloud | None = None, image: str = "") -> str:
         name: one of `FILES`.
 
     Raises:
-        UsageError: it needs a cloud, or the image's name cannot be one.
+        UsageError: it needs a cloud, or takes none; the image's name cannot be one, or would stand nowhere.
     """
+    if name == DOCKERFILE and cloud is not None:
+        raise UsageError(f"{name} is for every cloud: leave {cloud!r} out")
+    if image and name not in WITH_IMAGE:
+        raise UsageError(f"--image: {name} holds no image of the agent: leave it out")
     if name == DOCKERFILE:
         return _read("Dockerfile", {"VERSION": spotguard.__version__})
     if cloud is None:
