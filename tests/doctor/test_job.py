@@ -73,6 +73,8 @@ def test_a_run_that_saves_to_another_store_is_a_warning() -> None:
     found = [each for each in job.look([here, there], TRIED) if "not tried" in each.found]
     assert [each.found for each in found] == ["run other saves to s3://b/q, and that store was not tried"]
     assert (found[0].state, found[0].advice) == ("warning", "ask again for that one: --store 's3://b/q'")
+    last = [each for each in job.look([here, there], TRIED) if each.check == "job"][-1]
+    assert last.facts["runs"] == ["gpt-small-7", "other"], "a program finds all of them in the last one"
 
 
 def test_a_late_checkpoint_is_a_warning() -> None:

@@ -70,13 +70,13 @@ def look(
         yield warning("job", found, "see what it takes: spotguard drill", bytes=None)
     if not saving:
         return
+    yield from _elsewhere(saving, tried)
     runs = {run_id: _of(saving, run_id) for run_id in dict.fromkeys(str(each["run_id"]) for each in saving)}
     for run_id, ranks in runs.items():
         yield _size(run_id, ranks)
     if len(runs) > 1:
         found = f"{len(runs)} runs ({', '.join(runs)}): {amount(nbytes(saving))} together, over one link"
         yield ok("job", found, **_facts(saving))
-    yield from _elsewhere(saving, tried)
     for run_id, ranks in runs.items():
         yield _checkpoint(run_id, ranks)
 

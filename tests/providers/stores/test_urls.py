@@ -64,7 +64,9 @@ def test_a_missing_sdk_is_said_with_the_way_out(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "boto3", None)
     monkeypatch.delitem(sys.modules, "spotguard.providers.stores.s3", raising=False)
     monkeypatch.delitem(sys.modules, "spotguard.providers.stores.s3_session", raising=False)
-    with pytest.raises(UsageError, match=r"needs boto3, .*: pip install 'boto3>=1\.36' \(spotguard's extra s3\)"):
+    with pytest.raises(
+        UsageError, match=r"needs boto3, .*: pip install 'boto3>=1\.36' \(spotguard's extra s3\)"
+    ):
         open_store("s3://bucket/prefix")
 
 
