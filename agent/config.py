@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ..providers.errors import UsageError
 from . import values
-from .deadline import Deadline
+from .deadline import EXAMPLE, Deadline
 from .deadline import read as read_deadline
 from .exported import NOTICE_FACTS, PARENT, without_parent
 
@@ -164,7 +164,7 @@ SETTINGS: tuple[Setting, ...] = (
         read_deadline,
         None,
         "TIME",
-        "when this machine, or this job, has to end: 2026-11-21T18:00, Unix seconds, or +3600 or 2h from now",
+        f"when this machine, or this job, has to end: {EXAMPLE}, Unix seconds, or +3600 or 2h from now",
     ),
     Setting(
         "notice-file",

@@ -23,9 +23,9 @@ _FROM_NOW = re.compile(r"\+?(?:\d+(?:\.\d+)?(?:sec|min|[smhd]))+|\+\d+(?:\.\d+)?
 _PART = re.compile(r"(\d+(?:\.\d+)?)(sec|min|[smhd]?)")
 #: Nobody reserves a machine for longer than ten years, and Unix milliseconds would be the year 58000.
 _LONGEST = 10 * 366 * 86400.0
-_EXPECTED = (
-    "a time, as in 2026-11-21T18:00 (or with a zone, +01:00 or Z), Unix seconds, or from now +3600 or 2h30m"
-)
+#: In every message, help and page: to be copied, so neither past nor further off than is taken, for years.
+EXAMPLE = "2035-06-30T18:00"
+_EXPECTED = f"a time, as in {EXAMPLE} (or with a zone, +01:00 or Z), Unix seconds, or from now +3600 or 2h30m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,11 @@ class Deadline:
     text: str = field(default="", compare=False)
 
 
-def read(origin: str, text: str) -> Deadline:
+def read(origin: str, text: str, expected: str = _EXPECTED) -> Deadline:
     """What a person wrote. A time without a zone is the machine's own.
+
+    Args:
+        expected: what would be a time, for who asks.
 
     Raises:
         UsageError: it is no time.
@@ -50,11 +53,12 @@ def read(origin: str, text: str) -> Deadline:
     if _FROM_NOW.fullmatch(word.lower()):
         parts = _PART.findall(word.lower())
         seconds = sum(float(number) * _UNITS[unit or "s"] for number, unit in parts)
-        if seconds <= _LONGEST:
-            return Deadline(after=seconds, origin=origin, text=text)
+        if seconds > _LONGEST:
+            refuse(origin, text, "a time within ten years from now on: Unix seconds are written without a +")
+        return Deadline(after=seconds, origin=origin, text=text)
     wall = _instant(word)
     if wall is None or not math.isfinite(wall):
-        refuse(origin, text, _EXPECTED)
+        refuse(origin, text, expected)
     return Deadline(wall=wall, origin=origin, text=text)
 
 
@@ -90,11 +94,10 @@ class DeadlineSource:
         left = said.after if said.wall is None else said.wall - clock.time()
         assert left is not None
         if left <= 0:
-            way = (
-                "for seconds from now say +" + said.text.strip()
-                if said.text.strip().isdigit()
-                else "say a later one"
-            )
+            number = said.text.strip()
+            # A time of Unix that is past is more than anybody means from now on.
+            meant = number.isdecimal() and float(number) <= _LONGEST
+            way = f"for seconds from now say +{number}" if meant else "say a later one"
             refuse(said.origin, said.text, f"a time to come: this one was {span(-left)} ago; {way}")
         if left > _LONGEST:
             refuse(

@@ -137,7 +137,7 @@ def test_the_service_has_no_command_to_end() -> None:
         ("window", "inf", "as in 30"),
         ("window", "1e11", "604800 (a week)"),
         ("reserve", "604801", "604800 (a week)"),
-        ("deadline", "tomorrow", "as in 2026-11-21T18:00"),
+        ("deadline", "tomorrow", "as in 2035-06-30T18:00"),
         ("deadline", "18:00", "from now +3600"),
         ("notice-file", "a\0b", "path"),
         ("on-notice", " ", "a command for the shell"),

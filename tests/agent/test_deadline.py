@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -11,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotguard.agent.deadline import Deadline, DeadlineSource, read
+from spotguard.agent.deadline import EXAMPLE, Deadline, DeadlineSource, read
 from spotguard.providers.errors import UsageError
 from spotguard.providers.notice import Notice, NoticeKind, Severity
+from tests.docs.pages import ROOT
 from tests.fakes.clock import ManualClock
 
 #: The clock's own wall time: 2026-11-20T10:00:00Z.
@@ -83,6 +85,9 @@ def test_any_words_are_a_time_or_refused(text: str) -> None:
     [
         ("2026-11-20T09:00Z", "expected a time to come: this one was 1 h ago"),
         ("3600", "for seconds from now say +3600"),
+        ("1790123100", "58 d 9 h ago; say a later one"),
+        ("1790123100.5", "say a later one"),
+        ("+1790123100", "within ten years from now on: Unix seconds are written without a +"),
         ("+0", "a time to come"),
         ("1795172400000", "in seconds, not milliseconds"),
         ("+99999999999", "within ten years"),
@@ -94,6 +99,24 @@ def test_a_time_that_cannot_be_meant_is_refused(text: str, words: str) -> None:
         DeadlineSource(read("--deadline", text), ManualClock())
     assert str(caught.value).startswith(f"--deadline {text!r}: expected ")
     assert words in str(caught.value)
+
+
+def test_the_example_of_all_messages_and_pages_is_one_that_can_be_copied() -> None:
+    """Neither past nor too far off, for years."""
+    DeadlineSource(read("--deadline", f"{EXAMPLE}Z"), ManualClock())
+    pages = [
+        ROOT / "README.md",
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("packaging/spotguard/*/*.py"),
+        *ROOT.glob("agent/*.py"),
+    ]
+    shown = {
+        (page.name, day)
+        for page in pages
+        for day in re.findall(r"\b(20[0-9]{2}-[0-9]{2}-[0-9]{2})[T ]1[78]:00(?!:?[0-9])", page.read_text())
+    }
+    assert {"notices-own.md", "bootstrap.md", "commands.md", "deadline.py"} <= {page for page, _ in shown}
+    assert {day for _, day in shown} == {EXAMPLE[:10]}
 
 
 def test_it_stands_from_the_start_and_lies_far_off() -> None:

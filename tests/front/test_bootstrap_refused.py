@@ -9,6 +9,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from spotguard import cli
+from spotguard.bootstrap import machines_options
+from spotguard.providers.errors import UsageError
+from tests.fakes.clock import ManualClock
 from tests.front.user_data import NEEDED, STORES, printed
 
 
@@ -96,6 +99,8 @@ def test_what_is_missing_or_names_nothing_is_refused(
         (["--deadline", "3600"], "--deadline '3600': expected a time to come"),
         (["--deadline", "2999-01-01T00:00Z"], "a time within ten years"),
         (["--deadline", "2020-01-01T00:00"], "in its own zone, which need not be yours: say which"),
+        (["--deadline", "soon"], "--deadline 'soon': expected a time with its zone, as in 2035-06-30T18:00Z"),
+        (["--deadline", "1790123100000"], "Unix time is in seconds, not milliseconds"),
         (["--deadline", "2999-01-01"], "in its own zone, which need not be yours: say which"),
         (["--stage", "rel"], "--stage 'rel': expected a path on the machine"),
         (["--socket", "run.sock"], "--socket 'run.sock'"),
@@ -363,6 +368,15 @@ def test_a_deadline_that_is_one_on_every_machine_is_taken(capsys: pytest.Capture
         str(int(ahead.timestamp())),
     ):
         assert f'deadline = "{said}"' in printed(capsys, "aws", "--deadline", said)
+
+
+@pytest.mark.parametrize("said", ["soon", "2035-01-01T00:00", "9999999999999999999"])
+def test_an_example_of_a_refused_deadline_is_no_refused_one(said: str) -> None:
+    clock = ManualClock()
+    with pytest.raises(UsageError) as caught:
+        machines_options.read({"deadline": said}, "train", clock)
+    for example in re.findall(r"20[0-9]{2}-\S+?(?=[,\s])", str(caught.value).partition(": ")[2]):
+        machines_options.read({"deadline": example}, "train", clock)
 
 
 def test_a_store_that_speaks_like_s3_may_be_anywhere(capsys: pytest.CaptureFixture[str]) -> None:

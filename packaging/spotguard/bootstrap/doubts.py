@@ -39,7 +39,7 @@ def doubts(plan: Plan, version: str = spotguard.__version__) -> list[str]:
     if (end := plan.run.get("deadline")) and deadline.read(deadline.NAME, end).after is not None:
         found.append(
             f"--deadline {end} is counted from each start of the job, and the unit starts it again 5 s after such an end: for one end of all, say a "
-            "time, as in 2026-11-21T18:00Z"
+            f"time, as in {deadline.EXAMPLE}Z"
         )
     program = shlex.split(plan.command)[0]
     if program.endswith((".py", ".sh")) and "/" not in program:

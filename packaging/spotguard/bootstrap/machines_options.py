@@ -19,6 +19,9 @@ _REGION = re.compile(r"(?![0-9]+\Z)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 _FIRST_PORT = 1024
 
 
+_EXPECTED = f"a time with its zone, as in {deadline.EXAMPLE}Z (or +01:00), Unix seconds, or +3600 or 2h30m from each start of the job"
+
+
 def read(flags: Mapping[str, str], user: str, clock: Clock) -> config.Options:
     """
     Args:
@@ -65,11 +68,11 @@ def _to_come(clock: Clock) -> Callable[[str, str], deadline.Deadline]:
     """The reader of a deadline that still lies ahead, at the same instant on every machine."""
 
     def read(origin: str, text: str) -> deadline.Deadline:
-        said = deadline.read(origin, text)
+        said = deadline.read(origin, text, _EXPECTED)
         if said.wall is not None and _has_no_zone(text):
             raise UsageError(
                 f"{origin} {text!r}: each machine would read it in its own zone, which need not be yours: say which, as in "
-                "2026-11-21T18:00+01:00, or Z for UTC"
+                f"{deadline.EXAMPLE}+01:00, or Z for UTC"
             )
         deadline.DeadlineSource(said, clock)  # refuses what is past
         return said
@@ -79,9 +82,10 @@ def _to_come(clock: Clock) -> Callable[[str, str], deadline.Deadline]:
 
 def _has_no_zone(text: str) -> bool:
     try:
+        float(text)
+    except ValueError:
         return datetime.fromisoformat(text.strip()).tzinfo is None
-    except ValueError:  # Unix seconds
-        return False
+    return False  # Unix seconds, of which some look like a date without its dashes
 
 
 def _on_the_machine(origin: str, text: str) -> str:
