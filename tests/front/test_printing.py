@@ -30,6 +30,13 @@ def test_who_takes_it_for_a_command_is_told_what_to_say(
     assert f"unknown command '{room}': say python -m spotguard.{room}\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("room", ROOMS)
+def test_it_opens_no_command_line(room: str) -> None:
+    """Which opens the commands: what both need lies below."""
+    code = f"import sys, spotguard.{room}.__main__; sys.exit('spotguard.cli' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 @pytest.mark.parametrize("room", FILES)
 def test_without_a_word_its_files_are_listed(room: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main_of(room)([]) == 0

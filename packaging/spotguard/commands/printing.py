@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from spotguard import cli
 from spotguard.agent.config import did_you_mean
 from spotguard.providers.errors import UsageError
 
+from .ending import ended
 from .parsers import Parser
 from .words import repeated
 
@@ -24,7 +24,7 @@ def main(text: Callable[[list[str]], str], words: Sequence[str] | None) -> int:
         sys.stdout.write(text(list(sys.argv[1:] if words is None else words)))
         return 0
 
-    return cli.ended(work)
+    return ended(work)
 
 
 def parser(module: str, description: str, files: Mapping[str, str]) -> Parser:
