@@ -51,6 +51,15 @@ def test_a_whole_bucket_is_a_policys_too(capsys: pytest.CaptureFixture[str]) -> 
     assert said["Statement"][0]["Resource"] == "arn:aws:s3:::ckpt/*"
 
 
+def test_a_policy_of_azures_needs_no_account(capsys: pytest.CaptureFixture[str]) -> None:
+    """It names a container; whose it is, is said where it is assigned. (The machine itself has to be told.)"""
+    policies = []
+    for store in ("az://ckpt/gpt", "az://ckpt/gpt?account=acme"):
+        assert cli.main(["bootstrap", "azure", "--store", store, "--policy"]) == 0
+        policies.append(capsys.readouterr().out)
+    assert policies[0] == policies[1]
+
+
 def test_the_policies_are_those_of_the_page() -> None:
     """docs/stores.md shows what is shipped."""
     page = (Path(__file__).parents[2] / "docs/stores.md").read_text()

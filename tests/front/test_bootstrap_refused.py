@@ -51,7 +51,11 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
             "is no name that Google Cloud Storage gives",
         ),
         (["aws", "--policy", "--store", "s3://b"], "is no name that S3 gives a bucket"),
-        (["azure", "--policy", "--store", "az://container"], "az://container/prefix?account=NAME"),
+        (
+            ["azure", "--policy", "--store", "az://Container"],
+            "--store: store 'az://Container': 'Container' is no container",
+        ),
+        (["azure", "--policy", "--store", "az://abc?account=My-Acme"], "is no storage account's name"),
         (
             ["azure", "--store", "az://container?account=My-Acme", *NEEDED, "--", "x"],
             "is no storage account's name",

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from spotguard.agent import config, deadline, values
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError
+from spotguard.providers.stores import azblob_names
 from spotguard.providers.stores.place_names import check_named
 from spotguard.providers.stores.urls import CLOUDS, locate, read_url
 
@@ -48,6 +49,16 @@ def read(flags: Mapping[str, str], user: str, clock: Clock) -> config.Options:
 
 def store(origin: str, text: str) -> str:
     """A store as the machine will know it: by this URL alone."""
+    place(origin, text)
+    if _no_account(text):
+        raise UsageError(
+            f"{origin} {text!r}: the machine has no variable that says the storage account: write az://container/prefix?account=NAME"
+        )
+    return text
+
+
+def place(origin: str, text: str) -> None:
+    """Refuse what names no bucket and no container, for who asks no more than these of it."""
     if "://" not in text:  # a folder of this machine is no advice
         raise UsageError(
             f"{origin} {text!r}: expected a store's URL, as in s3://bucket/prefix, gs://bucket/prefix or az://container/prefix?account=NAME"
@@ -56,12 +67,12 @@ def store(origin: str, text: str) -> str:
     region = locate(text).options.get("region") if urlsplit(text).scheme in CLOUDS else None
     if region is not None and not _REGION.fullmatch(region):
         raise UsageError(f"{origin}: region={region!r} is no region's name, as in region=eu-west-1")
-    if urlsplit(text).scheme == "az" and not {"account", "endpoint"} & locate(text).options.keys():
-        raise UsageError(
-            f"{origin} {text!r}: the machine has no variable that says the storage account: write az://container/prefix?account=NAME"
-        )
-    check_named(origin, text, {})
-    return text
+    # Any account's name will do where none is said.
+    check_named(origin, text, {azblob_names.ACCOUNT: "any"} if _no_account(text) else {})
+
+
+def _no_account(url: str) -> bool:
+    return urlsplit(url).scheme == "az" and not {"account", "endpoint"} & locate(url).options.keys()
 
 
 def _to_come(clock: Clock) -> Callable[[str, str], deadline.Deadline]:

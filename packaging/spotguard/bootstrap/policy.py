@@ -26,7 +26,7 @@ def policy(cloud: Cloud, store: str) -> str:
     """
     name, scheme = _FILES[cloud]
     # A bucket's name has no * and no ?, which would be wildcards in a policy; nor has a prefix.
-    machines_options.store("--store", store)
+    machines_options.place("--store", store)
     if urlsplit(store).scheme != scheme:
         raise UsageError(f"--store {store!r}: expected {scheme}://…, for a policy of {cloud}")
     at = locate(store)
