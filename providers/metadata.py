@@ -53,7 +53,7 @@ class Failure:
     detail: str
     #: The connection broke after it stood, so that the same request may well succeed on a new one.
     dropped: bool = False
-    #: The status of an answer that was not looked at further; 0 where none came.
+    #: The status of an answer that was not looked at further, or did not come to its end; 0 where none came.
     status: int = 0
 
 
@@ -125,6 +125,8 @@ class MetadataClient:
         self._timeout = timeout
         self._max_body = max_body
         self._adapter = _Adapter(max_retries=0)
+        #: Of the answer that is being read, which may not come to its end.
+        self._status = 0
 
     def prepare(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None
@@ -150,20 +152,21 @@ class MetadataClient:
             return self._send(request, seconds)
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
             if not (again and _dropped(error)):
-                return _failure(request, error, seconds)
+                return _failure(request, error, seconds, self._status)
         # A server may close a kept connection just as we write to it (RFC 9112, 9.6), and GET and PUT are
         # idempotent: a second try on a fresh connection, out of the same time, saves a blind second.
         try:
             return self._send(request, max(end - time.monotonic(), 0.001))
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-            return _failure(request, error, seconds)
+            return _failure(request, error, seconds, self._status)
 
     def close(self) -> None:
         self._adapter.close()
 
     def _send(self, request: requests.PreparedRequest, seconds: float) -> Answer | Failure:
-        total = urllib3.Timeout(total=seconds)
+        total, self._status = urllib3.Timeout(total=seconds), 0
         response = self._adapter.send(request, stream=True, timeout=total, proxies={})  # type: ignore[arg-type]
+        self._status = response.status_code
         try:
             if response.is_redirect:
                 where = _shown(response.headers["location"])
@@ -175,7 +178,8 @@ class MetadataClient:
                 what = f"{_line(request)}: more than {self._max_body} bytes"
                 return Failure("too-large", what, status=response.status_code)
             if response.raw.length_remaining:
-                return Failure("unreachable", f"{_line(request)}: the connection broke within the answer")
+                what = f"{_line(request)}: the connection broke within the answer"
+                return Failure("unreachable", what, status=response.status_code)
             return Answer(response.status_code, response.headers, body)
         finally:
             # A body read to its end has given its connection back already; any other is closed, unread.
@@ -241,20 +245,20 @@ def _dropped(error: Exception) -> bool:
     )
 
 
-def _failure(request: requests.PreparedRequest, error: Exception, seconds: float) -> Failure:
+def _failure(request: requests.PreparedRequest, error: Exception, seconds: float, status: int) -> Failure:
     causes = list(_chain(error))
     if any(
         isinstance(cause, (urllib3.exceptions.TimeoutError, TimeoutError)) for cause in causes
     ) and not any(isinstance(cause, urllib3.exceptions.NewConnectionError) for cause in causes):
-        return Failure("timeout", f"{_line(request)}: no answer in {seconds:g} s")
+        return Failure("timeout", f"{_line(request)}: no answer in {seconds:g} s", status=status)
     for cause in causes:
         if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException):
             why = f"{_line(request)}: {cause.strerror or 'the connection broke'}"
-            return Failure("unreachable", why, dropped=_dropped(error))
+            return Failure("unreachable", why, dropped=_dropped(error), status=status)
     for cause in causes:
         if isinstance(cause, http.client.HTTPException):
-            return Failure("garbage", f"{_line(request)}: not HTTP: {_shown(str(cause))}")
-    return Failure("garbage", f"{_line(request)}: {type(causes[-1]).__name__}")
+            return Failure("garbage", f"{_line(request)}: not HTTP: {_shown(str(cause))}", status=status)
+    return Failure("garbage", f"{_line(request)}: {type(causes[-1]).__name__}", status=status)
 
 
 def _line(request: requests.PreparedRequest) -> str:

@@ -257,6 +257,43 @@ def test_half_an_answer_is_none() -> None:
         assert failure(server.url).kind == "unreachable"
 
 
+@pytest.mark.parametrize(
+    ("rest", "kind"),
+    [
+        (b"Content-Length: 50\r\n\r\nhalf", "unreachable"),
+        (b"Content-Length: 99999\r\n\r\n" + b"x" * 99999, "too-large"),
+        (b"Transfer-Encoding: chunked\r\n\r\nzz\r\nabc", "garbage"),
+        (b"Transfer-Encoding: chunked\r\n\r\n5\r\nab", "garbage"),
+        (b"Location: http://127.0.0.1:9/\r\n\r\n", "redirect"),
+    ],
+)
+def test_an_answer_that_is_no_whole_one_keeps_its_status(rest: bytes, kind: str) -> None:
+    """Failed looks are counted by it: half a 503 is a gateway's trouble, and no network's."""
+    status = 302 if kind == "redirect" else 503
+    with RawServer(says(b"HTTP/1.1 %d So\r\n%s" % (status, rest))) as server:
+        found = failure(server.url)
+    assert (found.kind, found.status) == (kind, status)
+
+
+def test_a_body_that_trickles_keeps_its_status() -> None:
+    head = b"HTTP/1.1 503 Busy\r\nContent-Length: 60000\r\n\r\n"
+    with RawServer(drips(head, b"x")) as server:
+        found = failure(server.url, timeout=0.3)
+    assert (found.kind, found.status) == ("timeout", 503)
+
+
+def test_a_request_without_an_answer_has_not_the_status_of_the_one_before() -> None:
+    def serve(connection: socket.socket, number: int) -> None:
+        connection.recv(4096)
+        if number == 0:
+            connection.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno")
+
+    with RawServer(serve) as server:
+        found = ask(server.url, times=2)
+    assert isinstance(found, Failure)
+    assert found.status == 0
+
+
 def test_a_reset_is_unreachable() -> None:
     """Twice, because of the second try."""
 
