@@ -44,7 +44,9 @@ def refusals(
 
     def socket() -> None:
         if options.socket or options.run_id:
-            sockets.check(sockets.path_of(options.socket, options.run_id, env, uid))
+            sockets.check(sockets.path_of(options.socket, options.run_id, env, uid), env, uid)
+        else:  # whatever the run will be called, its socket lies there
+            sockets.check_folder(sockets.runtime_folder(env, uid), env, uid)
 
     def metrics() -> None:
         if options.metrics_port is not None and not started:

@@ -88,11 +88,7 @@ class Listener:
         ):  # the folder was cleaned up under us: what should go is gone
             if os.lstat(self.path).st_ino == self._inode:
                 os.unlink(self.path)
-        if _lies_at(
-            _lock_of(self.path), self._lock
-        ):  # while it is ours: who comes now finds none, and makes one
-            _lock_of(self.path).unlink(missing_ok=True)
-        os.close(self._lock)
+        _let_go(self.path, self._lock)
 
 
 def listen(path: Path, *, service: bool = False) -> Listener:
@@ -108,18 +104,63 @@ def listen(path: Path, *, service: bool = False) -> Listener:
     try:
         return _bind(path, lock, 0o660 if service else 0o600, folder.st_gid if service else -1)
     except BaseException:
-        os.close(lock)
+        _let_go(path, lock)
         raise
 
 
-def check(path: Path) -> None:
-    """Refuse what `listen` would refuse of the path and its folder; nothing is made."""
-    folder = _short(path).parent
+def check(path: Path, env: Mapping[str, str], uid: int) -> None:
+    """Refuse what `listen` would refuse this user of the path, its folder and what lies there; nothing is made. Who answers
+    there is not asked: it may be the very run that is meant.
+
+    Raises:
+        UsageError: as `listen`.
+    """
+    path = _short(path)
+    _check_folder(path.parent, _lock_of(path), env, uid)
+    with contextlib.suppress(FileNotFoundError):
+        _no_file(path)
+
+
+def check_folder(folder: Path, env: Mapping[str, str], uid: int) -> None:
+    """The same of a folder in which any socket is to lie.
+
+    Raises:
+        UsageError: as `listen`.
+    """
+    _check_folder(folder, folder, env, uid)
+
+
+def _check_folder(folder: Path, first: Path, env: Mapping[str, str], uid: int) -> None:
+    """
+    Args:
+        first: the file that would be made in it.
+    """
     try:
-        _private(folder, os.lstat(folder))
-    except OSError as error:
-        if not (isinstance(error, FileNotFoundError) and lives_there(folder, os.environ, os.geteuid())):
+        info = os.lstat(folder)
+    except FileNotFoundError as error:
+        if not lives_there(folder, env, uid):
             raise _no_folder(folder, error) from error
+        made_in = next(parent for parent in folder.parents if os.path.lexists(parent))
+        if (no := _unwritable(made_in)) is not None:
+            raise _no_folder(folder, no) from error
+        return
+    except OSError as error:
+        raise _no_folder(folder, error) from error
+    _private(folder, info, uid)
+    if (no := _unwritable(folder)) is not None:
+        raise _unmade(first, no)
+
+
+def _unwritable(folder: Path) -> OSError | None:
+    """What the kernel says to a new file in there; None: nothing against it."""
+    if os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+        return None
+    try:
+        fixed = os.statvfs(folder).f_flag & os.ST_RDONLY
+    except OSError as error:
+        return error
+    code = errno.EROFS if fixed else errno.EACCES
+    return OSError(code, os.strerror(code))
 
 
 def _short(path: Path) -> Path:
@@ -144,7 +185,7 @@ def _fenced(folder: Path, service: bool) -> os.stat_result:
         info = os.lstat(folder)
     except OSError as error:
         raise _no_folder(folder, error) from error
-    _private(folder, info)
+    _private(folder, info, os.geteuid())
     return info
 
 
@@ -156,12 +197,12 @@ def _no_folder(folder: Path, error: OSError) -> UsageError:
     return UsageError(f"socket folder {folder}: {error.strerror}; choose another with --socket")
 
 
-def _private(folder: Path, info: os.stat_result) -> None:
+def _private(folder: Path, info: os.stat_result, uid: int) -> None:
     if not stat.S_ISDIR(info.st_mode):
         raise UsageError(f"socket folder {folder} is a link or a file: name a real folder with --socket")
-    if info.st_uid != os.geteuid():
+    if info.st_uid != uid:
         raise UsageError(
-            f"socket folder {folder} belongs to uid {info.st_uid}, not to {os.geteuid()}: choose one of your own "
+            f"socket folder {folder} belongs to uid {info.st_uid}, not to {uid}: choose one of your own "
             "with --socket, or set XDG_RUNTIME_DIR"
         )
     if info.st_mode & 0o022:
@@ -182,7 +223,7 @@ def _lock(path: Path) -> int:
         try:
             fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise UsageError(f"{name}: {error.strerror}; choose another place with --socket") from error
+            raise _unmade(name, error) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -191,6 +232,17 @@ def _lock(path: Path) -> int:
         if _lies_at(name, fd):
             return fd
         os.close(fd)
+
+
+def _let_go(path: Path, lock: int) -> None:
+    """The file goes while the lock is ours: who comes then finds none, and makes one."""
+    if _lies_at(_lock_of(path), lock):
+        _lock_of(path).unlink(missing_ok=True)
+    os.close(lock)
+
+
+def _unmade(name: Path, error: OSError) -> UsageError:
+    return UsageError(f"{name}: {error.strerror}; choose another place with --socket")
 
 
 def _lock_of(path: Path) -> Path:
@@ -207,7 +259,8 @@ def _lies_at(name: Path, fd: int) -> bool:
 
 def _taken(path: Path) -> UsageError:
     return UsageError(
-        f"another spotguard answers at {path}: give this run its own --run-id, or end the other"
+        f"another spotguard answers at {path}: give this run its own --run-id (or --socket, where one is said), "
+        "or end the other"
     )
 
 
@@ -234,10 +287,14 @@ def _bind(path: Path, lock: int, mode: int, group: int) -> Listener:
         raise
 
 
-def _remove_stale(path: Path) -> None:
-    """Remove the socket of an agent that was killed; never a live one, never a file that is something else."""
+def _no_file(path: Path) -> None:
     if not stat.S_ISSOCK(os.lstat(path).st_mode):
         raise UsageError(f"{path} is there and is no socket: it stays; choose another path with --socket")
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the socket of an agent that was killed; never a live one, never a file that is something else."""
+    _no_file(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:

@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from spotguard.agent.sockets import (
     LONGEST,
     check,
+    check_folder,
     default_socket,
     is_socket,
     listen,
@@ -23,6 +25,7 @@ from spotguard.agent.sockets import (
     runtime_folder,
 )
 from spotguard.providers.errors import UsageError
+from tests.fakes.nobody import nobody
 
 
 def test_the_default_lies_in_the_users_runtime_folder(tmp_path: Path) -> None:
@@ -192,14 +195,70 @@ def test_a_folder_that_is_missing_elsewhere_is_not_made(tmp_path: Path, service:
         listen(path, service=service)
     assert not path.parent.exists()
     with pytest.raises(UsageError, match="is not there"):
-        check(path)
+        check(path, {}, os.geteuid())
 
 
 def test_a_folder_in_the_users_runtime_folder_is_made(folder: Path) -> None:
-    assert lives_there(folder / "mine", {"XDG_RUNTIME_DIR": str(folder)}, 5)
+    env = {"XDG_RUNTIME_DIR": str(folder)}
+    assert lives_there(folder / "mine", env, 5)
     assert not lives_there(folder / "mine", {"XDG_RUNTIME_DIR": str(folder / "elsewhere")}, 5)
-    check(folder / "mine" / "a.sock")
+    check(folder / "mine" / "a.sock", env, os.geteuid())
     assert not (folder / "mine").exists()
+
+
+# --- what is said beforehand is what `listen` says ---
+
+
+def refused(path: Path) -> str:
+    """By both, in the same words."""
+    with pytest.raises(UsageError) as listening:
+        listen(path).close()
+    with pytest.raises(UsageError) as checking:
+        check(path, os.environ, os.geteuid())
+    assert str(checking.value) == str(listening.value)
+    return str(listening.value)
+
+
+def test_a_missing_folder_that_may_not_be_made_is_refused_beforehand() -> None:
+    """In /run only root makes folders."""
+    folder = Path(f"/run/spotguard-{os.urandom(4).hex()}")
+    with nobody():
+        words = refused(folder / "deeper" / "a.sock")
+        assert words.startswith(f"socket folder {folder / 'deeper'}: Permission denied; ")
+    assert not folder.exists()
+
+
+def test_a_folder_of_ones_own_that_may_not_be_written_to_is_refused_beforehand() -> None:
+    with nobody(), tempfile.TemporaryDirectory(dir="/tmp") as made:  # the suite's own is closed to nobody
+        folder, uid = Path(made), os.geteuid()
+        folder.chmod(0o500)
+        words = refused(folder / "a.sock")
+        assert words.startswith(f"{folder / '.a.sock.lock'}: Permission denied; choose another place with ")
+        with pytest.raises(UsageError, match="Permission denied"):
+            check_folder(folder, os.environ, uid)
+        assert os.listdir(folder) == []
+        folder.chmod(0o700)
+        check(folder / "a.sock", os.environ, uid)
+        listen(folder / "a.sock").close()
+
+
+def test_a_file_in_the_way_is_refused_beforehand_and_a_stale_socket_is_not(folder: Path) -> None:
+    (folder / "a.sock").write_text("precious")
+    assert "is there and is no socket: it stays" in refused(folder / "a.sock")
+    (folder / "a.sock").unlink()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(os.fspath(folder / "a.sock"))
+    check(folder / "a.sock", os.environ, os.geteuid())
+    listen(folder / "a.sock").close()
+    assert os.listdir(folder) == []
+
+
+def test_the_folder_is_judged_for_whom_it_is_asked(folder: Path) -> None:
+    """Not by the environment and the user of who asks."""
+    with pytest.raises(UsageError, match="is not there"):
+        check_folder(folder / "mine", {"XDG_RUNTIME_DIR": "/nowhere"}, os.geteuid())
+    with pytest.raises(UsageError, match="not to 4242"):
+        check_folder(folder, os.environ, 4242)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +295,9 @@ def test_a_stale_socket_is_replaced(folder: Path) -> None:
 def test_a_live_agents_socket_is_left_alone(folder: Path) -> None:
     """A second run of the same name says so; the first goes on."""
     first = listen(folder / "a.sock")
-    with pytest.raises(UsageError, match="another spotguard answers"):
+    with pytest.raises(
+        UsageError, match=r"own --run-id \(or --socket, where one is said\), or end the other"
+    ):
         listen(folder / "a.sock")
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(os.fspath(first.path))
@@ -252,6 +313,7 @@ def test_a_live_socket_of_another_program_is_left_alone(folder: Path) -> None:
         with pytest.raises(UsageError, match="another spotguard answers"):
             listen(path)
         assert path.is_socket()
+        assert os.listdir(folder) == ["a.sock"]
 
 
 def test_a_file_in_the_way_stays(folder: Path) -> None:
@@ -261,6 +323,7 @@ def test_a_file_in_the_way_stays(folder: Path) -> None:
     with pytest.raises(UsageError, match="is no socket"):
         listen(path)
     assert path.read_text() == "precious"
+    assert os.listdir(folder) == ["a.sock"], "and no lock beside it"
 
 
 def test_closing_leaves_anothers_socket(folder: Path) -> None:

@@ -115,6 +115,26 @@ def test_a_socket_folder_that_others_may_write_to(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_where_no_run_is_named_the_folder_of_all_runs_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert looked()[0].state == "ok"
+    assert not (tmp_path / "spotguard").exists()
+    (tmp_path / "spotguard").mkdir()
+    (tmp_path / "spotguard").chmod(0o777)
+    assert refused().advice.startswith(f"chmod go-w {tmp_path / 'spotguard'}")
+    assert os.listdir(tmp_path / "spotguard") == []
+
+
+def test_a_file_where_the_run_s_own_socket_would_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "spotguard").mkdir(mode=0o700)
+    (tmp_path / "spotguard" / "zz.sock").write_text("mine")
+    assert "is there and is no socket" in refused(run_id="zz").found
+    assert os.listdir(tmp_path / "spotguard") == ["zz.sock"]
+
+
 def test_a_command_that_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert refused(["trian"]).advice == "name a program on PATH or a path to one, as in python train.py"

@@ -11,7 +11,7 @@ from typing import Any
 
 from spotguard.agent import control
 from spotguard.agent.config import Options
-from spotguard.agent.sockets import SERVICE_SOCKET, is_socket
+from spotguard.agent.sockets import SERVICE_SOCKET
 
 from .cloud import PASSES
 from .findings import Finding, State, fails, ok, warning
@@ -62,8 +62,6 @@ def ask(
     bodies = list(asked.values())
     findings += [each for body in bodies for each in of(body)]
     findings += _shut_out(service)
-    if options.socket and os.path.lexists(options.socket):
-        findings += _in_the_way(Path(options.socket))
     if not findings:
         where = f"at {options.socket}" if options.socket else f"for run {run_id}" if others else "here"
         there = ", ".join(str(body["run_id"]) for body in others)
@@ -165,15 +163,6 @@ def of(body: Mapping[str, Any]) -> Iterator[Finding]:
         found = f"{who} (pid {body['pid']}), {watched}, {ranks}"
         unguarded = not count and not body["service"]
         yield warning("agent", found, _NOBODY, **facts) if unguarded else ok("agent", found, **facts)
-
-
-def _in_the_way(path: Path) -> Iterator[Finding]:
-    """Of what nobody answers at: a socket that was left behind is replaced by `run`, anything else is not."""
-    try:
-        if not is_socket(path):
-            yield fails("agent", f"{path} is there and is no socket", "choose another path with --socket")
-    except PermissionError:
-        yield fails("agent", f"{path} may not be looked at", "choose another path with --socket")
 
 
 def _shut_out(service: Path) -> Iterator[Finding]:
