@@ -19,20 +19,22 @@ EVERYWHERE = {
     "huge": "wrong-server",
 }
 
-_NO_STATUS = ("reset", "hang", "slow", "trickle")
+_NO_STATUS = ("reset", "hang", "slow")
 
 
-def code_of(fault: str) -> int:
-    """The HTTP status that a source gives for a fault."""
+def code_of(fault: str, answered: int) -> int:
+    """The HTTP status that a source gives for a fault: of what comes drop by drop, the one at its head."""
+    if fault == "trickle":
+        return answered
     if fault[:3].isdigit():
         return int(fault[:3])
     return 302 if fault == "redirect" else 0 if fault in _NO_STATUS else 200
 
 
-def assert_blind(sighting: Sighting, fault: str, reason: str) -> None:
-    """Never "no notice", never a notice."""
+def assert_blind(sighting: Sighting, fault: str, reason: str, answered: int = 200) -> None:
+    """Never "no notice", never a notice. `answered` is the status without the fault."""
     health = sighting.health
     assert sighting.notices == ()
-    assert (health.reason, health.code) == (reason, code_of(fault))
+    assert (health.reason, health.code) == (reason, code_of(fault, answered))
     assert health.sight is (Sight.WRONG_SERVER if reason == "wrong-server" else Sight.BLIND)
     assert health.advice

@@ -137,7 +137,7 @@ def test_s7_s17_every_fault_is_blindness_by_its_name_and_ends_with_it(
         source.poll()
     instance.fault(fault)
     sighting = source.poll()
-    assert_blind(sighting, fault, BLIND[fault])
+    assert_blind(sighting, fault, BLIND[fault], answered=404 if with_token else 200)
     assert instance.endpoint in sighting.health.detail or PATH in sighting.health.detail
     instance.clear()
     instance.preempt()
