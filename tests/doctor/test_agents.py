@@ -106,6 +106,8 @@ def test_an_agent_that_does_not_answer_fails(short: Path, monkeypatch: pytest.Mo
         mute.listen()
         (found,) = asked(short).findings
         assert asked(short, run_id="another").findings[0].state == "ok", "it is not the one that is meant"
+        where = str(short / "spotguard" / "job.sock")
+        assert asked(short, run_id="another", socket=where).findings[0].state == "fails", "it was said"
     assert found.state == "fails"
     assert "stopped answering" in found.found
     assert "start it again" in found.advice
@@ -119,6 +121,32 @@ def test_a_service_that_was_killed_fails(short: Path) -> None:
     (found,) = asked(short).findings
     assert (found.state, "nobody listens" in found.found) == ("fails", True)
     assert "systemctl status spotguard-agent" in found.advice
+
+
+def test_a_stopped_run_of_the_service_s_name_is_no_service(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their sockets are told apart by the whole path."""
+    monkeypatch.setattr("spotguard.agent.control.ANSWERS_IN", 0.2)
+    (short / "spotguard").mkdir()
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(short / "spotguard" / "agent.sock"))
+        mute.listen()
+        (found,) = asked(short).findings
+    assert (found.state, "start it again; it resumes" in found.advice) == ("fails", True)
+
+
+def test_a_unit_s_run_that_does_not_answer_is_known_by_its_folder(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has the same socket's name."""
+    monkeypatch.setattr("spotguard.agent.control.ANSWERS_IN", 0.2)
+    (short / "spotguard-run-gpt").mkdir()
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(short / "spotguard-run-gpt" / "run.sock"))
+        mute.listen()
+        assert [each.state for each in asked(short, run_id="gpt").findings] == ["fails"]
+        assert [each.state for each in asked(short, run_id="other").findings] == ["ok"]
 
 
 def test_a_socket_that_was_said_and_is_not_there_is_said(short: Path) -> None:
@@ -205,6 +233,36 @@ def test_a_run_that_is_not_here_is_told_of_those_that_are(short: Path, runs: str
     assert found.found.startswith(f"none runs for run other yet, for others one does: {runs};")
     assert (here.sessions, here.running) == ((), ())
     assert [each["run_id"] for each in here.others] == [runs]
+
+
+@pytest.mark.parametrize("how", ["said", "by its name"])
+def test_another_run_that_has_the_socket_is_not_the_one_that_is_meant(
+    how: str, short: Path, runs: str
+) -> None:
+    """`run` would be refused; nothing of the other one is counted for this one."""
+    path = short / "spotguard" / "run.sock"
+    if how == "by its name":
+        path.rename(path.with_name("other.sock"))
+        here = asked(short, run_id="other")
+        path.with_name("other.sock").rename(path)  # as its agent wants to find it
+    else:
+        here = asked(short, run_id="other", socket=str(path))
+    (found,) = here.findings
+    assert (found.state, found.facts["run_id"]) == ("fails", runs)
+    assert found.found.startswith(f"run {runs} answers at ")
+    assert "another --socket" in found.advice
+    assert (here.sessions, here.running, here.counted) == ((), (), None)
+    assert [each["run_id"] for each in here.others] == [runs]
+
+
+def test_a_run_is_known_by_what_it_says_and_not_by_its_socket(short: Path, runs: str) -> None:
+    """A unit's run has its socket in a folder of its own, always by the same name."""
+    (short / "spotguard").rename(short / "spotguard-run-x")
+    try:
+        assert asked(short, run_id=runs).running == (runs,)
+    finally:
+        (short / "spotguard").rmdir()
+        (short / "spotguard-run-x").rename(short / "spotguard")
 
 
 @pytest.mark.parametrize("named", ["", "run"])

@@ -11,7 +11,7 @@ from typing import Any
 
 from spotguard.agent import control
 from spotguard.agent.config import Options
-from spotguard.agent.sockets import SERVICE_SOCKET
+from spotguard.agent.sockets import SERVICE_SOCKET, path_of
 
 from .cloud import PASSES
 from .findings import Finding, State, fails, ok, warning
@@ -52,15 +52,25 @@ def ask(
         service: where the machine's service would listen.
     """
     findings: list[Finding] = []
+    said = [Path(options.socket).absolute()] if options.socket else []
     try:
-        paths, beside = _meant(options, env, uid, run_id, service)
-        asked = {path: body for path in paths if (body := _status(path, service)) is not None}
-        others = [body for path in beside if (body := _status(path, service)) and "error" not in body]
+        found = control.find_sockets(env, uid, service)
     except control.AgentError as error:
-        found, _, advice = str(error).rpartition(": ")
-        return Agents((fails("agent", found, advice),), ())
-    bodies = list(asked.values())
-    findings += [each for body in bodies for each in of(body)]
+        what, _, advice = str(error).rpartition(": ")
+        return Agents((fails("agent", what, advice),), ())
+    # Where the run that is meant would have its socket.
+    place = path_of(options.socket, run_id, env, uid).absolute() if said or run_id else None
+    asked = {path: body for path in dict.fromkeys([*said, *found]) if (body := _status(path, service))}
+    meant = {
+        path: body
+        for path, body in asked.items()
+        if path == service or (_is_run(run_id, place, path, body) and (not said or path in said))
+    }
+    others = [body for path, body in asked.items() if path not in meant and "error" not in body]
+    bodies = list(meant.values())
+    findings += [each for body in bodies for each in of(body, service)]
+    if place is not None and place in asked:
+        findings += _held(run_id, place, asked[place])
     findings += _shut_out(service)
     if not findings:
         where = f"at {options.socket}" if options.socket else f"for run {run_id}" if others else "here"
@@ -81,7 +91,7 @@ def ask(
         tuple(str(body["run_id"]) for body in running),
         _counted(running),
         _sessions([*bodies, *others], lambda each: bool(run_id) and each != run_id),
-        relayed and service in asked and _sees(asked[service]),
+        relayed and service in meant and _sees(meant[service]),
     )
 
 
@@ -108,16 +118,25 @@ def instead(own: Finding) -> Finding:
     return replace(own, state=State.OK, found=found, advice="")
 
 
-def _meant(
-    options: Options, env: Mapping[str, str], uid: int, run_id: str, service: Path
-) -> tuple[list[Path], list[Path]]:
-    """The sockets of who is meant, the machine's service among them, and those of other runs."""
-    found = control.find_sockets(env, uid, service)
-    if options.socket:
-        meant = [Path(options.socket), *(path for path in found if path == service)]
-    else:
-        meant = [path for path in found if not run_id or path == service or path.stem == run_id]
-    return meant, [path for path in found if path not in meant]
+def _is_run(run_id: str, place: Path | None, path: Path, body: Mapping[str, Any]) -> bool:
+    """Whether this is the run that is meant, or a service whose socket was named. Who does not answer is known by its socket: a
+    run's own, or its unit's (`spotguard bootstrap`)."""
+    if not run_id:
+        return True
+    if "error" in body:
+        return path == place or path.parent.name == f"spotguard-run-{run_id}"
+    return bool(body["service"]) or body["run_id"] == run_id
+
+
+def _held(run_id: str, place: Path, body: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether another run has the socket that this one would have."""
+    if not _is_run(run_id, place, place, body):
+        facts = {name: body[name] for name in ("socket", "pid", "run_id")}
+        found = f"run {body['run_id']} answers at {place}, and not run {run_id}"
+        advice = (
+            f"say --run-id {body['run_id']} to ask about that one; beside it {run_id} needs another --socket"
+        )
+        yield fails("agent", found, advice, **facts, sessions=len(body["sessions"]))
 
 
 def _status(path: Path, service: Path) -> dict[str, Any] | None:
@@ -130,10 +149,9 @@ def _status(path: Path, service: Path) -> dict[str, Any] | None:
         return {"socket": str(path), "error": str(error)}
 
 
-def of(body: Mapping[str, Any]) -> Iterator[Finding]:
+def of(body: Mapping[str, Any], service: Path = SERVICE_SOCKET) -> Iterator[Finding]:
     if "error" in body:
-        is_service = Path(str(body["socket"])).name == SERVICE_SOCKET.name
-        advice = _RESTART_SERVICE if is_service else _RESTART_RUN
+        advice = _RESTART_SERVICE if Path(str(body["socket"])) == service else _RESTART_RUN
         yield fails("agent", f"{body['socket']}: {body['error']}", advice, socket=body["socket"])
         return
     who = "the machine's service" if body["service"] else f"run {body['run_id']}"
