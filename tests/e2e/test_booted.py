@@ -170,17 +170,22 @@ def test_the_store_may_be_s3_and_what_the_job_must_know_a_file_of_the_machine(
     assert committed(store) == []
 
 
-def test_a_machine_is_switched_off_when_its_job_is_over(files: Path, store: Path, tmp_path: Path) -> None:
-    """A minute later, by what `--then` says."""
-    printed = user_data(
-        "aws", "--then", "echo $SPOTGUARD_ENDED >/mnt/store/ended; poweroff", script="/dev/null"
-    )
+@pytest.mark.parametrize(
+    ("restart", "script", "code"),
+    [("no", "/dev/null", 0), ("on-failure", "/nowhere", 2)],
+)
+def test_a_machine_is_switched_off_when_its_job_is_over(
+    restart: str, script: str, code: int, files: Path, store: Path, tmp_path: Path
+) -> None:
+    """A minute later, by what `--then` says. Called wrongly, it is over as well: the next start would be as wrong."""
+    words = ["--restart", restart, "--then", "echo $SPOTGUARD_ENDED >>/mnt/store/ended; poweroff"]
+    printed = user_data("aws", *words, script=script)
     with Booted(tmp_path, "machine", "aws", printed, files=files, store=store) as machine:
         machine.boot()
-        machine.until("spotguard: run gpt is over (0)")
+        machine.until(f"spotguard: run gpt is over ({code})")
         assert not (store / "ended").exists()
         machine.until_off()
-    assert (store / "ended").read_text() == "0\n"
+    assert (store / "ended").read_text() == f"{code}\n"
 
 
 def test_an_agent_that_hangs_is_started_again_and_the_run_comes_back_to_it(

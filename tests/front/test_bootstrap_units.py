@@ -68,6 +68,12 @@ def test_a_job_outlives_the_beginning_of_a_shutdown() -> None:
     assert "\nRestartForceExitStatus=75\n" in said
 
 
+def test_what_was_said_wrongly_is_not_said_again_every_few_seconds() -> None:
+    """`Restart=` in the drop-in has no say in it: a deadline that is past stays past."""
+    said = UNITS.joinpath("spotguard-run@.service").read_text()
+    assert "\nRestartPreventExitStatus=2\n" in said
+
+
 # --- parts of the setup ---------------------------------------------------------------------------------------
 
 
@@ -170,6 +176,9 @@ def test_systemd_understands_what_the_setup_writes(
         ("no", "success", "", False),
         ("on-failure", "success", "0", True),
         ("on-failure", "exit-code", "1", False),
+        # Said wrongly: the unit is not started again.
+        ("on-failure", "exit-code", "2", True),
+        ("on-failure", "signal", "2", False),
         ("on-failure", "success", "75", False),
         ("on-failure", "setup", "setup", True),
     ],

@@ -18,6 +18,8 @@ _OF_SHELLS = re.compile(rf"(?!\$\{{[a-z]){_EXPANDED}")
 #: `${NAME}` in capitals is what pip expands in a file of requirements ("Using environment variables").
 _NOT_OF_PIP = re.compile(rf"(?!\$\{{[A-Z0-9_]+\}}){_EXPANDED}")
 _ANY = re.compile(_EXPANDED)
+#: Azure's own containers bear such names. Who reads the store says that they are not taken.
+_OF_AZURE = re.compile(r"\Aaz://\$[a-z]+(?=[/?]|\Z)")
 
 #: The command is looked at by its words.
 _READ_BY_A_SHELL = ("the command", "--prepare", "--then", "--on-notice")
@@ -49,7 +51,7 @@ def refuse_unexpanded(said: Mapping[str, str], command: Sequence[str]) -> None:
                 raise UsageError(
                     f"{where} holds {found[0]!r}, and pip expands ${{NAME}} only, in capitals: write it so"
                 )
-        elif found := _ANY.search(text):
+        elif found := _ANY.search(_OF_AZURE.sub("", text)):
             raise UsageError(f"{where} holds {found[0]!r}, which nobody expands: write what it stands for")
 
 

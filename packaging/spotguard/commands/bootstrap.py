@@ -97,7 +97,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="WHEN",
         choices=plan.RESTARTS,
         default="no",
-        help="when the unit is started again, as systemd has it: no (the default), on-failure or always; after 75 it always is",
+        help="when the unit is started again, as systemd has it: no (the default), on-failure or always; after 75 it always is, after 2 (wrong use) never",
     )
     machine.add_argument(
         "--then",
