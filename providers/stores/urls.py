@@ -23,6 +23,8 @@ _EXAMPLE = "file:///mnt/checkpoints"
 
 #: What one of the three clouds takes at least; each says the rest itself.
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,221}", re.ASCII)
+#: "Naming and referencing containers, blobs, and metadata", REST API reference, and the change feed's page: each has rules of its own.
+_OF_AZURE = ("$root", "$web", "$logs", "$blobchangefeed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,10 @@ def locate(url: str) -> Location:
     cloud = CLOUDS[parts.scheme]
     example = f"{parts.scheme}://{cloud.place}/prefix"
     bucket = parts.netloc
+    if parts.scheme == "az" and bucket in _OF_AZURE:
+        raise UsageError(
+            f"store {shown(url)!r}: {bucket!r} is one of Azure's own containers, which are not taken: name one of yours"
+        )
     if _BUCKET.fullmatch(bucket) is None:
         raise UsageError(f"store {shown(url)!r} names no {cloud.place}; write it as {example}")
     path = unquote(parts.path).strip("/")

@@ -71,6 +71,24 @@ def test_bootstrap_says_where_the_cloud_stands(
     assert refused(capsys, "bootstrap", *words) == said
 
 
+@pytest.mark.parametrize(
+    "command", [["bootstrap", "azure", "--run-id", "gpt-7b", "--package", "/x/spotguard.whl"], ["run"]]
+)
+def test_a_container_of_azures_own_is_no_variable(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*command, "--store", "az://$web/x?account=acme", "--", "true"]
+    assert "'$web' is one of Azure's own containers, which are not taken: name one of yours" in refused(
+        capsys, *words
+    )
+
+
+@pytest.mark.parametrize("name", ["$webs", "$container"])
+def test_a_variable_in_its_place_is_one(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "bootstrap", "azure", "--store", f"az://{name}/x?account=acme", "--", "true")
+    assert f"--store holds {name!r}, which nobody expands" in said
+
+
 @pytest.mark.parametrize("words", [[*NEEDED, "aws"], ["aws", *NEEDED], ["--policy", "aws", *NEEDED]])
 def test_bootstrap_takes_its_cloud_where_it_stands(
     words: list[str], capsys: pytest.CaptureFixture[str]

@@ -19,7 +19,7 @@ _OF_SHELLS = re.compile(rf"(?!\$\{{[a-z]){_EXPANDED}")
 _NOT_OF_PIP = re.compile(rf"(?!\$\{{[A-Z0-9_]+\}}){_EXPANDED}")
 _ANY = re.compile(_EXPANDED)
 #: Azure's own containers bear such names. Who reads the store says that they are not taken.
-_OF_AZURE = re.compile(r"\Aaz://\$[a-z]+(?=[/?]|\Z)")
+_OF_AZURE = re.compile(r"\Aaz://\$(?:root|web|logs|blobchangefeed)(?=[/?]|\Z)")
 
 #: The command is looked at by its words.
 _READ_BY_A_SHELL = ("the command", "--prepare", "--then", "--on-notice")
