@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Mapping
 
 from ..providers.errors import SpotguardError
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
+
+#: What execve(2) reads of a script: its interpreter ends at a blank, the line or a zero byte. (A carriage return is part of it.)
+_HEAD = 256
+_INTERPRETER = re.compile(rb"#![ \t]*([^ \t\n\0]*)")
 
 
 class CommandError(SpotguardError):
@@ -77,12 +82,37 @@ def refusal(word: str, program: str, error: OSError) -> CommandError:
     return CommandError(f"cannot execute {word!r}{_where(word, program)}: {hint}", NOT_EXECUTABLE)
 
 
+def check_interpreter(word: str, program: str) -> None:
+    """Refuse a script whose interpreter the kernel would not execute; whether that one is sound in turn is not looked at.
+
+    Raises:
+        CommandError: as `refusal`.
+    """
+    script = _INTERPRETER.match(_head(program))
+    if script is None or script.end() == _HEAD:  # no script, or a longer name than was read
+        return
+    interpreter = script[1]
+    if not interpreter:
+        code = errno.ENOEXEC
+    elif not os.path.exists(interpreter):
+        code = errno.ENOENT
+    elif not (os.path.isfile(interpreter) and os.access(interpreter, os.X_OK)):
+        code = errno.EACCES
+    else:
+        return
+    raise refusal(word, program, OSError(code, os.strerror(code)))
+
+
 def _is_script(program: str) -> bool:
+    return _head(program).startswith(b"#!")
+
+
+def _head(program: str) -> bytes:
     try:
         with open(program, "rb") as file:
-            return file.read(2) == b"#!"
+            return file.read(_HEAD)
     except OSError:  # it may be executed and not read: then it is no script
-        return False
+        return b""
 
 
 def _path(env: Mapping[str, str]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..providers.clock import Clock
 from ..providers.errors import SpotguardError
 from . import local, sockets
-from .executable import CommandError, find
+from .executable import CommandError, check_interpreter, find
 
 if TYPE_CHECKING:
     from .config import Options
@@ -56,7 +56,7 @@ def refusals(
 
     def program() -> None:
         if command:
-            find(command[0], env)
+            check_interpreter(command[0], find(command[0], env))
 
     asked: Sequence[Callable[[], None]] = (deadline, notice_file, socket, metrics, program)
     for one in asked:

@@ -256,13 +256,13 @@ def test_another_run_that_has_the_socket_is_not_the_one_that_is_meant(
 
 
 def test_a_run_is_known_by_what_it_says_and_not_by_its_socket(short: Path, runs: str) -> None:
-    """A unit's run has its socket in a folder of its own, always by the same name."""
-    (short / "spotguard").rename(short / "spotguard-run-x")
+    """A unit's run has its socket in a folder of its own, and all units' sockets have one name."""
+    path = short / "spotguard" / "run.sock"
+    path.rename(path.with_name("x.sock"))
     try:
         assert asked(short, run_id=runs).running == (runs,)
     finally:
-        (short / "spotguard").rmdir()
-        (short / "spotguard-run-x").rename(short / "spotguard")
+        path.with_name("x.sock").rename(path)
 
 
 @pytest.mark.parametrize("named", ["", "run"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -144,6 +145,34 @@ def test_a_command_that_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found.advice == "say ./train.py, or the program that runs it, as in python train.py"
     assert found.facts["program"] is None
     assert "chmod +x ./train.py" in refused(["./train.py"]).advice
+
+
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [
+        ("#!/no/such/python\n", "the interpreter that its first line (#!) names is not there"),
+        ("#! \t/bin/sh\r\n", "the interpreter that its first line (#!) names is not there"),  # of Windows
+        ("#!{folder}/here\n", "Permission denied"),
+        ("#!{folder} -u\n", "Permission denied"),
+        ("#!\n", "it is no program"),
+    ],
+)
+def test_a_script_whose_interpreter_cannot_be_started(tmp_path: Path, first: str, why: str) -> None:
+    """`run` hears it from the kernel."""
+    (tmp_path / "here").touch(mode=0o644)
+    script = tmp_path / "train"
+    script.write_text(first.format(folder=tmp_path))
+    script.chmod(0o755)
+    assert refused([str(script)]).found == f"cannot execute '{script}': {why}"
+
+
+@pytest.mark.parametrize("first", ["#!/bin/sh\n", "#!/bin/sh", "#! /bin/sh -e\n", "#!\t/usr/bin/env sh\n"])
+def test_a_script_whose_interpreter_is_there(tmp_path: Path, first: str) -> None:
+    script = tmp_path / "train"
+    script.write_text(first)
+    script.chmod(0o755)
+    assert looked([str(script)])[0].state == "ok"
+    assert subprocess.run([script], check=False).returncode == 0, "the kernel says the same"
 
 
 def test_all_that_is_refused_is_said_at_once(tmp_path: Path) -> None:
