@@ -43,6 +43,15 @@ def printed(
     return seen.out
 
 
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Nothing is printed that could be pasted."""
+    assert cli.main(["bootstrap", *words]) == 2
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert seen.err.startswith("spotguard: error: ")
+    return seen.err
+
+
 def script_of(user_data: str) -> str:
     (file,) = yaml.safe_load(user_data)["write_files"]
     assert (file["path"], file["permissions"]) == (PER_BOOT, "0700")
