@@ -1,7 +1,7 @@
 """What a `run` would refuse before it starts its command, for who asks beforehand (`spotguard doctor`).
 
-Each thing is made by the code that `entry` calls, and let go of at once: neither can take what the other refuses, nor
-say it in other words.
+Each thing is refused by the code that `entry` calls, in its words. What is made for that is let go of at once, and keeps no
+run from starting meanwhile.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from .executable import CommandError, check_interpreter, find
 
 if TYPE_CHECKING:
     from .config import Options
-    from .metrics.reading import Reading
 
 
 def refusals(
@@ -27,13 +26,14 @@ def refusals(
     uid: int,
     clock: Clock,
     *,
-    started: bool = False,
+    started: Callable[[], bool],
 ) -> Iterator[SpotguardError]:
     """Every refusal, in the order in which `run` would meet them; none where it would start.
 
     Args:
         command: empty: none is looked for.
-        started: this run has the port of its metrics already.
+        started: whether this run has the port of its metrics already; asked when the port was found taken, and not before:
+            it may start meanwhile.
     """
 
     def deadline() -> None:
@@ -49,14 +49,18 @@ def refusals(
             sockets.check_folder(sockets.runtime_folder(env, uid), env, uid)
 
     def metrics() -> None:
-        if options.metrics_port is not None and not started:
+        if options.metrics_port is not None:
             from .metrics import opening
 
-            opening.endpoint(options.metrics_port, _unread).close()
+            try:
+                opening.check(options.metrics_port)
+            except SpotguardError:
+                if not started():
+                    raise
 
     def program() -> None:
         if command:
-            check_interpreter(command[0], find(command[0], env))
+            _program(command[0], env)
 
     asked: Sequence[Callable[[], None]] = (deadline, notice_file, socket, metrics, program)
     for one in asked:
@@ -69,13 +73,15 @@ def refusals(
 def found_at(command: Sequence[str], env: Mapping[str, str]) -> str | None:
     """The program of the command; None where it has none that could be started."""
     try:
-        return find(command[0], env) if command else None
+        return _program(command[0], env) if command else None
     except CommandError:  # `refusals` says why
         return None
 
 
-def _unread() -> Reading:
-    raise AssertionError("nobody scrapes an endpoint that has not been started")
+def _program(word: str, env: Mapping[str, str]) -> str:
+    program = find(word, env)
+    check_interpreter(word, program)
+    return program
 
 
 def _close(options: Options, clock: Clock) -> None:

@@ -29,6 +29,31 @@ _WAITING = 64
 _PATIENCE = 5.0
 
 
+def bound(port: int) -> socket.socket:
+    """Has the port, and does not listen: whoever does so now gets it all the same (SO_REUSEADDR, seen on Linux). So who only
+    asks keeps no run from starting.
+
+    Raises:
+        UsageError: somebody listens there, or it may not be had.
+    """
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((HOST, port))
+    except OSError as error:
+        sock.close()
+        raise _taken(port, error) from error
+    return sock
+
+
+def _taken(port: int, error: OSError) -> UsageError:
+    why = os.strerror(error.errno or 0)  # its own words name the address once more
+    return UsageError(
+        f"--metrics-port {port}: cannot listen at {HOST}:{port}: {why}; give another port: each run and each agent "
+        "of a machine needs one of its own"
+    )
+
+
 class Endpoint:
     """Listens from the first; answers from `start` to `close`.
 
@@ -37,14 +62,12 @@ class Endpoint:
     """
 
     def __init__(self, port: int, registry: CollectorRegistry) -> None:
+        self._listening = bound(port)
         try:
-            self._listening = socket.create_server((HOST, port), backlog=_WAITING)
-        except OSError as error:
-            why = os.strerror(error.errno or 0)  # its own words name the address once more
-            raise UsageError(
-                f"--metrics-port {port}: cannot listen at {HOST}:{port}: {why}; give another port: each run and each agent "
-                "of a machine needs one of its own"
-            ) from error
+            self._listening.listen(_WAITING)
+        except OSError as error:  # somebody who was bound as well came first
+            self._listening.close()
+            raise _taken(port, error) from error
         self.url = f"http://{HOST}:{self._listening.getsockname()[1]}/metrics"
         self._handler = type("Handler", (_Handler,), {"registry": registry})
         self._open: dict[int, socket.socket] = {}

@@ -41,12 +41,9 @@ def endpoint(port: int, read: Callable[[], Reading]) -> Endpoint:
     Raises:
         UsageError: Prometheus's library is not installed, or the port cannot be had.
     """
-    try:
-        from prometheus_client import CollectorRegistry, ProcessCollector
-    except ImportError as error:
-        raise UsageError(
-            f"--metrics-port {port}: Prometheus's library is not installed: {how_to_install('metrics')}"
-        ) from error
+    _library(port)
+    from prometheus_client import CollectorRegistry, ProcessCollector
+
     from .collector import Collector
     from .endpoint import Endpoint
 
@@ -54,6 +51,27 @@ def endpoint(port: int, read: Callable[[], Reading]) -> Endpoint:
     registry.register(Collector(read))
     ProcessCollector(registry=registry)  # our own memory and CPU, under their usual names
     return Endpoint(port, registry)
+
+
+def check(port: int) -> None:
+    """Refuse what `endpoint` would refuse, and keep nobody from the port meanwhile.
+
+    Raises:
+        UsageError: as `endpoint`.
+    """
+    _library(port)
+    from .endpoint import bound
+
+    bound(port).close()
+
+
+def _library(port: int) -> None:
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"--metrics-port {port}: Prometheus's library is not installed: {how_to_install('metrics')}"
+        ) from error
 
 
 def _version() -> str:

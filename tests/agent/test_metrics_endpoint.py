@@ -8,7 +8,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -89,12 +89,30 @@ def test_a_port_that_is_taken_is_named_with_the_way_out(opened: Callable[..., En
         opening.endpoint(port, nothing)
 
 
+def test_who_asks_whether_a_port_is_free_keeps_no_run_from_it() -> None:
+    """A run that starts at that very moment has it."""
+    with endpoints.bound(0) as asking:
+        port = asking.getsockname()[1]
+        with closing(opening.endpoint(port, nothing)) as endpoint:
+            endpoint.start()
+            assert "spotguard_sessions 0.0" in scraped(endpoint.url)
+            with pytest.raises(UsageError, match=r"cannot listen .*: Address already in use; give another"):
+                opening.check(port)
+            with pytest.raises(OSError, match="in use"):
+                asking.listen()
+    opening.check(port)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), TIMEOUT)
+
+
 def test_without_prometheus_s_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(
         UsageError, match=r"pip install 'prometheus-client>=[0-9.]+' \(spotguard's extra metrics\)"
     ):
         opening.endpoint(0, nothing)
+    with pytest.raises(UsageError, match="is not installed"):
+        opening.check(0)
 
 
 def test_clients_that_say_nothing_keep_no_scrape_out(opened: Callable[..., Endpoint]) -> None:

@@ -25,7 +25,7 @@ from tests.fakes.patient import options
 
 def looked(command: Sequence[str] = (), running: Sequence[str] = (), **said: str) -> list[Finding]:
     clock = SystemClock()
-    return list(start.look(options(**said), command, running, os.environ, os.geteuid(), clock))
+    return list(start.look(options(**said), command, lambda: running, os.environ, os.geteuid(), clock))
 
 
 def refused(command: Sequence[str] = (), **said: str) -> Finding:
@@ -75,6 +75,30 @@ def test_a_port_that_this_very_run_has_is_no_failure() -> None:
         endpoint.start()
         assert looked(running=["gpt-small-7"], metrics_port=str(port))[0].state == "ok"
         assert looked(running=["another"], metrics_port=str(port))[0].state == "fails"
+
+
+def test_a_run_that_starts_meanwhile_is_asked_for_when_its_port_was_found_taken() -> None:
+    """Its port is its own then, also where it did not run when the visit began."""
+    pytest.importorskip("prometheus_client")
+    order = []
+
+    def running() -> list[str]:
+        order.append("asked")
+        return ["gpt-small-7"]
+
+    read = opening.reader(options(), "gpt-small-7", Meter(), LookCount(), SystemClock(), service=False)
+    with closing(opening.endpoint(0, read)) as endpoint:
+        endpoint.start()
+        port = endpoint.url.rpartition(":")[2].partition("/")[0]
+        said = options(metrics_port=port)
+        found = start.look(said, (), running, os.environ, os.geteuid(), SystemClock())
+        assert [each.state for each in found] == ["ok"]
+    assert order == ["asked"]
+    with closing(opening.endpoint(int(port), read)):  # free again, but for us
+        pass
+    found = start.look(said, (), running, os.environ, os.geteuid(), SystemClock())
+    assert [each.state for each in found] == ["ok"]
+    assert order == ["asked"], "nobody is asked for a port that is free"
 
 
 def test_a_port_at_which_somebody_is_silent_is_no_runs(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +187,9 @@ def test_a_script_whose_interpreter_cannot_be_started(tmp_path: Path, first: str
     script = tmp_path / "train"
     script.write_text(first.format(folder=tmp_path))
     script.chmod(0o755)
-    assert refused([str(script)]).found == f"cannot execute '{script}': {why}"
+    found = refused([str(script)])
+    assert found.found == f"cannot execute '{script}': {why}"
+    assert found.facts["program"] is None
 
 
 @pytest.mark.parametrize("first", ["#!/bin/sh\n", "#!/bin/sh", "#! /bin/sh -e\n", "#!\t/usr/bin/env sh\n"])

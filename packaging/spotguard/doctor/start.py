@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from spotguard.agent.config import Options
@@ -22,7 +22,7 @@ _WHOSE = re.compile(r'^spotguard_agent_info\{[^}]*\brun_id="([^"]+)"', re.MULTIL
 def look(
     options: Options,
     command: Sequence[str],
-    running: Sequence[str],
+    running: Callable[[], Collection[str]],
     env: Mapping[str, str],
     uid: int,
     clock: Clock,
@@ -31,12 +31,15 @@ def look(
 
     Args:
         command: that was given; empty where none was.
-        running: the run ids of those that are meant and run here.
+        running: asks for the run ids of those that are meant and run here now.
     """
     facts: dict[str, Any] = {"program": found_at(command, env)}
-    # Who asks beside the job says the job's own words: its port is taken, by itself.
-    port = options.metrics_port
-    started = port is not None and bool(running) and _whose(port, clock) in running
+
+    def started() -> bool:
+        """Who asks beside the job says the job's own words: its port is taken, by itself."""
+        whose = None if options.metrics_port is None else _whose(options.metrics_port, clock)
+        return whose is not None and whose in running()
+
     refused = False
     for error in refusals(options, command, env, uid, clock, started=started):
         refused = True

@@ -71,10 +71,11 @@ def visit(who: Patient) -> Generator[Finding, None, None]:
     """
     options, clock = who.options, who.clock
     sight = cloud.look(options, clock, who.root)
-    here = agents.ask(options, who.env, who.uid, run_id=who.run_id, service=who.service)
+    ask = partial(agents.ask, options, who.env, who.uid, run_id=who.run_id, service=who.service)
+    here = ask()
     yield from map(agents.instead, sight.findings) if here.sees else sight.findings
     yield from here.findings
-    yield from start.look(options, who.command, here.running, who.env, who.uid, clock)
+    yield from start.look(options, who.command, lambda: ask().running, who.env, who.uid, clock)
     left = window.count_on(sight.cloud, options.window, sight.window, options.reserve, here.counted)
     yield left.finding
     saving = job.savers(here.sessions)
