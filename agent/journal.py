@@ -104,4 +104,5 @@ def remove(handler: logging.Handler) -> None:
     logger = logging.getLogger(ROOT)
     logger.removeHandler(handler)
     handler.close()
+    logger.setLevel(logging.NOTSET)
     logger.propagate = True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 import signal
 from contextlib import closing, suppress
 from pathlib import Path
@@ -166,6 +168,27 @@ def test_it_hears_the_words_of_run(
     assert (said["window"]["warning_seconds"], said["window"]["budget_seconds"]) == (60.0, 50.0)
     assert said["store"]["url"] == (here / "there").as_uri()
     assert [path.name for path in here.iterdir()] == ["spot.toml"]
+
+
+@pytest.mark.parametrize("form", [[], ["--json-log"], ["--log-level", "error"], ["--log-level", "debug"]])
+def test_what_is_logged_beside_the_page_says_whose_line_it_is(
+    form: list[str], here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `run` logs it; but the page itself tells what goes well. And nothing of it outlives the command."""
+    monkeypatch.setenv("SPOTGUARD_STROE", "file:///x")
+    logger = logging.getLogger("spotguard")
+    before = logger.level, logger.handlers[:], logger.propagate
+    assert cli.main(["doctor", "--provider", "none", *form]) == 0
+    assert (logger.level, logger.handlers, logger.propagate) == before
+    lines = [line for line in capsys.readouterr().err.splitlines() if "STROE" in line or "debug" in form]
+    if "error" in form:
+        assert lines == []
+    elif "--json-log" in form:
+        assert [json.loads(line)["service.name"] for line in lines] == ["spotguard"]
+    else:
+        words = r"spotguard [\d:]{8} WARNING: .*: SPOTGUARD_STROE: did you mean SPOTGUARD_STORE\?"
+        assert len([line for line in lines if re.fullmatch(words, line)]) == 1
+        assert [line for line in lines if not line.startswith("spotguard ")] == []
 
 
 def test_a_word_that_is_no_program_is_told_about(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,12 +7,13 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from types import FrameType
 
 from rich.console import Console
 from rich.text import Text
 
-from spotguard.agent import config
+from spotguard.agent import config, journal
 from spotguard.doctor import page
 from spotguard.doctor.findings import Finding, any_fails
 from spotguard.doctor.measuring import Pace
@@ -22,7 +23,7 @@ from spotguard.providers.clock import SystemClock
 from . import run as guarding
 from .console import add_json, console, print_json
 from .parsers import add_settings, flag_of, settings_given
-from .run import options_for, warn_of_unknown_variables
+from .run import log_as, options_for, warn_of_unknown_variables
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "add_arguments", "run", "split"]
 
@@ -60,7 +61,14 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     options, run_id = _options(arguments, command)
-    warn_of_unknown_variables()
+    with _logged(options):
+        warn_of_unknown_variables()
+        return _visit(arguments, options, run_id, command)
+
+
+def _visit(
+    arguments: argparse.Namespace, options: config.Options, run_id: str, command: Sequence[str]
+) -> int:
     who = Patient(options, run_id, SystemClock(), os.environ, os.geteuid(), command, pace=PACE)
     out = None if arguments.json else console()
     found: list[Finding] = []
@@ -89,6 +97,17 @@ def _options(arguments: argparse.Namespace, command: Sequence[str]) -> tuple[con
         return options, options.run_id
     options = options_for(given, (), run_id="")
     return options, options.run_id
+
+
+@contextmanager
+def _logged(options: config.Options) -> Iterator[None]:
+    """As `run` logs, in lines that say whose they are. What goes well the page tells, where nobody asks for more."""
+    quiet = replace(options, log_level="warning") if options.log_level == "info" else options
+    handler = log_as(quiet)
+    try:
+        yield
+    finally:
+        journal.remove(handler)
 
 
 @contextmanager

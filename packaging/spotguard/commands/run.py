@@ -106,13 +106,12 @@ def options_for(
     return config.resolve("run", flags, os.environ, defaults=defaults, readers={"store": read_place})
 
 
-def log_as(options: config.Options) -> None:
-    """Everything to stderr: stdout is the command's."""
+def log_as(options: config.Options) -> logging.Handler:
+    """Everything to stderr: stdout is the command's. Returns the handler, for who goes on after it."""
     from spotguard.agent import journal
 
-    journal.configure(
-        json_log=options.json_log, level=logging.getLevelNamesMapping()[options.log_level.upper()]
-    )
+    level = logging.getLevelNamesMapping()[options.log_level.upper()]
+    return journal.configure(json_log=options.json_log, level=level)
 
 
 def warn_of_unknown_variables() -> None:
