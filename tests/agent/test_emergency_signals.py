@@ -8,13 +8,10 @@ import pytest
 
 from spotguard.agent.events import CommandEnded
 from spotguard.hooks.protocol import Leave, Preempt, Resume, Withdrawn
+from tests.agent.telling import only
 from tests.fakes.story import Story
 
-TERM, CONT, INT = signal.SIGTERM, signal.SIGCONT, signal.SIGINT
-
-
-def only(signals: list[int]) -> list[int]:
-    return [s for s in signals if s != CONT]
+TERM, INT = signal.SIGTERM, signal.SIGINT
 
 
 # --- signals to spotguard ---
