@@ -8,83 +8,23 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.actions import Publish
-from spotguard.agent.emergency import Machine, Policy
 from spotguard.agent.events import (
     Asked,
-    Closed,
-    Event,
     HealthChanged,
-    Heard,
     Launched,
     NoticeGone,
     NoticeSeen,
-    Opened,
     Signalled,
     SourceGone,
-    WindowTold,
 )
-from spotguard.agent.looking import LookCount
 from spotguard.agent.metrics.histogram import Histogram
 from spotguard.agent.metrics.meter import Meter, result_of
-from spotguard.agent.metrics.reading import SHOWN, Facts, Reading
 from spotguard.agent.metrics.snapshot import PURPOSES, RESULTS, STAGES
-from spotguard.agent.metrics.table import METRICS
-from spotguard.agent.outcome import Outcome
-from spotguard.hooks.protocol import Committed, Position, Progress, Register, Told
-from spotguard.providers.health import SEEING, STARTING, Health, Sight, blind, wrong_server
+from spotguard.hooks.protocol import Committed, Progress, Told
+from spotguard.providers.health import SEEING, STARTING, Health, Sight, wrong_server
 from spotguard.providers.notice import NoticeKind, Severity
+from tests.agent.metered import UNREACHABLE, Life, notice
 from tests.fakes.source import a_notice
-
-UNREACHABLE = blind("unreachable", "refused")
-
-
-class Life:
-    """A real machine with a meter beside it, as the loop has them, by hand."""
-
-    def __init__(self, *, command: bool = False, window: float | None = None) -> None:
-        self.machine = Machine(Policy(command=command, window=window))
-        self.meter = Meter()
-        self.looks = LookCount()
-        self.now = 1000.0
-        self.outcomes: list[Outcome] = []
-        self.facts = Facts("1", "agent", "r", 30.0, False, None)
-
-    def happens(self, *events: Event | None, after: float = 0.0) -> None:
-        self.now += after
-        for event in events:
-            for action in self.machine.handle(event, self.now):
-                if isinstance(action, Publish):
-                    self.outcomes.append(action.outcome)
-                    self.meter.ended(action.outcome.summary())
-            self.meter.take(event, self.machine, self.now)
-
-    def joins(self, number: int = 1, *, run_id: str = "r", rank: int = 0, uid: int = 0, **more: Any) -> None:
-        register = Register(100 + number, run_id, "train.py", "file:///s", rank=rank, **more)
-        self.happens(Opened(number, 100 + number, uid, register))
-
-    def says(self, message: Any, number: int = 1, *, after: float = 0.0) -> None:
-        self.happens(Heard(number, message), after=after)
-
-    def value(self, name: str, *labels: str) -> Any:
-        """Of one sample; None where it is not there."""
-        reading = Reading(self.facts, self.meter.newest, self.now, self.looks.totals)
-        metric = next(metric for metric in METRICS if metric.name == name)
-        samples = list(metric.read(reading))
-        assert all(len(each) == len(metric.labels) for each, _ in samples)
-        assert len(dict(samples)) == len(samples), "a series twice in one scrape"
-        return dict(samples).get(labels)
-
-    def left_at(self, stage: str, drill: str = "false") -> float:
-        """Seconds that were left at this stage, where it was reached once."""
-        histogram: Histogram = self.value("spotguard_stage_left_seconds", stage, drill)
-        assert sum(histogram.counts) == 1, histogram
-        return histogram.sum
-
-
-def notice(id: str = "n1", left: float = 120.0, seen: float = 1000.0) -> NoticeSeen:
-    return NoticeSeen(a_notice(id, deadline=seen + left, seen_at=seen), 0.9)
-
 
 # --- sources ---
 
@@ -254,164 +194,7 @@ def test_restarts_are_told_apart_by_their_cause() -> None:
     assert dict(meter.newest.restarts) == {("crash",): 2, ("preemption",): 1}
 
 
-# --- training processes ---
-
-
-def test_a_process_is_shown_with_what_it_knows_and_no_more() -> None:
-    life = Life()
-    life.joins(nbytes=0)
-    who = ("r", "0", "0")
-    for name in (
-        "step",
-        "checkpoint_step",
-        "checkpoint_age_seconds",
-        "checkpoint_interval_seconds",
-        "state_bytes",
-        "upload_bytes_per_second",
-        "expected_save_seconds",
-        "expected_slack_seconds",
-        "fits_window",
-    ):
-        assert life.value(f"spotguard_{name}", *who) is None, name
-    life.says(Position(3, save_seconds=27.5, rate=2.0, interval=60.0))
-    assert life.value("spotguard_step", *who) == 3
-    assert life.value("spotguard_checkpoint_step", *who) is None
-    assert life.value("spotguard_checkpoint_interval_seconds", *who) == 60
-    assert life.value("spotguard_expected_slack_seconds", *who) == -0.5  # of 30 s, 3 in reserve
-    assert life.value("spotguard_fits_window", *who) == 0
-    life.happens(Closed(1, "gone"))
-    assert life.value("spotguard_step", *who) is None
-    assert life.value("spotguard_sessions") == 0
-
-
-def test_the_age_of_a_checkpoint_grows_between_words_and_a_commit_ends_it() -> None:
-    life = Life()
-    life.joins()
-    life.says(Position(0, restored_age=0.0), after=10)
-    life.now += 30
-    assert life.value("spotguard_checkpoint_age_seconds", "r", "0", "0") == 30
-    life.says(Committed("", 5, 1000, 1.0, "u", 0.0), after=10)
-    life.now += 3
-    assert life.value("spotguard_checkpoint_age_seconds", "r", "0", "0") == 3
-    assert life.value("spotguard_checkpoint_step", "r", "0", "0") == 5
-    assert life.value("spotguard_checkpoints_total", "background") == 1
-    assert life.value("spotguard_checkpoint_bytes_total", "background") == 1000
-
-
-def test_what_it_went_on_from_may_be_old_and_nothing_is_at_risk_yet() -> None:
-    """The machine before this one was taken yesterday: that is no checkpoint that is overdue."""
-    life = Life()
-    life.joins()
-    life.says(Position(500, checkpoint_step=500, checkpoint_age=86400.0, restored_age=0.0), after=600)
-    life.now += 5
-    assert life.value("spotguard_checkpoint_age_seconds", "r", "0", "0") == 5
-
-
-def test_who_lost_its_socket_and_came_back_is_as_old_as_before() -> None:
-    """Else a socket that comes and goes would hide a checkpoint that never comes."""
-    life = Life()
-    life.joins(1)
-    life.says(Position(1, restored_age=0.0), 1)
-    life.happens(Closed(1, "reset", alive=True), after=100)
-    life.happens(Opened(2, 101, 0, Register(101, "r", "train.py", "file:///s")))
-    life.says(Position(90, restored_age=100.0), 2)
-    assert life.value("spotguard_checkpoint_age_seconds", "r", "0", "0") == 100
-
-
-@pytest.mark.parametrize(
-    ("said", "age"),
-    [
-        # Since it restored, an hour ago, nothing was committed: there is a store that is broken.
-        (Position(90, restored_age=3600.0), 3600),
-        (Position(90, checkpoint_step=40, checkpoint_age=86400.0, restored_age=3600.0), 3600),
-        (Position(90, checkpoint_step=80, checkpoint_age=60.0, restored_age=3600.0), 60),
-        # A hook of before, which does not say how long it trains.
-        (Position(90, checkpoint_step=80, checkpoint_age=60.0), 60),
-        (Position(90), None),
-        # Not restored yet: nothing is at risk.
-        (Position(-1, checkpoint_step=80, checkpoint_age=60.0), None),
-    ],
-)
-def test_an_agent_that_is_started_anew_goes_by_the_hook_s_word(said: Position, age: float | None) -> None:
-    """Not by when it heard of the process: an old checkpoint would be new with each start of an agent."""
-    life = Life()
-    life.joins()
-    life.says(said, after=5)
-    assert life.value("spotguard_checkpoint_age_seconds", "r", "0", "0") == age
-
-
-# --- whether it fits ---
-
-
-def test_the_window_is_the_cloud_s_newest_word_of_this_machine_unless_the_user_has_said_one() -> None:
-    """GCE's notice duration: 30 s are what is usual there."""
-    life = Life()
-    assert life.value("spotguard_window_seconds") == 30
-    life.joins()
-    life.says(Position(3, save_seconds=100.0))
-    assert life.value("spotguard_fits_window", "r", "0", "0") == 0
-    life.happens(WindowTold(60.0), WindowTold(120.0))
-    assert life.value("spotguard_window_seconds") == 120
-    assert life.value("spotguard_reserve_seconds") == 12
-    assert life.value("spotguard_expected_slack_seconds", "r", "0", "0") == 8
-    assert life.value("spotguard_fits_window", "r", "0", "0") == 1
-    life.facts = replace(life.facts, window=45.0, said=True)
-    assert life.value("spotguard_window_seconds") == 45
-    assert life.value("spotguard_reserve_seconds") == 4.5
-
-
-def test_runs_that_save_at_once_share_the_link_and_ranks_of_one_have_shown_it_together() -> None:
-    """Each fits alone, both do not: 13 s and 15 s of the 27 there are."""
-    life = Life()
-    life.joins(1, run_id="a", rank=0)
-    life.joins(2, run_id="a", rank=1)
-    life.joins(3, run_id="b")
-    life.says(Position(3, save_seconds=12.0), 1)
-    life.says(Position(3, save_seconds=13.0), 2)
-    assert life.value("spotguard_expected_slack_seconds", "a", "0", "0") == 14
-    assert life.value("spotguard_fits_window", "a", "0", "0") == 1
-    assert life.value("spotguard_fits_window", "b", "0", "0") is None  # has shown nothing yet
-    life.says(Position(3, save_seconds=15.0), 3)
-    for run_id, rank in (("a", "0"), ("a", "1"), ("b", "0")):
-        assert life.value("spotguard_expected_slack_seconds", run_id, rank, "0") == -1
-        assert life.value("spotguard_fits_window", run_id, rank, "0") == 0
-    assert life.value("spotguard_expected_save_seconds", "b", "0", "0") == 15
-    life.happens(Closed(3, "gone"))
-    assert life.value("spotguard_fits_window", "a", "0", "0") == 1
-
-
-def test_one_name_of_two_users_is_two_runs() -> None:
-    life = Life()
-    life.joins(1, uid=0)
-    life.joins(2, uid=7)
-    for number in (1, 2):
-        life.says(Position(3, save_seconds=15.0), number)
-    assert life.value("spotguard_fits_window", "r", "0", "7") == 0
-
-
-def test_no_series_comes_twice_and_who_saves_by_itself_has_none() -> None:
-    """Two processes under one name and rank, by mistake or one after the other: the newer one is shown."""
-    life = Life()
-    life.joins(1)
-    life.joins(2)
-    life.joins(3, uid=7)
-    life.happens(Opened(4, 104, 0, Register(104, "r", "train.py")))
-    life.says(Position(1), 1)
-    life.says(Position(2), 2)
-    life.says(Position(3), 3)
-    assert life.value("spotguard_step", "r", "0", "0") == 2
-    assert life.value("spotguard_step", "r", "0", "7") == 3
-    assert life.value("spotguard_sessions") == 4
-
-
-def test_however_many_there_are_some_are_shown_and_all_are_counted() -> None:
-    life = Life()
-    for number in range(SHOWN + 20):
-        life.joins(number, rank=number, nbytes=1)
-    metric = next(metric for metric in METRICS if metric.name == "spotguard_state_bytes")
-    reading = Reading(life.facts, life.meter.newest, life.now, {})
-    assert len(list(metric.read(reading))) == SHOWN
-    assert life.value("spotguard_sessions") == SHOWN + 20
+# --- bounds ---
 
 
 def test_no_peer_s_words_make_series_without_end() -> None:
