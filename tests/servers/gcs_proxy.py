@@ -110,9 +110,20 @@ class GcsProxy:
         if download is None and asked.get("alt") != "media":
             return Answer.of(self._catalogue.get(bucket, name))
         try:
-            return self._media(self._catalogue.get(bucket, name), headers.get("Range", ""))
+            return self._newest(bucket, name, headers.get("Range", ""))
         except Refused as refused:  # a download's errors are for people
             return Answer(refused.status, refused.message.encode(), {"Content-Type": "text/html"})
+
+    def _newest(self, bucket: str, name: str, wanted: str) -> Answer:
+        """Between the look into the catalogue and its bytes another request may replace both: then what is there now."""
+        found = self._catalogue.get(bucket, name)
+        while True:
+            try:
+                return self._media(found, wanted)
+            except FileNotFoundError:
+                before, found = found, self._catalogue.get(bucket, name)
+                if found["generation"] == before["generation"]:
+                    raise
 
     def _media(self, found: Resource, wanted: str) -> Answer:
         size = int(found["size"])
@@ -199,7 +210,11 @@ class GcsProxy:
         content_type: str = "application/octet-stream",
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
-        """Ask the emulator. What it refuses is its own trouble, except a byte that it should have."""
+        """Ask the emulator. What it refuses is its own trouble, except a byte that it should have.
+
+        Raises:
+            FileNotFoundError: for a GET: it has no such bytes, or has them no more.
+        """
         with self._turn:
             connection = http.client.HTTPConnection("127.0.0.1", self._emulator, timeout=60)
             try:
@@ -208,6 +223,8 @@ class GcsProxy:
                 answer = response.read()
             finally:
                 connection.close()
+        if method == "GET" and response.status == 404:
+            raise FileNotFoundError(path)
         assert method == "DELETE" or response.status in (200, 206), (method, path, response.status, answer)
         return answer
 

@@ -149,6 +149,25 @@ def test_what_is_not_there_cannot_be_read_or_deleted(bucket: Any) -> None:
     assert bucket.get_blob("there") is None
 
 
+def test_what_is_read_while_it_is_replaced_is_one_of_the_two(bucket: Any) -> None:
+    """Cloud Storage is strongly consistent: never bytes that are gone, nor half of each."""
+    versions = [bytes([number]) * 4000 for number in range(60)]
+
+    def put(data: bytes) -> None:
+        bucket.blob("newest").upload_from_string(data, checksum="crc32c", retry=None)
+
+    def replace() -> None:
+        for data in versions:
+            put(data)
+
+    put(versions[0])
+    with ThreadPoolExecutor(1) as pool:
+        replacing = pool.submit(replace)
+        while not replacing.done():
+            assert bucket.blob("newest").download_as_bytes(checksum="crc32c", retry=None) in versions
+        replacing.result()
+
+
 def test_a_batch_deletes_and_says_what_it_could_not(bucket: Any) -> None:
     for name in ("a/1", "a/2"):
         bucket.blob(name).upload_from_string(b"1")
