@@ -14,7 +14,20 @@ NEEDS_TORCH = [
     "state/test_*.py",
     *(
         f"checkpoints/test_{name}.py"
-        for name in ("crew", "draft", "frames", "idle", "reader", "shares", "together", "work", "writer")
+        for name in (
+            "crew",
+            "draft",
+            "frames",
+            "idle",
+            "reader",
+            "shares",
+            "together",
+            "together_written",
+            "work",
+            "writer",
+            "writer_again",
+            "writer_second_look",
+        )
     ),
     *(
         f"test_{name}.py"
