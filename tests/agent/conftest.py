@@ -1,4 +1,4 @@
-"""What the agent's tests share: a short folder for sockets, the events of a server, and the server."""
+"""What the agent's tests share: a short folder for sockets, the events of a server, the server, a relay of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.agent.relayed import Relayed
 from tests.fakes.serving import Events, Serving
 
 
@@ -31,3 +32,10 @@ def serve(folder: Path, events: Events) -> Iterator[Serving]:
     serving = Serving(folder, events)
     yield serving
     serving.close()
+
+
+@pytest.fixture
+def relayed(folder: Path) -> Iterator[Relayed]:
+    relayed = Relayed(folder / "a.sock")
+    yield relayed
+    relayed.relay.stop(timeout=30)

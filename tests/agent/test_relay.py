@@ -1,72 +1,19 @@
-"""A run lets the service agent poll: real server on a real socket, as it comes, goes, dies and lies."""
+"""A run lets the service agent poll: what it says comes through, from a real server on a real socket."""
 
 from __future__ import annotations
 
 import logging
-import os
-import random
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from spotguard.agent.events import (
-    Event,
-    HealthChanged,
-    NoticeGone,
-    NoticeSeen,
-    SourceGone,
-    Watching,
-    WindowTold,
-)
-from spotguard.agent.relay import NAME, Relay
-from spotguard.agent.watcher import Watcher
+from spotguard.agent.events import HealthChanged, NoticeGone, NoticeSeen, SourceGone, Watching, WindowTold
+from spotguard.agent.relay import NAME
 from spotguard.hooks import protocol
-from spotguard.providers.clock import SystemClock
 from spotguard.providers.health import Sight
-from spotguard.providers.notice import Notice, NoticeKind, Severity
+from spotguard.providers.notice import NoticeKind, Severity
+from tests.agent.relayed import SEEING, WATCHED, Relayed
 from tests.fakes.serving import Events, Serving
-from tests.fakes.source import FakeSource
-
-WATCHED = protocol.Watched(1)
-SEEING = protocol.HealthSeen("aws", "seeing")
-NEVER = threading.Event()
-
-
-class Relayed:
-    """A relay, what it posts, and the sources that it looks through when it has to look itself."""
-
-    def __init__(self, path: Path, *, any_source: bool = True, withdraws: bool = False, **more: Any) -> None:
-        self.events = Events()
-        self.clock = SystemClock()
-        self.any_source, self.withdraws = any_source, withdraws
-        #: What stands where our own sources look.
-        self.stands: tuple[Notice, ...] = ()
-        self.own: list[FakeSource] = []
-        post = self.events.queue.put
-        self.relay = Relay(path, post, self.clock, random.Random(1), self._watchers, **more)
-        self.relay.start()
-
-    def _watchers(self, post: Callable[[Event], None]) -> list[Watcher]:
-        if not self.any_source:
-            return []
-        self.own.append(FakeSource(interval=0.01, withdraws=self.withdraws))
-        self.own[-1].shows(*self.stands)
-        return [Watcher(self.own[-1], post, self.clock, random.Random(1))]
-
-    def health(self, source: str, sight: Sight) -> HealthChanged:
-        return self.events.next(HealthChanged, lambda e: e.source == source and e.health.sight is sight)
-
-
-@pytest.fixture
-def relayed(folder: Path) -> Iterator[Relayed]:
-    relayed = Relayed(folder / "a.sock")
-    yield relayed
-    relayed.relay.stop(timeout=30)
 
 
 def test_what_the_service_sees_is_said_here_too(
@@ -184,78 +131,6 @@ def test_how_severe_a_notice_is_comes_through(serve: Serving, events: Events, re
     assert protocol.NoticeSeen("n", "stop", "aws", 1.0, 1.0).severity == Severity.TERMINAL
 
 
-def test_a_service_that_dies_leaves_us_looking_ourselves(
-    serve: Serving, events: Events, relayed: Relayed
-) -> None:
-    """Unguarded is said, our own watchers start; when it is back, they stop."""
-    server = serve()
-    watcher = events.next(Watching).session
-    server.send(watcher, WATCHED)
-    server.send(watcher, SEEING)
-    relayed.health("aws", Sight.SEEING)
-    server.close()
-    lost = relayed.health(NAME, Sight.BLIND).health
-    assert lost.reason == "unguarded"
-    assert relayed.health("aws", Sight.BLIND).health.reason == "unguarded"
-    relayed.health("fake source", Sight.SEEING)
-    again = serve()
-    again.send(events.next(Watching).session, WATCHED)
-    relayed.health(NAME, Sight.SEEING)
-    while relayed.own[-1].closed_by is None:
-        relayed.clock.wait(NEVER, 0.001)
-    assert relayed.own[-1].closed_by == "spotguard-watch-fake source"
-
-
-REBOOT = protocol.NoticeSeen("n1", "reboot", "fake source", 9000.0, 120.0, "", "later")
-
-
-def test_what_is_called_off_while_the_service_is_dead_is_withdrawn(
-    serve: Serving, events: Events, folder: Path
-) -> None:
-    """It told of a reboot in hours, and nobody shows that any more: neither we nor, when it is back, itself. What is
-    still shown stands."""
-    for still in (False, True):
-        server = serve()
-        relayed = Relayed(folder / "a.sock", withdraws=True, beat=0.01)
-        server.send(watcher := events.next(Watching).session, WATCHED)
-        server.send(watcher, REBOOT)
-        told = relayed.events.next(NoticeSeen).notice
-        relayed.stands = (told,) if still else ()
-        server.close()
-        if still:
-            assert relayed.events.next(NoticeSeen).notice.id == "n1"
-            relayed.health(NAME, Sight.BLIND)
-            again = serve()
-            again.send(watcher := events.next(Watching).session, WATCHED)
-            relayed.health(NAME, Sight.SEEING)
-            assert not [e for e in relayed.events.drain() if isinstance(e, NoticeGone)]
-            seeing = protocol.HealthSeen("fake source", "seeing")
-            while not [e for e in relayed.events.drain() if isinstance(e, NoticeGone)]:
-                again.send(watcher, seeing)
-                relayed.clock.wait(NEVER, 0.001)
-            again.close()
-        assert relayed.events.next(NoticeGone).id == "n1"
-        relayed.relay.stop(timeout=30)
-
-
-def test_what_ends_the_machine_now_is_left_to_its_deadline(
-    serve: Serving, events: Events, folder: Path
-) -> None:
-    """Nobody calls that off whom it is not shown to."""
-    server = serve()
-    relayed = Relayed(folder / "a.sock", withdraws=True, beat=0.0)
-    server.send(watcher := events.next(Watching).session, WATCHED)
-    server.send(watcher, replace(REBOOT, severity="terminal"))
-    relayed.events.next(NoticeSeen)
-    server.close()
-    relayed.health("fake source", Sight.SEEING)
-    looks = relayed.own[0].looks
-    while relayed.own[0].looks < looks + 50:
-        relayed.clock.wait(NEVER, 0.001)
-    relayed.relay.stop(timeout=30)
-    assert not [e for e in relayed.events.drain() if isinstance(e, NoticeGone)]
-
-
 def test_when_the_service_is_back_what_we_saw_ourselves_is_no_sight(
     serve: Serving, events: Events, relayed: Relayed
 ) -> None:
@@ -289,59 +164,6 @@ def test_what_was_said_to_us_is_not_what_was_said_to_the_service(
     assert "--deadline" not in said
 
 
-def test_nobody_answers_from_the_start(relayed: Relayed) -> None:
-    """The watchers of our own start at once."""
-    relayed.health(NAME, Sight.BLIND)
-    relayed.health("fake source", Sight.SEEING)
-
-
-def test_a_service_that_is_stopped_is_not_waited_for(serve: Serving, events: Events, folder: Path) -> None:
-    """The kernel accepts for it. We look ourselves, and go on asking."""
-    serve()
-    relayed = Relayed(folder / "a.sock", answers_in=0.1)
-    assert relayed.health(NAME, Sight.BLIND).health.reason == "unguarded"
-    relayed.health("fake source", Sight.SEEING)
-    assert events.next(Watching) != events.next(Watching)
-    relayed.relay.stop(timeout=30)
-
-
-def test_a_service_that_goes_silent_is_as_dead(serve: Serving, events: Events, folder: Path) -> None:
-    """It was well, and then it says nothing any more: its last word is no sight."""
-    server = serve()
-    relayed = Relayed(folder / "a.sock", silence=0.1)
-    watcher = events.next(Watching).session
-    server.send(watcher, WATCHED)
-    server.send(watcher, SEEING)
-    relayed.health("aws", Sight.SEEING)
-    assert relayed.health(NAME, Sight.BLIND).health.detail.endswith("it says nothing")
-    relayed.health("aws", Sight.BLIND)
-    relayed.health("fake source", Sight.SEEING)
-    relayed.relay.stop(timeout=30)
-
-
-def test_a_service_that_watches_nothing_leaves_us_looking_ourselves(
-    serve: Serving, events: Events, relayed: Relayed
-) -> None:
-    """Its silence about notices would mean nothing; what it says all the same is heard."""
-    server = serve()
-    watcher = events.next(Watching).session
-    server.send(watcher, protocol.Watched(0))
-    assert "watches nothing" in relayed.health(NAME, Sight.SEEING).health.detail
-    relayed.health("fake source", Sight.SEEING)
-    server.send(watcher, protocol.NoticeSeen("n1", "terminate", "aws", 100.0, 120.0, "words"))
-    assert relayed.events.next(NoticeSeen).notice.id == "n1"
-
-
-def test_nothing_to_watch_on_either_side_is_said(serve: Serving, events: Events, folder: Path) -> None:
-    """As on a laptop with a service: no source is invented, and no warning given."""
-    server = serve()
-    relayed = Relayed(folder / "a.sock", any_source=False)
-    server.send(events.next(Watching).session, protocol.Watched(0))
-    assert "here is nothing to watch" in relayed.health(NAME, Sight.SEEING).health.detail
-    relayed.relay.stop(timeout=30)
-    assert not relayed.own
-
-
 def test_what_the_service_repeats_is_no_news(serve: Serving, events: Events, folder: Path) -> None:
     """Signs of life come every few seconds; what they say is passed on once."""
     server = serve()
@@ -355,42 +177,6 @@ def test_what_the_service_repeats_is_no_news(serve: Serving, events: Events, fol
     said = [e.health.sight for e in relayed.events.drain() if isinstance(e, HealthChanged)]
     assert said == [Sight.SEEING, Sight.SEEING]  # of the service itself, and of its source
     relayed.relay.stop(timeout=30)
-
-
-def test_a_service_that_does_not_say_what_it_watches_is_not_used(
-    serve: Serving, events: Events, folder: Path
-) -> None:
-    """It is none of this version."""
-    server = serve()
-    relayed = Relayed(folder / "a.sock")
-    server.send(events.next(Watching).session, SEEING)
-    assert "does not say" in relayed.health(NAME, Sight.BLIND).health.detail
-    relayed.health("fake source", Sight.SEEING)
-    relayed.relay.stop(timeout=30)
-
-
-def test_a_service_of_another_version_is_not_used(folder: Path, relayed: Relayed) -> None:
-    """It refuses, and we look ourselves."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.fspath(folder / "a.sock"))
-        listener.listen()
-        connection, _ = listener.accept()
-        with connection:
-            connection.sendall(protocol.encode(protocol.Refused("you speak 1")))
-            relayed.health("fake source", Sight.SEEING)
-
-
-def test_garbage_from_the_service_is_as_its_death(folder: Path, relayed: Relayed) -> None:
-    """It is believed in nothing, and asked again."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.fspath(folder / "a.sock"))
-        listener.listen()
-        connection, _ = listener.accept()
-        with connection:
-            connection.sendall(b"\xff\xff\xff\xff")
-            relayed.health("fake source", Sight.SEEING)
-        again, _ = listener.accept()
-        again.close()
 
 
 def test_stopping_does_not_wait_for_the_service(serve: Serving, events: Events, folder: Path) -> None:
