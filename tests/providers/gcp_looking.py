@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from spotguard.providers.gcp import PreemptedAtOnce, PreemptedPlainly, Preemption
+from spotguard.providers.gcp_hanging import HANG
 from spotguard.providers.gcp_metadata import GcpMetadata
-from spotguard.providers.notice import NoticeSource, Sighting
+from spotguard.providers.notice import Notice, NoticeSource, Sighting
 from spotguard.providers.simulator.gcp import GcpSimulator
 from tests.providers.blindness import EVERYWHERE
+
+#: In the query of a hanging GET, and in no other's.
+HELD = f"timeout_sec={HANG:.0f}"
 
 #: By fault of the simulated service: the reason that a source gives, whatever key it asks for.
 BLIND = EVERYWHERE | {
@@ -59,3 +63,9 @@ class Looking:
         self._thread.join(20)
         assert self._seen, "the look is held still"
         return self._seen[0]
+
+
+def the_notice(sighting: Sighting) -> Notice:
+    assert sighting.health.seeing, sighting.health
+    (notice,) = sighting.notices
+    return notice
