@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import random
-import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from spotguard import testing
 from spotguard.hooks.checkpoints.catalog import Whole, find_whole
 from spotguard.hooks.checkpoints.commit import put_manifest
 from spotguard.hooks.checkpoints.verify import verify
@@ -22,57 +17,18 @@ from spotguard.hooks.format.codec import NewerFormatError, encode_manifest
 from spotguard.hooks.format.keys import manifest_name
 from spotguard.hooks.format.leaf import Leaf
 from spotguard.hooks.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
-from spotguard.hooks.preempted import Preempted
 from spotguard.hooks.restore import restore
 from spotguard.hooks.state.restoring import Restoring
-from spotguard.providers.errors import CheckpointError, StateError
-from spotguard.providers.stores.localfs import FileStore
-from spotguard.providers.stores.store import BlobStore, ObjectInfo
+from spotguard.providers.errors import CheckpointError
+from spotguard.providers.stores.store import ObjectInfo
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.checkpoint import Save
-from tests.fakes.clock import Impatient
-from tests.fakes.reads import PATIENCE, Reads, ctrl_c_as_usual
-from tests.fakes.store import FakeStore, Fault
-from tests.fakes.training import different, guarded, restored, saved_each_step, small, step_on, train
+from tests.fakes.store import FakeStore
+from tests.fakes.training import different, guarded, restored, small
+from tests.hooks.two_checkpoints import TOTAL, Made, Stores, made, saved, stores
 
 pytestmark = pytest.mark.torch
-
-TOTAL = 2
-
-
-def saved(store: BlobStore, run_id: str = "run") -> list[dict[str, int]]:
-    return saved_each_step(store, TOTAL, run_id=run_id)
-
-
-@pytest.fixture(scope="module")
-def made() -> tuple[dict[str, bytes], list[dict[str, int]], Whole]:
-    """The objects of a store with two checkpoints, the bits after each step, and the newer one."""
-    store = FakeStore()
-    states = saved(store)
-    whole = find_whole(store, "run")
-    assert whole is not None
-    assert whole.name.step == TOTAL
-    return dict(store.objects), states, whole
-
-
-@pytest.fixture(params=["fake", "file"])
-def stores(request: pytest.FixtureRequest, folder: Path) -> Callable[[dict[str, bytes]], BlobStore]:
-    """Stores that hold so much."""
-    count = 0
-
-    def make(objects: dict[str, bytes]) -> BlobStore:
-        nonlocal count
-        count += 1
-        store: BlobStore = FakeStore() if request.param == "fake" else FileStore(folder / str(count))
-        for key, data in objects.items():
-            store.put(key, memoryview(data))
-        return store
-
-    return make
-
-
-Made = tuple[dict[str, bytes], list[dict[str, int]], Whole]
-Stores = Callable[[dict[str, bytes]], BlobStore]
+__all__ = ["made", "stores"]
 
 
 def flipped(data: bytes, at: int, bit: int) -> bytes:
@@ -245,196 +201,3 @@ def test_a_chunk_that_only_a_newer_version_can_hold_is_not_gone_back_behind() ->
     with pytest.raises(NewerFormatError, match="a has a chunk of 256 MiB"):
         restore(store, "run", state)
     assert "read_into" not in [verb for verb, _ in store.calls]
-
-
-# --- on the way ------------------------------------------------------------------------------------------------
-
-
-def test_a_bit_that_flips_on_its_way_costs_no_step(made: Made, caplog: pytest.LogCaptureFixture) -> None:
-    """Read once more, it is as it was saved: the newest is restored, and nothing is called damaged."""
-    objects, states, _ = made
-    plain, store, job = Reads(), Reads(), small()
-    plain.objects, store.objects = dict(objects), dict(objects)
-    assert restored(plain, small)[0] == TOTAL
-    store.spoil = lambda number, key, start: number == 0
-    with guarded(store, job.values) as guard:
-        assert guard.restore() == TOTAL
-    assert different(job.bits(), states[TOTAL]) == []
-    assert len(store.reads) == len(plain.reads) + 1
-    assert store.nbytes < 2 * plain.nbytes
-    assert "damaged" not in caplog.text
-
-
-@pytest.mark.parametrize("every", [2, 3, 5])
-def test_a_store_that_fails_again_and_again_for_now(made: Made, every: int) -> None:
-    """At every k-th of all requests, a restore's and a claim's: the newest, bit for bit, and not a byte read twice."""
-    objects, states, whole = made
-    store, job = Reads(), small()
-    store.objects = dict(objects)
-    store.faults = [Fault(at) for at in range(0, 200, every)]
-    with guarded(store, job.values, clock=Impatient()) as guard:
-        assert guard.restore() == TOTAL
-    assert different(job.bits(), states[TOTAL]) == []
-    assert store.nbytes <= 2 * whole.nbytes
-
-
-def test_ctrl_c_in_the_middle_leaves_no_state_to_train(made: Made) -> None:
-    """A real signal, while the store is silent: it comes out at once, no step is taken, and a restore puts it right."""
-    objects, states, _ = made
-    store, job = Reads(), small()
-    store.objects = dict(objects)
-    store.hold = lambda number, key, start: number == 0
-
-    def when_it_hangs() -> None:
-        assert store.held.wait(PATIENCE)
-        interrupt()
-
-    thread = threading.Thread(target=when_it_hangs, name="who interrupts")
-    with ctrl_c_as_usual() as interrupt, guarded(store, job.values) as guard:
-        thread.start()
-        try:
-            with pytest.raises(KeyboardInterrupt):
-                guard.restore()
-            with pytest.raises(StateError, match="mix of two states"):
-                guard.step()
-            before = job.bits()
-        finally:
-            store.go.set()
-            thread.join(PATIENCE)
-        for each in threading.enumerate():
-            # Ctrl-C may come while one is started: that one has no number yet, and begins nothing.
-            if each.name.startswith("spotguard-reader") and each.ident is not None:
-                each.join(PATIENCE)
-        assert different(job.bits(), before) == [], "what came too late went nowhere"
-        assert guard.restore() == TOTAL
-    assert different(job.bits(), states[TOTAL]) == []
-
-
-# --- twice -----------------------------------------------------------------------------------------------------
-
-
-def test_one_guard_restores_twice(made: Made, stores: Stores) -> None:
-    """Right after the other, back and forth; each time all of it, with no thread left over."""
-    objects, states, _ = made
-    job = small()
-    with guarded(stores(objects), job.values) as guard:
-        for step in (TOTAL, TOTAL - 1, TOTAL, TOTAL):
-            assert guard.restore(step=step) == step
-            assert different(job.bits(), states[step]) == []
-
-
-def test_two_jobs_of_one_process_restore_one_after_the_other(made: Made, stores: Stores) -> None:
-    objects, states, _ = made
-    store = stores(objects)
-    for _ in range(2):
-        step, state = restored(store, small)
-        assert step == TOTAL
-        assert different(state, states[TOTAL]) == []
-
-
-def test_what_a_notice_by_hand_has_saved_is_restored(stores: Stores) -> None:
-    """`spotguard.testing.preempt`, then a new life in the same process."""
-    store, job = stores({}), small()
-    with guarded(store, job.values) as guard:
-        assert guard.restore() == 0
-        step_on(guard, job, 0)
-        before = job.bits()
-        testing.preempt(guard, seconds=30)
-        with pytest.raises(Preempted):
-            guard.step()
-    step, state = restored(store, small)
-    assert step == 1
-    assert different(state, before) == []
-    job = small()
-    with guarded(store, job.values) as guard:
-        assert train(guard, job, TOTAL) == TOTAL
-
-
-def pruned(store: FakeStore, *steps: int) -> None:
-    """What a prune leaves of these checkpoints."""
-    for key in [key for key in store.objects if any(f"/{step:09d}-" in key for step in steps)]:
-        del store.objects[key]
-
-
-def overtaken(store: FakeStore, fits: Callable[[str], bool], then: Callable[[], None]) -> CalledStore:
-    """Something happens when a key that fits is read first."""
-    once = threading.Lock()
-
-    def look(request: Request) -> None:
-        if request.verb in ("get", "read_into") and fits(request.key) and once.acquire(blocking=False):
-            then()
-
-    return CalledStore(store, look)
-
-
-@pytest.mark.parametrize("suffix", [".safetensors", "-of-00001.json"])
-def test_a_run_that_still_trains_may_be_the_start(suffix: str) -> None:
-    """It commits and prunes while its newest is read, so that all that was listed is gone: the newer one is taken."""
-    store = FakeStore()
-    states = saved_each_step(store, 3)
-    newer = {key: data for key, data in store.objects.items() if "/000000003-" in key}
-    pruned(store, 3)
-
-    def goes_on() -> None:
-        store.objects.update(newer)
-        pruned(store, 1, 2)
-
-    asked = overtaken(store, lambda key: "/000000002-" in key and key.endswith(suffix), goes_on)
-    job = small()
-    with guarded(asked, job.values, "other") as guard:
-        assert guard.restore(run_id="run") == 3
-        assert guard._state.poisoned == ""
-    assert different(job.bits(), states[3]) == []
-
-
-def test_a_run_that_is_pruned_to_nothing_is_no_fresh_start() -> None:
-    """There were checkpoints when it was listed: an error, and no step 0."""
-    store = FakeStore()
-    saved(store)
-    asked = overtaken(store, lambda key: key.endswith("-of-00001.json"), lambda: pruned(store, 1, 2))
-    with guarded(asked, small().values) as guard, pytest.raises(CheckpointError, match="went away"):
-        guard.restore()
-
-
-@pytest.mark.parametrize("harm", ["flipped", "gone"])
-def test_the_memory_of_a_damaged_checkpoint_is_given_back_first(
-    made: Made, harm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its moments are as large as the model twice: they are gone before the next one's are made, collector or not."""
-    objects, states, whole = made
-    store = FakeStore()
-    store.objects.update(objects)
-    key = next(key for key in objects if str(whole.name) in key and key.endswith(".safetensors"))
-
-    def spoil() -> None:
-        if harm == "gone":
-            del store.objects[key]
-        else:
-            store.corrupt(key, len(objects[key]) - 3)
-
-    held: list[weakref.ref[torch.Tensor]] = []
-    alive: list[int] = []
-    job = small()
-    with guarded(store, job.values) as guard:
-        plain = guard._state.targets
-
-        def targets(*args: Any) -> Restoring:
-            alive.append(sum(ref() is not None for ref in held))
-            restoring = plain(*args)
-            if not held:
-                spoil()
-            moments = [
-                each.tensor for name, each in restoring.into.items() if name.startswith("optimizer/state")
-            ]
-            held.extend(map(weakref.ref, moments))
-            return restoring
-
-        monkeypatch.setattr(guard._state, "targets", targets)
-        gc.disable()
-        try:
-            assert guard.restore() == TOTAL - 1
-        finally:
-            gc.enable()
-    assert held
-    assert alive == [0, 0]
-    assert different(job.bits(), states[TOTAL - 1]) == []
