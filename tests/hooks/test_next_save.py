@@ -9,7 +9,7 @@ import pytest
 
 from spotguard.hooks.checkpoints.frames import Frame
 from spotguard.hooks.checkpoints.width import Width
-from tests.hooks.test_emergency import OBJECT, Saving, saving
+from tests.hooks.narrow_saves import OBJECT, Saving, saving
 
 pytestmark = pytest.mark.torch
 __all__ = ["saving"]
