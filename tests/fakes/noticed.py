@@ -11,8 +11,11 @@ from spotguard.hooks import protocol
 from spotguard.hooks.guard import Guard
 from spotguard.providers.stores.store import BlobStore
 from tests.fakes.clock import ManualClock
-from tests.fakes.training import Job, Make, guarded, small, step_on
+from tests.fakes.training import Job, Make, different, guarded, small, step_on, trajectory
 from tests.fakes.watched_store import PATIENCE
+
+#: Steps of the whole training, of which `trained` has done the first few.
+TOTAL = 5
 
 
 class Heard:
@@ -58,6 +61,12 @@ def trained(
         guard.restore()
         step_on(guard, job, *range(steps))
         yield guard, job, heard
+
+
+def go_on(guard: Guard, job: Job, begun: int = 2) -> None:
+    """Train to the end, and see that every bit is as if nothing had been."""
+    step_on(guard, job, *range(begun, TOTAL))
+    assert different(job.bits(), trajectory(small, TOTAL)[TOTAL]) == []
 
 
 def notice(

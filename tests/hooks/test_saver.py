@@ -1,44 +1,24 @@
-"""The thread that saves: notices before everything, deadlines, withdrawals, and a store that fails."""
+"""The thread that saves: a notice comes before everything, and a save ends in time, whatever the store does."""
 
 from __future__ import annotations
 
 import json
 import threading
-from pathlib import Path
 
 import pytest
 
 from spotguard.hooks import protocol
 from spotguard.hooks.checkpoints.catalog import find_whole
-from spotguard.hooks.gate import Shut
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.preempted import Preempted
 from spotguard.providers.errors import DeniedError
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import Heard, notice, trained
 from tests.fakes.store import Fault
-from tests.fakes.training import (
-    Job,
-    different,
-    guarded,
-    restored,
-    small,
-    step_on,
-    trajectory,
-    wait_open,
-    wait_shut,
-)
+from tests.fakes.training import different, guarded, restored, small, step_on, trajectory, wait_open
 from tests.fakes.watched_store import PATIENCE, WatchedStore, is_object
 
 pytestmark = pytest.mark.torch
-
-TOTAL = 5
-
-
-def go_on(guard: Guard, job: Job, begun: int = 2) -> None:
-    """Train to the end, and see that every bit is as if nothing had been."""
-    step_on(guard, job, *range(begun, TOTAL))
-    assert different(job.bits(), trajectory(small, TOTAL)[TOTAL]) == []
 
 
 def saving(guard: Guard) -> tuple[list[object], threading.Thread]:
@@ -194,124 +174,6 @@ def test_a_notice_comes_before_what_waits_its_turn() -> None:
     assert store.kinds()["manifests"] == 1
 
 
-# --- a second word -------------------------------------------------------------------------------------------
-
-
-def test_a_second_notice_moves_the_deadline_of_the_save_under_way() -> None:
-    """Two ids, one save, the earlier deadline."""
-    store, clock = WatchedStore(), ManualClock()
-    with trained(store, clock=clock) as (guard, _, heard):
-        store.hold(is_object)
-        guard._agent.hear(notice("n1", 60))
-        assert store.reached.wait(PATIENCE)
-        guard._agent.hear(notice("n2", 10))
-        clock.advance(20)
-        store.let_go()
-        failed = heard.wait(protocol.Failed, 2)
-        assert {message.id for message in heard.of(protocol.Failed)} == {"n1", "n2"}
-        assert "out of time" in failed.reason
-    assert store.kinds()["manifests"] == 0
-
-
-def test_a_second_notice_is_answered_after_the_commit() -> None:
-    """It learns at once that the step is committed."""
-    store = WatchedStore()
-    with trained(store) as (guard, _, heard):
-        guard._agent.hear(notice("n1"))
-        heard.wait(protocol.Committed)
-        guard._agent.hear(notice("n2"))
-        heard.wait(protocol.Committed, 3)
-        assert {message.id for message in heard.of(protocol.Committed)} == {"n1", "n2"}
-    assert store.kinds()["manifests"] == 1
-
-
-@pytest.mark.parametrize("when", ["during", "after"])
-def test_a_withdrawn_notice_lets_training_go_on_bit_for_bit(when: str) -> None:
-    """Before the commit nothing is left of the save; after it the checkpoint stays; training never notices."""
-    store = WatchedStore()
-    with trained(store) as (guard, job, heard):
-        if when == "during":
-            store.hold(is_object)
-        guard._agent.hear(notice())
-        if when == "during":
-            assert store.reached.wait(PATIENCE)
-        else:
-            heard.wait(protocol.Committed)
-        guard._agent.hear(protocol.Withdrawn("n1"))
-        wait_open(guard)
-        store.let_go()
-        go_on(guard, job)
-        guard.save()  # behind whatever the saver still had to do
-        assert heard.of(protocol.Failed) == []
-    assert store.kinds()["manifests"] == store.kinds()["markers"] == (1 if when == "during" else 2)
-
-
-def test_a_notice_right_behind_a_withdrawal_has_its_own_save() -> None:
-    """While the first save is still winding down: the second is not taken for a part of it."""
-    store = WatchedStore()
-    with trained(store) as (guard, job, heard):
-        store.hold(is_object)
-        guard._agent.hear(notice("n1"))
-        assert store.reached.wait(PATIENCE)
-        guard._agent.hear(protocol.Withdrawn("n1"))
-        guard._agent.hear(notice("n2"))
-        store.let_go()
-        assert heard.wait(protocol.Committed).id == "n2"
-        guard._agent.hear(protocol.Leave("n2", 75))
-        with pytest.raises(Preempted):
-            job.step(2)
-    assert store.kinds()["manifests"] == 1
-    assert restored(store, small)[0] == 2
-
-
-def test_of_two_notices_one_withdrawn_the_other_holds() -> None:
-    """Training goes on when the last is gone."""
-    store = WatchedStore()
-    with trained(store) as (guard, job, heard):
-        guard._agent.hear(notice("n1"))
-        guard._agent.hear(notice("n2"))
-        heard.wait(protocol.Committed)
-        guard._agent.hear(protocol.Withdrawn("n1"))
-        guard._agent.hear(protocol.Withdrawn("unknown"))
-        assert guard._gate.place.shut is not Shut.OPEN
-        guard._agent.hear(protocol.Withdrawn("n2"))
-        wait_open(guard)
-        go_on(guard, job)
-
-
-def test_a_drill_saves_and_training_goes_on() -> None:
-    """A real save of the whole state, and every bit after it is as without it."""
-    store = WatchedStore()
-    with trained(store) as (guard, job, heard):
-        guard._agent.hear(notice("d1", drill=True))
-        assert heard.wait(protocol.Committed).step == 2
-        guard._agent.hear(protocol.Resume("d1"))
-        wait_open(guard)
-        go_on(guard, job)
-    assert restored(store, small)[0] == 2
-
-
-def test_a_deadline_that_is_outlived_lets_training_go_on() -> None:
-    """Nobody ended this process and the machine is still here: a false alarm, with or without a commit."""
-    for fails in (False, True):
-        store, clock = WatchedStore(), ManualClock()
-        with trained(store, clock=clock) as (guard, job, heard):
-            store.hold(is_object)
-            guard._agent.hear(notice("n1", 10))
-            assert store.reached.wait(PATIENCE)
-            if fails:
-                clock.advance(100)
-                store.let_go()
-                heard.wait(protocol.Failed)
-            else:
-                store.let_go()
-                heard.wait(protocol.Committed)
-                clock.advance(100)
-                guard._agent.hear(notice("n1", 0))  # a word that wakes the saver: it looks at the clock again
-            wait_open(guard)
-            go_on(guard, job)
-
-
 # --- time and the store --------------------------------------------------------------------------------------
 
 
@@ -392,98 +254,3 @@ def test_a_bug_of_ours_parks_nobody_for_ever() -> None:
         assert "ZeroDivisionError: oh" in heard.wait(protocol.Failed).reason
         guard._agent.hear(notice("n2"))
         heard.wait(protocol.Committed)
-
-
-# --- in the background ---------------------------------------------------------------------------------------
-
-
-def test_background_saves_come_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--every`: at the first boundary after the interval, and training is the same to the bit."""
-    monkeypatch.setenv("SPOTGUARD_EVERY", "10")
-    store, clock = WatchedStore(), ManualClock()
-    with trained(store, clock=clock) as (guard, job, heard):
-        assert heard.of(protocol.Committed) == []
-        clock.advance(11)
-        step_on(guard, job, *range(2, TOTAL))
-        committed = heard.wait(protocol.Committed)
-        assert (committed.id, committed.step >= 3) == ("", True)
-        assert different(job.bits(), trajectory(small, TOTAL)[TOTAL]) == []
-    step, state = restored(store, small)
-    assert step == committed.step
-    assert different(state, trajectory(small, TOTAL)[step]) == []
-
-
-def test_switched_off_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--every off`."""
-    monkeypatch.setenv("SPOTGUARD_EVERY", "off")
-    store, clock = WatchedStore(), ManualClock()
-    with trained(store, clock=clock) as (guard, job, _):
-        clock.advance(10**6)
-        go_on(guard, job)
-    assert store.kinds()["manifests"] == 0
-
-
-def test_a_background_save_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """A warning, and training goes on."""
-    store = WatchedStore()
-    with trained(store) as (guard, job, _):
-        store.calls.clear()
-        store.faults = [Fault(0, verbs=("put",), error=lambda: DeniedError("read-only"))]
-        guard._saver.background()
-        go_on(guard, job)
-    assert "background checkpoint failed, training goes on: read-only" in caplog.text
-    assert store.kinds()["manifests"] == 0
-
-
-def test_where_memory_is_short_no_copy_is_begun(caplog: pytest.LogCaptureFixture) -> None:
-    """The host would swap, or kill the job: the warning says how to switch it off."""
-    store = WatchedStore()
-    with trained(store) as (guard, job, _):
-
-        def short(meminfo: Path = Path(), cgroups: Path = Path()) -> int:
-            return 2**20
-
-        guard._checkpointer._snapshot.available = short
-        guard._saver.background()
-        go_on(guard, job)
-    assert "--every off" in caplog.text
-    assert store.kinds()["objects"] == 0
-
-
-def test_a_failing_save_by_hand_raises_and_the_next_works() -> None:
-    """The last checkpoint is untouched, and the gate is open."""
-    store = WatchedStore()
-    with trained(store) as (guard, job, _):
-        first = guard.save()
-        step_on(guard, job, 2)
-        store.calls.clear()
-        store.faults = [Fault(0, verbs=("put",), error=lambda: DeniedError("no"))]
-        with pytest.raises(DeniedError):
-            guard.save()
-        assert store.kinds()["markers"] == 1
-        store.faults = []
-        second = guard.save()
-        assert (first.step, second.step) == (2, 3)
-
-
-def test_the_end_waits_for_an_upload_and_not_for_a_boundary() -> None:
-    """A background save under way is finished at exit; one that waits for a step that never comes is not."""
-    store = WatchedStore()
-    with trained(store) as (guard, _, _):
-        store.hold(is_object)
-        guard._saver.background()
-        assert store.reached.wait(PATIENCE)
-
-        def at_the_end() -> None:
-            with guard._gate._changed:
-                assert guard._gate._changed.wait_for(lambda: guard._saver._ending, PATIENCE)
-            store.let_go()
-
-        threading.Thread(target=at_the_end, name="end").start()
-    assert store.kinds()["markers"] == 1
-    store = WatchedStore()
-    with trained(store) as (guard, job, _):
-        job.step(2)  # and the script ends in the middle of this step
-        guard._saver.background()
-        wait_shut(guard)
-    assert store.kinds() == {"objects": 0, "manifests": 0, "markers": 0}
