@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import pytest
@@ -43,6 +44,7 @@ def test_a_notice_finds_the_save_planned(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_rehearsal_writes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Nor does it count as a checkpoint, nor has it anything to say."""
+    caplog.set_level(logging.WARNING, "spotguard")  # below it the run says where it begins
     store = WatchedStore()
     with trained(store, steps=8) as (guard, _, _heard):
         assert guard._position().checkpoint_step == -1
