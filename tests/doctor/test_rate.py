@@ -81,6 +81,32 @@ def test_a_fast_store_is_not_filled() -> None:
     assert sum(put) <= 2 * 64 * MIB
 
 
+def test_what_has_left_as_a_whole_is_waited_for() -> None:
+    """A server that has all of an object stores it, though the connection is gone: after it was removed, that is."""
+
+    class Heedless(SlowStore):
+        cut_off = 0
+
+        def put(self, key: str, data: memoryview, *, sent: Sent | None = None, **said: object) -> None:
+            left = len(data)
+
+            def leaves(count: int) -> None:
+                nonlocal left
+                left -= count
+                assert sent is not None
+                try:
+                    sent(count)
+                except BaseException:
+                    self.cut_off += left <= 0
+                    raise
+
+            super().put(key, data, sent=leaves)
+
+    store = Heedless(ManualClock(), 100e6)
+    assert measured(store, store.clock, most=16 * MIB).rate is not None  # its end is an object's
+    assert store.cut_off == 0
+
+
 def test_a_store_that_refuses_says_why() -> None:
     class Full(FakeStore):
         def put(self, key: str, data: memoryview, **said: object) -> None:

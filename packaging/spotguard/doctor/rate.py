@@ -80,7 +80,7 @@ class Measurement(Measuring):
         tries = _TRIES
         while not self._stopped():
             try:
-                self._store.put(self._key(), self._data, timeout=PATIENCE, crc32=self._crc, sent=self._sent)
+                self._put_one()
             except _Enough:
                 return
             except StoreError as error:
@@ -90,9 +90,21 @@ class Measurement(Measuring):
                 if tries == 0 or not error.transient:
                     self._enough.set()
 
-    def _sent(self, count: int) -> None:
-        if self._stopped():  # what comes after the end is measured by nobody
-            raise _Enough
+    def _put_one(self) -> None:
+        left = len(self._data)
+
+        def sent(count: int) -> None:
+            nonlocal left
+            left -= count
+            if not self._stopped():  # what comes after the end is measured by nobody
+                self._count(count)
+            # What has left as a whole is stored, also where nobody waits for the answer: it would land after it was removed.
+            if self._stopped() and left > 0:
+                raise _Enough
+
+        self._store.put(self._key(), self._data, timeout=PATIENCE, crc32=self._crc, sent=sent)
+
+    def _count(self, count: int) -> None:
         with self._lock:
             now = self._clock.monotonic()
             if self._began is None:
@@ -108,8 +120,6 @@ class Measurement(Measuring):
             self._last = now
             if self._seen_enough(now):
                 self._enough.set()
-        if self._stopped():
-            raise _Enough
 
     def _is_full(self, seconds: float) -> bool:
         """Whether the connections are full: from here on what leaves is what the link takes."""
