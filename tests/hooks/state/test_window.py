@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from spotguard.hooks.preempted import Preempted
 from spotguard.hooks.state.window import Witness
 from spotguard.hooks.testing import preempt
 from tests.fakes.training import Job, different, guarded, restored, seed, small, step_on, wait_shut
-from tests.fakes.watched_store import WatchedStore, is_object
+from tests.fakes.watched_store import PATIENCE, WatchedStore, is_object
 
 pytestmark = pytest.mark.torch
 
@@ -203,10 +204,18 @@ def wide() -> Job:
     return job
 
 
-def test_a_swap_there_and_back_during_the_save_is_noticed() -> None:
+def test_a_swap_there_and_back_during_the_save_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was read in between is other bytes, though at the end all stands as it stood: it is not kept."""
-    store, job = WatchedStore(), wide()
+    store, job, noticed = WatchedStore(), wide(), threading.Event()
     with guarded(store, job.values) as guard:
+        broken = guard._state.broken
+
+        def looked() -> str:
+            if why := broken():
+                noticed.set()
+            return why
+
+        monkeypatch.setattr(guard._state, "broken", looked)
         guard.restore()
         step_on(guard, job, 0)
         store.hold(is_object)
@@ -214,9 +223,8 @@ def test_a_swap_there_and_back_during_the_save_is_noticed() -> None:
         assert store.reached.wait(20)
         kept = [param.data.clone() for param in job.values["model"]]
         scale_through_data(job)
-        store.hold(lambda key: key.endswith("0003.safetensors"))
-        assert store.reached.wait(20)
-        store.wait_for(lambda keys: sum(map(is_object, keys)) >= 3)  # both threads have read again
+        store.hold(lambda key: key.endswith("0003.safetensors"))  # far enough that the threads read again
+        assert noticed.wait(PATIENCE)
         for param, before in zip(job.values["model"], kept, strict=True):
             param.data.copy_(before)
         store.let_go()
