@@ -30,11 +30,12 @@ def killed(
     *places: Event,
     hosted: bool = True,
 ) -> dict[int, Said]:
-    """A notice of a few seconds on the only machine, when a rank reaches such a place. What the survivors say."""
+    """A notice of a few seconds on the only machine, when each of the places is reached. What the survivors say."""
     with Machine(folder / "agent.sock") as machine:
-        sign = folder / "reached.sign"
+        signs = [folder / f"reached-{number}.sign" for number in range(len(places))]
         reached = [
-            event(each["rank"], each["step"], each["phase"], "reaches", sign=str(sign)) for each in places
+            event(each["rank"], each["step"], each["phase"], "reaches", sign=str(sign))
+            for each, sign in zip(places, signs, strict=True)
         ]
         socket = {"SPOTGUARD_SOCKET": str(machine.socket)}
         store = folder / "store"
@@ -50,7 +51,7 @@ def killed(
             env=socket,
             optimizers=2,
         )
-        until(lambda: sign.exists() or gang.dead(world))
+        until(lambda: all(sign.exists() for sign in signs) or gang.dead(world))
         machine.notice(4.0)
         return gang.survivors(world)
 
@@ -89,7 +90,9 @@ def test_a_shard_counts_from_when_its_manifest_is_there(
 
 
 def test_the_others_save_what_a_replica_held_that_died_before_it_offered(gang: Gang, folder: Path) -> None:
-    said = killed(gang, 3, "ddp", folder, [fate(1, "set offer/2")], event(0, 4, "loading"))
+    """All stand on one step: without a word of the dead one, the others could not know up to which step to go on."""
+    places = [event(rank, 4, "loading") for rank in range(3)]
+    said = killed(gang, 3, "ddp", folder, [fate(1, "set offer/2")], *places)
     assert [each["last"] for each in said.values()] == [4, 4], gang.errors()
     assert holds(gang, 3, "ddp", folder, said) == 4
 
