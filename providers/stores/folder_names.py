@@ -10,6 +10,11 @@ from urllib.parse import unquote, urlsplit
 from ..errors import UsageError
 
 
+def folder_of(url: str) -> Path:
+    """The folder that a `file://` URL names."""
+    return Path(unquote(urlsplit(url).path))
+
+
 def check_folder(origin: str, url: str) -> None:
     """Refuse a folder's URL that leads through a file.
 
@@ -19,10 +24,9 @@ def check_folder(origin: str, url: str) -> None:
     Raises:
         UsageError: `origin` says where it was given.
     """
-    parts = urlsplit(url)
-    if parts.scheme != "file":
+    if urlsplit(url).scheme != "file":
         return
-    path = Path(unquote(parts.path))
+    path = folder_of(url)
     for place in (path, *path.parents):
         try:
             mode = os.stat(place).st_mode

@@ -48,7 +48,7 @@ def test_where_no_cloud_is_a_folder_is_well(tmp_path: Path) -> None:
 
 
 def test_a_state_that_has_no_room_fails(tmp_path: Path) -> None:
-    free = disk.free(tmp_path.as_uri())
+    free = disk.free(tmp_path)
     (found,) = disk.look(tmp_path.as_uri(), "none", 10 * free, CLOCK)
     assert (found.state, "free some room" in found.advice) == ("fails", True)
     (found,) = disk.look(tmp_path.as_uri(), "none", int(0.7 * free), CLOCK)

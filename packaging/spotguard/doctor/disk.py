@@ -10,10 +10,10 @@ import shutil
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from spotguard.commands.console import amount
 from spotguard.providers.clock import Clock
+from spotguard.providers.stores.folder_names import folder_of
 
 from .asides import within
 from .findings import Finding, fails, ok, warning
@@ -54,9 +54,9 @@ def look(
     Returns:
         Bytes that are free; None where the folder does not answer.
     """
-    path = Path(unquote(urlsplit(url).path))
+    path = folder_of(url)
     try:
-        kind, room = within(STEP, clock, lambda: (_kind(_there(path), mounts), free(url)), "disk")
+        kind, room = within(STEP, clock, lambda: (_kind(_there(path), mounts), free(path)), "disk")
     except (TimeoutError, OSError) as error:
         found = f"{path}: {getattr(error, 'strerror', None) or error}"
         yield fails("disk", found, FOLDER, filesystem=None, outlives=None, free_bytes=None)
@@ -79,9 +79,9 @@ def look(
     return room
 
 
-def free(url: str) -> int:
+def free(folder: Path) -> int:
     """Bytes that are free where a folder lies, or will lie; `UNTOLD` where its file system does not say."""
-    usage = shutil.disk_usage(_there(Path(unquote(urlsplit(url).path))))
+    usage = shutil.disk_usage(_there(folder))
     return usage.free if usage.total else UNTOLD
 
 

@@ -7,10 +7,11 @@ import os
 import threading
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import StoreError
+from spotguard.providers.stores.folder_names import folder_of
 from spotguard.providers.stores.store import BlobStore
 
 from .asides import Aside, within
@@ -120,7 +121,7 @@ def _remove(folders: list[Path]) -> None:
 
 def _missing(url: str) -> list[Path]:
     """The folders that the first put would make, the innermost first."""
-    found, folder = [], Path(unquote(urlsplit(url).path))
+    found, folder = [], folder_of(url)
     while not os.path.lexists(folder):
         found.append(folder)
         folder = folder.parent

@@ -55,4 +55,4 @@ def look(folder: Path, run_id: str, nbytes: int, clock: Clock) -> Iterator[Findi
 def _probe(folder: Path, run_id: str) -> tuple[str, int]:
     """The file system's type, and the bytes that are free on it."""
     usable(folder, run_id)
-    return file_system(folder), free(folder.as_uri())
+    return file_system(folder), free(folder)

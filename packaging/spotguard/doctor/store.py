@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from urllib.parse import unquote, urlsplit
 
 from spotguard.hooks.checkpoints.probe import Probe, right_to
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import DeniedError, FullError, NotFoundError, SpotguardError, StoreError
+from spotguard.providers.stores.folder_names import folder_of
 from spotguard.providers.stores.store import BlobStore
 from spotguard.providers.stores.transport import Heard, overhearing
 
@@ -81,7 +81,7 @@ def reach(store: BlobStore, clock: Clock, heard: Heard) -> Finding:
 def _enter(url: str) -> None:
     """Whether what lies there is a folder that may be read; one that is not there yet is made by the first put."""
     try:
-        os.scandir(unquote(urlsplit(url).path)).close()
+        os.scandir(folder_of(url)).close()
     except FileNotFoundError:
         return
     except NotADirectoryError as error:
