@@ -137,6 +137,8 @@ def test_something_fails_is_1(here: Path, capsys: pytest.CaptureFixture[str]) ->
     "words",
     [
         ["--store", "nowhere"],
+        ["--store", "file:///dev/null/store"],
+        ["--stage", "/dev/null"],
         ["--window", "soon"],
         ["--frobnicate"],
         ["--metadata-endpoint", "http://127.0.0.1:9"],

@@ -8,13 +8,15 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 
 from rich.console import Console
 from rich.text import Text
 
-from spotguard.agent import config, journal
+from spotguard.agent import config, journal, values
 from spotguard.doctor import page
+from spotguard.doctor.asides import within
 from spotguard.doctor.findings import Finding, any_fails
 from spotguard.doctor.measuring import Pace
 from spotguard.doctor.visit import Patient, visit
@@ -23,6 +25,7 @@ from spotguard.providers.clock import SystemClock
 from . import run as guarding
 from .console import add_json, console, print_json
 from .parsers import add_settings, flag_of, settings_given
+from .places import read_unlooked
 from .run import log_as, options_for, warn_of_unknown_variables
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "add_arguments", "run", "split"]
@@ -39,6 +42,8 @@ examples:
   spotguard doctor --window 120 --json"""
 
 PACE = Pace()
+#: Seconds for a look at the folders that were named, as `run` looks: a file server may be gone.
+LOOK = 3.0
 #: The last is what a terminal sends that is closed, as by an ssh that breaks off.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -90,12 +95,16 @@ def _visit(
 
 
 def _options(arguments: argparse.Namespace, command: Sequence[str]) -> tuple[config.Options, str]:
-    """As `run` would have them; and the run that is named, by its command too, "" where none is."""
+    """As `run` would have them; and the run that is named, by its command too, "" where none is.
+
+    A folder that does not answer is taken by its name: `store`, `disk` and `stage` say of it what is to be said.
+    """
     given = settings_given(arguments, "run")
-    if command:
-        options = options_for(given, command)
-        return options, options.run_id
-    options = options_for(given, (), run_id="")
+    resolve = partial(options_for, given, command, run_id=None if command else "")
+    try:
+        options = within(LOOK, SystemClock(), resolve, "options")
+    except TimeoutError:
+        options = resolve(readers={"store": read_unlooked, "stage": values.absolute_path})
     return options, options.run_id
 
 

@@ -6,7 +6,8 @@ import argparse
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from spotguard.agent import config, terminal
 from spotguard.providers.errors import UsageError
@@ -89,12 +90,17 @@ def pass_on_the_interrupt() -> None:
 
 
 def options_for(
-    flags: dict[str, str], command: Sequence[str], *, run_id: str | None = None
+    flags: dict[str, str],
+    command: Sequence[str],
+    *,
+    run_id: str | None = None,
+    readers: Mapping[str, Callable[[str, str], Any]] | None = None,
 ) -> config.Options:
     """The options of this run. Its names are those that a bare `register` would choose for the same command.
 
     Args:
         run_id: another default, for who asks without a command.
+        readers: for who looks less closely, by option name.
     """
     from spotguard.hooks.naming import default_run_id, default_store
 
@@ -103,7 +109,8 @@ def options_for(
     folder = os.getcwd()
     name = default_run_id(command, folder, os.environ) if run_id is None else run_id
     defaults = {"run-id": name, "store": default_store(folder)}
-    return config.resolve("run", flags, os.environ, defaults=defaults, readers={"store": read_place})
+    looked = {"store": read_place, **(readers or {})}
+    return config.resolve("run", flags, os.environ, defaults=defaults, readers=looked)
 
 
 def log_as(options: config.Options) -> logging.Handler:
