@@ -1,27 +1,31 @@
 """What a cloud cannot have called a bucket: refused before anybody asks for it. Loads no SDK.
 
-Only where the cloud itself is meant. Another service of S3's or Google's protocol (MinIO, Swift, an emulator) has rules of its own, and so had
-S3 once: what may be a bucket is taken, and the cloud says whether it is there. Azure's protocol is spoken by Azure and its emulator alone,
-and both have Azure's rules: they hold at every endpoint.
+Only where the cloud itself is meant. Another service of S3's or Google's protocol (MinIO, Swift, an emulator) has rules of its own: what may be a
+bucket is taken, and it says whether that is there. Azure's protocol is spoken by Azure and its emulator alone, and both have Azure's rules: they
+hold at every endpoint.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..errors import UsageError
-from . import azblob_names, s3_region
+from . import azblob_names
 from .urls import CLOUDS, Location, locate
 
 _ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){3}", re.ASCII)
-#: "General purpose bucket naming rules", S3 User Guide. (What it reserves for aliases and directory buckets is there to be read and written.)
-_S3 = re.compile(r"(?=.{3,63}\Z)[a-z0-9-]+(\.[a-z0-9-]+)*", re.ASCII)
-#: The same page: what us-east-1 gave before March 2018.
-_S3_ONCE = re.compile(r"[A-Za-z0-9._-]{3,255}", re.ASCII)
+#: "General purpose bucket naming rules", S3 User Guide: what us-east-1 gave before March 2018, and all of today's names. Whatever the region that
+#: is said: a machine of another may use such a bucket, and S3 says in its answer where that lies.
+_S3 = re.compile(r"[A-Za-z0-9._-]{3,255}", re.ASCII)
 #: "Bucket name requirements", Cloud Storage.
 _GS = re.compile(r"(?=.{3,222}\Z)(?!goog)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*", re.ASCII)
+
+#: AWS's own files, each with the variable that says where else it is.
+_FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
 
 
 def check_named(origin: str, url: str, env: Mapping[str, str], *, here: bool = False) -> None:
@@ -44,7 +48,7 @@ def check_named(origin: str, url: str, env: Mapping[str, str], *, here: bool = F
         if scheme == "az":
             azblob_names.check_named(at, env)
         elif scheme == "s3":
-            _check_s3(at, env, s3_region.own_files(env) if here else "")
+            _check_s3(at, env, _own_files(env) if here else "")
         else:
             _check_gs(at, env)
     except UsageError as error:
@@ -56,29 +60,39 @@ def _check_s3(at: Location, env: Mapping[str, str], files: str) -> None:
     Args:
         files: what AWS's own hold. Which endpoint they name, and for which profile, is botocore's to read.
     """
-    if _is_one(_S3, at.bucket) or "endpoint" in at.options or "endpoint_url" in files:
+    if _S3.fullmatch(at.bucket) and not _ADDRESS.fullmatch(at.bucket):
+        return
+    if "endpoint" in at.options or "endpoint_url" in files:
         return
     if env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL"):
         return
-    once = _S3_ONCE.fullmatch(at.bucket) and not _ADDRESS.fullmatch(at.bucket)
-    if once and s3_region.may_be_usual(at, env, files):
-        return
     raise UsageError(
-        f"store {at.url!r}: {at.bucket!r} is no name that S3 gives a bucket: 3 to 63 lower-case letters, digits, hyphens and single dots, a "
-        "letter or a digit first and last, and no IP address (for one of before 2018 add ?region=us-east-1, for another service its ?endpoint=)"
+        f"store {at.url!r}: {at.bucket!r} is no name that S3 gives a bucket: it has 3 characters or more, and is no IP address (for another "
+        "service add its ?endpoint=)"
     )
 
 
+def _own_files(env: Mapping[str, str]) -> str:
+    """What AWS's own files on this machine hold, found as botocore finds them."""
+    held: list[str] = []
+    for variable, usual in _FILES.items():
+        # Not Path.expanduser, which raises where there is no such user.
+        path = Path(os.path.expanduser(os.path.expandvars(env.get(variable, usual))))
+        try:
+            held.append(path.read_text(errors="replace"))
+        except OSError:  # botocore will say so, to who needs it
+            continue
+    return "\n".join(held)
+
+
 def _check_gs(at: Location, env: Mapping[str, str]) -> None:
-    if _is_one(_GS, at.bucket) or "endpoint" in at.options or env.get("STORAGE_EMULATOR_HOST"):
+    # A letter or a digit at both ends.
+    ends = at.bucket[0].isalnum() and at.bucket[-1].isalnum()
+    if _GS.fullmatch(at.bucket) and ends and not _ADDRESS.fullmatch(at.bucket):
+        return
+    if "endpoint" in at.options or env.get("STORAGE_EMULATOR_HOST"):
         return
     raise UsageError(
         f"store {at.url!r}: {at.bucket!r} is no name that Google Cloud Storage gives a bucket: 3 to 63 lower-case letters, digits, hyphens and "
         "underscores, or several of that with dots between them, a letter or a digit first and last, not goog first, and no IP address"
     )
-
-
-def _is_one(rule: re.Pattern[str], name: str) -> bool:
-    """Of the rule, and of what both clouds say: a letter or a digit at both ends, and no IP address."""
-    ends = name[0].isalnum() and name[-1].isalnum()
-    return rule.fullmatch(name) is not None and ends and _ADDRESS.fullmatch(name) is None

@@ -177,7 +177,7 @@ def test_a_file_is_no_store_that_holds_nothing(
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("s3://My_Bucket?region=eu-west-1", "'My_Bucket' is no name that S3 gives a bucket"),
+        ("s3://ab?region=eu-west-1", "'ab' is no name that S3 gives a bucket"),
         ("gs://My_Bucket", "'My_Bucket' is no name that Google Cloud Storage gives a bucket"),
         ("az://My_Container?account=acme", "'My_Container' is no container's name"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from spotguard.providers.errors import DeniedError, NotFoundError, UsageError
@@ -71,6 +73,17 @@ def test_the_region_is_found(
     with AnsweringServer(lambda asked: Answer()) as server:
         at(server, option).put("run/a", memoryview(DATA))
         assert region_of(server.asked[0]) == region
+
+
+def test_the_profiles_region_goes_before_that_of_other_sdks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config").write_text("[default]\nregion = eu-west-2\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    with AnsweringServer(lambda asked: Answer()) as server:
+        at(server).put("run/a", memoryview(DATA))
+        assert region_of(server.asked[0]) == "eu-west-2"
 
 
 @pytest.mark.parametrize("status", [301, 400])
