@@ -72,3 +72,16 @@ def test_what_is_not_on_it_is_told_all_the_same(
     assert said["stage"]["state"] == "fails"
     assert "something in this path is a file" in said["stage"]["advice"] + said["stage"]["found"]
     assert file.read_bytes() == b""
+
+
+@pytest.mark.parametrize("words", [["--notice-file", "{}/notice"], ["--", "{}/train"]], ids=" ".join)
+def test_what_else_run_looks_at_there_fails_its_start(
+    words: list[str], gone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("spotguard.doctor.start.STEP", 0.1)
+    words = [word.format(gone) for word in words]
+    assert cli.main(["doctor", "--provider", "none", "--json", *words]) == 1
+    said = [each for each in json.loads(capsys.readouterr().out)["checks"] if each["check"] == "start"]
+    assert [(each["state"], each["program"]) for each in said] == [("fails", None)]
+    assert "no answer in 0.1 s" in said[0]["found"]
+    assert "df, mount" in said[0]["advice"]

@@ -10,9 +10,11 @@ from typing import Any
 from spotguard.agent.config import Options
 from spotguard.agent.refusals import found_at, refusals
 from spotguard.providers.clock import Clock
+from spotguard.providers.errors import SpotguardError
 
 from .asides import within
 from .findings import Finding, fails, ok, parted
+from .store import STEP
 
 #: Seconds for the answer of who has the port; and bytes of it that are read.
 _ANSWERS, _MOST = 2.0, 64 * 1024
@@ -33,23 +35,30 @@ def look(
         command: that was given; empty where none was.
         running: asks for the run ids of those that are meant and run here now.
     """
-    facts: dict[str, Any] = {"program": found_at(command, env)}
 
     def started() -> bool:
         """Who asks beside the job says the job's own words: its port is taken, by itself."""
         whose = None if options.metrics_port is None else _whose(options.metrics_port, clock)
         return whose is not None and whose in running()
 
-    refused = False
-    for error in refusals(options, command, env, uid, clock, started=started):
-        refused = True
+    def asked() -> tuple[str | None, list[SpotguardError]]:
+        return found_at(command, env), list(refusals(options, command, env, uid, clock, started=started))
+
+    try:
+        program, refused = within(STEP, clock, asked, "start")
+    except TimeoutError as error:  # a file server that is gone
+        found = f"a folder of the notice file, the socket or the command: {error}"
+        yield fails("start", found, "look at their file systems (df, mount)", program=None)
+        return
+    facts: dict[str, Any] = {"program": program}
+    for error in refused:
         found, advice = parted(error)
         if not advice:  # of a line without a semicolon it is what follows the last colon
             found, _, advice = found.rpartition(": ")
         yield fails("start", found, advice, **facts)
     if not refused:
-        program = f"; {command[0]} is {facts['program']}" if command else ""
-        yield ok("start", f"`run` takes these options{program}", **facts)
+        named = f"; {command[0]} is {program}" if command else ""
+        yield ok("start", f"`run` takes these options{named}", **facts)
 
 
 def _whose(port: int, clock: Clock) -> str | None:
