@@ -324,7 +324,7 @@ def test_an_s3_that_calls_the_clock_wrong_gives_the_clocks_line(monkeypatch: pyt
         found, dates = reached(at(server))
     assert found.state == "fails"
     assert "RequestTimeTooSkewed" in found.found
-    skew = judge(dates)
+    skew = judge(dates, "s3", taken=False)
     assert skew.state == "fails"
     assert "ahead of the store's" in skew.found
     assert "timedatectl" in skew.advice
@@ -332,8 +332,8 @@ def test_an_s3_that_calls_the_clock_wrong_gives_the_clocks_line(monkeypatch: pyt
 
 def test_the_stores_time_is_heard_of_every_answer(moto: Moto) -> None:
     _, dates = reached(open_store(f"{moto.fresh()}/prefix"))
-    assert judge(dates).state == "ok"
-    assert judge(dates).found == "within 5 s of the store's"
+    assert judge(dates, "s3", taken=True).state == "ok"
+    assert judge(dates, "s3", taken=True).found == "within 5 s of the store's"
 
 
 def test_credentials_that_are_not_there_fail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from spotguard import cli
 from spotguard.commands import doctor
 from spotguard.doctor.findings import Finding, any_fails, fails, ok, warning
 from spotguard.doctor.visit import Patient, visit
+from spotguard.providers.clock import SystemClock
 from spotguard.providers.simulator.aws import AwsSimulator
 from spotguard.providers.stores.opening import open_store
 from tests.agent.test_sources import machine
@@ -62,6 +63,34 @@ def test_a_store_that_dies_with_the_machine(aws: AwsSimulator, tmp_path: Path) -
     assert (disk.state, "--store" in disk.advice) == ("warning", True)
     clock = next(each for each in found if each.check == "clock")
     assert clock.found.startswith("within 5 s of the metadata service's")
+
+
+class _Ahead(SystemClock):
+    """A machine whose time is wrong by so many seconds, and goes on as any."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def time(self) -> float:
+        return super().time() + self._seconds
+
+
+def test_a_clock_that_is_wrong_is_no_reason_why_a_folder_would_not_be_written(
+    aws: AwsSimulator, tmp_path: Path
+) -> None:
+    found = visited(patient(tmp_path, _Ahead(1000.0), provider="aws", metadata_endpoint=aws.endpoint))
+    clock = next(each for each in found if each.check == "clock")
+    assert (clock.state, "ahead of the metadata service's" in clock.found) == ("warning", True)
+    assert not any_fails(found)
+
+
+def test_a_clock_that_is_wrong_beside_a_store_that_takes_it_all_fails_nothing(
+    moto: Moto, tmp_path: Path
+) -> None:
+    found = visited(patient(tmp_path, _Ahead(1000.0), store=f"{moto.fresh()}/prefix"))
+    clock = next(each for each in found if each.check == "clock")
+    assert (clock.state, "this store takes it all the same" in clock.found) == ("warning", True)
+    assert not any_fails(found)
 
 
 def test_a_store_that_does_not_answer_leaves_no_verdict(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def _store(
             dates.hear("the metadata service", cloud.dated(cloud_name, who.options, who.clock))
         if answers:
             yield identity.look(opened)
-        yield clocks.judge(dates)
+        yield clocks.judge(dates, urlsplit(url).scheme, taken=reached.state is State.OK)
         if answers:
             tried = store.rights(opened, run_id, litter, who.clock)
             yield from tried.findings
