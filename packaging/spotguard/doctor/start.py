@@ -46,8 +46,8 @@ def look(
 
     try:
         program, refused = within(STEP, clock, asked, "start")
-    except TimeoutError as error:  # a file server that is gone
-        found = f"a folder of the notice file, the socket or the command: {error}"
+    except TimeoutError as late:  # a file server that is gone
+        found = f"a folder of the notice file, the socket or the command: {late}"
         yield fails("start", found, "look at their file systems (df, mount)", program=None)
         return
     facts: dict[str, Any] = {"program": program}
