@@ -53,17 +53,16 @@ def open_container(at: Location, clock: Clock) -> tuple[ContainerClient, HeldTok
         raise UsageError(f"store {at.url!r}: ca={ca} is no file here; name one of certificates in PEM")
     token: HeldToken | None = None
     try:
-        if CONNECTION in os.environ:
-            words = _connection(at, os.environ[CONNECTION])
+        if said := os.environ.get(CONNECTION):
+            words = _connection(at, said)
             return ContainerClient.from_connection_string(words, at.bucket, **_wire(ca)), None
         account, endpoint = account_of(at, os.environ)
         credential: AzureNamedKeyCredential | AzureSasCredential | str | HeldToken
-        if _KEY in os.environ:
+        if key := os.environ.get(_KEY):
             # By itself the SDK takes the account's name from the endpoint.
-            key = os.environ[_KEY]
             credential = AzureNamedKeyCredential(account, key) if account else key
-        elif _SAS in os.environ:
-            credential = AzureSasCredential(os.environ[_SAS].removeprefix("?"))
+        elif signature := os.environ.get(_SAS):
+            credential = AzureSasCredential(signature.removeprefix("?"))
         else:
             credential = token = HeldToken(_identity(at), clock)
         return ContainerClient(endpoint, at.bucket, credential=credential, **_wire(ca)), token
@@ -77,10 +76,8 @@ def described(token: HeldToken | None, clock: Clock) -> Credentials:
     if token is not None:
         return Credentials("the machine's or the workload's identity", token.left(), renewed=True)
     said = os.environ.get(CONNECTION)
-    signature = (
-        _words(said).get("sharedaccesssignature", "") if said is not None else os.environ.get(_SAS, "")
-    )
-    if not signature or (said is None and _KEY in os.environ):
+    signature = _words(said).get("sharedaccesssignature", "") if said else os.environ.get(_SAS, "")
+    if not signature or (not said and os.environ.get(_KEY)):
         return Credentials("a key of the account", None, renewed=False)
     ends = parse_qs(signature.removeprefix("?")).get("se", [""])[0]
     try:

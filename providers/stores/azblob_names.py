@@ -1,4 +1,7 @@
-"""What an Azure store is called, by its URL and Azure's conventional variables: container, account, endpoint. Loads no SDK."""
+"""What an Azure store is called, by its URL and Azure's conventional variables: container, account, endpoint. Loads no SDK.
+
+A variable that is empty is not set: so a template (`${VAR:-}`) leaves what nobody has given.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _NAME = re.compile(r"[a-z0-9]{3,24}", re.ASCII)
 def check_named(at: Location, env: Mapping[str, str]) -> None:
     """Refuse what names no container, or no account even with what the environment says."""
     check_container(at)
-    if CONNECTION not in env:
+    if not env.get(CONNECTION):
         account_of(at, env)
 
 
@@ -32,7 +35,7 @@ def check_container(at: Location) -> None:
 
 def account_of(at: Location, env: Mapping[str, str]) -> tuple[str | None, str]:
     """The account's name, where it is said, and its endpoint."""
-    name = at.options.get("account") or env.get(ACCOUNT)
+    name = at.options.get("account") or env.get(ACCOUNT) or None
     if "endpoint" in at.options:
         return name, endpoint_of(at)
     if name is None:

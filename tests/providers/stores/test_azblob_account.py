@@ -10,7 +10,7 @@ pytest.importorskip("azure.storage.blob")
 
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
-from spotguard.providers.stores.azblob_account import open_container
+from spotguard.providers.stores.azblob_account import described, open_container
 from spotguard.providers.stores.urls import locate
 
 KEY = base64.b64encode(b"a key of this test").decode()
@@ -65,6 +65,35 @@ def test_a_key_goes_before_a_sas_and_both_before_the_identity(monkeypatch: pytes
     assert opened() == (f"{CLOUD}/container", "SharedKeyCredentialPolicy")
 
 
+EMPTY = dict.fromkeys(("CONNECTION_STRING", "ACCOUNT", "KEY", "SAS_TOKEN"), "")
+
+
+@pytest.mark.parametrize(
+    ("environ", "credential", "kind"),
+    [
+        ({}, "token", "the machine's or the workload's identity"),
+        ({"SAS_TOKEN": f"sv=1&sig={SECRET}"}, "AzureSasCredential", "a SAS"),
+        ({"KEY": KEY}, "SharedKeyCredentialPolicy", "a key of the account"),
+        (
+            {"CONNECTION_STRING": f"BlobEndpoint={CLOUD}/;SharedAccessSignature=sv=1&sig={SECRET}"},
+            "SAS",
+            "a SAS",
+        ),
+    ],
+    ids=["identity", "SAS", "key", "connection"],
+)
+def test_an_empty_variable_is_not_set(
+    environ: dict[str, str], credential: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compose's `${VAR:-}` gives the container one of each."""
+    pytest.importorskip("azure.identity")
+    for name, value in (EMPTY | environ).items():
+        monkeypatch.setenv(f"AZURE_STORAGE_{name}", value)
+    assert opened("?account=name") == (f"{CLOUD}/container", credential)
+    _, token = open_container(locate("az://container?account=name"), SystemClock())
+    assert described(token, SystemClock()).kind == kind
+
+
 def test_the_url_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "another")
     monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
@@ -79,6 +108,7 @@ def test_the_url_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     ("environ", "url", "said"),
     [
         ({}, "az://container", "says no storage account; write az://container/prefix?account=NAME"),
+        (EMPTY, "az://container", "says no storage account; write az://container/prefix?account=NAME"),
         ({}, "az://container?account=Not-A-Name", "is no storage account's name"),
         ({}, "az://ab?account=name", "is no container's name"),
         ({}, "az://Container?account=name", "is no container's name"),
@@ -93,7 +123,7 @@ def test_the_url_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) ->
             "is for 'theirs'",
         ),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_what_cannot_be_is_said_at_once(
     environ: dict[str, str], url: str, said: str, monkeypatch: pytest.MonkeyPatch

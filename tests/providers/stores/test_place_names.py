@@ -146,6 +146,7 @@ def test_a_bucket_of_before_2018_is_taken_whatever_the_region(
     ("environ", "url", "said"),
     [
         ({}, "az://container", "says no storage account"),
+        ({"ACCOUNT": "", "CONNECTION_STRING": ""}, "az://container", "says no storage account"),
         ({"ACCOUNT": "Not-A-Name"}, "az://container", "is no storage account's name"),
         ({"CONNECTION_STRING": "x"}, "az://Container", "is no container's name"),
         ({}, "az://ab?account=acme", "is no container's name"),
