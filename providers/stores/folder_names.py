@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from ..errors import UsageError
 
 
 def folder_of(url: str) -> Path:
-    """The folder that a `file://` URL names."""
-    return Path(unquote(urlsplit(url).path))
+    """The folder that a `file://` URL names, byte for byte: a name need not be UTF-8."""
+    return Path(os.fsdecode(unquote_to_bytes(os.fsencode(urlsplit(url).path))))
 
 
 def check_folder(origin: str, url: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from ..errors import UsageError
 from ..extras import how_to_install
@@ -20,9 +20,10 @@ def open_store(url: str) -> BlobStore:
     check_url(url)
     parts = urlsplit(url)
     if (cloud := CLOUDS.get(parts.scheme)) is None:
+        from .folder_names import folder_of
         from .localfs import FileStore
 
-        return FileStore(unquote(parts.path), url)
+        return FileStore(folder_of(url), url)
     try:
         module = importlib.import_module(cloud.module, __package__)
     except ModuleNotFoundError as error:
