@@ -45,6 +45,8 @@ def test_a_release_is_pinned_and_a_development_version_has_none() -> None:
         ("https://api.github.com/repos/acme/spotguard/tarball/v0.1.0", "spotguard[s3] @ https://api.github.com/repos/acme/spotguard/tarball/v0.1.0"),
         ("https://acme.blob.core.windows.net/blob/spotguard.zip", "spotguard[s3] @ https://acme.blob.core.windows.net/blob/spotguard.zip"),
         ("git+https://example.org/spotguard@v0.1.0", "spotguard[s3] @ git+https://example.org/spotguard@v0.1.0"),
+        ("git+file:///srv/spotguard@v0.1.0", "spotguard[s3] @ git+file://localhost/srv/spotguard@v0.1.0"),
+        ("spotguard @ git+file:///srv/spotguard", "spotguard[s3] @ git+file://localhost/srv/spotguard"),
         ("https://example.org/spotguard-0.1.0.tar.gz", "spotguard[s3] @ https://example.org/spotguard-0.1.0.tar.gz"),
         ("http://example.org/archive/main.ZIP?x=1", "spotguard[s3] @ http://example.org/archive/main.ZIP?x=1"),
         ("file:///srv/spotguard", "spotguard[s3] @ file:///srv/spotguard"),
@@ -81,6 +83,10 @@ def test_a_folder_needs_no_extra() -> None:
         ("torch", "expected spotguard itself"),
         (f"file:dist/{WHEEL}", "expected a whole URL"),
         ("https:///x.whl", "expected a whole URL"),
+        ("git+file:srv/spotguard", "expected a whole URL"),
+        ("git+file:/srv/spotguard", "expected a whole URL"),
+        ("git+file://", "expected a whole URL"),
+        ("git+https:///srv/spotguard", "expected a whole URL"),
         ("https://example.org/a b.whl", "expected a whole URL"),
         ("https://example.org/latest.whl", "by its whole name only"),
         ("/srv/torch-2.6.0-py3-none-any.whl", "by its whole name only"),
@@ -130,6 +136,8 @@ def test_other_packages_are_requirements_too() -> None:
         "x @ https://example.org/x-1-py3-none-any.whl",
         "x @ https://example.org/x.zip ; python_version > '3'",
         "git+https://example.org/x@v1",
+        "git+file:///srv/x",
+        "numpy<2 ; sys.platform == 'linux'",
         "x[extra] @ git+ssh://git@example.org/x",
         "torch==2.6.0+cu124",
         "torch==${TORCH} ; sys_platform == 'linux'",
@@ -138,6 +146,8 @@ def test_other_packages_are_requirements_too() -> None:
         "https://example.org/x",
     ]
     assert requirement.others(said) == [text.strip() for text in said]
+    # Until 24.1 pip takes no URL with a name and without a host.
+    assert requirement.others(["x @ git+file:///srv/x"]) == ["x @ git+file://localhost/srv/x"]
     # pip knows a bare URL's marker by "; " alone.
     assert requirement.others(["https://example.org/x.zip ;os_name == 'posix'"]) == [
         "https://example.org/x.zip; os_name == 'posix'"

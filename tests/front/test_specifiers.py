@@ -43,6 +43,8 @@ def test_a_variable_of_pips_may_be_a_version() -> None:
         "platform_machine not in 'arm64'",
         "((os_name == 'posix'))",
         "os_name == ')'",
+        "os.name == 'posix' and sys.platform == 'linux' and platform.machine != 'arm64'",
+        "platform.version > '1' and platform.python_implementation == python_implementation",
     ],
 )
 def test_a_marker_of_pep_508_is_one(text: str) -> None:
@@ -51,7 +53,7 @@ def test_a_marker_of_pep_508_is_one(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "rm", "python > '3'", "python_version", "python_version > 3", "python_version > '3", "(os_name == 'x'", "os_name == 'x')", "os_name == 'x' or", "os_name = 'x'"]
+    "text", ["", "rm", "python > '3'", "python_version", "python_version > 3", "python_version > '3", "(os_name == 'x'", "os_name == 'x')", "os_name == 'x' or", "os_name = 'x'", "osxname == 'x'", "sys.platforms == 'x'", "platform.system == 'x'"]
 )  # fmt: skip
 def test_what_only_looks_like_a_marker_is_none(text: str) -> None:
     with pytest.raises(InvalidMarker):
@@ -60,7 +62,7 @@ def test_what_only_looks_like_a_marker_is_none(text: str) -> None:
 
 
 _PIECES = st.sampled_from(["==", "===", "~=", ">=", "<", "!=", "=", ">", "1", "2.6", ".*", "+cu1", "rc1", ".dev0", ",", " ", "a", "-", "!"])  # fmt: skip
-_WORDS = st.sampled_from(["python_version", "os_name", "'3'", '"x"', "==", ">", " ", "in", "not in", "and", "or", "(", ")", "extra", ";"])  # fmt: skip
+_WORDS = st.sampled_from(["python_version", "os_name", "os.name", "python_implementation", "'3'", '"x"', "==", ">", " ", "in", "not in", "and", "or", "(", ")", "extra", ";"])  # fmt: skip
 
 
 @given(st.lists(_PIECES, max_size=7).map("".join))

@@ -37,6 +37,8 @@ _WHEEL = re.compile(r"spotguard-[^-/]+(?:-[0-9][^-/]*)?-[^-/]+-[^-/]+-[^-/]+\.wh
 #: What pip fetches by itself; and from repositories (`git+https`), whose URLs end as they like.
 _FETCHED = ("https", "http", "file")
 _REPOSITORY = re.compile(r"(?:git|hg|svn|bzr)\+[a-z-]+")
+#: Of a repository on the machine.
+_NO_HOST = re.compile(r"(?<=\+file):///(?=[^/])", re.IGNORECASE)
 #: What pip installs from ("ARCHIVE_EXTENSIONS" of its filetypes).
 _INSTALLED = (
     ".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz", ".tar.xz", ".txz", ".tlz", ".tar.lz", ".tar.lzma",
@@ -64,7 +66,8 @@ class _Parts:
         if not self.place:
             text = f"{self.name}{extras}{self.versions}"
         elif self.name:
-            text = f"{self.name}{extras} @ {self.place}"
+            # Until 24.1 pip takes no URL behind a name without a host, but that of a file (`packaging` before 22).
+            text = f"{self.name}{extras} @ {_NO_HOST.sub('://localhost/', self.place)}"
         else:
             text = f"{self.place}{extras}"
         # Bare, a `;` belongs to the place if no blank follows it, and with a name if none stands before.
@@ -195,7 +198,8 @@ def _refuse(flag: str, said: str) -> NoReturn:
 
 def _check_url(flag: str, said: str, url: str) -> None:
     parts = urlsplit(url)
-    if not (parts.netloc or (parts.scheme == "file" and parts.path.startswith("/"))) or re.search(r"\s", url):
+    of_the_machine = _NO_HOST.search(url) or (parts.scheme == "file" and parts.path.startswith("/"))
+    if not (parts.netloc or of_the_machine) or re.search(r"\s", url):
         raise UsageError(f"{flag} {said!r}: expected a whole URL, the same on every machine, as in {EXAMPLE}")
     if parts.scheme not in _FETCHED and not _REPOSITORY.fullmatch(parts.scheme):
         raise UsageError(

@@ -21,10 +21,10 @@ _PREFIX = r"v?(?:[0-9]+!)?[0-9]+(?:\.[0-9]+)*\.\*"
 _CLAUSE = rf"\s*(?:===\s*[^\s,;)]+|(?:==|!=)\s*(?:{_PREFIX}|{_VERSION}{_LOCAL})|~=\s*{_TWO_PARTS}|(?:<=|>=|<|>)\s*{_VERSION})\s*"
 _CLAUSES = re.compile(rf"{_CLAUSE}(?:,{_CLAUSE})*", re.IGNORECASE)
 
-#: PEP 508, "Environment Markers".
+#: PEP 508, "Environment Markers"; those with a dot are PEP 345's, and the last but one is setuptools': `packaging` knows them all.
 _VARIABLE = (
-    r"(?:python_version|python_full_version|os_name|sys_platform|platform_(?:release|system|version|machine|python_implementation)"
-    r"|implementation_(?:name|version)|extra)\b"
+    r"(?:python_version|python_full_version|os[._]name|sys[._]platform|platform_(?:release|system)"
+    r"|platform[._](?:version|machine|python_implementation)|implementation_(?:name|version)|python_implementation|extra)\b"
 )
 _TEXT = r"""(?:"[^"]*"|'[^']*')"""
 _OPERATOR = r"(?:===|~=|==|!=|<=|>=|<|>|in\b|not\s+in\b)"
