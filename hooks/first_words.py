@@ -38,5 +38,5 @@ class FirstWords:
         if self._first:
             tell(
                 f"nothing is left to do: run {run_id} has done {done} steps, and its loop ends after {total}. To train anew give "
-                f"another run id, as in SPOTGUARD_RUN_ID={run_id}-2"
+                "another run id (run_id of register, --run-id, or SPOTGUARD_RUN_ID)"
             )
