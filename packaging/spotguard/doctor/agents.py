@@ -121,11 +121,9 @@ def instead(own: Finding) -> Finding:
 def _is_run(run_id: str, place: Path | None, path: Path, body: Mapping[str, Any]) -> bool:
     """Whether this is the run that is meant, or a service whose socket was named. Who does not answer is known by its socket: a
     run's own, or its unit's (`spotguard bootstrap`)."""
-    if not run_id:
+    if not run_id or control.guards(run_id, path, body):
         return True
-    if "error" in body:
-        return path == place or path.parent.name == f"spotguard-run-{run_id}"
-    return bool(body["service"]) or body["run_id"] == run_id
+    return path == place if "error" in body else bool(body["service"])
 
 
 def _held(run_id: str, place: Path, body: Mapping[str, Any]) -> Iterator[Finding]:
