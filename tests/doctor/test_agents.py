@@ -265,6 +265,17 @@ def test_a_run_is_known_by_what_it_says_and_not_by_its_socket(short: Path, runs:
         path.with_name("x.sock").rename(path)
 
 
+def test_a_socket_that_was_said_is_asked_though_the_folder_is_somebody_elses(short: Path, runs: str) -> None:
+    """`su` keeps XDG_RUNTIME_DIR, and `run` with a socket of one's own would start: what others have there is not asked."""
+    (short / "kept").mkdir()
+    (short / "kept" / "spotguard").write_text("")
+    for name, running in (("run.sock", (runs,)), ("none.sock", ())):
+        said = options(socket=str(short / "spotguard" / name))
+        env = {"XDG_RUNTIME_DIR": str(short / "kept")}
+        here = agents.ask(said, env, os.geteuid(), service=short / "service" / "agent.sock")
+        assert ([each.state for each in here.findings], here.running) == (["ok"], running)
+
+
 @pytest.mark.parametrize("named", ["", "run"])
 def test_the_one_that_is_meant_is_no_other(named: str, short: Path, runs: str) -> None:
     here = asked(short, run_id=named)
