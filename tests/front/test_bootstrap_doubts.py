@@ -74,3 +74,12 @@ def test_a_script_in_the_place_of_a_program_is_warned_of(capsys: pytest.CaptureF
     assert "train.py would be looked for on the machine's PATH" in seen.err
     assert "-- python train.py" in seen.err
     printed(capsys, "aws", command=["./train.py"])
+
+
+def test_a_program_with_blanks_in_its_own_name_may_be_a_command_in_quotes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert (
+        cli.main(["bootstrap", "aws", "--store", STORES["aws"], *NEEDED, "--", "/srv/job/train x.yaml"]) == 0
+    )
+    assert "'/srv/job/train x.yaml' is run as one program of that name" in capsys.readouterr().err

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +14,7 @@ from spotguard import cli
 from spotguard.bootstrap import machines_options
 from spotguard.providers.errors import UsageError
 from tests.fakes.clock import ManualClock
-from tests.front.user_data import NEEDED, STORES, printed, refused
+from tests.front.user_data import NEEDED, STORES, printed, refused, script_of, values_of
 
 
 @pytest.mark.parametrize(
@@ -149,6 +151,13 @@ def test_each_cloud_has_a_limit_and_what_fits_is_printed(
     [
         (["torchrun train.py --epochs 3"], "one word with blanks in it"),
         (["cd /data && torchrun train.py"], "one word with blanks in it"),
+        (["/usr/bin/python train.py"], "one word with blanks in it"),
+        (["/opt/my venv/bin/python train.py"], "one word with blanks in it"),
+        (["./train.sh 3"], "one word with blanks in it"),
+        (["/srv/job/train --epochs 3"], "one word with blanks in it"),
+        (["/srv/job/train /data/x.yaml"], "one word with blanks in it"),
+        (["/srv/job/prepare; /srv/job/train"], "one word with blanks in it"),
+        (["/srv/job/train "], "one word with blanks in it"),
         (["spotguard", "run", "--", "torchrun", "train.py"], "under `spotguard run` by itself"),
         (["/opt/venv/bin/spotguard", "run", "torchrun"], "under `spotguard run` by itself"),
     ],
@@ -185,6 +194,16 @@ def test_what_only_a_shell_understands_is_refused(
     if "only a shell takes" in said:
         name = command[0].partition("=")[0]
         assert f"/etc/spotguard/runs/gpt-7b.env, or say … -- env {name}=… COMMAND" in said
+
+
+@pytest.mark.parametrize(
+    "program", ["/opt/my tools/train.sh", "./my tools/train", "/mnt/Shared - Old/bin/train"]
+)
+def test_a_program_in_a_folder_with_blanks_in_its_name_is_one(
+    program: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script = script_of(printed(capsys, "aws", command=[program, "--x"]))
+    assert values_of(script, tmp_path)["command"] == shlex.join([program, "--x"])
 
 
 def test_a_variable_behind_env_is_taken(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,12 @@ def doubts(plan: Plan, version: str = spotguard.__version__) -> list[str]:
             f"{program} would be looked for on the machine's PATH, as a program: for a script in the job's folder say … -- "
             f"{'python' if program.endswith('.py') else 'sh'} {program}, or ./{program} where it may be executed"
         )
+    # In a folder's name they are that folder's: what is surely no path is refused.
+    if re.search(r"\s", program.rpartition("/")[2]):
+        found.append(
+            f"{program!r} is run as one program of that name, blanks and all: for a program and its arguments leave the quotes out, as in … -- "
+            "torchrun train.py"
+        )
     if plan.cloud == "azure" and re.search(r"\b(poweroff|shutdown|halt)\b", plan.then):
         found.append(
             "azure has a machine that was only switched off from inside paid for: --then has to deallocate it, as in "

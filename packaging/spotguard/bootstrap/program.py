@@ -15,6 +15,12 @@ _OF_THE_SHELL = re.compile(
     r"[.:!{(]|\[\[|source|eval|exec|export|set|unset|readonly|declare|local|alias|trap|shift|return|cd|pushd|popd|umask|ulimit"
     r"|if|for|while|until|case|function"
 )
+#: A word with blanks that surely is a whole command in quotes: no folder stands before its first blank, or it ends in one; before a blank
+#: stands a program (in a folder bin, a script), behind one an option or another path; or a shell or a program was to read a sign in it.
+#: Any other may be a path: folders have blanks in their names.
+_QUOTED = re.compile(
+    r"^[^/\s]*\s|\s$|/s?bin/[^/\s]+\s|[^/\s]\.(?:py|sh)\s|\s--?[A-Za-z]|\s[.~]{0,2}/|://|&&|[;|<>]"
+)
 
 
 def refuse_no_program(command: Sequence[str], run_id: str) -> None:
@@ -30,7 +36,7 @@ def refuse_no_program(command: Sequence[str], run_id: str) -> None:
             f"the command begins with {given[1]}=…, which only a shell takes: put it as a line into {file_of(run_id)}, or say … -- env "
             f"{given[1]}=… COMMAND"
         )
-    if _has_blanks(first):
+    if _has_blanks(first) and (given or _QUOTED.search(first)):
         shown = f"{given[0]}…" if given else first
         raise UsageError(
             f"the command begins with {shown!r}, one word with blanks in it, and no shell parts it: leave the quotes out, as in "
