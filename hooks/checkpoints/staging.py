@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ log = logging.getLogger("spotguard")
 #: File systems that are memory: they count as the host's, and end with the machine's restart.
 MEMORY = ("tmpfs", "ramfs")
 _MOUNTS = Path("/proc/self/mounts")
+#: Space, tab, newline and backslash in a mount's name (proc_pid_mounts(5)).
+_ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,16 +182,26 @@ def usable(folder: Path, run_id: str) -> FileStore:
 
 def file_system(folder: Path, mounts: Path = _MOUNTS) -> str:
     """The type of the file system that `folder` lies on; "" where nobody says."""
+    return mounted(folder, mounts)[1]
+
+
+def mounted(folder: Path, mounts: Path = _MOUNTS) -> tuple[str, str]:
+    """Where the file system that `folder` lies on is mounted, and its type; "" both where nobody says."""
     try:
-        lines = [line.split() for line in mounts.read_text().splitlines()]
+        lines = [line.split(b" ") for line in mounts.read_bytes().split(b"\n")]  # a name need not be UTF-8
     except OSError:
-        return ""
-    real = os.path.realpath(folder)
-    # Spaces in a mount's name are written as \\040 (proc_pid_mounts(5)); the later of two mounts on one place hides the first.
-    found = [(words[1].replace("\\040", " "), words[2]) for words in lines if len(words) > 2]
-    over = [(len(place), at, kind) for at, (place, kind) in enumerate(found) if _below(real, place)]
-    return max(over, default=(0, 0, ""))[2]
+        return "", ""
+    real = os.fsencode(os.path.realpath(folder))
+    # The later of two mounts on one place hides the first.
+    found = [(_ESCAPED.sub(_unescaped, words[1]), words[2]) for words in lines if len(words) > 2]
+    over = [(len(place), at, place, kind) for at, (place, kind) in enumerate(found) if _below(real, place)]
+    _, _, place, kind = max(over, default=(0, 0, b"", b""))
+    return os.fsdecode(place), os.fsdecode(kind)
 
 
-def _below(path: str, place: str) -> bool:
-    return path == place or path.startswith(place.rstrip("/") + "/")
+def _unescaped(octal: re.Match[bytes]) -> bytes:
+    return bytes([int(octal[1], 8)])
+
+
+def _below(path: bytes, place: bytes) -> bool:
+    return path == place or path.startswith(place.rstrip(b"/") + b"/")

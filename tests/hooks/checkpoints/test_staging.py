@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ tmpfs /run tmpfs rw 0 0
 /dev/nvme0n1 /mnt/local\\040disk xfs rw 0 0
 tmpfs /mnt/twice tmpfs rw 0 0
 /dev/nvme1n1 /mnt/twice xfs rw 0 0
+server:/d /mnt/données nfs4 rw 0 0
+server:/t /mnt/a\\011b\\134040c\u3000d\u2028e ceph rw 0 0
+server:/b /mnt/\udcff cifs rw 0 0
 """
 
 
@@ -31,13 +35,16 @@ tmpfs /mnt/twice tmpfs rw 0 0
         ("/runner", "ext4"),
         ("/mnt/local disk/a/b", "xfs"),
         ("/mnt/twice", "xfs"),
+        ("/mnt/données/run", "nfs4"),
+        ("/mnt/a\tb\\040c\u3000d\u2028e", "ceph"),
+        ("/mnt/\udcff", "cifs"),  # a name that is no UTF-8
     ],
 )
 def test_a_folder_lies_on_the_mount_that_is_nearest_and_latest(
     tmp_path: Path, folder: str, kind: str
 ) -> None:
     mounts = tmp_path / "mounts"
-    mounts.write_text(MOUNTS)
+    mounts.write_bytes(os.fsencode(MOUNTS))
     assert file_system(Path(folder), mounts) == kind
     assert file_system(Path(folder), tmp_path / "none") == ""
 
