@@ -18,12 +18,8 @@ CLOCK = SystemClock()
 
 def mounted(folder: Path, *kinds: tuple[str, str]) -> Path:
     """What is mounted where, as the kernel writes it."""
-    lines = [
-        f"{number} 1 0:{number} / {point} rw,relatime shared:1 - {kind} source rw"
-        for number, (point, kind) in enumerate(kinds)
-    ]
-    (folder / "mountinfo").write_text("\n".join(lines))
-    return folder / "mountinfo"
+    (folder / "mounts").write_text("".join(f"source {point} {kind} rw 0 0\n" for point, kind in kinds))
+    return folder / "mounts"
 
 
 def test_a_disk_of_a_machine_that_goes_is_a_warning(tmp_path: Path) -> None:
@@ -35,11 +31,24 @@ def test_a_disk_of_a_machine_that_goes_is_a_warning(tmp_path: Path) -> None:
     assert not (tmp_path / "not").exists()
 
 
-@pytest.mark.parametrize("kind", ["nfs4", "ceph", "lustre", "fuse.gcsfuse", "cifs"])
+@pytest.mark.parametrize(
+    "kind", ["nfs4", "ceph", "lustre", "fuse.gcsfuse", "cifs", "wekafs", "9p", "virtiofs"]
+)
 def test_a_folder_that_lies_elsewhere_outlives_it(tmp_path: Path, kind: str) -> None:
     mounts = mounted(tmp_path, ("/", "ext4"), (str(tmp_path), kind), (f"{tmp_path}-other", "ext4"))
     (found,) = disk.look(tmp_path.as_uri(), "aws", 0, CLOCK, mounts)
     assert (found.state, found.facts["filesystem"], found.facts["outlives"]) == ("ok", kind, True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "at_root"),
+    [("fuseblk", False), ("fuse.fuse-overlayfs", True), ("9p", True), ("virtiofs", True)],
+)
+def test_what_only_looks_like_it_is_of_this_machine(tmp_path: Path, kind: str, at_root: bool) -> None:
+    """A disk with NTFS, a rootless container's own layer, and what a sandbox (gVisor, Kata) has for its root."""
+    mounts = mounted(tmp_path, ("/", "ext4"), ("/" if at_root else str(tmp_path), kind))
+    (found,) = disk.look(tmp_path.as_uri(), "aws", 0, CLOCK, mounts)
+    assert (found.state, found.facts["filesystem"], found.facts["outlives"]) == ("warning", kind, False)
 
 
 def test_where_no_cloud_is_a_folder_is_well(tmp_path: Path) -> None:

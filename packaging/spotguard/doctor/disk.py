@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spotguard.commands.console import amount
+from spotguard.hooks.checkpoints.staging import mounted
 from spotguard.providers.clock import Clock
 from spotguard.providers.stores.folder_names import folder_of
 
@@ -19,8 +20,8 @@ from .asides import within
 from .findings import Finding, fails, ok, warning
 from .store import FOLDER, STEP
 
-#: File systems that lie elsewhere: on a server, or behind a program (FUSE) as buckets are mounted.
-_ELSEWHERE = (
+#: File systems that lie on a server. One that is a program's (FUSE) does as well, as buckets are mounted.
+_NETWORKS = (
     "nfs",
     "cifs",
     "smb",
@@ -29,12 +30,12 @@ _ELSEWHERE = (
     "gpfs",
     "beegfs",
     "glusterfs",
-    "9p",
-    "virtiofs",
+    "wekafs",
     "afs",
     "orangefs",
-    "fuse",
 )
+#: What a virtual machine's host hands in.
+_OF_THE_HOST = ("9p", "virtiofs")
 
 #: Of a file system without a size: some that are programs (FUSE), and /proc.
 UNTOLD = 2**62
@@ -43,25 +44,25 @@ _DIES = "give a store that outlives it: --store s3://, gs:// or az://, or a fold
 
 
 def look(
-    url: str, cloud: str, nbytes: int, clock: Clock, mounts: Path = Path("/proc/self/mountinfo")
+    url: str, cloud: str, nbytes: int, clock: Clock, mounts: Path = Path("/proc/self/mounts")
 ) -> Generator[Finding, None, int | None]:
     """
     Args:
         url: of a folder.
         nbytes: of the state; 0 where it is not known.
-        mounts: what is mounted where, as proc_pid_mountinfo(5) has it.
+        mounts: what is mounted where, as proc_pid_mounts(5) has it.
 
     Returns:
         Bytes that are free; None where the folder does not answer.
     """
     path = folder_of(url)
     try:
-        kind, room = within(STEP, clock, lambda: (_kind(_there(path), mounts), free(path)), "disk")
+        (place, kind), room = within(STEP, clock, lambda: (mounted(_there(path), mounts), free(path)), "disk")
     except (TimeoutError, OSError) as error:
         found = f"{path}: {getattr(error, 'strerror', None) or error}"
         yield fails("disk", found, FOLDER, filesystem=None, outlives=None, free_bytes=None)
         return None
-    elsewhere = kind.startswith(_ELSEWHERE)
+    elsewhere = _lies_elsewhere(place, kind)
     told = None if room == UNTOLD else room
     facts: dict[str, Any] = {"filesystem": kind, "outlives": elsewhere, "free_bytes": told}
     much = "nobody says how much is" if told is None else amount(told)
@@ -92,18 +93,10 @@ def _there(folder: Path) -> Path:
     return folder
 
 
-def _kind(folder: Path, mounts: Path) -> str:
-    """The type of the file system that the folder lies on; "" where that is not told."""
-    try:
-        lines = mounts.read_text().splitlines()
-    except OSError:  # no Linux, or hidden
-        return ""
-    best, kind = -1, ""
-    real = os.path.realpath(folder)
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        point = before.split()[4].encode().decode("unicode_escape")
-        inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= best:  # the last of several mounts on one place covers the others
-            best, kind = len(point), after.split()[0]
-    return kind
+def _lies_elsewhere(place: str, kind: str) -> bool:
+    """Whether what is mounted there outlives this machine, as far as its type tells."""
+    if kind.startswith("fuse"):  # but a disk (NTFS, exFAT), and the writable layer of a rootless container
+        return kind != "fuseblk" and not kind.endswith("overlayfs")
+    if kind in _OF_THE_HOST:  # a folder of another, but a sandbox's own root (gVisor, Kata)
+        return place != "/"
+    return kind.startswith(_NETWORKS)
