@@ -7,6 +7,7 @@ import pytest
 from spotguard import cli
 
 BOOTSTRAP = "the command stands behind --, as in … -- torchrun train.py"
+HOOK = "hooks.slack.com/services/T000/B000/1SECRETSECRETSECRET"
 NEEDED = ["--store", "s3://checkpoints/gpt", "--run-id", "gpt-7b"]
 
 
@@ -30,6 +31,18 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["bootstrap", "aws", "https://h.example.org/x?token=SECRET"], f"unknown word 'https://h.example.org/x?…': {BOOTSTRAP}"),
         (["bootstrap", "aws", "https://h.example.org/x#SECRET"], f"unknown word 'https://h.example.org/x#…': {BOOTSTRAP}"),
         (["bootstrap", "aws", "URL=https://me:SECRET@h/x"], f"unknown word 'URL=…': {BOOTSTRAP}"),
+        (["agent", "me:SECRET@host:/x"], "unknown word '…@host:/x': see spotguard agent --help"),
+        (["agent", "me:SEC=RET@host:/x"], "unknown word '…@host:/x': see spotguard agent --help"),
+        (["agent", "//me:SECRET@h/x"], "unknown word '…@h/x': see spotguard agent --help"),
+        (["agent", "me:SECRET@https://h/x"], "unknown word '…@https://h/x': see spotguard agent --help"),
+        (["agent", "KEY=SEC@RET"], "unknown word 'KEY=…': see spotguard agent --help"),
+        (["agent", "Authorization: Bearer SECRET"], "unknown word 'Authorization:…': see spotguard agent --help"),
+        (["agent", "authorization:Bearer SEC@RET"], "unknown word 'authorization:…': see spotguard agent --help"),
+        (["agent", f"https://{HOOK}"], "unknown word 'https://hooks.slack.com/…': see spotguard agent --help"),
+        (["agent", f"https://me:SECRET@{HOOK}"], "unknown word 'https://…@hooks.slack.com/…': see spotguard agent --help"),
+        (["agent", "hf_1SECRETSECRETSECRET"], "unknown word '…': see spotguard agent --help"),
+        (["agent", "host:/x"], "unknown word 'host:/x': see spotguard agent --help"),
+        (["agent", "@x"], "unknown word '@x': see spotguard agent --help"),
         (["agent", "https://h/x"], "unknown word 'https://h/x': see spotguard agent --help"),
         (["doctor", "https://me:SECRET@h/x"], "unknown word 'https://…@h/x': see spotguard doctor --help"),
         (["doctor", "s3://AKIA:SECRET@b/x"], "unknown word 's3://…@b/x': did you mean --store?"),

@@ -103,6 +103,11 @@ def refuse_secrets(said: Mapping[str, str], run_id: str) -> None:
             )
 
 
+def looks_secret(text: str) -> bool:
+    """Whether there is one in it."""
+    return next(_secrets(text), None) is not None
+
+
 def file_of(run_id: str) -> str:
     """The file on the machine that has the job's environment, secrets included."""
     return f"/etc/spotguard/runs/{run_id if is_run_id(run_id) else 'RUN_ID'}.env"

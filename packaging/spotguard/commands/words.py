@@ -10,10 +10,14 @@ import re
 from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.urls import CLOUDS, check_url
 
-#: Up to the last @, for a password may hold anything.
-_USER = re.compile(r"://.*@", re.DOTALL)
+#: A name, and what it is given: also a header's, which is quoted with a blank in it.
+_GIVEN = re.compile(r"[\w.-]+(?:=|:(?=\S*\s))")
+#: Of whom: up to the last @, for a password may hold anything.
+_USER = re.compile(r"\A([A-Za-z][A-Za-z0-9+.-]*://)?.+@", re.DOTALL)
 #: Behind these, a value.
-_VALUE = re.compile(r"[=?#&;]")
+_VALUE = re.compile(r"[=?#&;]|:(?=\s)")
+#: Of a webhook's URL, the part that is known to all.
+_HOST = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/]+/")
 
 
 def names_a_store(word: str) -> bool:
@@ -24,12 +28,27 @@ def names_a_store(word: str) -> bool:
 
 def repeated(word: str) -> str:
     """The word without what may be a secret. A store's URL that could be used holds none."""
-    if "://" in word:
-        try:
-            check_url(word)
-        except UsageError:
-            word = _USER.sub("://…@", word)
-        else:
-            return word
-    found = _VALUE.search(word)
-    return word if found is None else word[: found.end()] + "…"
+    # Here, for of `bootstrap` nothing is loaded by a run or an agent that is not refused.
+    from spotguard.bootstrap.secrecy import looks_secret
+
+    if _is_a_store(word):
+        return word
+    found = _GIVEN.match(word)
+    if found is None:
+        word = _USER.sub(r"\1…@", word)
+        found = _VALUE.search(word)
+    kept = word if found is None else word[: found.end()]
+    if looks_secret(kept):
+        host = _HOST.match(kept)
+        kept = "" if host is None else host[0]
+    return kept if kept == word else f"{kept}…"
+
+
+def _is_a_store(word: str) -> bool:
+    if "://" not in word:
+        return False
+    try:
+        check_url(word)
+    except UsageError:
+        return False
+    return True
