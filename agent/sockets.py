@@ -206,9 +206,15 @@ def _private(folder: Path, info: os.stat_result, uid: int) -> None:
             "with --socket, or set XDG_RUNTIME_DIR"
         )
     if info.st_mode & 0o022:
+        mode = stat.S_IMODE(info.st_mode)
+        # With the sticky bit it is for everybody, as /tmp: nobody is to take it from them, and one in it is safe.
+        advice = (
+            f"mkdir -m 700 {folder}/NAME, and say --socket {folder}/NAME/run.sock"
+            if mode & stat.S_ISVTX
+            else f"chmod go-w {folder}, or choose another with --socket"
+        )
         raise UsageError(
-            f"socket folder {folder} has mode {stat.S_IMODE(info.st_mode):04o}, so others could replace the "
-            f"socket: chmod go-w {folder}, or choose another with --socket"
+            f"socket folder {folder} has mode {mode:04o}, so others could replace the socket: {advice}"
         )
 
 

@@ -162,6 +162,19 @@ def test_a_folder_that_others_may_write_to_is_refused(folder: Path, mode: int) -
     assert os.listdir(folder) == []
 
 
+def test_a_folder_that_is_shared_on_purpose_is_not_to_be_taken_from_the_others(folder: Path) -> None:
+    """Of /tmp, say: what root copies from a message must not close it. With the sticky bit a folder of ours in it is safe."""
+    folder.chmod(0o1777)
+    advice = f"mkdir -m 700 {folder}/NAME, and say --socket {folder}/NAME/run.sock"
+    assert (
+        refused(folder / "a.sock")
+        == f"socket folder {folder} has mode 1777, so others could replace the socket: {advice}"
+    )
+    assert os.listdir(folder) == []
+    (folder / "NAME").mkdir(mode=0o700)
+    listen(folder / "NAME" / "run.sock").close()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 def test_a_folder_of_somebody_else_is_refused(folder: Path) -> None:
     """In /tmp anybody may have made it before us."""

@@ -59,9 +59,8 @@ def ask(
         if not said:
             what, _, advice = str(error).rpartition(": ")
             return Agents((fails("agent", what, advice),), ())
-        found = control.machine_sockets(
-            service
-        )  # the rest would be somebody else's, and `run` does not need it
+        # The rest would be somebody else's, and `run` does not need it.
+        found = control.machine_sockets(service)
     # Where the run that is meant would have its socket.
     place = path_of(options.socket, run_id, env, uid).absolute() if said or run_id else None
     asked = {path: body for path in dict.fromkeys([*said, *found]) if (body := _status(path, service))}
