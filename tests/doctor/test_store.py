@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from spotguard.providers.errors import DeniedError, StoreError, ThrottledError, 
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore
 from tests.fakes.answering import AnsweringServer
+from tests.fakes.clock import Hurried
 from tests.fakes.nobody import nobody
 from tests.fakes.store import FakeStore, Fault
 from tests.fakes.watched_store import WatchedStore
@@ -271,6 +273,22 @@ def test_a_store_that_only_says_slow_down_is_asked_again() -> None:
     assert states(tried(store)) == ALL_OK
     store.faults = [Fault(at, ("get",), error=lambda: ThrottledError("slow down")) for at in range(2, 9)]
     assert tried(store)["get"].state == "fails"
+
+
+def test_what_a_put_takes_is_without_the_pauses_before_it() -> None:
+    """A save asks for its commit's time: a "slow down" would count eleven tenths of a second in it, twice."""
+    clock = Hurried()
+
+    class Slow(FakeStore):
+        def put(self, key: str, data: memoryview, **named: Any) -> None:
+            clock.now += 0.25
+            super().put(key, data, **named)
+
+    store = Slow()
+    store.faults = [Fault(at, ("put",), error=lambda: ThrottledError("slow down")) for at in (0, 1)]
+    with Litter(store, CLOCK) as litter:
+        assert rights.rights(store, "run-7", litter, clock).put_seconds == 0.25
+    assert [verb for verb, _ in store.calls].count("put") == 3
 
 
 def test_a_mistake_of_an_sdks_is_a_line_too() -> None:

@@ -44,7 +44,7 @@ class Rights:
     #: Whether something may be put, and be removed again.
     puts: bool = False
     removes: bool = False
-    #: Seconds that one small object took.
+    #: Seconds that one small object took; 0 where none was put.
     put_seconds: float = 0.0
 
 
@@ -100,6 +100,7 @@ def rights(store: BlobStore, run_id: str, litter: Litter, clock: Clock) -> Right
     unsure: list[BaseException] = []
 
     def put() -> None:
+        began = clock.monotonic()  # of the one that succeeds: what comes before a pause is no put's time
         try:
             probe.write()
         except (DeniedError, NotFoundError, FullError):  # nothing was put: that is an answer
@@ -107,6 +108,7 @@ def rights(store: BlobStore, run_id: str, litter: Litter, clock: Clock) -> Right
         except BaseException as error:
             unsure.append(error)
             raise
+        found.put_seconds = clock.monotonic() - began
 
     def tried(check: Check, verb: str, what: Callable[[], object]) -> Finding:
         aside = Aside(partial(_patiently, what, clock, litter), check)
@@ -120,9 +122,7 @@ def rights(store: BlobStore, run_id: str, litter: Litter, clock: Clock) -> Right
         return finding
 
     with suppress(_StandsStill):
-        began = clock.monotonic()
         puts = tried("put", "write", put).state is State.OK
-        found.put_seconds = clock.monotonic() - began
         if puts:
             _create(tried, probe, found)
             tried("get", "read", probe.read)
