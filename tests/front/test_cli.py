@@ -105,6 +105,11 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["drill", "--window", "1e11"], "expected seconds from 0 up to 604800 (a week)"),
         (["drill", "--run-id", "a b"], "--run-id 'a b': expected"),
         (["drill", "--socket", ""], "--socket '': expected a path, as in /run/"),
+        *(
+            ([*words, "--socket", "/"], "--socket '/': expected a path with a name at its end, as in /run/")
+            for words in (["run"], ["agent"], ["doctor"], ["status"], ["drill"])
+        ),
+        (["status", "--socket", "//"], "--socket '//': expected a path with a name at its end"),
         (["status", "--wach"], "did you mean --watch?"),
         (["simulate"], "which cloud? Say aws, gcp or azure, as in spotguard simulate aws"),
         (["simulate", "aws", "--preempt-afer", "3"], "did you mean --preempt-after?"),
@@ -142,14 +147,14 @@ def test_a_bucket_that_the_cloud_cannot_have_is_refused_before_anything_is_asked
     """By S3 and Cloud Storage themselves: a server of one's own has names of its own."""
     words = [command[0], "--store", "{}", *command[1:]]
     monkeypatch.setenv("HOME", str(tmp_path))
-    for url, variables in (
-        ("s3://My_Bucket?region=eu-west-1", ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")),
-        ("gs://My_Bucket", ("STORAGE_EMULATOR_HOST",)),
+    for url, bucket, variables in (
+        ("s3://192.168.5.4?region=eu-west-1", "192.168.5.4", ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")),
+        ("gs://My_Bucket", "My_Bucket", ("STORAGE_EMULATOR_HOST",)),
     ):
         for name in variables:
             monkeypatch.delenv(name)
         said = refused(capsys, *(word.format(url) for word in words))
-        assert f"--store: store '{url}': 'My_Bucket' is no name that" in said
+        assert f"--store: store '{url}': {bucket!r} is no name that" in said
 
 
 def test_a_file_in_the_place_of_the_usual_folder_is_refused_before_anything_runs(
