@@ -214,7 +214,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "socket",
-        values.absolute_path,
+        values.socket_path,
         None,
         "PATH",
         "where training processes find us (default: by the run id, in $XDG_RUNTIME_DIR/spotguard)",

@@ -133,6 +133,14 @@ def absolute_path(origin: str, text: str) -> str:
     return os.path.abspath(text)
 
 
+def socket_path(origin: str, text: str) -> str:
+    """The root has no name, and so no lock of that name beside it."""
+    path = absolute_path(origin, text)
+    if not os.path.basename(path):
+        refuse(origin, text, "a path with a name at its end, as in /run/user/1000/gpt.sock")
+    return path
+
+
 def folder(origin: str, text: str) -> str:
     """Absolute, and there or to be made. Only looked at: who writes to it makes it."""
     path = there = os.path.abspath(text.partition("\0")[0])

@@ -106,8 +106,11 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["drill", "--run-id", "a b"], "--run-id 'a b': expected"),
         (["drill", "--socket", ""], "--socket '': expected a path, as in /run/"),
         *(
-            ([*words, "--socket", "/"], "--socket '/': expected a path with a name at its end, as in /run/")
-            for words in (["run"], ["agent"], ["doctor"], ["status"], ["drill"])
+            (
+                [name, "--socket", "/", *command],
+                "--socket '/': expected a path with a name at its end, as in /",
+            )
+            for name, *command in (["run", "true"], ["agent"], ["doctor"], ["status"], ["drill"])
         ),
         (["status", "--socket", "//"], "--socket '//': expected a path with a name at its end"),
         (["status", "--wach"], "did you mean --watch?"),

@@ -24,7 +24,7 @@ def whom(arguments: argparse.Namespace) -> Path | None:
 def the_one(arguments: argparse.Namespace) -> Path:
     """The socket that was said, or the only one."""
     run_id = checked_run_id(arguments.run_id)
-    socket = None if arguments.socket is None else values.absolute_path("--socket", arguments.socket)
+    socket = None if arguments.socket is None else values.socket_path("--socket", arguments.socket)
     return control.choose(run_id, socket, os.environ, os.geteuid())
 
 
