@@ -6,7 +6,6 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from spotguard.doctor import store as rights
-from spotguard.doctor.asides import Aside
 from spotguard.doctor.clocks import Dates, judge
 from spotguard.doctor.findings import Finding
 from spotguard.doctor.litter import Litter
@@ -382,34 +380,3 @@ def test_what_is_denied_or_away_is_told_apart() -> None:
     away = FakeStore("s3://bucket/prefix")
     away.faults = [Fault(at, ("get",), error=lambda: UnavailableError("get it: no route")) for at in range(3)]
     assert "network" in tried(away)["get"].advice
-
-
-def test_the_probe_is_removed_when_the_doctor_is_interrupted() -> None:
-    store = FakeStore()
-    with suppress(KeyboardInterrupt), Litter(store, CLOCK) as litter:
-        store.put(litter.note("run-7/probes/one"), memoryview(b"x"))
-        raise KeyboardInterrupt
-    assert store.objects == {}
-    assert litter.left == ()
-
-
-def test_what_lands_while_it_is_interrupted_is_removed_too() -> None:
-    """It is waited for, and only then is everything deleted."""
-    store = WatchedStore()
-    store.hold(lambda key: True)
-    with suppress(KeyboardInterrupt), Litter(store, CLOCK) as litter:
-        key = litter.note("run-7/probes/one")
-        litter.putting(Aside(lambda: store.put(key, memoryview(b"x")), "late"))
-        assert store.reached.wait(20)
-        Aside(lambda: litter.over.wait(20) and store.let_go(), "let go")  # type: ignore[func-returns-value]
-        raise KeyboardInterrupt
-    assert store.objects == {}
-
-
-def test_what_stays_when_it_is_interrupted_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    store = FakeStore()
-    store.faults = [Fault(0, ("delete",), error=lambda: DeniedError("no"))]
-    with suppress(KeyboardInterrupt), Litter(store, CLOCK) as litter:
-        store.put(litter.note("run-7/probes/one"), memoryview(b"x"))
-        raise KeyboardInterrupt
-    assert "stays in fake:///store: delete run-7/probes there" in caplog.text

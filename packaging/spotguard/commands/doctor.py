@@ -43,7 +43,7 @@ examples:
 
 PACE = Pace()
 #: Seconds for a look at the folders that were named, as `run` looks: a file server may be gone.
-LOOK = 3.0
+LOOK = 10.0
 #: The last is what a terminal sends that is closed, as by an ssh that breaks off.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
