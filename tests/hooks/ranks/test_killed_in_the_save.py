@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,7 @@ def killed(
     fates: Sequence[Event],
     *places: Event,
     hosted: bool = True,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> dict[int, Said]:
     """A notice of a few seconds on the only machine, when each of the places is reached. What the survivors say."""
     with Machine(folder / "agent.sock") as machine:
@@ -51,6 +54,7 @@ def killed(
             env=socket,
             optimizers=2,
         )
+        meanwhile()
         until(lambda: all(sign.exists() for sign in signs) or gang.dead(world))
         machine.notice(4.0)
         return gang.survivors(world)
@@ -103,8 +107,15 @@ def test_the_others_save_what_a_replica_held_that_died_before_it_offered(gang: G
 def test_a_save_by_hand_that_waits_for_a_dead_rank_ends_at_a_notice(
     gang: Gang, hosted: bool, folder: Path
 ) -> None:
-    dies = [fate(0, OBJECT.replace("4-", "2-"))]
-    said = killed(gang, 2, "fsdp", folder, dies, event(0, 4, "loading"), hosted=hosted)
+    """It dies when the other one has done its part: who has not heard yet what is saved, and whose store is gone, waits for
+    nobody."""
+
+    def dies() -> None:
+        until(lambda: any("00001-of-00002.json" in names for _, _, names in os.walk(folder / "store")))
+        gang.signal(0, signal.SIGKILL)
+
+    held = fate(0, OBJECT.replace("4-", "2-"), sign=folder / "held.sign")
+    said = killed(gang, 2, "fsdp", folder, [held], event(0, 4, "loading"), hosted=hosted, meanwhile=dies)
     assert [each["ended"] for each in said.values()] == ["preempted"], gang.errors()
     assert holds(gang, 2, "fsdp", folder, said) == 0
 
