@@ -48,23 +48,20 @@ def check_named(origin: str, url: str, env: Mapping[str, str], *, here: bool = F
         if scheme == "az":
             azblob_names.check_named(at, env)
         elif scheme == "s3":
-            _check_s3(at, env, _own_files(env) if here else "")
+            _check_s3(at, env, here)
         else:
             _check_gs(at, env)
     except UsageError as error:
         raise UsageError(f"{origin}: {error}") from error
 
 
-def _check_s3(at: Location, env: Mapping[str, str], files: str) -> None:
-    """
-    Args:
-        files: what AWS's own hold. Which endpoint they name, and for which profile, is botocore's to read.
-    """
+def _check_s3(at: Location, env: Mapping[str, str], here: bool) -> None:
     if _S3.fullmatch(at.bucket) and not _ADDRESS.fullmatch(at.bucket):
         return
-    if "endpoint" in at.options or "endpoint_url" in files:
+    if "endpoint" in at.options or env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL"):
         return
-    if env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL"):
+    # Only now is a disk asked. Which endpoint the files name, and for which profile, is botocore's to read.
+    if here and "endpoint_url" in _own_files(env):
         return
     raise UsageError(
         f"store {at.url!r}: {at.bucket!r} is no name that S3 gives a bucket: it has 3 characters or more, and is no IP address (for another "

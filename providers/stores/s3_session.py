@@ -23,7 +23,6 @@ from botocore.httpsession import URLLib3Session
 
 from ..clock import Clock, SystemClock
 from ..errors import DeniedError
-from .s3_region import region_of
 from .store import Credentials
 from .urls import Location
 
@@ -42,6 +41,9 @@ _CONFIG = Config(
         "payload_signing_enabled": False
     },  # SHA-256 of all bytes, on plain HTTP, beside a CRC32 that is checked
 )
+
+#: The region where nobody says one: it answers for all of them. Of a wrong one S3 says which one it should have been.
+_USUAL = "us-east-1"
 
 #: Where botocore found them, in words.
 _KINDS = {
@@ -160,7 +162,11 @@ class S3Session:
         options = self._at.options
         client = self._boto.client(
             "s3",
-            region_name=region_of(self._at, os.environ, self._boto.region_name),
+            # botocore finds AWS_DEFAULT_REGION, else the profile's; AWS's other SDKs ask AWS_REGION, which it does not know.
+            region_name=options.get("region")
+            or self._boto.region_name
+            or os.environ.get("AWS_REGION")
+            or _USUAL,
             endpoint_url=options.get("endpoint"),
             aws_access_key_id=frozen.access_key,
             aws_secret_access_key=frozen.secret_key,
