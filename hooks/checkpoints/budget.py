@@ -2,7 +2,8 @@
 
 What is worth most comes first: the full state; else the background checkpoint under way, if its rest fits; else the
 full state with rounded moments, where that is allowed; else parameters and extras, with the moments after them; else
-nothing, and the last committed checkpoint stays.
+nothing, and the last committed checkpoint stays. Where there is none, trying is all that is left, whatever the link did
+so far: of one that stood still an estimate is wrong by any factor.
 
 The order of writing is the same in all of them, and makes a change of plan cheap: **every object of parameters and
 extras (tier A) before the first of the moments (tier B), and none that holds both.** A full save is a lower one
@@ -39,7 +40,7 @@ def plan(at: Situation) -> Plan:
         return _promote(at, found, f"everything does not fit: {missed}")
     if at.sizes.b_rounded is not None and _fits(at, at.sizes.a + at.sizes.b_rounded):
         return _rounded(at, _NOTHING, missed)
-    if _may_fit(at, at.sizes.a):
+    if _may_fit(at, at.sizes.a) or (at.last is None and found is None):
         return _lower(at, _NOTHING, missed)
     return _keep(at, f"parameters and extras alone do not fit: {_verdict(at, at.sizes.a)}")
 

@@ -149,3 +149,22 @@ def test_nothing_is_said_with_the_numbers() -> None:
         assert heard.of(protocol.Committed)[-1].id == ""
     assert store.kinds() == before
     assert (outcome(store)["level"], outcome(store)["reason"]) == ("", reason)
+
+
+def test_what_fits_by_no_estimate_is_tried_where_nothing_stays() -> None:
+    """The link crept along for the whole of the first warning, and nothing else is known of it; at the next it is back."""
+    clock = ManualClock()
+    store = SlowStore(clock)
+    store.rate = 30.0
+    with trained(store, clock=clock) as (guard, job, heard):
+        guard._agent.hear(notice("n1", seconds=10.0, reserve=0.0))
+        heard.wait(protocol.Failed)
+        assert store.kinds()["markers"] == 0
+        store.rate = float("inf")
+        step_on(guard, job, 2)
+        guard._agent.hear(notice("n2", seconds=10.0, reserve=0.0))
+        committed = heard.wait(protocol.Committed)
+        assert (committed.id, committed.step, committed.level) == ("n2", 3, "full")
+    saved, state = restored(store, small)
+    assert saved == 3
+    assert different(state, job.bits()) == []

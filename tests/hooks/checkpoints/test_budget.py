@@ -61,6 +61,22 @@ def test_slow_commits_do_not_keep_a_save_from_being_tried() -> None:
     assert "a commit takes 11.0 s" in plan(replace(slow, commit_at_best=11.0)).reason
 
 
+def test_where_nothing_was_committed_what_fits_by_no_estimate_is_tried() -> None:
+    """A store that answered nobody for seconds is all that is known of the link: it may be back."""
+    stood_still = situation(28.7, rate=8 * 1024.0)
+    assert plan(replace(stood_still, last=Earlier(90, 34.0))).choice is Choice.KEEP
+    chosen = plan(stood_still)
+    assert chosen.choice is Choice.LOWER
+    assert "need 51200.5 s, and 28.7 s are left, which is tried, for nothing else would fit" in chosen.reason
+    assert chosen.slack is not None
+    assert chosen.slack < 0
+    alone = plan(replace(stood_still, sizes=Sizes(400 * MIB, 0)))
+    assert (alone.choice, alone.lower_first) == (Choice.FULL, False)
+    late = plan(replace(stood_still, deadline=1000.1))
+    assert late.choice is Choice.KEEP
+    assert late.reason.endswith("and nothing was committed before")
+
+
 def test_a_background_checkpoint_whose_rest_fits_comes_before_a_lower_level() -> None:
     """Only where it is newer than the last; and where everything fits it gives way."""
     underway = Underway(step=110, age=40.0, left=300 * MIB)

@@ -102,7 +102,8 @@ def test_a_plan_with_the_true_rate_is_never_regretted(
 ) -> None:
     """It stays to the end, and what it promised is what is committed."""
     # Whole seconds, as the link that is played has: what is sent in a part of one arrives at its end.
-    at = Situation(50.0, 50.0 + left, 10, Sizes(a * rate, b * rate), Rate.exactly(rate), float(commit))
+    sizes, stays = Sizes(a * rate, b * rate), Earlier(8, 30.0)
+    at = Situation(50.0, 50.0 + left, 10, sizes, Rate.exactly(rate), float(commit), last=stays)
     held, committed = played(at, [rate] * (left + 1), 1 if chunk == 1 else rate)
     assert len(set(held)) == 1
     assert committed == {Choice.FULL: "full", Choice.LOWER: "lower", Choice.KEEP: ""}[held[0]]
