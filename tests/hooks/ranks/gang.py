@@ -35,11 +35,20 @@ def event(rank: int, step: int, phase: str, what: str = "preempt", **more: Any) 
     return {"rank": rank, "step": step, "phase": phase, "what": what, **more}
 
 
-def fate(rank: int, call: str, number: int = 0, *, after: bool = False, sign: Path | None = None) -> Event:
-    """It dies at that call of those that are like this; or is held there, until there is no `sign` any more."""
+def fate(
+    rank: int,
+    call: str,
+    number: int = 0,
+    *,
+    after: bool = False,
+    sign: Path | None = None,
+    every: bool = False,
+) -> Event:
+    """It dies at that call of those that are like this; or is held there, and with `every` at all that follow, until there
+    is no `sign` any more."""
     what = "die" if sign is None else "hold"
     return {
-        "rank": rank, "call": call, "number": number, "after": after, "what": what, "sign": str(sign)
+        "rank": rank, "call": call, "number": number, "after": after, "what": what, "sign": str(sign), "every": every
     }  # fmt: skip
 
 

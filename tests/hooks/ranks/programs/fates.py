@@ -28,7 +28,8 @@ class Fates:
 
     Args:
         told: each a dict of `call` (a pattern of what is called), `number` (which of those, from 0), `after` (its effect),
-            `what` ("die" or "hold"), `sign` (a path that appears when it is held; it goes on when that is gone).
+            `what` ("die" or "hold"), `sign` (a path that appears when it is held; it goes on when that is gone), `every`
+            (also those behind it are held, until the sign is gone).
     """
 
     def __init__(self, told: Sequence[dict[str, Any]]) -> None:
@@ -45,11 +46,11 @@ class Fates:
         met = self._met(what)
         for each in met:
             if not each["after"]:
-                _meet(each)
+                self._meet(each)
         result = effect()
         for each in met:
             if each["after"]:
-                _meet(each)
+                self._meet(each)
         return result
 
     def _met(self, what: str) -> list[dict[str, Any]]:
@@ -62,18 +63,21 @@ class Fates:
                 if re.search(each["call"], what):
                     each["number"] -= 1
                     if each["number"] < 0:
-                        self._open.remove(each)
+                        if not each["every"]:
+                            self._open.remove(each)
                         met.append(each)
             return met
 
-
-def _meet(fate: dict[str, Any]) -> None:
-    if fate["what"] == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    sign = Path(fate["sign"])
-    sign.touch()
-    nothing = threading.Event()
-    assert any(not sign.exists() or nothing.wait(0.01) for _ in range(int(PATIENCE / 0.01)))
+    def _meet(self, fate: dict[str, Any]) -> None:
+        if fate["what"] == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        sign = Path(fate["sign"])
+        with self._lock:  # it appears once: who comes when it is gone again was let go with all others
+            if not fate.setdefault("met", False):
+                fate["met"] = True
+                sign.touch()
+        nothing = threading.Event()
+        assert any(not sign.exists() or nothing.wait(0.01) for _ in range(int(PATIENCE / 0.01)))
 
 
 class FatedStore(CalledStore):
