@@ -87,13 +87,15 @@ def test_a_demo_that_fails_leaves_nothing_in_a_store_of_yours(tmp_path: Path, sc
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == [mine / "notes"]
 
 
+# 15 s of processor time each: `test_run_in_clouds` takes all three clouds and their stores all the way in the fast tier, and
+# the page of the demo runs it whole.
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("cloud", "server"),
     [
         ("gcp", "gcs"),
-        # 15 s of processor time each; `test_run_in_clouds` takes all three clouds and their stores all the way.
-        pytest.param("aws", "moto", marks=pytest.mark.soak),
-        pytest.param("azure", "azurite", marks=pytest.mark.soak),
+        ("aws", "moto"),
+        ("azure", "azurite"),
     ],
 )
 def test_the_resumed_run_is_the_uninterrupted_one(
@@ -120,6 +122,7 @@ def test_the_resumed_run_is_the_uninterrupted_one(
     assert list(open_store(url).list("")) == []
 
 
+@pytest.mark.soak  # 15 s of processor time; in the fast tier `test_kills` ends saves in their middle
 def test_what_does_not_fit_is_said_and_the_background_checkpoint_remains(
     tmp_path: Path, scratch: Path
 ) -> None:
