@@ -55,6 +55,14 @@ def test_what_all_keys_suffer_from_together_is_one_line(aws: AwsSimulator, tmp_p
     assert len(found.facts["sources"]) == 5
 
 
+@pytest.mark.parametrize("key", ["", "/latest/api/token"], ids=["any key", "the token"])
+def test_one_answer_that_is_lost_blinds_nobody(aws: AwsSimulator, tmp_path: Path, key: str) -> None:
+    """Without a token it would even be taken for a hop limit: the same look, again, tells which it was."""
+    aws.fault("hang", count=1, path=key)
+    sight = cloud.look(options(provider="aws", metadata_endpoint=aws.endpoint), SystemClock(), tmp_path)
+    assert [(each.check, each.state) for each in sight.findings] == [("cloud", "ok"), ("notices", "ok")]
+
+
 def test_a_cloud_that_answers_is_seen(aws: AwsSimulator, tmp_path: Path) -> None:
     sight = cloud.look(options(provider="aws", metadata_endpoint=aws.endpoint), SystemClock(), tmp_path)
     assert [(each.check, each.state) for each in sight.findings] == [("cloud", "ok"), ("notices", "ok")]

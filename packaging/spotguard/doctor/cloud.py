@@ -22,12 +22,14 @@ from spotguard.providers.notice import NoticeSource, Severity, Sighting
 from .asides import all_within, within
 from .findings import Finding, fails, ok, warning
 
-#: Seconds for one look of every source, all at once. Longer than any of them takes that answers, or finds out why not;
+#: Seconds for a look of every source, all at once. Longer than any of them takes that answers, or finds out why not twice;
 #: Azure's alone may take longer, and has said "starting" by then.
 LOOK = 12.0
 
 #: What passes by itself: it is asked again until it answers.
 PASSES = ("starting", "throttled", "server-error")
+#: What one request says that was not answered in time. The agent looks again in a second, and so do we, once.
+_UNANSWERED = ("timeout", "hop-limit")
 
 _NO_CLOUD = (
     "none is needed for SIGTERM and drills. On a spot machine say which it is: --provider aws, azure or gcp"
@@ -95,7 +97,8 @@ def _looks(made: Sequence[NoticeSource], clock: Clock) -> list[Sighting]:
 
 def _look(source: NoticeSource) -> Sighting:
     try:
-        return source.poll()
+        seen = source.poll()
+        return source.poll() if seen.health.reason in _UNANSWERED else seen
     finally:
         source.close()
 
