@@ -90,6 +90,7 @@ def test_workers_of_two_ranks_below_torchrun_end_with_them(machine: Machine) -> 
     assert not list(machine._mine())
 
 
+@pytest.mark.soak  # of a launcher that ends its workers `test_launchers` has the fast one
 def test_a_launcher_that_ends_whole_sessions_loses_nothing(machine: Machine) -> None:
     """Torchrun's SIGTERM reaches a loader's workers too, as where another machine joins: training fails for want of data, before
     anybody can know that this is no notice. All ranks save before they are gone."""

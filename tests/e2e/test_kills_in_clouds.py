@@ -123,13 +123,13 @@ def seeded_kills(trainee: Trainee, day: Day, seed: int, count: int) -> None:
     assert len(set(restored)) > 1, f"no checkpoint was made: {restored}"
 
 
-@pytest.mark.parametrize("seed", range(1, 3), ids="seed-{}".format)
+@pytest.mark.parametrize("seed", [1], ids="seed-{}".format)
 def test_saves_are_killed_at_random_instants(trainee: Trainee, day: Day, seed: int) -> None:
     seeded_kills(trainee, day, seed, count=5)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(3, 13), ids="seed-{}".format)
+@pytest.mark.parametrize("seed", range(2, 13), ids="seed-{}".format)
 def test_saves_are_killed_at_a_hundred_random_instants(trainee: Trainee, day: Day, seed: int) -> None:
-    """The same with other seeds, ten times ten lives for each cloud."""
+    """The same with other seeds, eleven times ten lives for each cloud."""
     seeded_kills(trainee, day, seed, count=10)

@@ -80,7 +80,7 @@ def plain(workers: int) -> list[dict[str, int]]:
     ("workers", "context", "stop", "total"),
     [(0, None, stop, TOTAL) for stop in (0, 3, 4)]
     + [(2, "fork", stop, TOTAL) for stop in (0, 3, 4)]
-    + [(1, "spawn", 2, 3)],  # each of its workers imports torch: once is enough
+    + [pytest.param(1, "spawn", 2, 3, marks=pytest.mark.soak)],  # each of its workers imports torch
 )
 def test_it_goes_on_with_the_next_batch(
     workers: int, context: str | None, stop: int, total: int, folder: Path, importable: None
