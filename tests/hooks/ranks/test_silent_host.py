@@ -22,40 +22,42 @@ OBJECT, MANIFEST = r"put .*/0*4-.*safetensors", r"put .*/0*4-.*-of-\d+\.json"
 
 
 @pytest.mark.parametrize(
-    ("way", "call", "step"),
+    ("way", "calls", "step"),
     [
-        pytest.param("fsdp", "", 2, id="before the call", marks=pytest.mark.soak),
-        pytest.param("ddp", "set offer/2", 2, id="before the offers"),
-        pytest.param("fsdp", OBJECT, 4, id="between decision and commit"),
+        pytest.param("fsdp", {}, 2, id="before the call", marks=pytest.mark.soak),
+        pytest.param("ddp", {1: "set offer/2"}, 2, id="before the offers"),
+        # Each of them: who is held there has heard what was agreed on.
+        pytest.param("fsdp", dict.fromkeys(range(WORLD), OBJECT), 4, id="between decision and commit"),
     ],
 )
 def test_a_launcher_that_stands_still_keeps_nobody(
-    gang: Gang, way: str, call: str, step: int, folder: Path
+    gang: Gang, way: str, calls: dict[int, str], step: int, folder: Path
 ) -> None:
-    """One rank is held at this call until the store is silent. What is agreed on by then needs no store any more."""
+    """Ranks are held at these calls until the store is silent. What is agreed on by then needs no store any more."""
     store, left = folder / "store", folder / "left"
     with signs(folder) as sign, Machine(folder / "agent.sock", reserve=RESERVE) as machine:
-        reached, held = sign("reached"), sign("held")
+        reached, held = sign("reached"), {rank: sign(f"held{rank}") for rank in calls}
         gang.begin(
             WORLD,
             way,
             store,
             event(0, 4, "loading", "reaches", sign=str(reached)),
             *(event(rank, 4, "loading", "noticed") for rank in range(1, WORLD)),
-            fates=[fate(1, call, sign=held)] if call else [],
+            fates=[fate(rank, call, sign=held[rank]) for rank, call in calls.items()],
             saves=[2],
             hosted=True,
             left=str(left),
             env={"SPOTGUARD_SOCKET": str(machine.socket)},
         )
         until(reached.exists)
-        if call:
+        if calls:
             machine.notice(WINDOW)
-            until(held.exists)
+            until(lambda: all(each.exists() for each in held.values()))
         with gang.stopped(HOST):
-            if not call:
+            if not calls:
                 machine.notice(WINDOW)
-            held.unlink(missing_ok=True)
+            for each in held.values():
+                each.unlink()
             until(lambda: all(Path(f"{left}{rank}").exists() for rank in range(WORLD)))
             assert machine.left() > 0
         said = gang.ended(range(WORLD))
@@ -74,7 +76,7 @@ def test_a_launcher_that_stands_still_keeps_nobody(
     [
         pytest.param("ddp", {1: "set offer/2"}, 2, id="before the offers", marks=pytest.mark.soak),
         pytest.param("ddp", {0: OBJECT, 1: OBJECT}, 2, id="before its share is there"),
-        pytest.param("fsdp", {0: MANIFEST, 1: MANIFEST}, 4, id="when its share is there"),
+        pytest.param("fsdp", dict.fromkeys(range(WORLD), MANIFEST), 4, id="when its share is there"),
     ],
 )
 def test_a_rank_that_stands_still_with_the_store_keeps_no_other_machine(
