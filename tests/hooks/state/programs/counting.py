@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import spotguard
+from spotguard.hooks.gate import Shut
 from spotguard.hooks.guard import Guard
 
 #: Completed steps, of some ranks, when the notice comes; all save the next.
@@ -73,13 +74,17 @@ def only_its_own(make: Make, batch: Callable[[int], torch.Tensor], rank: int, fo
 
 
 def _meet_the_notice(guard: Guard, rank: int) -> None:
-    """Of the first rank, whose state is half-way to the next step; the others have heard of it before they change theirs."""
+    """Of the first rank, whose state is half-way to the next step; the others are to be held before they change theirs."""
     if guard._gate.place.completed != BEFORE:
         return
     if rank == 0:
         spotguard.testing.preempt(guard, PATIENCE)
     nothing = threading.Event()
-    assert any(guard._saver.alarmed or nothing.wait(0.01) for _ in range(int(PATIENCE / 0.01)))
+
+    def shut() -> bool:  # alarmed first and shut behind it, by whoever saves: between them training may end
+        return guard._saver.alarmed and guard._gate.place.shut is not Shut.OPEN
+
+    assert any(shut() or nothing.wait(0.01) for _ in range(int(PATIENCE / 0.01)))
 
 
 def _train(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
