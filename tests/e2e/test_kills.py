@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(400)
 def test_an_emergency_save_is_killed_before_each_of_its_operations(trainee: Trainee) -> None:
     """First right at the start, then one operation on the file system later each time, until a save gets through."""
     lives = Lives.under_run(trainee)
-    whole = []
+    deaths = []
     for count in range(1, 100):
         start = lives.again()
         lives.running.say("go 1")
@@ -29,12 +30,14 @@ def test_an_emergency_save_is_killed_before_each_of_its_operations(trainee: Trai
         drill.join()
         if committed:
             break
+        at = Path(lives.running.out.until(r"^doom at \S+ (.+)$")[1])
         lives.killed()
-        whole.append(trainee.newest() > start)
-    # Objects, manifest, marker: each is a name made, a file opened, renamed, and its folder opened to be flushed.
-    assert len(whole) >= 9, whole
-    assert whole == sorted(whole), "a later death left less"
-    assert set(whole) == {False, True}, "no death between manifest and marker, or none before"
+        deaths.append(("00000-of-00001" in at.parts, trainee.newest() > start))
+    # Objects, manifest, marker: each is a name made, a file opened, renamed, and its folder opened to be flushed. (Objects
+    # are put beside each other, and race for their folder: two saves need not have as many operations before their manifest.)
+    assert len(deaths) >= 9, deaths
+    assert (True, True) not in deaths, "whole before its objects were"
+    assert {(True, False), (False, False), (False, True)} <= set(deaths), "nobody died there"
 
 
 def test_a_process_that_is_told_and_dies_before_its_boundary_leaves_what_was(trainee: Trainee) -> None:
