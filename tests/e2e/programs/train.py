@@ -142,7 +142,7 @@ def at_look(count: int, then: Callable[[], object], *, all_after: bool = False) 
             left[0] -= 1
             now, later = left[0] == 0, left[0] < 0
         if now:
-            tell(f"doom at {event} {arguments[0]}")
+            tell(f"doom at {event} {arguments[event in MOVES]}")
         if now or (later and all_after):
             then()
 
@@ -154,6 +154,8 @@ def at_look(count: int, then: Callable[[], object], *, all_after: bool = False) 
 
 #: Python's own audit events (the library's page "Audit events table") of what a file store does.
 OPERATIONS = frozenset({"open", "os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir", "os.scandir"})
+#: Of these the second argument is the name that is made.
+MOVES = frozenset({"os.rename", "os.link"})
 
 
 def kill(pids: list[int]) -> None:

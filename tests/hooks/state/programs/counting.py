@@ -6,7 +6,6 @@ change, and leave. Each has made the collectives of so many steps, as training m
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -79,12 +78,11 @@ def _meet_the_notice(guard: Guard, rank: int) -> None:
         return
     if rank == 0:
         spotguard.testing.preempt(guard, PATIENCE)
-    nothing = threading.Event()
-
-    def shut() -> bool:  # alarmed first and shut behind it, by whoever saves: between them training may end
-        return guard._saver.alarmed and guard._gate.place.shut is not Shut.OPEN
-
-    assert any(shut() or nothing.wait(0.01) for _ in range(int(PATIENCE / 0.01)))
+    gate = guard._gate
+    with gate._changed:  # alarmed first and shut behind it, by whoever saves: between them training may end
+        assert gate._changed.wait_for(
+            lambda: guard._saver.alarmed and gate.place.shut is not Shut.OPEN, PATIENCE
+        )
 
 
 def _train(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
