@@ -19,11 +19,11 @@ import torch
 _POLL = 0.0005
 
 
-class _Event(Protocol):
+class Event(Protocol):
     def query(self) -> bool: ...
 
 
-def _record(device: torch.device, held: _Event | None) -> _Event:
+def record(device: torch.device, held: Event | None) -> Event:
     """An event on the stream that the calling thread computes with on that device."""
     event = held if isinstance(held, torch.cuda.Event) else torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
@@ -33,11 +33,11 @@ def _record(device: torch.device, held: _Event | None) -> _Event:
 class Fence:
     """The end of the last boundary on each device that holds state."""
 
-    def __init__(self, record: Callable[[torch.device, _Event | None], _Event] = _record) -> None:
+    def __init__(self, record: Callable[[torch.device, Event | None], Event] = record) -> None:
         self._record = record
         #: The devices that are recorded; never the host.
         self.devices: tuple[torch.device, ...] = ()
-        self._events: dict[torch.device, _Event] = {}
+        self._events: dict[torch.device, Event] = {}
 
     def follow(self, tensors: Iterable[torch.Tensor]) -> None:
         """These tensors are the state now. On the training thread."""
@@ -62,6 +62,84 @@ class Fence:
         for event in list(self._events.values()):
             while not event.query():
                 pause(_POLL)
+
+
+class DeviceProbes:
+    """A few bytes of tensors on devices, as they were at the last boundary.
+
+    The training thread never waits for a device here. It launches a comparison there, and reads the verdict at a later
+    boundary, once the device has reached it.
+
+    Args:
+        owned: tensors that only a hooked optimizer changes.
+        others: tensors that anybody may change at a boundary, and nobody between two.
+        record: how an event is recorded on a device.
+    """
+
+    def __init__(
+        self,
+        owned: Iterable[torch.Tensor],
+        others: Iterable[torch.Tensor],
+        record: Callable[[torch.device, Event | None], Event] = record,
+    ) -> None:
+        self._record = record
+        groups: dict[torch.device, list[torch.Tensor]] = {}
+        bytes_of: dict[torch.device, int] = {}
+        for tensor in owned:
+            groups.setdefault(tensor.device, []).append(_middle(tensor))
+            bytes_of[tensor.device] = bytes_of.get(tensor.device, 0) + tensor.itemsize
+        for tensor in others:
+            groups.setdefault(tensor.device, []).append(_middle(tensor))
+        #: By device, the optimizers' first; and how many bytes are the optimizers'.
+        self._probes = [*groups.values()]
+        self._owned = [bytes_of.get(device, 0) for device in groups]
+        self._seen: list[torch.Tensor] = []
+        #: Comparisons that a device has not been seen to finish: the event behind each, and where its verdict arrives.
+        self._verdicts: list[tuple[Event, torch.Tensor]] = []
+
+    def mark(self, stepped: bool) -> bool:
+        """Take the bytes as they are now. On the training thread.
+
+        Args:
+            stepped: a registered optimizer stepped since the last mark, so nothing is compared.
+
+        Returns:
+            Whether what only optimizers change was seen to move, at this mark or an earlier one, though none had stepped.
+        """
+        if not self._probes:
+            return False
+        before, self._seen = self._seen, [torch.cat(probes) for probes in self._probes]
+        if before and not stepped:
+            for owned, old, new in zip(self._owned, before, self._seen, strict=True):
+                if owned:
+                    self._compare(old[:owned], new[:owned])
+        pending, self._verdicts = self._verdicts, []
+        moved = False
+        for event, verdict in pending:
+            if event.query():
+                moved = moved or bool(verdict)
+            else:
+                self._verdicts.append((event, verdict))
+        return moved
+
+    def _compare(self, old: torch.Tensor, new: torch.Tensor) -> None:
+        differs = torch.ne(old, new).any()
+        verdict = host_tensor(differs)
+        verdict.copy_(differs, non_blocking=True)
+        self._verdicts.append((self._record(differs.device, None), verdict))
+
+    def differ(self) -> bool:
+        """Whether the bytes are other than at the mark. Waits for the calling thread's stream; any thread."""
+        pairs = zip(self._probes, self._seen, strict=False)
+        return any(not torch.equal(torch.cat(probes), seen) for probes, seen in pairs)
+
+
+def _middle(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of the element in the middle, as an alias: compared as bytes, a NaN equals itself."""
+    middle = sum((size // 2) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    first = (tensor.storage_offset() + middle) * tensor.itemsize
+    alias = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return alias.set_(tensor.untyped_storage(), first, (tensor.itemsize,), (1,))
 
 
 class _Stream(Protocol):

@@ -178,10 +178,11 @@ class State:
             self._look_at = started + _LOOK_EVERY
             if any(module.outdated() for module in self._modules):
                 self._refresh()
-        moved = self._witness.mark()
+        # Where saves wait for boundaries anyway nothing is compared: a device would have to be asked each time.
+        moved = self._witness.mark(self._stepped or self.boundary_only != "")
         self._threads = torch.get_num_threads()
         self.fence.record()
-        if moved and not self._stepped:
+        if moved:
             self._wait_for_boundaries("parameters changed although no registered optimizer stepped")
         elif started - self._stepped_at > _LATE_SECONDS and self._stepped and self.ended_at:
             self._look_at_the_rest(started - self._stepped_at, started - self.ended_at)
@@ -263,7 +264,7 @@ class State:
     def look_again(self) -> None:
         """Follow tensors that were replaced. With the training thread parked at its boundary."""
         self._refresh()
-        self._witness.mark()
+        self._witness.mark(stepped=True)
 
     # --- the saving thread, gate shut ---
 

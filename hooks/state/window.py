@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import ctypes
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+from .device import DeviceProbes, Event, record
 from .shards import local
 from .storage import gap
 
@@ -32,6 +33,11 @@ _version = operator.attrgetter("_version")
 _address = torch.UntypedStorage.data_ptr
 
 
+def on_host(tensor: torch.Tensor) -> bool:
+    """Whether this process can read the tensor by its address."""
+    return tensor.device.type == "cpu"
+
+
 class Witness:
     """Remembers what some tensors looked like at a boundary.
 
@@ -40,6 +46,8 @@ class Witness:
         others: what else is read in place: an EMA, frozen weights, large buffers. Anybody may change them, but
             between boundaries nobody does.
         sources: (live tensor, alias that is read) pairs: both must stay the same memory, a DTensor's local shard too.
+        readable: whether a tensor is read by its address. The others are asked on their device.
+        record: how an event is recorded on a device.
     """
 
     def __init__(
@@ -47,33 +55,44 @@ class Witness:
         owned: Sequence[torch.Tensor],
         others: Sequence[torch.Tensor],
         sources: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        readable: Callable[[torch.Tensor], bool] = on_host,
+        record: Callable[[torch.device, Event | None], Event] = record,
     ) -> None:
         self._versioned = [t for t in (*owned, *others) if not t.is_inference()]
         self._sources = [pair for pair in sources if not (gap(local(pair[0])) or gap(pair[1]))]
         # Aliases, so that the memory a probe reads stays ours even when `.data` is pointed elsewhere.
-        self._held = [*_spread(owned), *_spread(others)]
-        self._host, self._device = _probes(self._held)
+        mine, theirs = _spread(owned), _spread(others)
+        self._held = [*mine, *theirs]
+        self._host = [_word(t) for t in self._held if readable(t)]
+        self._device = DeviceProbes(
+            [t for t in mine if not readable(t)], [t for t in theirs if not readable(t)], record
+        )
         self._storages = [t.untyped_storage() for t in self._held]
         self._blocks = [*map(_address, self._storages)]
         #: How many of the probed bytes are the optimizers'.
-        self._owned = sum(t.itemsize for t in _spread(owned) if t.device.type == "cpu")
+        self._owned = sum(t.itemsize for t in mine if readable(t))
         self._versions = -1
         self._seen = b""
-        self._seen_device: list[torch.Tensor] = []
 
     def stands(self) -> bool:
         """Whether the memory that is probed is still where it was. Where not, this witness is of no more use."""
         return [*map(_address, self._storages)] == self._blocks
 
-    def mark(self) -> bool:
-        """At the boundary, on the training thread, where everything `stands`. Returns whether what only optimizers
-        change moved since the last mark."""
+    def mark(self, stepped: bool = False) -> bool:
+        """At the boundary, on the training thread, where everything `stands`.
+
+        Args:
+            stepped: a registered optimizer stepped since the last mark: what they own has moved, and may.
+
+        Returns:
+            Whether what only optimizers change moved though none had stepped. A device tells a boundary or more later.
+        """
         before = self._seen
         self._versions = sum(map(_version, self._versioned))
         self._seen = b"".join(self._host)
-        if self._device:
-            self._seen_device = [torch.cat(group) for group in self._device]
-        return bool(before) and before[: self._owned] != self._seen[: self._owned]
+        far = self._device.mark(stepped)
+        near = not stepped and bool(before) and before[: self._owned] != self._seen[: self._owned]
+        return near or far
 
     def broken(self) -> str:
         """Nothing while everything stands as it stood at the mark, else what moved. Any thread; some µs."""
@@ -83,9 +102,8 @@ class Witness:
             return "a tensor's storage was resized after guard.step()"
         if b"".join(self._host) != self._seen:
             return "a parameter was changed through .data (or by a fused kernel) after guard.step()"
-        for group, seen in zip(self._device, self._seen_device, strict=False):
-            if not torch.equal(torch.cat(group), seen):
-                return "a parameter on the device was changed after guard.step()"
+        if self._device.differ():
+            return "a parameter on the device was changed after guard.step()"
         for live, alias in self._sources:
             if local(live).data_ptr() != alias.data_ptr():
                 return "a parameter's storage was replaced after guard.step()"
@@ -100,18 +118,7 @@ def _spread(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [t.detach() for t in some]
 
 
-def _probes(
-    tensors: Sequence[torch.Tensor],
-) -> tuple[list[ctypes._SimpleCData[int]], list[list[torch.Tensor]]]:
-    """One word in the middle of each tensor: read by address on the host, by one kernel a dtype on a device."""
-    host: list[ctypes._SimpleCData[int]] = []
-    device: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    for tensor in tensors:
-        middle = tuple(size // 2 for size in tensor.shape)
-        if tensor.device.type == "cpu":
-            offset = sum(i * stride for i, stride in zip(middle, tensor.stride(), strict=True))
-            word = _WORD[tensor.itemsize]
-            host.append(word.from_address(tensor.data_ptr() + offset * tensor.itemsize))
-        else:
-            device.setdefault((tensor.device, tensor.dtype), []).append(tensor[middle].reshape(1))
-    return host, list(device.values())
+def _word(tensor: torch.Tensor) -> ctypes._SimpleCData[int]:
+    """The word in the middle of a tensor, read by its address."""
+    offset = sum((size // 2) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return _WORD[tensor.itemsize].from_address(tensor.data_ptr() + offset * tensor.itemsize)
