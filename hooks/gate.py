@@ -17,10 +17,20 @@ one atomic act: between two acts training could pass (both simpler orders lose a
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from threading import get_ident
+from types import FrameType
+
+log = logging.getLogger("spotguard")
+
+#: Seconds between two looks at whether another thread's `optimizer.step()` has ended in an exception: its post-hook is not
+#: called then.
+_ENDED_EVERY = 0.1
 
 
 class Shut(Enum):
@@ -53,31 +63,58 @@ class Place:
     #: Completed steps at whose boundary this rank is held while others go on: they wait for it in a collective of the next
     #: step. Should it be told to leave there, it goes on to its next change first, like them.
     awaited: int | None = None
+    #: The threads that are inside `optimizer.step()`, and the frame that runs it.
+    changing: dict[int, FrameType | None] = field(default_factory=dict)
+    #: The thread that is between the begin and the end of a boundary; None: none is.
+    bounding: int | None = None
 
-    def may_change(self) -> bool:
-        """The optimizer is about to step. True: the state is dirty from here on; False: park and ask again."""
+    def may_change(self, thread: int = 0, frame: FrameType | None = None) -> bool:
+        """The optimizer is about to step in this thread. True: the state is dirty from here on; False: park and ask again.
+
+        Another thread's boundary is never changed underneath, neither while its copies are made nor while it is held.
+        """
+        if self.bounding not in (None, thread) or (self.at_boundary and self.shut is not Shut.OPEN):
+            return False
+        if self._may_be_dirty():
+            self.changing.setdefault(thread, frame)
+            return True
+        return False
+
+    def may_begin_boundary(self, thread: int = 0) -> bool:
+        """`guard.step()` begins to copy the small things. A clean state (a GradScaler's skipped step) that is
+        wanted as it stands must not have them changed underneath, and another thread's step must end before:
+        False: park and ask again."""
+        self.changing.pop(thread, None)  # a step of this very thread has ended, perhaps in an exception
+        if self.changing or not self._may_be_dirty():
+            return False
+        self.bounding = thread
+        return True
+
+    def may_copy_again(self, thread: int = 0) -> bool:
+        """A boundary that is there already is copied anew: nothing is to be had meanwhile, and then the same step. (Who
+        offered the next one would have all ranks wait for it, this one included.)"""
+        if not self.may_begin_boundary(thread):
+            return False
+        self.resting = True
+        return True
+
+    def end_change(self, thread: int, frame: FrameType | None) -> None:
+        """A step has ended in this thread. One inside another (a wrapper's) ends nothing."""
+        if self.changing.get(thread) in (None, frame):
+            self.changing.pop(thread, None)
+
+    def _may_be_dirty(self) -> bool:
         if self.dirty or self.shut is not Shut.BEFORE_CHANGE or self._behind():
             self.dirty, self.resting = True, False
             return True
         return False
-
-    #: `guard.step()` begins to copy the small things. A clean state (a GradScaler's skipped step) that is
-    #: wanted as it stands must not have them changed underneath: False: park and ask again.
-    may_begin_boundary = may_change
-
-    def may_copy_again(self) -> bool:
-        """A boundary that is there already is copied anew: nothing is to be had meanwhile, and then the same step. (Who
-        offered the next one would have all ranks wait for it, this one included.)"""
-        if not self.may_change():
-            return False
-        self.resting = True
-        return True
 
     def complete(self) -> bool:
         """One more step is complete. True: nobody wants it, go on; False: `rest` here."""
         self.completed += 1
         if self._may_go_on():
             self.dirty = False
+            self.bounding = None
             return True
         self.resting = True
         return False
@@ -85,9 +122,10 @@ class Place:
     def rest(self) -> None:
         """All copies are made; the training thread parks at its boundary."""
         self.dirty = self.resting = False
+        self.bounding = None
         self.at_boundary = True
 
-    def may_leave_boundary(self) -> bool:
+    def may_leave_boundary(self, thread: int = 0) -> bool:
         if self._may_go_on():
             self.at_boundary = False
             return True
@@ -135,17 +173,39 @@ class Gate:
         self._changed = threading.Condition(self._lock)
         self.place = Place(together=together)
         self._leave: Callable[[], BaseException] | None = None
+        #: How many threads are parked: those that step beside the one that trains are woken by what that one does.
+        self._parked = 0
+        self._warned = False
         #: Set when the guard is closed, and in a forked child, where the lock may be held for ever.
         self.inert = False
 
     # --- the training thread ---
 
-    def before_change(self) -> None:
-        """Called before `optimizer.step()` changes anything; parks while the gate is shut."""
-        self._pass(self.place.may_change)
+    def before_change(self, frame: FrameType | None = None) -> None:
+        """Called before `optimizer.step()` changes anything; parks while the gate is shut.
+
+        Args:
+            frame: the one that runs the step. While it runs, no other thread begins a boundary.
+        """
+        self._pass(lambda thread: self.place.may_change(thread, frame))
+
+    def after_change(self, frame: FrameType | None = None) -> None:
+        """The step is over. Not called where it raised."""
+        if self.inert:
+            return
+        with self._lock:
+            self.place.end_change(get_ident(), frame)
+            if self._parked:
+                self._changed.notify_all()
 
     def begin_boundary(self) -> None:
         self._pass(self.place.may_begin_boundary)
+
+    def abort_boundary(self) -> None:
+        """What began a boundary has raised: other threads may step."""
+        with self._lock:
+            self.place.bounding = None
+            self._changed.notify_all()
 
     def begin_again(self) -> None:
         """As `begin_boundary`, for a save by hand: no step is completed by what follows. Then `arrive`."""
@@ -157,7 +217,7 @@ class Gate:
             return
         with self._lock:
             if self.place.complete():
-                if self.place.shut is not Shut.OPEN:
+                if self.place.shut is not Shut.OPEN or self._parked:
                     self._changed.notify_all()  # clean, which is enough for who saves
                 return
         if late_copies is not None:
@@ -188,25 +248,51 @@ class Gate:
         if self._leave is not None and not self.inert:
             raise self._leave()
 
-    def _pass(self, may: Callable[[], bool]) -> None:
+    def _pass(self, may: Callable[[int], bool]) -> None:
         if self.inert:
             return
         with self._lock:
             # Whatever is wanted since: the others leave before their next change, too.
             if self._leave is not None and not self.place.dirty and self.place.may_end_here():
                 raise self._leave()
-            if not may():
+            if not may(get_ident()):
                 self._park(may)
 
-    def _park(self, may: Callable[[], bool]) -> None:
+    def _park(self, may: Callable[[int], bool]) -> None:
         """Wait until told to go on or to leave. A signal (Ctrl-C) still reaches its handler: a condition's
         wait is interruptible."""
-        while not self.inert:
-            if self._leave is not None and self.place.may_end_here():
-                raise self._leave()
-            if may():
-                return
-            self._changed.wait()
+        thread = get_ident()
+        self._parked += 1
+        try:
+            while not self.inert:
+                if self._leave is not None and self.place.may_end_here():
+                    raise self._leave()
+                if may(thread):
+                    return
+                self._changed.wait(self._until_ended(thread))
+        finally:
+            self._parked -= 1
+
+    def _until_ended(self, thread: int) -> float | None:
+        """Forget the steps of other threads that have ended in an exception. Seconds to the next look; None: none is in
+        progress."""
+        others = {at: frame for at, frame in self.place.changing.items() if at != thread}
+        if not others:
+            return None
+        if not self._warned:
+            self._warned = True
+            names = {each.ident: each.name for each in threading.enumerate()}
+            log.warning(
+                "guard.step() waits for the optimizer.step() of another thread (%s) to end: a boundary lies between "
+                "steps; call guard.step() in the thread that steps",
+                ", ".join(names.get(at, "one that has ended") for at in others),
+            )
+        running = sys._current_frames()
+        for at, frame in others.items():
+            if frame is not None and not _runs(frame, running.get(at)):
+                self.place.changing.pop(at, None)
+                self._changed.notify_all()
+        return _ENDED_EVERY
 
     # --- the saving thread ---
 
@@ -260,3 +346,12 @@ class Gate:
             self._leave = ending
             self.place.close(Shut.BEFORE_CHANGE)
             self._changed.notify_all()
+
+
+def _runs(frame: FrameType, top: FrameType | None) -> bool:
+    """Whether a frame is on the stack that ends at `top`."""
+    while top is not None:
+        if top is frame:
+            return True
+        top = top.f_back
+    return False

@@ -73,7 +73,15 @@ class Guard:
         self._first_words = FirstWords(self._rank == 0, store.url)
         self._gate = Gate(together=channel is not None)
         try:
-            self._state = State(state, self._gate.before_change, clock, rank=self._rank, world=self._world)
+            gate = self._gate
+            self._state = State(
+                state,
+                gate.before_change,
+                clock,
+                after_change=gate.after_change,
+                rank=self._rank,
+                world=self._world,
+            )
         except Exception as error:
             if channel is not None:
                 cannot_begin(channel, error)
@@ -200,6 +208,7 @@ class Guard:
                 self._checkpointer.begin_attempt(self._beginning.claim())
             done = self._beginning.load(self._state, step=step, run_id=run_id)
         except BaseException:
+            self._gate.abort_boundary()
             if not self._state.poisoned:
                 self._saver.ready = self._restored  # nothing was changed: what it has is as good as it was
             raise
@@ -223,11 +232,15 @@ class Guard:
         if gate.inert:
             return
         gate.begin_boundary()
-        if state.boundary_only:
-            gate.end_boundary(state.at_boundary)
-        else:
-            state.at_boundary()
-            gate.end_boundary()
+        try:
+            if state.boundary_only:
+                gate.end_boundary(state.at_boundary)
+            else:
+                state.at_boundary()
+                gate.end_boundary()
+        except BaseException:
+            gate.abort_boundary()
+            raise
         if self._unsettled:
             self._unsettled -= 1
             if not self._unsettled:
@@ -268,7 +281,11 @@ class Guard:
             )
         while True:
             self._gate.begin_again()
-            self._state.take_again()
+            try:
+                self._state.take_again()
+            except BaseException:
+                self._gate.abort_boundary()
+                raise
             self._gate.arrive()
             try:
                 return self._saver.manual()

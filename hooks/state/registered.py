@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -52,7 +53,8 @@ class State:
     Args:
         values: by registered name: modules, optimizers, anything with `state_dict`/`load_state_dict`, tensors,
             dicts of plain values.
-        before_change: called on the training thread before a registered optimizer changes anything.
+        before_change: called before a registered optimizer changes anything, with the frame that runs its step.
+        after_change: called when that step is over.
         clock: by which steps are measured.
         rank: this process's, in the job.
         world: the job's processes. More than one: what nobody declares to be shared is saved by each under its own name.
@@ -64,9 +66,10 @@ class State:
     def __init__(
         self,
         values: Mapping[str, Any],
-        before_change: Callable[[], None],
+        before_change: Callable[[FrameType], object],
         clock: Clock | None = None,
         *,
+        after_change: Callable[[FrameType], object] = lambda frame: None,
         rank: int = 0,
         world: int = 1,
     ) -> None:
@@ -104,7 +107,11 @@ class State:
         if registered.boundary_only:
             self._wait_for_boundaries(registered.boundary_only)
         # Last: who was refused has no hooks on his optimizers.
-        self._hooks = [hook(optimizer, self._on_step) for optimizer in registered.optimizers]
+        self._hooks = [
+            handle
+            for optimizer in registered.optimizers
+            for handle in hook(optimizer, self._on_step, after_change)
+        ]
 
     def close(self) -> None:
         """Let go of the optimizers: their steps are nobody's business any more."""
@@ -135,11 +142,11 @@ class State:
 
     # --- the training thread ---
 
-    def _on_step(self) -> None:
+    def _on_step(self, frame: FrameType) -> None:
         if not self._stepped:
             self._stepped_at = self._now()
         self._stepped = True
-        self._before_change()
+        self._before_change(frame)
 
     def at_boundary(self) -> None:
         """Copy what changes between steps, and remember what must not.

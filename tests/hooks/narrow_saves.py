@@ -47,7 +47,7 @@ class Saving:
         self.store = NarrowStore(self.clock, rate)
         self.width = width
         self.job = job if job is not None else small(width=width)
-        self.state = State(self.job.values, lambda: None, self.clock)
+        self.state = State(self.job.values, lambda frame: None, self.clock)
         self.checkpointer = Checkpointer(
             self.store, "run", 1, clock=self.clock, keep=Keep(1), lossy=lossy, world=1
         )
@@ -109,7 +109,7 @@ class Saving:
         store.objects = dict(self.store.objects)
         fresh = job if job is not None else small(width=self.width)
         seed(99)
-        state = State(fresh.values, lambda: None)
+        state = State(fresh.values, lambda frame: None)
         try:
             done = restore(store, "run", state, step=step)
         finally:

@@ -28,7 +28,7 @@ NAME = CheckpointName(1, 40, 6)
 def test_a_rank_that_goes_says_who_can_still_commit(others: frozenset[int]) -> None:
     """It is out of time, and all that it had to write is there. Who goes as well is no hope."""
     store, clock = FakeStore(), Hurried()
-    state = State({"notes": {"a": 1}}, lambda: None, rank=1, world=3)
+    state = State({"notes": {"a": 1}}, lambda frame: None, rank=1, world=3)
     state.at_boundary()
     agreed = Agreed(40, 3, Roles(others | {1}))
     save = Save(

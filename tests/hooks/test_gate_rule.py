@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import NamedTuple
 
 import pytest
@@ -224,7 +225,7 @@ class NeverWanted(Place):
 class LetsThrough(Place):
     """Looks at the gate only at boundaries."""
 
-    def may_change(self) -> bool:
+    def may_change(self, thread: int = 0, frame: FrameType | None = None) -> bool:
         self.dirty = True
         return True
 
@@ -232,7 +233,7 @@ class LetsThrough(Place):
 class CopiesWhileRead(Place):
     """Lets a boundary begin although its clean state is being read."""
 
-    def may_begin_boundary(self) -> bool:
+    def may_begin_boundary(self, thread: int = 0) -> bool:
         self.dirty = True
         return True
 
@@ -240,10 +241,11 @@ class CopiesWhileRead(Place):
 class NeverMarksDirty(Place):
     """Forgets that a step has begun."""
 
-    def may_change(self) -> bool:
+    def may_change(self, thread: int = 0, frame: FrameType | None = None) -> bool:
         return self.shut is not Shut.BEFORE_CHANGE
 
-    may_begin_boundary = may_change
+    def may_begin_boundary(self, thread: int = 0) -> bool:
+        return self.may_change(thread)
 
 
 class NeverRests(Place):
@@ -256,18 +258,19 @@ class NeverRests(Place):
 class StaysAtBoundary(Place):
     """Leaves the boundary and still claims to be there."""
 
-    def may_leave_boundary(self) -> bool:
+    def may_leave_boundary(self, thread: int = 0) -> bool:
         return self.shut is Shut.OPEN
 
 
 class ParksTheDirty(Place):
     """Stops a step in its middle."""
 
-    def may_change(self) -> bool:
+    def may_change(self, thread: int = 0, frame: FrameType | None = None) -> bool:
         self.dirty = self.dirty or self.shut is not Shut.BEFORE_CHANGE
         return self.shut is not Shut.BEFORE_CHANGE
 
-    may_begin_boundary = may_change
+    def may_begin_boundary(self, thread: int = 0) -> bool:
+        return self.may_change(thread)
 
 
 @pytest.mark.parametrize(

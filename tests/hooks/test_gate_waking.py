@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import FrameType
 
 import pytest
 
@@ -43,8 +44,8 @@ class Parked:
         refused = threading.Event()
 
         class Watched(Place):
-            def may_change(self) -> bool:
-                may = Place.may_change(self)
+            def may_change(self, thread: int = 0, frame: FrameType | None = None) -> bool:
+                may = Place.may_change(self, thread, frame)
                 if not may:
                     refused.set()
                 return may

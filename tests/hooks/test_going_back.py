@@ -128,7 +128,7 @@ def test_what_lies_on_the_disk_is_not_tidied_while_it_is_read(
 def test_one_that_cannot_be_waited_for_stays_of_its_attempt() -> None:
     """It ends when a newer attempt has begun: under its own name, as the newest of nothing, and nothing is deleted."""
     store, clock, job = WatchedStore(), ManualClock(), small()
-    state = State(job.values, lambda: None, clock)
+    state = State(job.values, lambda frame: None, clock)
     checkpointer = Checkpointer(store, "run", 1, clock=clock, keep=Keep(1))
     try:
         job.step(0)

@@ -39,7 +39,7 @@ WORLD = 4
 
 
 def state(rank: int, value: int) -> State:
-    made = State({"notes": {"a": torch.full((3,), value)}}, lambda: None, rank=rank, world=WORLD)
+    made = State({"notes": {"a": torch.full((3,), value)}}, lambda frame: None, rank=rank, world=WORLD)
     made.at_boundary()
     return made
 

@@ -79,7 +79,7 @@ class Heard:
 
 
 def state(rank: int) -> State:
-    made = State({"extra": torch.full((3,), rank)}, lambda: None, rank=rank, world=2)
+    made = State({"extra": torch.full((3,), rank)}, lambda frame: None, rank=rank, world=2)
     made.at_boundary()
     return made
 

@@ -153,7 +153,7 @@ def job(
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         made.step()
-    state = State({"model": model, "optimizer": made}, lambda: None, rank=rank, world=world)
+    state = State({"model": model, "optimizer": made}, lambda frame: None, rank=rank, world=world)
     state.at_boundary()
     return state, made, list(model.parameters())
 

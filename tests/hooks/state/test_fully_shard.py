@@ -70,7 +70,7 @@ def test_at_any_moment_of_a_step(options: dict[str, Any]) -> None:
         for module in (model.inner, model):
             fully_shard(module, mesh=mesh, **options)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
-        state = State({"model": model, "optimizer": optimizer}, lambda: None, rank=1, world=4)
+        state = State({"model": model, "optimizer": optimizer}, lambda frame: None, rank=1, world=4)
         words = torch.arange(6)
 
         def step() -> None:
@@ -121,7 +121,7 @@ def test_what_optimizers_keep_beside_a_shard(make: Callable[[Any], torch.optim.O
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         optimizer.step()
-        state = State({"model": model, "optimizer": optimizer}, lambda: None, rank=1, world=2)
+        state = State({"model": model, "optimizer": optimizer}, lambda frame: None, rank=1, world=2)
         kept = [leaf for leaf in state.collect().leaves if leaf.name.startswith("optimizer/")]
         assert kept
         for leaf in kept:

@@ -323,7 +323,7 @@ def test_costly_copies_are_made_only_when_wanted(caplog: pytest.LogCaptureFixtur
 def test_a_module_that_was_replaced_in_a_dict_of_names() -> None:
     """The same value under two names is saved under each: nothing depends on which came first."""
     model = nn.Linear(2, 2)
-    state = State({"a": model, "b": model}, lambda: None)
+    state = State({"a": model, "b": model}, lambda frame: None)
     names = sorted(leaf.name for leaf in state.collect().leaves)
     assert {name.partition("/")[0] for name in names} >= {"a", "b"}
 

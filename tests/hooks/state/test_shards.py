@@ -48,7 +48,7 @@ def leaves(make: Way, rank: int, world: int) -> dict[str, Leaf]:
     with rank_of(rank, world):
         model = make(Model(), world)
         values = {"model": model, "optimizer": stepped(model)}
-        state = State(values, lambda: None, rank=rank, world=world)
+        state = State(values, lambda frame: None, rank=rank, world=world)
         state.at_boundary()
         assert state.broken() == ""
         return {leaf.name: leaf for leaf in state.collect().leaves}
@@ -172,7 +172,7 @@ def test_a_bare_dtensor_is_a_shard_small_or_large() -> None:
         small = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)])
         large = distribute_tensor(torch.zeros(8 * 2**20), mesh, [Shard(0)])
         same = distribute_tensor(torch.zeros(3), mesh, [Replicate()])
-        state = State({"small": small, "large": large, "same": same}, lambda: None, rank=1, world=2)
+        state = State({"small": small, "large": large, "same": same}, lambda frame: None, rank=1, world=2)
         state.at_boundary()
         found = {leaf.name: leaf for leaf in state.collect().leaves}
         assert where(found["small"]) == ((3,), (3,), (6,), ())
@@ -187,22 +187,27 @@ def test_what_is_no_part_of_a_tensor_is_refused_by_name() -> None:
         mesh = mesh_of(2)
         partial = DTensor.from_local(torch.zeros(3), mesh, [Partial()], run_check=False)
         with pytest.raises(StateError, match=r"^it is a sum of which each rank holds a part \(Partial\)"):
-            State({"it": partial}, lambda: None, rank=1, world=2)
+            State({"it": partial}, lambda frame: None, rank=1, world=2)
         wrong = DTensor.from_local(
             torch.zeros(3), mesh, [Shard(0)], run_check=False, shape=torch.Size([7]), stride=(1,)
         )
         wrong._local_tensor = torch.zeros(2)
         with pytest.raises(StateError, match=r"^it is a shard of shape \[2\] where its placements say \[3\]"):
-            State({"it": wrong}, lambda: None, rank=1, world=2)
+            State({"it": wrong}, lambda frame: None, rank=1, world=2)
         with pytest.raises(StateError, match=r"^notes holds a DTensor"):
-            State({"notes": {"it": distribute_tensor(torch.zeros(2), mesh)}}, lambda: None, rank=1, world=2)
+            State(
+                {"notes": {"it": distribute_tensor(torch.zeros(2), mesh)}},
+                lambda frame: None,
+                rank=1,
+                world=2,
+            )
 
 
 def test_fsdp1_is_refused_with_what_to_use() -> None:
     with rank_of(0, 2):
         model = FullyShardedDataParallel(Model(), device_id=torch.device("cpu"))
         with pytest.raises(StateError, match=r"^model is wrapped by FullyShardedDataParallel"):
-            State({"model": model}, lambda: None, rank=0, world=2)
+            State({"model": model}, lambda frame: None, rank=0, world=2)
 
 
 def test_an_optimizer_that_shards_by_itself_is_refused_with_what_to_use() -> None:
@@ -210,20 +215,20 @@ def test_an_optimizer_that_shards_by_itself_is_refused_with_what_to_use() -> Non
         model = ddp(Model(), 2)
         optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW)
         with pytest.raises(StateError, match=r"^optimizer is a ZeroRedundancyOptimizer"):
-            State({"model": model, "optimizer": optimizer}, lambda: None, rank=0, world=2)
+            State({"model": model, "optimizer": optimizer}, lambda frame: None, rank=0, world=2)
 
 
 def test_a_module_that_nobody_shares_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     """And each rank's copy has the rank's name."""
     with rank_of(1, 2):
-        state = State({"model": Model(), "notes": {"a": 1}}, lambda: None, rank=1, world=2)
+        state = State({"model": Model(), "notes": {"a": 1}}, lambda frame: None, rank=1, world=2)
         assert all(leaf.name.startswith("@00001/") for leaf in state.collect().leaves)
         assert caplog.text.count("saves its own copy") == 1
         assert "model.first.weight and 4 more" in caplog.text
 
 
 def test_one_process_names_nothing_by_its_rank() -> None:
-    state = State({"model": Model()}, lambda: None)
+    state = State({"model": Model()}, lambda frame: None)
     assert {leaf.name for leaf in state.collect().leaves if "rng" not in leaf.name} == {
         f"model/{name}" for name in Model().state_dict()
     }

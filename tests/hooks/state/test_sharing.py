@@ -29,7 +29,9 @@ def asked(way: str, what: Callable[[State], Any], make: Callable[[], nn.Module] 
     answers = []
     for rank in range(4):
         with rank_of(rank, 4):
-            answers.append(what(State({"model": WAYS[way](make(), 4)}, lambda: None, rank=rank, world=4)))
+            answers.append(
+                what(State({"model": WAYS[way](make(), 4)}, lambda frame: None, rank=rank, world=4))
+            )
     return answers
 
 
@@ -46,7 +48,7 @@ def test_ranks_that_hold_the_same_have_one_fingerprint_for_it() -> None:
 def test_a_fingerprint_changes_with_the_model_and_not_with_a_step() -> None:
     with rank_of(1, 2):
         model: Any = WAYS["ddp"](plain(), 2)
-        state = State({"model": model}, lambda: None, rank=1, world=2)
+        state = State({"model": model}, lambda frame: None, rank=1, world=2)
         before = state.fingerprint()
         state.at_boundary()
         assert state.fingerprint() == before

@@ -72,7 +72,7 @@ def test_what_is_looked_at_once_is_not_weighed() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer.state = Slow(dict)
-    state = State({"model": model, "optimizer": optimizer}, lambda: None, clock)
+    state = State({"model": model, "optimizer": optimizer}, lambda frame: None, clock)
     for _ in range(4):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
@@ -98,4 +98,4 @@ def test_what_does_not_fit_itself_is_refused_at_register() -> None:
 
     model.register_state_dict_post_hook(strip)
     with pytest.raises(StateError, match=r"model does not fit .*0\._extra_state"):
-        State({"model": model}, lambda: None)
+        State({"model": model}, lambda frame: None)

@@ -45,7 +45,7 @@ class Rank:
 
     def __init__(self, rank: int, world: int, **values: Any) -> None:
         self.values = values
-        self.state = State(values, lambda: None, rank=rank, world=world)
+        self.state = State(values, lambda frame: None, rank=rank, world=world)
         self.state.at_boundary()
 
 

@@ -147,7 +147,7 @@ def save(way: str, rank: int) -> Kept:
     plain_model, plain_optimizer = make(way)
     plain = [step(plain_model, plain_optimizer, batch(way, rank, number)) for number in range(STEPS)]
     model, optimizer = make(way)
-    state = State({"model": model, "optimizer": optimizer}, lambda: None, rank=rank, world=WORLD)
+    state = State({"model": model, "optimizer": optimizer}, lambda frame: None, rank=rank, world=WORLD)
     state.at_boundary()
     losses = []
     for number in range(STEPS):
@@ -173,7 +173,7 @@ def save(way: str, rank: int) -> Kept:
 def save_alone() -> Saved:
     """What one process has, that nobody helped."""
     model, optimizer = make("alone")
-    state = State({"model": model, "optimizer": optimizer}, lambda: None)
+    state = State({"model": model, "optimizer": optimizer}, lambda frame: None)
     step(model, optimizer, batch("alone", 0, 0))
     state.at_boundary()
     collected = state.collect()
@@ -219,7 +219,7 @@ def fill(into: Mapping[str, Leaf], tensors: Mapping[str, torch.Tensor]) -> None:
 def restore(way: str, rank: int, world: int, saved: Saved) -> tuple[dict[str, torch.Tensor], float]:
     """Into a model that has been evaluated; gives what it is then, and the loss of its next step."""
     model, optimizer = make(way)
-    state = State({"model": model, "optimizer": optimizer}, lambda: None, rank=rank, world=world)
+    state = State({"model": model, "optimizer": optimizer}, lambda frame: None, rank=rank, world=world)
     with torch.no_grad():
         model(batch(way, rank, 0))
     with no_collective():
