@@ -18,6 +18,8 @@ class Agreed:
     epoch: int = 0
     #: Who writes what of what several ranks hold.
     roles: Roles = ALL_STAY
+    #: The training thread is held at the boundary until it is saved or copied: nothing changes its state meanwhile.
+    parked: bool = False
     #: This rank speaks for those that are absent: the first of those that are there.
     speaks: bool = False
     #: The weights are committed by themselves, before the moments.

@@ -34,7 +34,7 @@ from .promotion import Upload
 from .save import Save
 from .saved import Saved
 from .share import Share
-from .snapshot import Snapshot, differs
+from .snapshot import Snapshot
 from .state.collected import Collected
 from .state.registered import State
 
@@ -186,27 +186,33 @@ class Checkpointer:
                 return self._emergency(save, started)
             if opened is None:
                 return self._whole(save, self._name(save), started)
-            save, name = self._apart(save, opened)
-            return self._whole(save, name, started, blocked=self._clock.monotonic() - started)
+            save, name, opened_at = self._apart(save, opened)
+            return self._whole(save, name, started, blocked=opened_at - started)
         except Spoiled as error:
             self.spoiled = str(error)
             self._forget_shared()
             return None
 
-    def _apart(self, save: Save, opened: Callable[[], None]) -> tuple[Save, CheckpointName]:
+    def _apart(self, save: Save, opened: Callable[[], None]) -> tuple[Save, CheckpointName, float]:
         """With its bytes in a place of their own: on this machine's disk, or else in host memory. And its name: once the
-        gate is open training may go back, and what was read before is of the attempt before."""
-        collected, why = save.collected, ""
+        gate is open training may go back, and what was read before is of the attempt before. And when that was, later by what its checksums took."""
+        state, collected, reference = save.state, save.collected, save.reference()
         leaves: tuple[Leaf, ...] = ()
-        if (held := self._stage(save)) is None:
+        if (held := self._stage(save)) is not None:
+            # What is on the disk is not read again: the state is, which has not moved meanwhile if it is as it was before.
+            name, why = held.name, save.check(reference, collected.leaves)
+        else:
             leaves = self._snapshot.take(collected.leaves, save.effort)
-            why = save.state.broken() or differs(collected.leaves, leaves)
-        name = held.name if held is not None else self._name(save)
+            name, why = self._name(save), state.broken()
+        checksums = state.audit.seconds
         opened()
+        at = self._clock.monotonic() + checksums
+        if held is None:
+            why = why or save.check(reference, leaves)
         if why:
             raise Spoiled(why)
         collected = Collected(leaves, collected.trees, collected.light_trees)
-        return replace(save, collected=collected, in_place=False, held=held), name
+        return replace(save, collected=collected, in_place=False, held=held), name, at
 
     def _stage(self, save: Save) -> Held | None:
         if (stager := self._stager) is None or stager.stage.off:

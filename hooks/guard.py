@@ -241,6 +241,8 @@ class Guard:
         except BaseException:
             gate.abort_boundary()
             raise
+        if state.audit.wanted == gate.place.completed:
+            state.audit.take(lambda: self._saver.alarmed)
         if self._unsettled:
             self._unsettled -= 1
             if not self._unsettled:

@@ -238,7 +238,8 @@ class Orders:
             self._assembly.over(id, why)
 
     def background(self, epoch: int = 0, *, at_boundary: bool = False) -> bool:
-        """Begin a background save at this boundary. Returns at once; False where one is under way, or a notice is.
+        """Begin a background save at this boundary. Returns before anything is copied; False where one is under way, or a
+        notice is.
 
         Args:
             epoch: the ranks' call. Whatever is under way for an earlier one ends: all ranks have heard of this.
@@ -247,6 +248,10 @@ class Orders:
             if self._alarm is not None or (self._has_beside() and not epoch):
                 return False
             self._supersede_beside()
+        if not (epoch or at_boundary or self._state.boundary_only):
+            # Ranks choose a boundary that none of them has come to; alone, it is this one, which is held until it is copied.
+            self._gate.close()
+            self._state.audit.take(lambda: self.alarmed)
         self._put_beside(Job("background", self._effort(None), epoch=epoch, at_boundary=at_boundary))
         return True
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .agreed import Agreed
 from .checkpoints.effort import Effort
 from .checkpoints.stager import Held
 from .checkpoints.work import Progress
+from .checkpoints.writer import Spoiled
+from .format.leaf import Leaf
 from .format.manifest import Kind
+from .state.audit import Reference
 from .state.collected import Collected
 from .state.registered import State
 
@@ -32,6 +35,25 @@ class Save:
     held: Held | None = None
     #: Of what other ranks hold too, where there is time to take them.
     digests: Mapping[str, int] = field(default_factory=dict)
+
+    def reference(self) -> Reference | None:
+        """The checksums of this boundary; None: training is parked there, and nothing is edited.
+
+        Raises:
+            Abandoned: called off.
+            Spoiled: none were taken.
+        """
+        if self.agreed.parked:
+            return None
+        audit = self.state.audit
+        self.effort.wait(lambda: audit.wanted < 0, audit.ready)
+        if (reference := audit.reference) is None:
+            raise Spoiled("no checksums were taken at its boundary")
+        return reference
+
+    def check(self, reference: Reference | None, leaves: Sequence[Leaf]) -> str:
+        """What is other than at the boundary, in live memory or in a copy of it."""
+        return "" if reference is None else reference.differs(leaves, self.effort.pause)
 
     @property
     def step(self) -> int:

@@ -197,7 +197,7 @@ class Saver(Orders):
                     continue
                 reason = self._state.boundary_only
             elif not boundary_only:
-                reason = self._state.broken()
+                reason = self._state.broken() or self._state.audit.look()
             if not reason:
                 job.saved = self._save(job, agreed) or job.saved
                 reason = self._checkpointer.spoiled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -13,6 +14,8 @@ from .state.device import SideStreams, host_tensor
 from .state.memory import available_memory
 from .state.storage import copyable
 
+#: Bytes that are copied between two looks at whether the save is still wanted.
+_PIECE = 64 * 2**20
 #: Host memory that it must leave to others, in bytes.
 _LEAVE_FREE = 512 * 2**20
 
@@ -41,9 +44,10 @@ class Snapshot:
             wanted[leaf.name] = held
         self._held = wanted  # what is no longer part of the state is let go before anything is copied
         for leaf in leaves:
-            effort.check()
             with torch.no_grad(), self._streams.on(leaf.tensor.device):
-                copyable(wanted[leaf.name]).copy_(copyable(leaf.tensor), non_blocking=True)
+                for into, part in _pieces(copyable(wanted[leaf.name]), copyable(leaf.tensor)):
+                    effort.check()
+                    into.copy_(part, non_blocking=True)
         self._streams.finish()
         return tuple(replace(leaf, tensor=wanted[leaf.name], still=True) for leaf in leaves)
 
@@ -58,12 +62,9 @@ class Snapshot:
             )
 
 
-def differs(live: tuple[Leaf, ...], copies: tuple[Leaf, ...]) -> str:
-    """The name of a tensor that anybody may change and that is not as it was copied."""
-    for leaf, copy in zip(live, copies, strict=True):
-        if not leaf.still and not torch.equal(
-            copyable(leaf.tensor.detach()).cpu().contiguous().reshape(-1).view(torch.uint8),
-            copy.tensor.reshape(-1).view(torch.uint8),
-        ):
-            return f"{leaf.name} was changed while it was copied"
-    return ""
+def _pieces(into: torch.Tensor, tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    if tensor.nbytes <= _PIECE or not tensor.is_contiguous():
+        yield into, tensor
+        return
+    count = _PIECE // tensor.itemsize
+    yield from zip(into.reshape(-1).split(count), tensor.reshape(-1).split(count), strict=True)

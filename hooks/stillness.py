@@ -7,6 +7,7 @@ obeys the one decision: who is behind is let through to it, and to no step furth
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .agreed import Agreed
@@ -63,10 +64,13 @@ class Stillness:
         # other ranks may be anywhere.)
         at_boundary = boundary_only and (together or job.kind != "manual")
         how = Shut.AT_BOUNDARY if at_boundary else Shut.BEFORE_CHANGE
-        decision = self._decide(job, how) if together else None
+        ahead = together and job.is_checkpoint and not at_boundary
+        decision = self._decide(job, how, ahead=ahead) if together else None
         if decision is None:
             self._gate.close(how)
         else:
+            if ahead and decision.step is not None:
+                self._state.audit.want(decision.step)
             self._gate.close(how, decision.step, awaited=at_boundary and decision.some_park)
         step = self._gate.wait_steady(job.effort.left, lambda: job.effort.abandoned or self._ending())
         if step is None and job.effort.left() == 0:
@@ -83,21 +87,25 @@ class Stillness:
         if job.alarm is not None:
             self._listener.progress(job.alarm, "gate", step, 0, 0)
         if decision is None or self._assembly is None:
-            return Agreed(step)
-        return self._assembly.agreed(job, decision, step)
+            return Agreed(step, parked=at_boundary)
+        return replace(self._assembly.agreed(job, decision, step), parked=at_boundary)
 
     def refuse(self, job: Job) -> None:
         """There is no state yet: the others hear of it, and nothing is saved."""
         if self._assembly is not None:
             self._take_part(self._assembly, job, None, boundary=False, parks=False)
 
-    def _decide(self, job: Job, how: Shut) -> Decision:
+    def _decide(self, job: Job, how: Shut, *, ahead: bool) -> Decision:
+        """
+        Args:
+            ahead: at the boundary after the earliest, which the training thread has not come to: there it takes checksums.
+        """
         assembly = self._assembly
         assert assembly is not None
         place = self._gate.close(how)
         parks = how is Shut.AT_BOUNDARY
-        ahead = parks and not (place.at_boundary or place.resting)
-        return self._take_part(assembly, job, place.earliest(), boundary=ahead, parks=parks)
+        to_come = ahead or (parks and not (place.at_boundary or place.resting))
+        return self._take_part(assembly, job, place.earliest() + ahead, boundary=to_come, parks=parks)
 
     def _take_part(
         self, assembly: Assembly, job: Job, step: int | None, *, boundary: bool, parks: bool

@@ -53,6 +53,10 @@ class Fence:
         for device in self.devices:
             self._events[device] = self._record(device, self._events.get(device))
 
+    def reached(self) -> bool:
+        """Whether every device has reached what was recorded last. Nothing waits."""
+        return all(event.query() for event in self._events.values())
+
     def wait(self, pause: Callable[[float], object]) -> None:
         """On the saving thread: until every device has reached the boundary.
 

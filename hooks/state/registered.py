@@ -16,6 +16,7 @@ from ...providers.clock import Clock, SystemClock
 from ...providers.errors import StateError
 from ..format.coverage import MergedTensor
 from ..format.leaf import Leaf
+from .audit import Audit
 from .collected import Collected as Collected
 from .collected import collect
 from .device import Fence
@@ -88,6 +89,8 @@ class State:
         self._boundaries = 0
         #: An optimizer makes new state tensors at every step (LBFGS): it is looked at anew each time.
         self._restless = False
+        #: Checksums of the last boundary's state, by which an edit is found that the witness does not see.
+        self.audit = Audit(self._now, self._wait_for_boundaries)
         #: When the device has reached the last boundary.
         self.fence = Fence()
         #: Monotonic seconds: when the last boundary's copies were made; 0 before the first.
@@ -117,6 +120,7 @@ class State:
         """Let go of the optimizers: their steps are nobody's business any more."""
         for handle in self._hooks:
             handle.remove()
+        self.audit.close()
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -143,10 +147,12 @@ class State:
     # --- the training thread ---
 
     def _on_step(self, frame: FrameType) -> None:
-        if not self._stepped:
+        first, self._stepped = not self._stepped, True
+        if first:
             self._stepped_at = self._now()
-        self._stepped = True
         self._before_change(frame)
+        if first:
+            self.audit.look()
 
     def at_boundary(self) -> None:
         """Copy what changes between steps, and remember what must not.
@@ -195,6 +201,10 @@ class State:
             self._look_at_the_rest(started - self._stepped_at, started - self.ended_at)
         else:
             self._late = 0
+        if self.boundary_only:
+            self.audit.forget()
+        else:
+            self.audit.turn(started - self.ended_at if self._stepped else 0.0)
         self._stepped = False
         ended = self._now()
         cost = ended - started if worked is None else time.thread_time() - worked
@@ -246,6 +256,14 @@ class State:
         self.fence.follow([*owned, *watched.values(), *(live for live, _ in sources)])
         leaves = [leaf for part in self.parts for leaf in part.leaves()]
         self._look_for_gaps(leaves)
+        live = {
+            local(t).untyped_storage().data_ptr() for t in (*owned, *watched.values()) if not gap(local(t))
+        }
+        self.audit.follow(
+            leaf
+            for leaf in leaves
+            if not gap(leaf.tensor) and leaf.tensor.untyped_storage().data_ptr() in live
+        )
         # Here and not when it is asked for: then the training thread may be within the first step, which makes state.
         self._fingerprint = fingerprint(leaves)
         self._alone = alone(leaves, self._ranks.rank)
@@ -262,6 +280,7 @@ class State:
     def take_again(self) -> None:
         """Take the boundary anew, just as it is now: somebody saves by hand. On the training thread."""
         self.taken += 1
+        self.audit.forget()
         for part in self.parts:
             part.at_boundary()
         self._threads = torch.get_num_threads()

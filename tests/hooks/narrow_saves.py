@@ -83,7 +83,7 @@ class Saving:
 
     def background(self) -> Saved:
         saved = self.checkpointer.save(
-            self.state, Agreed(self.done), "background", Effort(self.clock), opened=lambda: None
+            self.state, Agreed(self.done, parked=True), "background", Effort(self.clock), opened=lambda: None
         )
         assert saved is not None
         return saved

@@ -143,7 +143,7 @@ def test_one_that_cannot_be_waited_for_stays_of_its_attempt() -> None:
             checkpointer.begin_attempt(claim_attempt(store, "run", {}, created=0.0))
             checkpointer.restored(restored_from)
 
-        saved = checkpointer.save(state, Agreed(2), "background", Effort(clock), opened=back)
+        saved = checkpointer.save(state, Agreed(2, parked=True), "background", Effort(clock), opened=back)
         assert saved is not None
         assert saved.url.endswith("/000000002-0001-0001/")
         assert checkpointer.last is not None

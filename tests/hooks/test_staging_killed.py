@@ -75,7 +75,7 @@ def one_life(store: WatchedStore, stage: Path, life: Life, calls: int, *, after:
         try:
             # On this thread, for a death would end the saving one without a word.
             guard._checkpointer.save(
-                guard._state, Agreed(3), "background", Effort(SystemClock()), None, lambda: None
+                guard._state, Agreed(3, parked=True), "background", Effort(SystemClock()), None, lambda: None
             )
         except Killed:
             return True

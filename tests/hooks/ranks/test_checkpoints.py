@@ -15,8 +15,9 @@ pytestmark = pytest.mark.torch
 
 
 def test_the_first_ranks_checkpoints_are_everybodys_and_old_ones_go(gang: Gang, folder: Path) -> None:
-    begins = [event(0, step, "evaluation", "background") for step in (2, 4, 6)]
-    ends = [event(rank, step, "loading", "saved", least=step - 1) for rank in range(2) for step in (3, 5, 7)]
+    """Each is of the boundary after the next: the ranks have to agree on one that none of them has come to."""
+    begins = [event(0, step, "evaluation", "background") for step in (1, 3, 5)]
+    ends = [event(rank, step, "loading", "saved", least=step) for rank in range(2) for step in (3, 5, 7)]
     said = gang.play(2, "fsdp", folder, *begins, *ends, env={"SPOTGUARD_KEEP": "2"})
     assert [each["ended"] for each in said] == ["at its end"] * 2, gang.errors()
     assert said[0]["last"] == said[1]["last"] >= 6

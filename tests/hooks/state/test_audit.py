@@ -1,0 +1,210 @@
+"""Checksums of the state: every byte comes round, an edit is named, and the time they take is a share of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from spotguard.hooks.format.leaf import Leaf
+from tests.fakes.clock import ManualClock
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from spotguard.hooks.state import audit as audits  # noqa: E402
+from spotguard.hooks.state.audit import Audit, Reference  # noqa: E402
+from spotguard.hooks.state.checksums import equal, source  # noqa: E402
+
+MIB = 2**20
+
+
+class Audited:
+    """Some tensors under an audit, on a clock that the test sets."""
+
+    def __init__(self, *tensors: Any) -> None:
+        self.clock = ManualClock()
+        self.said: list[str] = []
+        self.leaves = [Leaf(f"model/{i}", tensor) for i, tensor in enumerate(tensors)]
+        self.audit = Audit(self.clock.monotonic, self.said.append)
+        self.audit.follow(self.leaves)
+
+    def reference(self) -> Reference:
+        self.audit.take(lambda: False)
+        assert self.audit.reference is not None
+        return self.audit.reference
+
+
+def no_pause(seconds: float) -> None:
+    """Nothing is called off."""
+
+
+def rows(name: str) -> Any:
+    """A tensor of 1,000 rows that lies in memory in this way."""
+    dense = torch.arange(64000, dtype=torch.float32).reshape(1000, 64)
+    ways: dict[str, Callable[[], Any]] = {
+        "contiguous": lambda: dense,
+        "transposed": lambda: dense.t().contiguous().t(),
+        "a part of a wider one": lambda: torch.cat([dense, dense], 1)[:, :64],
+        "a part that begins at an odd byte": lambda: torch.zeros(64003, dtype=torch.uint8)[3:].view(1000, 64),
+        "bfloat16": lambda: dense.bfloat16(),
+        "conjugated": lambda: torch.complex(dense, dense).conj(),
+        "boolean": lambda: dense > 5,
+    }
+    return ways[name]()
+
+
+WAYS = [
+    "contiguous",
+    "transposed",
+    "a part of a wider one",
+    "a part that begins at an odd byte",
+    "bfloat16",
+    "conjugated",
+    "boolean",
+]
+
+
+@pytest.mark.parametrize("kind", ["crc32", "sums"])
+@pytest.mark.parametrize("way", WAYS)
+def test_one_changed_row_of_1000_changes_the_checksum_and_a_contiguous_copy_has_the_same(
+    way: str, kind: Any
+) -> None:
+    live = rows(way)
+    copy = torch.empty(live.shape, dtype=live.dtype).copy_(live)
+    seen, copied = source("it", live, kind), source("it", copy, kind)
+    before = seen.read(0, seen.nbytes)
+    assert equal(before, copied.read(0, copied.nbytes))
+    part = seen.whole_rows(seen.nbytes // 3)
+    assert equal(seen.read(part, 2 * part), copied.read(part, 2 * part))
+    live[617] = ~live[617] if live.dtype == torch.bool else 3
+    assert not equal(seen.read(0, seen.nbytes), before)
+    assert equal(copied.read(0, copied.nbytes), before)
+
+
+def test_slices_come_round_and_a_changed_row_is_named_within_one_round() -> None:
+    """50,000 rows, of which a turn changes one, each time another."""
+    table, other = torch.zeros(50_000, 64), torch.zeros(1000)
+    job = Audited(other, table)
+    total = table.nbytes + other.nbytes
+    turns = 0
+    while not job.said:
+        job.audit.turn(0.01)
+        table.numpy()[turns * 7919 % 50_000] += 1
+        job.audit.look()
+        turns += 1
+        assert turns < 5 * total
+    assert "model/1 was changed in place after guard.step()" in job.said[0]
+
+
+def test_a_change_between_two_boundaries_is_none() -> None:
+    """Where `turn` takes the next slice, the optimizer has stepped."""
+    table = torch.zeros(1000, 64)
+    job = Audited(table)
+    for _ in range(300):
+        job.audit.turn(0.01)
+        assert job.audit.look() == ""
+        table.add_(1)
+    assert job.said == []
+
+
+@pytest.mark.parametrize(("boundaries", "share"), [(200, 0.02), (5000, 0.001)])
+def test_slices_take_their_share_of_a_step_and_no_more(
+    boundaries: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 100 ms, and a checksum of 8 GB/s."""
+    table = torch.zeros(64 * MIB, dtype=torch.uint8)
+    job = Audited(table)
+    read = 0
+
+    def counted(here: object, start: int, stop: int) -> int:
+        nonlocal read
+        read += stop - start
+        job.clock.advance((stop - start) / 8e9)
+        return 0
+
+    monkeypatch.setattr("spotguard.hooks.state.checksums._Memory.read", counted)
+    if boundaries > 200:
+        for _ in range(200):
+            job.audit.turn(0.1)
+            job.audit.look()
+    read, before = 0, job.clock.monotonic()
+    for _ in range(boundaries):
+        job.audit.turn(0.1)
+        job.audit.look()
+    assert job.clock.monotonic() - before <= 1.05 * share * 0.1 * boundaries
+    assert read / 2 >= table.nbytes, "not all bytes came round"
+
+
+def test_of_a_long_step_no_more_than_64_mib_are_read_at_a_boundary() -> None:
+    table = torch.zeros(80 * MIB, dtype=torch.uint8)
+    job = Audited(table)
+    job.audit.turn(100.0)
+    (region,) = job.audit._slice
+    assert region[0].stop - region[0].start <= audits.MOST
+
+
+def test_a_reference_names_what_differs_in_live_memory_and_in_a_copy() -> None:
+    live = [torch.zeros(1000, 8), torch.zeros(3 * MIB)]
+    job = Audited(*live)
+    reference = job.reference()
+    copies = [Leaf(leaf.name, leaf.tensor.clone()) for leaf in job.leaves]
+    assert reference.differs(job.leaves, no_pause) == reference.differs(copies, no_pause) == ""
+    live[1].numpy()[-1] = 5
+    assert reference.differs(copies, no_pause) == ""
+    assert reference.differs(job.leaves, no_pause).startswith("model/1 was changed in place")
+    assert len(job.said) == 1
+
+
+def test_a_large_reference_is_the_same_by_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = torch.arange(5 * MIB, dtype=torch.int64)
+    monkeypatch.setattr(audits, "MOST", MIB)
+    job = Audited(live)
+    reference = job.reference()
+    assert reference.differs(job.leaves, no_pause) == ""
+    live[4 * MIB + 17] = 0
+    assert reference.differs(job.leaves, no_pause) != ""
+    job.audit.close()
+
+
+def test_a_reference_that_nobody_wants_any_more_is_given_up() -> None:
+    job = Audited(torch.zeros(1000))
+    job.audit.want(7)
+    job.audit.take(lambda: True)
+    assert job.audit.reference is None
+    assert job.audit.wanted == -1
+    assert job.audit.ready.is_set()
+
+
+def test_a_reference_is_of_one_boundary() -> None:
+    job = Audited(torch.zeros(1000))
+    job.reference()
+    job.audit.turn(0.1)
+    assert job.audit.reference is None
+
+
+def test_a_comparison_is_called_off_before_the_next_piece() -> None:
+    job = Audited(torch.zeros(1000), torch.zeros(1000))
+    reference = job.reference()
+    looks: list[float] = []
+
+    def pause(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        reference.differs(job.leaves, pause)
+    assert job.said == []
+
+
+def test_memory_that_was_given_back_is_not_read() -> None:
+    """Reading it would end the process."""
+    table = torch.zeros(1000)
+    job = Audited(table)
+    job.audit.turn(1.0)
+    table.untyped_storage().resize_(0)
+    assert job.audit.look() == ""
+    job.audit.turn(1.0)
+    assert job.audit._slice == []
