@@ -1,0 +1,77 @@
+"""A job of two ranks in one process: a guard for each, on a thread of its own, as far apart as two machines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from spotguard.hooks import signals
+from spotguard.hooks.agreement.channel import Channel
+from spotguard.hooks.guard import Guard
+from spotguard.providers.clock import Clock, SystemClock
+from spotguard.providers.stores.store import BlobStore
+from tests.fakes.noticed import Heard
+
+T = TypeVar("T")
+
+#: Seconds after which a wait between threads counts as a hang.
+PATIENCE = 20.0
+WORLD = 2
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """One of the two ranks: its guard, what its agent would be told, and one step of its training."""
+
+    guard: Guard
+    heard: Heard
+    step: Callable[[], None]
+
+
+def join(stores: Sequence[BlobStore], clocks: Sequence[Clock]) -> list[Trainer]:
+    """Both ranks, restored. Each has a store and a clock of its own."""
+    met: Any = HashStore()
+    life = os.urandom(8).hex().encode()
+
+    def one(rank: int) -> Trainer:
+        channel = Channel.join(met, rank, WORLD, f"m{rank}", SystemClock(), meet=lambda _: life)
+        model = nn.Linear(8, 8)
+        optimizer = torch.optim.AdamW(model.parameters())
+        guard = Guard(stores[rank], "run", {"model": model, "optimizer": optimizer}, clocks[rank], channel)
+        heard = Heard(guard)
+        guard.restore()
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(torch.ones(4, 8)).square().mean().backward()
+            optimizer.step()
+            guard.step()
+
+        return Trainer(guard, heard, step)
+
+    return on_all(one)
+
+
+def on_all(what: Callable[[int], T]) -> list[T]:
+    """Each rank does it on a thread of its own, at the same time."""
+    with ThreadPoolExecutor(WORLD) as pool:
+        return [each.result(PATIENCE) for each in [pool.submit(what, rank) for rank in range(WORLD)]]
+
+
+@contextmanager
+def two_guards(stores: Sequence[BlobStore], clocks: Sequence[Clock] = ()) -> Iterator[list[Trainer]]:
+    """Closed together at the end."""
+    trainers = join(stores, clocks or [SystemClock()] * WORLD)
+    try:
+        yield trainers
+    finally:
+        on_all(lambda rank: trainers[rank].guard.close())
+        signals.let_go()

@@ -1,0 +1,106 @@
+"""A background checkpoint that is called off stops reading: a notice, and training, never wait for all that nobody trains."""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import closing
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from spotguard.hooks.agreed import Agreed
+from spotguard.hooks.checkpointer import Checkpointer
+from spotguard.hooks.checkpoints.effort import Abandoned
+from spotguard.hooks.checkpoints.retention import Keep
+from spotguard.hooks.state.registered import State
+from spotguard.providers.clock import SystemClock
+from spotguard.providers.errors import DeniedError
+from tests.fakes.ranks import rank_of
+from tests.fakes.store import FakeStore, Fault
+from tests.fakes.touched import Touched
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+
+MIB = 2**20
+#: Bytes at the most between two looks at whether a save may go on: a fiftieth of a second on one core.
+LONGEST = 64 * MIB
+#: More than that, and as little as shows it.
+FROZEN = 160 * MIB
+#: What else a process touches in the meantime: code, and its tables.
+NOISE = 32 * MIB
+
+
+def frozen(pieces: int) -> tuple[nn.Module, int]:
+    """A model of which only a head is trained, and where its other weights lie: in a mapping of their own."""
+    memory = mmap.mmap(-1, FROZEN)
+    whole = torch.frombuffer(memory, dtype=torch.float32).fill_(1.0)
+    base = nn.ParameterList([nn.Parameter(each, requires_grad=False) for each in whole.chunk(pieces)])
+    return nn.ModuleDict({"base": base, "head": nn.Linear(4, 1)}), whole.data_ptr()
+
+
+def checkpointer(store: FakeStore, world: int = 1) -> Checkpointer:
+    return Checkpointer(store, "run", 1, clock=SystemClock(), keep=Keep(3), world=world, incarnation="life")
+
+
+def guarded_state(model: nn.Module, world: int = 1) -> State:
+    optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
+    state = State({"model": model, "optimizer": optimizer}, lambda: None, world=world)
+    state.at_boundary()
+    return state
+
+
+def read_while_shut(pieces: int) -> Touched:
+    """What a background checkpoint reads of the frozen weights until the gate is open; then it is called off."""
+    model, address = frozen(pieces)
+    effort, store = Touched(address), FakeStore()
+
+    def opened() -> None:
+        effort.end()
+        effort.abandon("it was seen enough")
+
+    state = guarded_state(model)
+    effort.begin()
+    with closing(checkpointer(store)) as writer, pytest.raises(Abandoned, match="seen enough"):
+        writer.save(state, Agreed(0), "background", effort, opened=opened)
+    assert not store.objects
+    return effort
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="With the gate shut a frozen weight is copied and compared as a whole, however large, and no notice is heard.",
+)
+def test_frozen_weights_stop_training() -> None:
+    """One large weight."""
+    assert read_while_shut(1).most <= LONGEST
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="All frozen weights are compared with their copies in one go, gate shut, and no notice is heard.",
+)
+def test_differs_rate() -> None:
+    """Many small ones."""
+    assert read_while_shut(16).most <= LONGEST
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="The digests of all that replicas share are taken in one go before a byte is sent, and no notice is heard.",
+)
+def test_digests_rate() -> None:
+    """Of the copies, with the gate open: it is the notice that would wait."""
+    effort, store = Touched(), FakeStore()
+    with rank_of(0, 2), closing(checkpointer(store, 2)) as writer:
+        model = DistributedDataParallel(frozen(1)[0])
+        state = guarded_state(model, 2)
+        store.faults = [Fault(0, ("put",), error=lambda: DeniedError("it was seen enough"))]
+        with pytest.raises(DeniedError, match="seen enough"):
+            writer.save(state, Agreed(0), "background", effort, opened=effort.begin)
+    effort.end()
+    assert effort.most <= LONGEST + NOISE
