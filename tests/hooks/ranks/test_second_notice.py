@@ -22,6 +22,8 @@ pytestmark = pytest.mark.torch
 
 #: Each rank is on a machine of its own.
 WORLD = 3
+#: Where an agent's own clock begins: before that of its ranks, the system's, on a machine that has just booted too.
+BEHIND = -3600.0
 
 
 @contextmanager
@@ -52,7 +54,7 @@ def held_in_the_save(
             folder / "store",
             event(0, 4, "loading", "reaches", sign=str(reached)),
             event(1, 4, "loading", "hears of", count=2, sign=str(twice)),
-            fates=[fate(*hold, sign=held)],
+            fates=[fate(*hold, sign=held, every=True)],  # a put that lags is sent a second time
             hosted=hosted,
             envs={rank: {"SPOTGUARD_SOCKET": str(each.socket)} for rank, each in enumerate(machines)},
         )
@@ -98,7 +100,7 @@ def test_s16_two_machines_that_are_noticed_40_s_apart_go_with_one_checkpoint(
     gang: Gang, way: str, call: str, folder: Path
 ) -> None:
     """A rank whose machine stays is slow; when the second notice comes, the first machine has 80 s left of its 120."""
-    clock = ManualClock()
+    clock = ManualClock(BEHIND)
     with held_in_the_save(gang, WORLD, way, folder, (2, call), clock=clock) as (machines, held, twice):
         machines[0].notice(120.0)
         until(held.exists)
