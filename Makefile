@@ -18,6 +18,8 @@ SOURCES = $(shell find agent hooks providers packaging -name '*.py') pyproject.t
 FAST := -m "not soak and not bench"
 # More than cores: half of a whole-path test's time is waiting.
 JOBS ?= 4
+# CI sets it to scripts/again, which runs once more what fails.
+AGAIN ?=
 
 .PHONY: help demo test soak check bench wheel test-wheel test-pythons servers clean
 
@@ -29,7 +31,7 @@ demo: .venv/ready  ## the main job on a simulated cloud: train, be preempted, re
 	$(BIN)/spotguard demo
 
 test: .venv/ready  ## the fast tier: everything that matters
-	$(BIN)/pytest $(FAST) --numprocesses=$(JOBS) --dist=worksteal
+	$(AGAIN) $(BIN)/pytest $(FAST) --numprocesses=$(JOBS) --dist=worksteal
 
 soak: .venv/ready  ## the slow tier: hundreds of seeded kills, and long runs
 	$(BIN)/pytest -m "soak or hypothesis"  # and the properties with new examples
@@ -47,7 +49,7 @@ wheel: dist/built  ## build the wheel into dist/
 	@ls dist/*.whl
 
 test-wheel: .venv-wheel/ready  ## the whole-path tests against the built wheel
-	.venv-wheel/bin/pytest $(FAST) --numprocesses=$(JOBS) --dist=worksteal -o pythonpath= tests/e2e
+	$(AGAIN) .venv-wheel/bin/pytest $(FAST) --numprocesses=$(JOBS) --dist=worksteal -o pythonpath= tests/e2e
 
 test-pythons:  ## what needs no torch, on every other Python >= 3.12 that is here
 	scripts/test-pythons $(FAST) --numprocesses=$(JOBS) --dist=worksteal

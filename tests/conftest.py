@@ -14,6 +14,7 @@ import pytest
 
 import spotguard
 from tests.caller import to_be_swept
+from tests.flaky import Flaky
 from tests.servers.program import find
 
 # Where nobody listens: port 9 (discard) on loopback refuses at once, so a test that forgets to name its own
@@ -38,6 +39,7 @@ ENDPOINTS = {
 
 # Read before the environment is swept: CI sets it so that a missing server is a failure there, not a skip.
 SERVERS_REQUIRED = os.environ.get("SPOTGUARD_REQUIRE_SERVERS") == "1"
+FLAKY = os.environ.get("SPOTGUARD_FLAKY", "")
 
 _session = pytest.MonkeyPatch()
 _runtime_dir = pytest.StashKey[Path]()
@@ -53,6 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
         fast = "not soak" in (config.option.markexpr or "")
         settings.register_profile("suite", deadline=None, derandomize=fast)
         settings.load_profile("suite")
+    if FLAKY and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Flaky(Path(FLAKY)))
     for name in to_be_swept(os.environ):
         _session.delenv(name)
     for name, value in ENDPOINTS.items():

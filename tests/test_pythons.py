@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "test-pythons"
 
 @pytest.mark.parametrize(("required", "code"), [("", 0), ("1", 1)])
 def test_nothing_tested_is_said_and_may_be_a_failure(tmp_path: Path, required: str, code: int) -> None:
-    for program in ("bash", "dirname"):  # all that it needs, and no Python
+    for program in ("bash", "dirname", "mktemp", "rm"):  # all that it needs, and no Python
         found = shutil.which(program)
         assert found is not None
         (tmp_path / program).symlink_to(found)
