@@ -248,7 +248,7 @@ class Checkpointer:
         outline = held.draft.outline if held is not None else self._plan(save, renew=True)
         draft, fill = Draft(outline, roles=save.agreed.roles), None if held is None else held.fill
         if not save.in_place and self._world > 1:
-            save = replace(save, digests=save.state.digests(leaves))
+            save = replace(save, digests=save.state.digests(leaves, save.effort.check))
             self._tidier.see_referred(save.effort)
         if not save.in_place:
             self._upload = Upload(self._writer, self._clock, draft, save.step, started)

@@ -321,13 +321,14 @@ class State:
         """Whether it has tensors that no other rank has. As `fingerprint`."""
         return self._alone
 
-    def digests(self, leaves: Iterable[Leaf]) -> dict[str, int]:
+    def digests(self, leaves: Iterable[Leaf], look: Callable[[], object] = int) -> dict[str, int]:
         """The CRC32 of what other ranks hold too, for `sharing.drifted`. Reads every byte of it.
 
         Args:
             leaves: as they were collected, or copies of them.
+            look: called before each 64 MiB; what it raises ends the reading.
         """
-        return digests(leaves, self._ranks.rank)
+        return digests(leaves, self._ranks.rank, look)
 
     # --- restore, on the main thread ---
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 import torch
@@ -10,6 +10,9 @@ import torch
 from ..format.crc import crc32
 from ..format.leaf import Leaf
 from .storage import copyable
+
+#: Bytes that are read between two looks at whether they are still wanted.
+_PIECE = 64 * 2**20
 
 
 def fingerprint(leaves: Iterable[Leaf]) -> dict[tuple[int, ...], str]:
@@ -39,10 +42,16 @@ def alone(leaves: Iterable[Leaf], rank: int) -> bool:
     return any(leaf.tensor.numel() and leaf.holders in ((), (rank,)) for leaf in leaves)
 
 
-def digests(leaves: Iterable[Leaf], rank: int) -> dict[str, int]:
-    """The CRC32 of all that others hold too, by what it is: the name, and where it lies in the whole. Reads every byte."""
+def digests(leaves: Iterable[Leaf], rank: int, look: Callable[[], object] = int) -> dict[str, int]:
+    """The CRC32 of all that others hold too, by what it is: the name, and where it lies in the whole. Reads every byte.
+
+    Args:
+        look: called before each 64 MiB; what it raises ends the reading.
+    """
     return {
-        leaf.name if leaf.offsets is None else f"{leaf.name} at {list(leaf.offsets)}": crc_of(leaf.tensor)
+        leaf.name if leaf.offsets is None else f"{leaf.name} at {list(leaf.offsets)}": crc_of(
+            leaf.tensor, look
+        )
         for leaf in leaves
         if len(leaf.holders) > 1 and rank in leaf.holders
     }
@@ -57,7 +66,11 @@ def drifted(digests: Sequence[Mapping[str, int]]) -> list[str]:
     return sorted(found)
 
 
-def crc_of(tensor: torch.Tensor) -> int:
-    """Of all that lies here."""
+def crc_of(tensor: torch.Tensor, look: Callable[[], object] = int) -> int:
+    """Of all that lies here. `look` as for `digests`."""
     flat = copyable(tensor.detach()).cpu().contiguous().reshape(-1).view(torch.uint8)
-    return crc32(flat.numpy().data)
+    crc = 0
+    for piece in flat.split(_PIECE):
+        look()
+        crc = crc32(piece.numpy().data, crc)
+    return crc
