@@ -17,6 +17,7 @@ from .scale import Scale
 
 #: Each is a module here with `measure(scale)`. In the order in which a reader wants to know.
 NAMES = (
+    "audit",
     "step",
     "notice",
     "scenarios",

@@ -159,8 +159,8 @@ class Audit:
         if took > 0 and regions:
             rate = sum(each.stop - each.start + _CALL for each in regions) / took
             self._rate += 0.3 * (min(max(rate, 1e8), 1e11) - self._rate)
-        # It is read a second time to be compared. What is left pays for the next one, and no more than that.
-        self._credit = max(-0.05, min(credit - 2 * took, 2 * MOST / self._rate))
+        # What is left pays for the comparison, and for the next slice; for no more than that.
+        self._credit = min(credit - took, 2 * MOST / self._rate)
 
     def forget(self) -> None:
         """What was taken is of no boundary that anybody saves."""
@@ -169,8 +169,12 @@ class Audit:
     def look(self) -> str:
         """Compare the slice of the last boundary: before the first change after it, or while the gate is shut. Returns what
         was edited; "" where nothing was seen."""
-        if (self._slice or self._later) and not self._edited and (name := self._changed()):
-            return self._found(name)
+        if (self._slice or self._later) and not self._edited:
+            started = self._now()
+            name = self._changed()
+            self._credit -= self._now() - started
+            if name:
+                return self._found(name)
         return self._edited
 
     def _found(self, name: str) -> str:
