@@ -73,6 +73,8 @@ class Guard:
         self._first_words = FirstWords(self._rank == 0, store.url)
         self._gate = Gate(together=channel is not None)
         try:
+            # Before the state, which hooks the optimizers: what it refuses leaves nothing behind.
+            self._cadence = Cadence(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
             gate = self._gate
             self._state = State(
                 state,
@@ -86,8 +88,6 @@ class Guard:
             if channel is not None:
                 cannot_begin(channel, error)
             raise
-        self._cadence = Cadence(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
-        self._nbytes = self._state.expected_bytes()
         self._restored_at = 0.0
         self._restored = self.closed = self._forked = self._looked_back = False
         try:
@@ -101,6 +101,7 @@ class Guard:
         atexit.register(self.close)
 
     def _build(self) -> None:
+        self._nbytes = self._state.expected_bytes()
         run_id, clock, keep = self._run_id, self._clock, kept("SPOTGUARD_KEEP")
         self._beginning = Beginning(self._store, run_id, clock, self._channel)
         self._beginning.meet(self._state)

@@ -14,11 +14,6 @@ from spotguard.providers.errors import UsageError
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="A `register` that refuses SPOTGUARD_EVERY leaves its hook on the optimizer, whose steps pass a gate of nobody's.",
-)
 def test_failed_register_leaves_hooks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An option that cannot be read is refused before anything is touched."""
     model = nn.Linear(2, 2)
