@@ -67,6 +67,8 @@ class Place:
     changing: dict[int, FrameType | None] = field(default_factory=dict)
     #: The thread that is between the begin and the end of a boundary; None: none is.
     bounding: int | None = None
+    #: The boundary that was begun last found the state clean.
+    found_clean: bool = False
 
     def may_change(self, thread: int = 0, frame: FrameType | None = None) -> bool:
         """The optimizer is about to step in this thread. True: the state is dirty from here on; False: park and ask again.
@@ -85,9 +87,10 @@ class Place:
         wanted as it stands must not have them changed underneath, and another thread's step must end before:
         False: park and ask again."""
         self.changing.pop(thread, None)  # a step of this very thread has ended, perhaps in an exception
+        clean = not self.dirty
         if self.changing or not self._may_be_dirty():
             return False
-        self.bounding = thread
+        self.bounding, self.found_clean = thread, clean
         return True
 
     def may_copy_again(self, thread: int = 0) -> bool:
@@ -97,6 +100,12 @@ class Place:
             return False
         self.resting = True
         return True
+
+    def abort_boundary(self, *, unchanged: bool) -> None:
+        """The boundary that was begun does not come. Where nothing was changed, a state that was clean is so again."""
+        if unchanged and self.found_clean and self.bounding is not None:
+            self.dirty = self.resting = False
+        self.bounding = None
 
     def end_change(self, thread: int, frame: FrameType | None) -> None:
         """A step has ended in this thread. One inside another (a wrapper's) ends nothing."""
@@ -201,10 +210,10 @@ class Gate:
     def begin_boundary(self) -> None:
         self._pass(self.place.may_begin_boundary)
 
-    def abort_boundary(self) -> None:
-        """What began a boundary has raised: other threads may step."""
+    def abort_boundary(self, *, unchanged: bool = False) -> None:
+        """What began a boundary has raised: other threads may step. `unchanged`: it left the state as it was."""
         with self._lock:
-            self.place.bounding = None
+            self.place.abort_boundary(unchanged=unchanged)
             self._changed.notify_all()
 
     def begin_again(self) -> None:

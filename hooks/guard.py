@@ -209,9 +209,10 @@ class Guard:
                 self._checkpointer.begin_attempt(self._beginning.claim())
             done = self._beginning.load(self._state, step=step, run_id=run_id)
         except BaseException:
-            self._gate.abort_boundary()
-            if not self._state.poisoned:
-                self._saver.ready = self._restored  # nothing was changed: what it has is as good as it was
+            unchanged = not self._state.poisoned
+            self._gate.abort_boundary(unchanged=unchanged)
+            if unchanged:
+                self._saver.ready = self._restored  # what it has is as good as it was
             raise
         self._checkpointer.restored(done.stored)
         return done

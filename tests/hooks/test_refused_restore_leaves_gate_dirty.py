@@ -13,11 +13,6 @@ from tests.fakes.watched_store import WatchedStore
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=UsageError,
-    reason="A refused `restore(step=…)` leaves the gate as in the middle of a step, and `guard.save()` is refused for it.",
-)
 def test_refused_restore_leaves_gate_dirty() -> None:
     """A save right behind it has this very step, and training goes on from there."""
     store = WatchedStore()
@@ -31,11 +26,6 @@ def test_refused_restore_leaves_gate_dirty() -> None:
     assert different(bits, trajectory(small, 2)[2]) == []
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="A notice behind a refused `restore(step=…)` waits for the next boundary instead of saving the step that stands.",
-)
 def test_refused_restore_leaves_gate_dirty_at_a_notice() -> None:
     """Nothing of the next step is waited for, which may take longer than the window."""
     store = WatchedStore()
@@ -47,3 +37,18 @@ def test_refused_restore_leaves_gate_dirty_at_a_notice() -> None:
         assert heard.wait(protocol.Committed).step == 2
         guard._agent.hear(protocol.Withdrawn("n1"))
         go_on(guard, job)
+
+
+def test_refused_restore_in_the_middle_of_a_step_leaves_it_there() -> None:
+    """What the optimizer has begun is no state of any boundary."""
+    store = WatchedStore()
+    with trained(store) as (guard, job, _):
+        job.step(2)
+        with pytest.raises(CheckpointError, match="999"):
+            guard.restore(step=999)
+        with pytest.raises(UsageError, match="in the middle of a step"):
+            guard.save()
+        guard.step()
+        assert guard.save().step == 3
+        go_on(guard, job, 3)
+    assert store.kinds()["markers"] == 1
