@@ -10,7 +10,7 @@ import signal
 from dataclasses import dataclass, field
 
 from ..hooks import protocol
-from ..providers.notice import Notice
+from ..providers.notice import Notice, NoticeKind
 from .actions import Acknowledge, Action, Log, Publish, Send, Tell
 from .events import Closed, Heard, Opened, Watching
 from .horizon import Horizon
@@ -197,7 +197,8 @@ class Hearing:
 
     def _forget(self, p: Pending) -> None:
         """This emergency had its end: its notices, seen again, change nothing."""
-        self._settled |= p.standing
+        # A drill's id never comes again, and a service that lives for years plays many.
+        self._settled |= {id: n for id, n in p.standing.items() if n.kind is not NoticeKind.DRILL}
         self.pending = None
 
     def _is_all_there_is(self, p: Pending) -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 from types import FunctionType, ModuleType
 
-import pytest
-
 from spotguard.providers.notice import Notice
 from tests.fakes.story import START, Story
 
@@ -29,11 +27,6 @@ def notices_in(root: object) -> int:
     return count
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="The machine keeps each drill's notice for ever, though a drill's id never comes again.",
-)
 def test_drills_remembered_for_ever() -> None:
     """A rehearsed preemption every quarter of an hour leaves nothing behind once it is over."""
     story = Story(command=False)
