@@ -251,9 +251,8 @@ class Agent:
         seen = outcomes.seen_time(outcome, self._clock.monotonic(), self._clock.time())
         record = outcome.record(seen)
         self._last = record
-        whole = outcome.committed is not None
         logger.log(
-            logging.WARNING if whole else logging.ERROR,
+            logging.ERROR if outcome.failed else logging.WARNING,
             "%s",
             outcome.line(),
             extra={"fields": {"outcome": record}},

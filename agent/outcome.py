@@ -17,6 +17,9 @@ from typing import Any
 
 from ..providers.notice import NoticeKind
 
+#: How a notice ended that was taken back while training could go on: nothing had to be committed.
+WITHDRAWN = "withdrawn"
+
 
 @dataclass(frozen=True, slots=True)
 class SessionOutcome:
@@ -90,6 +93,11 @@ class Outcome:
     code: int | None
     sessions: tuple[SessionOutcome, ...] = ()
 
+    @property
+    def failed(self) -> bool:
+        """Whether work is lost: the machine goes, and not all has been committed."""
+        return self.committed is None and self.ended != WITHDRAWN
+
     def tally(self) -> str:
         """How many of how many ranks have committed: of the job's, as far as they are on this machine."""
         done = sum(each.committed is not None for each in self.sessions)
@@ -129,9 +137,10 @@ class Outcome:
             spare = "" if self.slack is None else f" with {self.slack:.1f} s to spare"
             less = f" ({self.less})" if self.less else ""
             parts.append(f"COMMITTED{which} after {self.committed:.2f} s{spare}{less}")
-        else:
+        elif self.failed:
             parts.append(f"NOT COMMITTED ({self.why})")
-        parts.append(self.ended)
+        before = "" if self.committed is not None or self.failed else " before the commit"
+        parts.append(f"{self.ended}{before}")
         if self.code is not None:
             parts.append(f"exit code {self.code}")
         return ", ".join(parts)

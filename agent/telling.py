@@ -14,6 +14,7 @@ from ..providers.notice import Notice, NoticeKind, Severity
 from .actions import Announce, Publish, Send, SignalGroup, Tell
 from .events import Asked
 from .hearing import Hearing
+from .outcome import WITHDRAWN
 from .pending import Pending, same_notice
 from .roster import TEXT, Session, clip
 
@@ -211,7 +212,7 @@ class Telling(Hearing):
         self._log("the notice was withdrawn: training goes on", logging.WARNING)
         if p.signalled and self.command is not None:
             self.command.leave_by = p.limit
-        self._release(p, "withdrawn")
+        self._release(p, WITHDRAWN)
 
     def _release(self, p: Pending, ended: str) -> None:
         """Everybody who was not told to leave goes on training."""

@@ -16,6 +16,7 @@ from ...providers.health import Sight as Seen
 from ...providers.notice import Notice
 from ..emergency import Machine
 from ..events import Closed, Event, HealthChanged, Heard, NoticeSeen, Opened, SourceGone, WindowTold
+from ..outcome import WITHDRAWN
 from ..pending import Pending
 from ..roster import NAME, Session, clip
 from .snapshot import STAGES, Process, Sight, Snapshot, Standing
@@ -177,7 +178,7 @@ def result_of(record: Mapping[str, Any]) -> str:
     """How a notice ended, in a word of `snapshot.RESULTS`."""
     if record.get("committed") is not None:
         return "committed" if record.get("level") == "full" else "reduced"
-    if record.get("ended") == "withdrawn":
+    if record.get("ended") == WITHDRAWN:
         return "withdrawn"
     return "missed" if record.get("sessions") else "unguarded"
 
