@@ -60,6 +60,7 @@ class Watcher:
         #: When the last look that saw came to its end.
         self._saw_at: float | None = None
         self._failures = 0
+        self._throttled = False
         self._standing: dict[str, Notice] = {}
         self._owes = False
         self._told: float | None = None
@@ -127,6 +128,7 @@ class Watcher:
         self._looks.ended(now, max(self._source.interval, LONGEST_WAIT))
         self._count.ended(self._source.name, sighting.health)
         self._failures = 0 if sighting.health.seeing else self._failures + 1
+        self._throttled = sighting.health.reason == "throttled"
         if sighting.health.seeing:
             self._saw_at = now
         self._feel(sighting.health)
@@ -152,7 +154,9 @@ class Watcher:
             return self._source.interval
         backed_off = self._source.interval * 2.0 ** min(self._failures - 1, 10)
         # Downwards, so that the cap holds: a thousand machines that went blind together look again apart.
-        return min(LONGEST_WAIT, backed_off) * (1 - 0.1 * self._rng.random())
+        delay = min(LONGEST_WAIT, backed_off) * (1 - 0.1 * self._rng.random())
+        # A service that refuses because too much is asked is asked no more than one that answers.
+        return max(self._source.interval, delay) if self._throttled else delay
 
     def _poll(self) -> Sighting:
         try:
