@@ -50,7 +50,7 @@ from .events import (
 )
 from .server import Server
 from .signals import DECIDED
-from .status import Facts, answers, in_a_line
+from .status import Facts, answers, in_a_line, shortened
 from .supervisor import CommandError, Supervisor
 
 if TYPE_CHECKING:  # loaded where it is asked for
@@ -204,7 +204,8 @@ class Agent:
         elif isinstance(action, Log):
             logger.log(action.level, "%s", action.text)
         elif isinstance(action, Tell):
-            self._server.send(action.asker, Answer(action.body, last=action.last))
+            told = {k: shortened(v) if k == "outcome" else v for k, v in action.body.items()}
+            self._server.send(action.asker, Answer(told, last=action.last))
         elif isinstance(action, Publish):
             self._publish(action.outcome)
         elif isinstance(action, Acknowledge):

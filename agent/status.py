@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..hooks.protocol import MAX_FRAME
 from .board import Board
 from .emergency import Machine
 from .fit import SIGTERM_WINDOW
 from .roster import TEXT, clip
 
-#: Sessions in one answer: a frame holds 256 KiB, and a session some 1.5 KiB at the most.
-_PAGE = 100
+#: Bytes of one answer's JSON. A frame also holds the words around it.
+_PAGE = MAX_FRAME - 1024
+#: Of these, what the sessions of an outcome may take: the record in the file has all of them.
+_OF_OUTCOME = _PAGE // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +56,39 @@ def answers(
         "window": facts.window if facts.said else board.window or facts.window,
         "reserve": facts.reserve,
         "standing": machine.horizon.status(now),
-        "last_outcome": last if uid == 0 or not facts.service else None,
-        "sessions": sessions[:_PAGE],
+        "last_outcome": None,
+        "sessions": [],
     }
-    rest = range(_PAGE, len(sessions), _PAGE)
-    return [body, *({"sessions": sessions[i : i + _PAGE]} for i in rest)]
+    if last is not None and (uid == 0 or not facts.service):
+        body["last_outcome"] = shortened(last)
+    pages = [body]
+    count = _fitting(sessions, _PAGE - _size(body))
+    body["sessions"], rest = sessions[:count], sessions[count:]
+    while rest:
+        count = max(1, _fitting(rest, _PAGE))  # what a session says of itself is clipped far below a page
+        pages.append({"sessions": rest[:count]})
+        rest = rest[count:]
+    return pages
+
+
+def shortened(record: dict[str, Any]) -> dict[str, Any]:
+    """An outcome's record with as many of its sessions as an answer holds, from the first on."""
+    sessions = record["sessions"]
+    return {**record, "sessions": sessions[: _fitting(sessions, _OF_OUTCOME)]}
+
+
+def _fitting(values: Sequence[object], room: int) -> int:
+    """How many of these, from the first on, take no more than `room` bytes as JSON."""
+    for count, value in enumerate(values):
+        room -= _size(value) + 1  # the comma
+        if room < 0:
+            return count
+    return len(values)
+
+
+def _size(value: object) -> int:
+    """Bytes as JSON, in which `json.dumps` writes ASCII alone: a character that is none takes six or twelve."""
+    return len(json.dumps(value, separators=(",", ":")))
 
 
 def in_a_line(machine: Machine, board: Board) -> str:
