@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..providers.clock import Clock
+from ..providers.secrecy import redacted
 from ..providers.stores.store import BlobStore
 from .agreement.channel import Channel
 from .checkpoints.commit import claim_attempt
@@ -76,7 +77,8 @@ class Beginning:
         Raises:
             StoreError: the store failed.
         """
-        info = {"pid": os.getpid(), "command": sys.orig_argv, "launchers": launchers(os.environ)}
+        command = redacted(sys.orig_argv)  # whoever may read the store reads it, for ever
+        info = {"pid": os.getpid(), "command": command, "launchers": launchers(os.environ)}
         store = self._patient("Training was not started")
         world = 1 if self._channel is None else self._channel.world
 

@@ -132,7 +132,8 @@ def test_every_provider_module_has_a_side() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     closed = {contract["id"]: contract.get("forbidden_modules", []) for contract in contracts}
     shared = {
-        f"spotguard.providers.{name}" for name in ("clock", "errors", "extras", "health", "names", "notice")
+        f"spotguard.providers.{name}"
+        for name in ("clock", "errors", "extras", "health", "names", "notice", "secrecy")
     }
     there = {
         f"spotguard.providers.{path.stem}"

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError
+from spotguard.providers.secrecy import secrets_in
 
 from . import machines_options, requirement
 from .machines_options import absolute
-from .program import refuse_no_program
-from .secrecy import refuse_secrets
+from .program import file_of, refuse_no_program
 from .variables import refuse_unexpanded
 
 Cloud = Literal["aws", "gcp", "azure"]
@@ -91,7 +91,7 @@ def make(cloud: Cloud, flags: Mapping[str, str], command: Sequence[str], wish: W
         )
     # Before anything else looks at a value: whatever else is wrong with it, a secret is not repeated.
     said = _said(flags, command, wish)
-    refuse_secrets(said, flags.get("run-id", ""))
+    _refuse_secrets(said, flags.get("run-id", ""))
     refuse_no_program(command, flags.get("run-id", ""))
     refuse_unexpanded(said, command)
     for name, wanted in (
@@ -218,3 +218,20 @@ def _refuse_what_is_lost_on_the_way(said: Mapping[str, str]) -> None:
                 raise UsageError(
                     f"{where} holds {char!r}, which does not survive in user-data: put it into a file of the job's"
                 )
+
+
+def _refuse_secrets(said: Mapping[str, str], run_id: str) -> None:
+    """Refuse what is no plain word, and never repeat it: user-data is read by whoever may describe the machine, too.
+
+    Args:
+        said: everything that was written, by where.
+
+    Raises:
+        UsageError: with the file that takes it.
+    """
+    for where, text in said.items():
+        for name in secrets_in(text):
+            raise UsageError(
+                f"{where} holds {name}: user-data is read by everything on the machine. Give the machine an identity, or put "
+                f"NAME=value into {file_of(run_id)} from where secrets are kept"
+            )

@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 
 from spotguard.providers.errors import UsageError
-
-from .secrecy import file_of
+from spotguard.providers.names import is_run_id
 
 _GIVEN = re.compile(r"([A-Za-z_]\w*)\+?=", re.ASCII)
 #: POSIX's special built-ins and reserved words, and what else changes the shell alone. (A /usr/bin/cd, where there is one, changes nothing.)
@@ -56,3 +55,8 @@ def refuse_no_program(command: Sequence[str], run_id: str) -> None:
 
 def _has_blanks(word: str) -> bool:
     return any(c.isspace() for c in word)
+
+
+def file_of(run_id: str) -> str:
+    """The file on the machine that has the job's environment, secrets included."""
+    return f"/etc/spotguard/runs/{run_id if is_run_id(run_id) else 'RUN_ID'}.env"

@@ -28,8 +28,8 @@ def names_a_store(word: str) -> bool:
 
 def repeated(word: str) -> str:
     """The word without what may be a secret. A store's URL that could be used holds none."""
-    # Here, for of `bootstrap` nothing is loaded by a run or an agent that is not refused.
-    from spotguard.bootstrap.secrecy import looks_secret
+    # Here, for it is loaded by no run or agent that is not refused.
+    from spotguard.providers.secrecy import looks_secret
 
     if _is_a_store(word):
         return word

@@ -1,4 +1,4 @@
-"""What looks like a secret. User-data is read by everything that runs on the machine, and by whoever may describe it.
+"""What looks like a secret, so that it is written nowhere where others read it: user-data, a store, a log.
 
 A secret is known by its shape (what its maker begins it with), by its place (a password's in an URL, in curl's `-u`), or by the name
 that it is given (`--api-key …`, `HF_TOKEN=…`). `$NAME` in a secret's place is none; where nobody expands it, `variables` refuses it.
@@ -9,10 +9,7 @@ A password may be any word, so its name is enough. A token is made by a machine:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-
-from spotguard.providers.errors import UsageError
-from spotguard.providers.names import is_run_id
+from collections.abc import Iterator, Sequence
 
 #: What begins a value that is written there: not one of the environment ($…, `…`), nor the next option.
 _WRITTEN = r"""["']?[^\s$`"'&|;)-]"""
@@ -85,38 +82,49 @@ _ELSEWHERE = re.compile(
     r"[$`-]|~/|\./|/(?:dev|etc|home|mnt|opt|proc|root|run|srv|tmp|usr|var)/|(?:os\.)?(?:environ|getenv)\b"
 )
 
+#: In the place of a secret; and the same as it is looked at, where a variable's name is none.
+_LEFT_OUT, _VARIABLE = "…", "$X"
+#: Words of a command that are looked at together: `docker login -u me -p …` has six.
+_TOGETHER = 16
+#: Of a word that gives a name its value, the name.
+_NAMED = re.compile(r"\A-{0,2}[\w.-]+=")
+#: Of a URL, whose it is: up to the last @, for a password may hold anything.
+_USER = re.compile(r"\A([A-Za-z][A-Za-z0-9+.-]*://).+@", re.DOTALL)
 
-def refuse_secrets(said: Mapping[str, str], run_id: str) -> None:
-    """Refuse what is no plain word, and never repeat it.
 
-    Args:
-        said: everything that was written, by where.
-
-    Raises:
-        UsageError: with the file that takes it.
-    """
-    for where, text in said.items():
-        for name in _secrets(text):
-            raise UsageError(
-                f"{where} holds {name}: user-data is read by everything on the machine. Give the machine an identity, or put "
-                f"NAME=value into {file_of(run_id)} from where secrets are kept"
-            )
+def secrets_in(text: str) -> Iterator[str]:
+    """What each secret in it is called."""
+    yield from (name for looks, name in _SHAPES if looks.search(text))
+    if any(map(_is_given_one, _GIVEN.finditer(text))):
+        yield "a secret by its name"
 
 
 def looks_secret(text: str) -> bool:
     """Whether there is one in it."""
-    return next(_secrets(text), None) is not None
+    return next(secrets_in(text), None) is not None
 
 
-def file_of(run_id: str) -> str:
-    """The file on the machine that has the job's environment, secrets included."""
-    return f"/etc/spotguard/runs/{run_id if is_run_id(run_id) else 'RUN_ID'}.env"
+def redacted(command: Sequence[str]) -> list[str]:
+    """The words of a command, with … for what looks like a secret: its value where it has a name, else the word."""
+    kept: list[str] = []
+    before: list[str] = []
+    for word in command:
+        for candidate in _without(word):
+            text = candidate.replace(_LEFT_OUT, _VARIABLE)
+            if not looks_secret(" ".join([*before[-_TOGETHER:], text])):
+                break
+        kept.append(candidate)
+        before.append(text)
+    return kept
 
 
-def _secrets(text: str) -> Iterator[str]:
-    yield from (name for looks, name in _SHAPES if looks.search(text))
-    if any(map(_is_given_one, _GIVEN.finditer(text))):
-        yield "a secret by its name"
+def _without(word: str) -> Iterator[str]:
+    """The word, and what is left of it with less and less."""
+    yield word
+    if found := _NAMED.match(word):
+        yield f"{found[0]}{_LEFT_OUT}"
+    yield _USER.sub(rf"\1{_LEFT_OUT}@", word)
+    yield _LEFT_OUT
 
 
 def _is_given_one(found: re.Match[str]) -> bool:
