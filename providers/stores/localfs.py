@@ -144,8 +144,7 @@ class FileStore:
             with _mapped(f"delete {self._named(key)}"), suppress(*_NOT_THERE):
                 os.unlink(path)
             folders[os.path.dirname(path)] = None
-        for folder in folders:
-            self._tidy(folder)
+        self._tidy(folders)
 
     # --- writing ---
 
@@ -255,25 +254,41 @@ class FileStore:
 
     # --- sweeping ---
 
-    def _tidy(self, folder: str) -> None:
-        """Remove what dead writers left in `folder`, then it and its parents as far as they are empty.
+    def _tidy(self, folders: Iterable[str]) -> None:
+        """Remove what dead writers left in these folders, then them and their parents as far as they are empty.
 
-        Tidiness only, so an error here fails nobody: what stays is swept another time.
+        The deepest first, so that what many folders have in common is read once and not for each of them. Tidiness
+        only, so an error here fails nobody: what stays is swept another time.
         """
-        while len(folder) > len(self._root):
-            with suppress(OSError):
-                _sweep(folder)
-            try:
-                os.rmdir(folder)
-            except FileNotFoundError:
-                pass  # somebody else was faster: its parent may be empty all the same
-            except OSError:
-                return  # not empty, or not ours to remove
-            with self._lock:
-                self._durable.discard(folder)
-            folder = os.path.dirname(folder)
-            with suppress(OSError):
-                _sweep_hollow(folder)
+        #: By depth below the root: each folder, and whether one right below it went away.
+        due: dict[int, dict[str, bool]] = {}
+        for folder in folders:
+            due.setdefault(self._depth(folder), {})[folder] = False
+        for depth in range(max(due, default=0), -1, -1):
+            for folder, emptier in due.get(depth, {}).items():
+                if emptier:
+                    with suppress(OSError):
+                        _sweep_hollow(folder)
+                if depth and self._remove_if_empty(folder):
+                    due.setdefault(depth - 1, {})[os.path.dirname(folder)] = True
+
+    def _depth(self, folder: str) -> int:
+        """0 is the root itself, which stays."""
+        return folder.removeprefix(self._root.rstrip("/")).count("/")
+
+    def _remove_if_empty(self, folder: str) -> bool:
+        """Whether it is gone."""
+        with suppress(OSError):
+            _sweep(folder)
+        try:
+            os.rmdir(folder)
+        except FileNotFoundError:
+            pass  # somebody else was faster: its parent may be empty all the same
+        except OSError:
+            return False  # not empty, or not ours to remove
+        with self._lock:
+            self._durable.discard(folder)
+        return True
 
     # --- small things ---
 

@@ -46,11 +46,6 @@ def scans_of_a_delete(root: Path, ranks: int, monkeypatch: pytest.MonkeyPatch) -
     return scans.count
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="After each rank's folder all the others are read again: the scans of a delete grow with the square of the ranks.",
-)
 def test_file_store_delete_scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four times the ranks: four times the folders, and a few for what they have in common."""
     few = scans_of_a_delete(tmp_path / "few", 8, monkeypatch)
