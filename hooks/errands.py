@@ -6,9 +6,10 @@ Each has a few seconds, and what comes of it decides nothing: a save is never la
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from ..providers.clock import Clock
-from ..providers.errors import CheckpointError, StoreError
+from ..providers.errors import CheckpointError, SpotguardError, StoreError
 from .checkpoints.commit import attempt_starts, is_marked
 from .checkpoints.effort import Abandoned, Effort
 from .checkpoints.writer import Writer
@@ -39,7 +40,7 @@ class Errands:
             found.extend(attempt_starts(store, self._run_id, timeout=left))
 
         try:
-            self._writer.ask(look, self._within(_HISTORY), again=False)
+            self._ask(look, _HISTORY)
         except (Abandoned, StoreError, CheckpointError) as error:
             log.debug("how often this run was preempted is not known: %s", error)
         return found
@@ -53,7 +54,7 @@ class Errands:
             found.append(is_marked(store, self._run_id, name, timeout=left))
 
         try:
-            self._writer.ask(look, self._within(_GLANCE), again=False)
+            self._ask(look, _GLANCE)
         except (Abandoned, StoreError, CheckpointError) as error:
             log.debug("whether %s is committed by now is not known: %s", name, error)
         return any(found)
@@ -66,7 +67,13 @@ class Errands:
             StoreError: the store failed.
         """
         store = self._writer.store
-        self._writer.ask(lambda left: store.put(key, data, timeout=left), self._within(seconds), again=False)
+        self._ask(lambda left: store.put(key, data, timeout=left), seconds)
 
-    def _within(self, seconds: float) -> Effort:
-        return Effort(self._clock, self._clock.monotonic() + seconds)
+    def _ask(self, what: Callable[[float | None], object], seconds: float) -> None:
+        effort = Effort(self._clock, self._clock.monotonic() + seconds)
+        try:
+            self._writer.ask(what, effort, again=False)
+        except SpotguardError:
+            raise
+        except Exception as error:  # an SDK's own, which its store did not foresee: no commit is lost for it
+            raise StoreError(f"{type(error).__name__}: {error}") from error

@@ -12,6 +12,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, SpotguardError
@@ -82,13 +83,13 @@ class Saver(Orders):
         try:
             own_streams(self._state.fence.devices)
             self._checkpointer.warm()
-        except (RuntimeError, MemoryError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, a save will say it again
             log.warning("the buffers for a save cannot be had now, it will try again: %s", error)
         while True:
             try:
                 job = self._jobs.get(timeout=self._patience())
             except queue.Empty:
-                self._outlive()
+                self._do_this(self._outlive)
                 continue
             if job is None and self._urgent is not None:
                 # A call came while this process ends: its save has taken the place of one before.
@@ -97,48 +98,54 @@ class Saver(Orders):
             if job is None:
                 self._checkpointer.close()
                 return
-            if not isinstance(job, Job):
-                self._do_this(job)
-                continue
-            with self._lock:
-                self._running = job
-                if job.alarm is None and self._alarm is not None and not job.promoted:
-                    job.effort.abandon("a notice came")  # while it waited its turn
+            self._do_this(partial(self._take, job) if isinstance(job, Job) else job)
+
+    def _take(self, job: Job) -> None:
+        """Do it, and say what became of it, whatever that is."""
+        with self._lock:
+            self._running = job
+            if job.alarm is None and self._alarm is not None and not job.promoted:
+                job.effort.abandon("a notice came")  # while it waited its turn
+        try:
             try:
                 self._do(job)
             except SpotguardError as error:
-                if not isinstance(error, Abandoned):
-                    self._say_failed(job, str(error))
-                job.error = self._by_hand_ended(job, error) if job.kind == "manual" else error
-                if job.alarm is not None and job.saved is None and not job.superseded:
-                    self._checkpointer.look_back()
-                    self._has_it(job)
-                last = self._checkpointer.last
-                if job.saved is not None and job.saved.level == "full":
-                    log.info("step %d is committed, nothing newer is saved: %s", job.saved.step, error)
-                elif job.alarm is not None and last is not None and (job.saved or last.url != job.before):
-                    # Weights alone, of this very step; or what was let finish: nothing newer was to be had.
-                    had = last.why or "a background checkpoint was let finish"
-                    job.saved = replace(last, why=f"{had}; after it: {error}")
-                elif job.promoted:
-                    with self._lock:
-                        if self._urgent is not None:
-                            self._urgent.after = f"; before that: {job.promoted}: {error}"
-            except Exception as error:  # a bug of ours must not leave training parked for ever
-                log.exception("spotguard failed inside; please report this")
-                job.error = CheckpointError(f"{type(error).__name__}: {error}")
-                self._say_failed(job, str(job.error))
+                self._ended(job, error)
+        except Exception as error:  # a bug of ours must not leave training parked for ever
+            log.exception("spotguard failed inside; please report this")
+            job.error = CheckpointError(f"{type(error).__name__}: {error}")
+            self._say_failed(job, str(job.error))
+        finally:
+            with self._lock:
+                self._running = None
+                if self._urgent is job:
+                    self._urgent, self._concluding = None, True
+                self._beside = [each for each in self._beside if each is not job]
+            try:
+                self._conclude(job)
             finally:
-                with self._lock:
-                    self._running = None
-                    if self._urgent is job:
-                        self._urgent, self._concluding = None, True
-                    self._beside = [each for each in self._beside if each is not job]
-                try:
-                    self._conclude(job)
-                finally:
-                    self._concluding = False
-                    job.done.set()
+                self._concluding = False
+                job.done.set()
+
+    def _ended(self, job: Job, error: SpotguardError) -> None:
+        """It did not come to its end: what there is all the same."""
+        if not isinstance(error, Abandoned):
+            self._say_failed(job, str(error))
+        job.error = self._by_hand_ended(job, error) if job.kind == "manual" else error
+        if job.alarm is not None and job.saved is None and not job.superseded:
+            self._checkpointer.look_back()
+            self._has_it(job)
+        last = self._checkpointer.last
+        if job.saved is not None and job.saved.level == "full":
+            log.info("step %d is committed, nothing newer is saved: %s", job.saved.step, error)
+        elif job.alarm is not None and last is not None and (job.saved or last.url != job.before):
+            # Weights alone, of this very step; or what was let finish: nothing newer was to be had.
+            had = last.why or "a background checkpoint was let finish"
+            job.saved = replace(last, why=f"{had}; after it: {error}")
+        elif job.promoted:
+            with self._lock:
+                if self._urgent is not None:
+                    self._urgent.after = f"; before that: {job.promoted}: {error}"
 
     def _say_failed(self, job: Job, why: str) -> None:
         """The others would wait for this rank's part, beside training for minutes."""

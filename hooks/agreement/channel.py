@@ -303,6 +303,9 @@ class Channel:
             self.lost = True
             if not self._leaving:
                 log.warning("notices of other machines are not heard any more: %s", why)
+        except Exception:  # the others, and whoever saves here, are not to count on an ear that is gone
+            self.lost = True
+            log.exception("notices of other machines are not heard any more; please report this")
 
     def _hear(self, heard: Hear, hear: Hearer) -> None:
         call = calls.decode(heard.raw)
