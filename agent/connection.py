@@ -1,18 +1,24 @@
-"""One connection of the socket server: bytes in, messages out, and what a peer may cost us.
+"""One connection of the socket server: bytes in, messages out, what a peer may cost us, and whoever lost its connection.
 
 No method blocks. Whatever a peer does wrong is a `ProtocolError` or an `OSError`, and the server drops it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import select
+import selectors
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..hooks import credentials
 from ..hooks.protocol import Message, Peer, Register, Role, encode
 from ..providers.errors import ProtocolError
+
+logger = logging.getLogger(__name__)
 
 _CHUNK = 64 * 1024
 #: Linux 6.5: the peer's pidfd, with no moment in which its number could be another process's.
@@ -170,6 +176,50 @@ class Connection:
         self.sock.close()
         pidfd, self.pidfd = self.pidfd, -1
         return pidfd
+
+
+class Followed:
+    """Processes that lost their socket and live: each may be saving, its end is news, and it may be signalled.
+
+    Args:
+        selector: of the thread that uses this; it calls what is registered with it.
+        most: processes; of more, the one that was followed longest is given up.
+        gone: called with the session and the reason when one is followed no longer.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, most: int, gone: Callable[[int, str], None]) -> None:
+        self._selector = selector
+        self._most = most
+        self._gone = gone
+        self._pidfds: dict[tuple[int, int], int] = {}
+
+    def add(self, number: int, pid: int, pidfd: int) -> None:
+        if len(self._pidfds) >= self._most:
+            self._forget(*next(iter(self._pidfds)), "followed for too long")
+        self._pidfds[number, pid] = pidfd
+        ended = "its process ended"
+        try:
+            self._selector.register(
+                pidfd, selectors.EVENT_READ, lambda mask: self._forget(number, pid, ended)
+            )
+        except OSError as error:  # it is not taken for dead, and waited for until the deadline
+            logger.warning("the end of pid %d, which lost its socket, is not seen: %s", pid, error.strerror)
+
+    def of(self, number: int) -> dict[int, int]:
+        """The session's process, which may be two of one number of ours: pidfd by pid."""
+        return {pid: pidfd for (of, pid), pidfd in self._pidfds.items() if of == number}
+
+    def close(self) -> None:
+        for pidfd in self._pidfds.values():
+            os.close(pidfd)
+
+    def _forget(self, number: int, pid: int, reason: str) -> None:
+        pidfd = self._pidfds.pop((number, pid), -1)
+        if pidfd >= 0:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(pidfd)
+            os.close(pidfd)
+            self._gone(number, reason)
 
 
 def has_ended(pidfd: int) -> bool:

@@ -129,7 +129,10 @@ class Agent:
         return self._code
 
     def _report(self) -> None:
-        self._manager.live(self._clock.monotonic())
+        if (
+            self._server.serves
+        ):  # without its socket an agent that turns is no good to anybody: it is started again
+            self._manager.live(self._clock.monotonic())
         self._manager.status(in_a_line(self._machine, self._board))
 
     def _hear_out(self) -> None:
@@ -144,7 +147,8 @@ class Agent:
 
     def _next(self) -> Event | None:
         check = self._check_at if self._watches else None
-        times = (self._machine.next_wake, self._board.next_beat, check, self._manager.next_sign)
+        sign = self._manager.next_sign if self._server.serves else None
+        times = (self._machine.next_wake, self._board.next_beat, check, sign)
         due = [t for t in times if t is not None]
         timeout = min(max(0.0, min(due) - self._clock.monotonic()), _LONGEST_SLEEP) if due else None
         try:

@@ -23,13 +23,15 @@ from ..hooks import protocol
 from ..hooks.protocol import Message, Role
 from ..providers.clock import Clock
 from ..providers.errors import ProtocolError
-from .connection import Connection, Limits, has_ended, is_exiting
+from .connection import Connection, Followed, Limits, has_ended, is_exiting
 from .events import Asked, Closed, Event, Heard, Opened, StatusAsked, Watching
 from .sockets import listen
 from .values import LONGEST
 
 logger = logging.getLogger(__name__)
 
+#: Seconds before the next turn after a mistake of ours.
+_AFTER_ERROR = 0.1
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -55,11 +57,13 @@ class Server:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._outbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._connections: dict[int, Connection] = {}
-        #: Processes that lost their socket and live: pidfd by (session, pid).
-        self._followed: dict[tuple[int, int], int] = {}
+        self._followed = Followed(
+            self._selector, self._limits.followed, lambda number, reason: post(Closed(number, reason))
+        )
         self._last_number = 0
         self._deaf_until: float | None = None
         self._stop = self._closed = False
+        self._never = threading.Event()
         #: A notice is pending: said with each `Welcome`. Set by the loop.
         self.doomed = False
         self._thread = threading.Thread(target=self._run, name="spotguard-server", daemon=True)
@@ -67,6 +71,11 @@ class Server:
     @property
     def path(self) -> Path:
         return self._listener.path
+
+    @property
+    def serves(self) -> bool:
+        """Whether its thread is there: without it nobody is heard, and nobody told."""
+        return self._thread.is_alive()
 
     def start(self) -> None:
         self._selector.register(self._wake_fd, selectors.EVENT_READ, self._awake)
@@ -106,14 +115,20 @@ class Server:
     def _run(self) -> None:
         while not self._stop:
             for key, mask in self._selector.select(self._timeout()):
-                key.data(mask)
-            self._sweep()
+                self._do(key.data, mask)
+            self._do(self._sweep)
         self._deliver()
         for connection in list(self._connections.values()):
             if (pidfd := connection.release()) >= 0:
                 os.close(pidfd)
-        for pidfd in self._followed.values():
-            os.close(pidfd)
+        self._followed.close()
+
+    def _do(self, what: Callable[..., None], *of: int) -> None:
+        try:
+            what(*of)
+        except Exception:  # a mistake of ours must not leave everybody unheard
+            logger.exception("an error of the agent's socket")
+            self._clock.wait(self._never, _AFTER_ERROR)  # what was not dealt with comes back at once
 
     def _timeout(self) -> float | None:
         """Until somebody has had their time; None, and no wake-up at all, while everybody is well."""
@@ -139,17 +154,17 @@ class Server:
                 order = self._outbox.get_nowait()
             except queue.Empty:
                 return
-            order()
+            self._do(order)
 
     def _tell(self, number: int, message: Message) -> None:
         if (connection := self._connections.get(number)) is not None:
             self._say(connection, message)
 
     def _signal(self, number: int, signum: int, group: int) -> None:
-        there = {key: fd for key, fd in self._followed.items() if key[0] == number}
+        there = self._followed.of(number)
         if (connection := self._connections.get(number)) is not None and connection.pidfd >= 0:
-            there[number, connection.pid] = connection.pidfd
-        for (_, pid), pidfd in there.items():
+            there[connection.pid] = connection.pidfd
+        for pid, pidfd in there.items():
             try:
                 if os.getpgid(pid) != group:
                     signal.pidfd_send_signal(pidfd, signum)
@@ -162,12 +177,13 @@ class Server:
 
     def _hear(self, on: bool) -> None:
         """Accept, or leave it for a second: with no descriptor free, an accept would spin."""
-        if on:
-            self._deaf_until = None
-            self._selector.register(self._listener.socket, selectors.EVENT_READ, self._accept)
-        else:
-            self._deaf_until = self._clock.monotonic() + 1.0
+        self._deaf_until = self._clock.monotonic() + 1.0
+        if not on:
             self._selector.unregister(self._listener.socket)
+            return
+        with contextlib.suppress(OSError):  # of epoll: it is tried again in a second
+            self._selector.register(self._listener.socket, selectors.EVENT_READ, self._accept)
+            self._deaf_until = None
 
     def _accept(self, mask: int) -> None:
         for _ in range(64):  # then those that are connected have their turn
@@ -200,10 +216,13 @@ class Server:
         if not self._has_room(connection.uid):
             connection.release()
             return
+        try:
+            self._selector.register(sock, selectors.EVENT_READ, lambda mask: self._ready(connection, mask))
+        except OSError as error:  # epoll's own limit, or no memory: epoll_ctl(2)
+            logger.warning("no more connections: %s", error.strerror)
+            connection.release()
+            return
         self._connections[connection.number] = connection
-        self._selector.register(
-            sock, selectors.EVENT_READ, lambda mask, connection=connection: self._ready(connection, mask)
-        )
 
     def _has_room(self, uid: int) -> bool:
         limits = self._limits
@@ -369,28 +388,9 @@ class Server:
         logger.info("session %d (pid %d) closed: %s", connection.number, connection.pid, reason)
         self._post(Closed(connection.number, reason, alive))
         if alive:
-            self._follow(connection, pidfd)
+            self._followed.add(connection.number, connection.pid, pidfd)
         else:
             os.close(pidfd)
-
-    def _follow(self, connection: Connection, pidfd: int) -> None:
-        """It lives without its socket, and may be saving: its death is news all the same."""
-        if len(self._followed) >= self._limits.followed:
-            number, pid = next(iter(self._followed))
-            self._forget(number, pid, "followed for too long")
-        self._followed[connection.number, connection.pid] = pidfd
-        self._selector.register(
-            pidfd,
-            selectors.EVENT_READ,
-            lambda mask: self._forget(connection.number, connection.pid, "its process ended"),
-        )
-
-    def _forget(self, number: int, pid: int, reason: str) -> None:
-        pidfd = self._followed.pop((number, pid), -1)
-        if pidfd >= 0:
-            self._unregister(pidfd)
-            os.close(pidfd)
-            self._post(Closed(number, reason))
 
     def _unregister(self, fileobj: socket.socket | int) -> None:
         with contextlib.suppress(KeyError):  # it never came so far as to be listened to

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import errno
+import os
 import selectors
+import signal
 import socket
 import threading
 from typing import Any
 
 import pytest
 
+from spotguard.agent.emergency import Machine, Policy
+from spotguard.agent.events import Closed, Signalled
+from spotguard.agent.loop import Agent
+from spotguard.agent.status import Facts
+from spotguard.agent.systemd import Manager
+from spotguard.hooks.protocol import Position, Register
+from spotguard.providers.clock import SystemClock
 from tests.fakes.hook import FakeHook
 from tests.fakes.serving import Events, Serving, is_fine, registered
 from tests.fakes.talk import TIMEOUT
@@ -19,10 +28,12 @@ class Kernel:
     """One that refuses to watch the next socket when it is told to: `fs.epoll.max_user_watches` is spent (epoll_ctl(2))."""
 
     def __init__(self) -> None:
-        self.refuses = False
+        #: The type of what it does not watch: a socket, or a number, which is a process's.
+        self.refuses: type | tuple[()] = ()
         #: Set when what follows a refusal has begun: the next wait, or the end of the thread.
         self.after = threading.Event()
         self.died = ""
+        self.broken = False
 
     def says_so(self, args: threading.ExceptHookArgs) -> None:
         """In the place of `threading.excepthook`."""
@@ -37,38 +48,83 @@ class Refusing(selectors.EpollSelector):
         self._refused = False
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        if self._kernel.refuses and isinstance(fileobj, socket.socket):
-            self._kernel.refuses, self._refused = False, True
+        if isinstance(fileobj, self._kernel.refuses):
+            self._kernel.refuses, self._refused = (), True
             raise OSError(errno.ENOSPC, "No space left on device")
         return super().register(fileobj, events, data)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self._kernel.broken:
+            raise OSError(errno.EBADF, "Bad file descriptor")
         if self._refused:
             self._kernel.after.set()
         return super().select(timeout)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="An OSError of epoll at an accept is caught by nobody and ends the agent's socket thread.",
-)
-def test_socket_thread_dies(serve: Serving, events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    made = Kernel()
+    monkeypatch.setattr(selectors, "DefaultSelector", lambda: Refusing(made))
+    monkeypatch.setattr(threading, "excepthook", made.says_so)
+    return made
+
+
+def test_socket_thread_dies(serve: Serving, events: Events, kernel: Kernel) -> None:
     """The connection that cannot be watched is closed; those before it and after it are served."""
-    kernel = Kernel()
-    monkeypatch.setattr(selectors, "DefaultSelector", lambda: Refusing(kernel))
-    monkeypatch.setattr(threading, "excepthook", kernel.says_so)
     server = serve()
     before, session = registered(server, events)
-    kernel.refuses = True
+    kernel.refuses = socket.socket
     with before, FakeHook(server.path) as refused:
         assert kernel.after.wait(TIMEOUT)
-        if kernel.died:  # nobody else closes them then, and a later test would be blamed for it
-            for connection in server._connections.values():
-                connection.release()
         assert kernel.died == ""
         assert refused.hears_the_end()
         is_fine(server, before, session, events)
         after, newer = registered(server, events)
         with after:
             is_fine(server, after, newer, events)
+
+
+def test_a_process_that_cannot_be_watched_costs_nobody_else(
+    serve: Serving, events: Events, kernel: Kernel
+) -> None:
+    """Neither when it registers, nor when it has lost its socket: it is not taken for dead then."""
+    server = serve()
+    before, session = registered(server, events)
+    kernel.refuses = int
+    with before, FakeHook(server.path) as refused:
+        refused.say(Register(os.getpid(), "other", "train.py", "file:///s"))
+        assert refused.hears_the_end()
+        lost, number = registered(server, events)
+        kernel.refuses = int
+        lost.close()
+        assert events.next(Closed, lambda e: e.session == number).alive
+        is_fine(server, before, session, events)
+    assert kernel.died == ""
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["there", "gone"])
+def test_the_watchdog_speaks_for_the_socket_too(
+    broken: bool, serve: Serving, events: Events, kernel: Kernel
+) -> None:
+    """An agent whose loop turns, and who hears nobody, is started again by systemd."""
+
+    class Fed(Manager):
+        count = 0
+
+        def ready(self, now: float) -> None:
+            """Once, whatever comes of it."""
+
+        def live(self, now: float) -> None:
+            self.count += 1
+
+    server, manager = serve(), Fed("")
+    if broken:
+        kernel.broken = True
+        server.send(1, Position(1))  # wakes it
+        assert kernel.after.wait(TIMEOUT)
+        server._thread.join(TIMEOUT)
+    events.queue.put(Signalled(signal.SIGTERM))
+    facts = Facts("run", os.getpid(), "a.sock", True, 0.0)
+    machine = Machine(Policy(command=False))
+    assert Agent(machine, server, SystemClock(), events.queue, facts, manager=manager).run() == 0
+    assert bool(manager.count) is not broken
