@@ -18,10 +18,11 @@ from ...providers.errors import StateError
 from ..format.leaf import Leaf, Tier
 from . import factors
 from .modules import Known
-from .parts import Part, StatefulPart, copy_into, freeze, tensors_in
+from .parts import Part, StatefulPart, copy_into, freeze, load_into, tensors_in
 from .shards import Memory, Ranks, Shared, is_dtensor, layout, leaf, local
 from .trees import check_well_formed, steps
 from .worlds import Trees
+from .wrappers import can_be_hooked
 
 log = logging.getLogger("spotguard")
 
@@ -42,8 +43,13 @@ def optimizer_part(name: str, optimizer: Optimizer, named: Callable[[], Named], 
             f"{name} is a ZeroRedundancyOptimizer, which gathers its state from all ranks to say what it is; use "
             "fully_shard with a plain optimizer"
         )
-    if cls.state_dict is not Optimizer.state_dict or cls.load_state_dict is not Optimizer.load_state_dict:
+    if cls.state_dict is not Optimizer.state_dict:
         return StatefulPart(name, optimizer)
+    if not can_be_hooked(optimizer):
+        raise StateError(
+            f"{name} is a {cls.__name__} that has not called Optimizer.__init__, and so can neither be hooked nor asked for its "
+            "state; register the optimizer that it wraps"
+        )
     return OptimizerPart(name, optimizer, named, ranks)
 
 
@@ -61,14 +67,16 @@ class OptimizerPart:
         self.optimizer = optimizer
         self._named = named
         self._frozen: list[dict[str, Any]] = []
-        self._nameless = 0
+        #: What it stepped once and no group or module has any more: torch keeps its state, and no step reads that.
+        self._retired: dict[int, torch.Tensor] = {}
+        self._param: dict[str, torch.Tensor] = {}
         self.refresh()
 
     def refresh(self) -> None:
         """Take the parameters and state tensors as they are now. On the training thread, or with it parked."""
         self._groups = [list(g["params"]) for g in self.optimizer.param_groups]
         params = [p for group in self._groups for p in group]
-        known = self._named()
+        known, before = self._named(), [*self._param.values()]
         known = {id(p): Known(f"{i}", p) for i, p in enumerate(params)} | known
         self._key = {i: each.name for i, each in known.items()}
         #: Held, so that no new tensor takes the id of one that is gone.
@@ -82,16 +90,30 @@ class OptimizerPart:
             if k != "params"
         )
         self.tensors: list[torch.Tensor] = [*params, *self._state_tensors()]
-        nameless = sum(id(p) not in self._key for p in tensors_in(list(self.optimizer.state)))
-        if nameless > self._nameless:
+        self._retire(before)
+
+    def _retire(self, before: Iterable[torch.Tensor]) -> None:
+        kept = {id(p): p for p in tensors_in(list(self.optimizer.state)) if id(p) not in self._key}
+        retired = {id(p): p for p in (*before, *self._retired.values()) if id(p) in kept}
+        if len(retired) > len(self._retired):
             # Going on is right: `step()` reads state of its groups' parameters alone, and these are in none.
             log.warning(
-                "%s keeps state of %d parameters that are in none of its groups and in no registered module: "
+                "%s keeps state of %d parameters that are no longer in its groups or in a registered module: "
                 "that is not saved",
                 self.name,
-                nameless,
+                len(retired),
             )
-        self._nameless = nameless
+        self._retired = retired
+
+    def kept(self) -> Iterator[torch.Tensor]:
+        """The tensors of its own that a save has, and those that it may leave out."""
+        for group in self.optimizer.param_groups:
+            yield from tensors_in(group)
+        unknown = {id(p) for p in tensors_in(list(self.optimizer.state))} - self._key.keys()
+        yield from self._retired.values()
+        for param, values in self.optimizer.state.items():
+            if id(param) not in unknown or id(param) in self._retired:
+                yield from tensors_in(values)
 
     def _state_tensors(self) -> list[torch.Tensor]:
         return [t for values in self.optimizer.state.values() for t in tensors_in(values)]
@@ -332,12 +354,21 @@ class OptimizerPart:
                     copy_into(held, value)  # the user, or a compiled step, holds this very learning rate
                 elif key != "params":
                     group[key] = value
+        self._fill(tree)
+        if type(self.optimizer).load_state_dict is not Optimizer.load_state_dict:
+            # Its own word does more than load (Horovod's forgets gradients under way). What it rounds comes back below.
+            groups = self.optimizer.param_groups
+            load_into(self.name, self.optimizer, self.optimizer.state_dict())
+            self.optimizer.param_groups = groups
+            self._fill(tree)
+        self.refresh()
+
+    def _fill(self, tree: Any) -> None:
         self.optimizer.state.clear()
         for key, values in tree["state"].items():
             self.optimizer.state[self._param[key]] = values
         for key, values in tree.get("other", ()):
             self.optimizer.state[key] = values
-        self.refresh()
 
 
 def _by_word(values: Any) -> Iterable[tuple[str, Any]]:

@@ -184,13 +184,22 @@ class StatefulPart:
         """What fits is for the object's own `load_state_dict` to say."""
 
     def put_back(self, tree: Any) -> None:
-        try:
-            self.value.load_state_dict(tree)
-        except REFUSALS as error:
-            raise StateError(
-                f"{self.name}: {type(self.value).__name__}.load_state_dict refuses the checkpoint's state "
-                f"({said(error)}); register the same kind of object that was saved"
-            ) from error
+        load_into(self.name, self.value, tree)
+
+
+def load_into(name: str, value: Any, state: Any) -> None:
+    """Have an object load a state by its own word.
+
+    Raises:
+        StateError: it refuses.
+    """
+    try:
+        value.load_state_dict(state)
+    except REFUSALS as error:
+        raise StateError(
+            f"{name}: {type(value).__name__}.load_state_dict refuses the checkpoint's state "
+            f"({said(error)}); register the same kind of object that was saved"
+        ) from error
 
 
 class DictPart:

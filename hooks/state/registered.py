@@ -76,6 +76,8 @@ class State:
     ) -> None:
         #: Why saves wait for the boundary, "" where they can start at once. Only ever set, never unset.
         self.boundary_only = ""
+        #: What an optimizer has come to hold that no save would have: then none is made. "" where all is well.
+        self._lacks = ""
         #: Why nobody may train on what is in memory: a restore ended in its middle. "" where all is well.
         self.poisoned = ""
         #: How often it was taken: while this stays, so does what a save reads at rest.
@@ -103,6 +105,8 @@ class State:
         registered = build(values, self._ranks)
         self.parts = registered.parts
         self._held = registered.held
+        self._lost = registered.lost
+        self._counts_beside = registered.counts
         self._modules = [p for p in self.parts if isinstance(p, ModulePart)]
         self._optimizers = [p for p in self.parts if isinstance(p, OptimizerPart)]
         self._refresh()
@@ -185,6 +189,10 @@ class State:
                 self._refresh()
             if not self._restless:
                 once = self._now() - looking
+        if not self.taken & (self.taken - 1) or self.boundary_only:
+            looking = self._now()
+            self._look_for_the_unsaved()
+            once += self._now() - looking
         if not self._witness.stands():  # a storage was resized: the old block is not read any more
             self._refresh()
         if started >= self._look_at:
@@ -277,6 +285,23 @@ class State:
             log.error("%s: no save is possible while it is; use a plain tensor", gone)
         self._gone = gone
 
+    def _look_for_the_unsaved(self) -> None:
+        """What optimizers have come to hold since `register`, in places that no save looks at. At boundary 1, 2, 4, 8 and so
+        on: some ms each time, and moments are made by the first step."""
+        if lost := self._lost():
+            self._refresh()  # it may be of a parameter that took another's place
+            lost = self._lost()
+        if lost != self._lacks:
+            self._lacks = lost
+            if lost:
+                log.error("no save is possible: %s", lost)
+        for each in self._counts_beside.changed():
+            log.warning(
+                "%s changes as training goes on and is in no state_dict(), so it is not saved: a resumed run begins with what "
+                "it is at the start; keep it in param_groups, or give its class a state_dict() of its own",
+                each,
+            )
+
     def take_again(self) -> None:
         """Take the boundary anew, just as it is now: somebody saves by hand. On the training thread."""
         self.taken += 1
@@ -310,6 +335,8 @@ class State:
         """
         if self.poisoned:
             raise StateError(f"{self.poisoned}; it is not saved")
+        if self._lacks:
+            raise StateError(self._lacks)
         return collect(self.parts, self._ranks)
 
     def fingerprint(self) -> Mapping[tuple[int, ...], str]:

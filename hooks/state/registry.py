@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Set
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,12 @@ from torch.optim import Optimizer
 from ...providers.errors import StateError
 from .loaders import LoaderPart, is_stateful_loader
 from .modules import Known, ModulePart, module_part
-from .optimizers import Named, optimizer_part
-from .parts import DictPart, Part, StatefulPart, TensorPart
+from .optimizers import Named, OptimizerPart, optimizer_part
+from .parts import DictPart, Part, StatefulPart, TensorPart, tensors_in
+from .reachable import Counts, Saved, unsaved
 from .rng import RngPart
 from .shards import Ranks
+from .wrappers import can_be_hooked, is_like_optimizer, unwrapped
 
 #: What is no object that a restore could put something back into.
 _PLAIN = (bool, int, float, complex, str, bytes, list, tuple, set, frozenset)
@@ -35,8 +38,11 @@ class Registered:
     boundary_only: str
     #: ids of the tensors that a save holds, asked anew for parameters that join an optimizer later.
     held: Callable[[], set[int]]
-    #: torch's own, whose steps can be hooked.
+    #: torch's own, whose steps can be hooked; and wrappers of them that can be, too.
     optimizers: tuple[Optimizer, ...]
+    #: What an optimizer holds and no save has, as a message; "" where there is nothing. Some ms: not for every boundary.
+    lost: Callable[[], str]
+    counts: Counts
 
 
 def build(values: Mapping[str, Any], ranks: Ranks) -> Registered:
@@ -54,8 +60,11 @@ def build(values: Mapping[str, Any], ranks: Ranks) -> Registered:
             raise StateError(f"{name} is the class {value.__name__}; register an object of it")
     if RNG in values:
         raise StateError(f"{RNG!r} is the name of the random number generators; register under another name")
+    refuse_engines(values)
     modules = {n: module_part(n, v, ranks) for n, v in values.items() if isinstance(v, nn.Module)}
     tensors = {id(v): Known(n, v) for n, v in values.items() if isinstance(v, torch.Tensor)}
+    beside = [v for v in values.values() if isinstance(v, (nn.Module, torch.Tensor, dict))]
+    values, wrappers = unwrapped(values, lambda inside: Saved(_saved(beside, inside)))
 
     def named() -> Named:
         """Asked anew by who refreshes: ids of tensors that are gone may be anybody's."""
@@ -80,6 +89,7 @@ def build(values: Mapping[str, Any], ranks: Ranks) -> Registered:
             part.stepped = frozenset(stepped)
     parts: list[Part] = []
     boundary_only = "" if optimizers else "no torch optimizer is registered"
+    hooked: list[Optimizer] = [v for v in wrappers.values() if isinstance(v, Optimizer) and can_be_hooked(v)]
     for name, value in values.items():
         if name in modules:
             parts.append(modules[name])
@@ -87,9 +97,95 @@ def build(values: Mapping[str, Any], ranks: Ranks) -> Registered:
             parts.append(optimizer_part(name, value, named, ranks))
         else:
             parts.append(_other(name, value, ranks))
-            if hasattr(value, "param_groups") and hasattr(value, "step"):
+        if is_like_optimizer(value):
+            if isinstance(value, Optimizer) and can_be_hooked(value):
+                hooked.append(value)
+            else:
                 boundary_only = f"torch's hooks do not reach {name} ({type(value).__name__})"
-    return Registered((*parts, RngPart(RNG)), boundary_only, held, tuple(optimizers.values()))
+    read = [part for part in parts if isinstance(part, OptimizerPart)]
+
+    def lost() -> str:
+        return _lost(read, beside, [*values.values()])
+
+    if message := lost():
+        raise StateError(message)
+    if not tensors:  # or these may be what it steps, as an adapter for such a framework registers it
+        for each in read:
+            check_groups(each)
+    counts = Counts({**wrappers, **{part.name: part.optimizer for part in read}})
+    return Registered((*parts, RngPart(RNG)), boundary_only, held, tuple(hooked), lost, counts)
+
+
+def _saved(beside: Sequence[Any], optimizers: Collection[Optimizer]) -> Iterator[torch.Tensor]:
+    """The tensors of modules, dicts and bare tensors, and all that these optimizers have where torch looks for it."""
+    for value in beside:
+        if isinstance(value, nn.Module):
+            yield from value.parameters()
+            yield from value.buffers()
+        else:
+            try:
+                yield from tensors_in(value)
+            except RecursionError:  # a circle: refused by name when it is encoded
+                continue
+    for optimizer in optimizers:
+        yield from tensors_in([*optimizer.param_groups])
+        yield from tensors_in([*optimizer.state.values()])
+
+
+def _lost(read: Sequence[OptimizerPart], beside: Sequence[Any], values: Sequence[Any]) -> str:
+    """What optimizers hold that is neither theirs to save nor anybody's; "" where all is saved."""
+    known = {*map(id, values)}
+    kept = [*_saved(beside, ()), *(tensor for part in read for tensor in part.kept())]
+    saved = Saved(kept)
+    for part in read:
+        ways = unsaved(part.name, part.optimizer, saved, known)
+        if ways:
+            # An object of the user's may have them. Asked only now: its state_dict() may be slow.
+            theirs = [t for v in values if _says_its_state(v) for t in tensors_in(v.state_dict())]
+            ways = unsaved(part.name, part.optimizer, Saved([*kept, *theirs]), known) if theirs else ways
+        if ways:
+            more = f" and {len(ways) - 2} more" if len(ways) > 2 else ""
+            kind = type(part.optimizer).__name__
+            return (
+                f"{part.name} ({kind}) holds {', '.join(ways[:2])}{more}, which no save would have; register that too, under a "
+                f"name of its own, or give {kind} a state_dict() and a load_state_dict() that include it"
+            )
+    return ""
+
+
+def _says_its_state(value: Any) -> bool:
+    """Whether its `state_dict` may be asked: not a loader's, which would begin, nor what has a part of its own."""
+    own = isinstance(value, (nn.Module, torch.Tensor, dict, Optimizer)) or is_stateful_loader(value)
+    return not own and callable(getattr(value, "state_dict", None))
+
+
+def check_groups(part: OptimizerPart) -> None:
+    """Raise `StateError` where nothing says what an optimizer steps: it takes its parameters in for each step anew, as
+    DeepSpeed's ZeRO-3 does."""
+    if not any(group["params"] for group in part.optimizer.param_groups) and not part.optimizer.state:
+        raise StateError(
+            f"{part.name} has no parameters in its groups, so nothing says what it trains; register it when it has them. "
+            "If it is given them only for the time of a step, keep its framework's own checkpoints, and use spotguard.on_notice"
+        )
+
+
+def refuse_engines(values: Mapping[str, Any]) -> None:
+    """Raise `StateError` for DeepSpeed's engines and for parameters that ZeRO-3 keeps cut: what they show is not what they
+    train."""
+    engines = sys.modules.get("deepspeed.runtime.engine")
+    for name, value in values.items():
+        if not isinstance(value, nn.Module):
+            continue
+        if engines is not None and isinstance(value, engines.DeepSpeedEngine):
+            what = f"{name} is a {type(value).__name__}"
+        elif cut := next((key for key, p in value.named_parameters() if hasattr(p, "ds_id")), ""):
+            what = f"{name}.{cut} is cut by DeepSpeed's ZeRO-3"
+        else:
+            continue
+        raise StateError(
+            f"{what}, which keeps moments, float32 masters and shards where no state_dict() of torch shows them: a checkpoint "
+            "would lack them; keep DeepSpeed's own checkpoints, and have spotguard.on_notice tell you of the notice"
+        )
 
 
 def _other(name: str, value: Any, ranks: Ranks) -> Part:

@@ -19,7 +19,12 @@ ROOT = Path(__file__).parents[3]
 
 def test_every_way_comes_apart_and_together_in_every_other(tmp_path: Path) -> None:
     """Under DDP, fully_shard, HSDP, tensor parallel and both; no collective; the losses of a run without us."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT / 'packaging'}:{ROOT}",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
     ranks = subprocess.Popen(
         [sys.executable, str(PROGRAM), str(tmp_path / "meet")],
         env=env,
