@@ -59,7 +59,7 @@ _EXTRA_STATE = "_extra_state"
 def module_part(name: str, module: nn.Module, ranks: Ranks) -> Part:
     """The part for a module: in place where its state dict is its own tensors, by `state_dict` otherwise.
 
-    Wrappers that only rename (`torch.compile`, DDP) are looked through, so that a checkpoint of a compiled
+    Wrappers that only rename (`torch.compile`, DDP, Fabric's) are looked through, so that a checkpoint of a compiled
     model restores into a plain one.
     """
     registered, module = module, unwrap(module)
@@ -96,14 +96,29 @@ def _entries(name: str, module: nn.Module) -> dict[str, Any] | None:
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The module inside `torch.compile` and DistributedDataParallel."""
+    """The module inside `torch.compile`, DistributedDataParallel, and wrappers that give its state dict as their own."""
     while True:
         if isinstance(module, nn.parallel.DistributedDataParallel):
             module = module.module
         elif isinstance(getattr(module, "_orig_mod", None), nn.Module):  # torch.compile's wrapper
             module = module._orig_mod  # type: ignore[assignment]
+        elif (inside := _shown(module)) is not None:
+            module = inside
         else:
             return module
+
+
+def _shown(module: nn.Module) -> nn.Module | None:
+    """The module inside whose very tensors a wrapper's own `state_dict` gives, under the same names (Fabric's)."""
+    inside = getattr(module, "module", None)
+    if type(module).state_dict is nn.Module.state_dict or not isinstance(inside, nn.Module):
+        return None
+    try:
+        ours, theirs = (dict(each.state_dict(keep_vars=True)) for each in (module, inside))
+    except TypeError:  # its own takes other arguments: it has words of its own
+        return None
+    alike = all(ours[key] is theirs[key] or key.endswith(_EXTRA_STATE) for key in ours.keys() & theirs.keys())
+    return inside if alike and ours.keys() == theirs.keys() else None
 
 
 class ModulePart:
