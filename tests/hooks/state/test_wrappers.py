@@ -129,6 +129,24 @@ def test_a_wrapper_that_keeps_something_is_copied_at_boundaries(
     assert "torch's hooks do not reach optimizer (WithMean)" in caplog.text
 
 
+def test_a_wrapper_that_moves_weights_before_the_step_is_found_out(caplog: pytest.LogCaptureFixture) -> None:
+    """It looks like one that adds nothing, and what it does in front of the hook is an edit between two boundaries."""
+
+    class Climbing(foreign.Accelerated):
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                for param in group["params"]:
+                    param.data.view(-1)[:1].mul_(1.01)
+            super().step(closure)
+
+    job, store = wrapped(lambda model: Climbing(adam(model))), WatchedStore()
+    with guarded(store, job.values) as guard:
+        guard.restore()
+        step_on(guard, job, 0, 1, 2)
+        assert guard._state.boundary_only != ""
+    assert "from now on a save waits for the next guard.step(): " in caplog.text
+
+
 def test_a_wrapper_that_says_nothing_and_cannot_be_hooked_is_refused(folder: Path) -> None:
     """It was an AttributeError from inside torch."""
 
