@@ -22,7 +22,7 @@ from .parts import Part, StatefulPart, copy_into, freeze, load_into, tensors_in
 from .shards import Memory, Ranks, Shared, is_dtensor, layout, leaf, local
 from .trees import check_well_formed, steps
 from .worlds import Trees
-from .wrappers import can_be_hooked
+from .wrappers import can_be_hooked, check_says_state
 
 log = logging.getLogger("spotguard")
 
@@ -44,6 +44,7 @@ def optimizer_part(name: str, optimizer: Optimizer, named: Callable[[], Named], 
             "fully_shard with a plain optimizer"
         )
     if cls.state_dict is not Optimizer.state_dict:
+        check_says_state(name, optimizer)
         return StatefulPart(name, optimizer)
     if not can_be_hooked(optimizer):
         raise StateError(

@@ -22,6 +22,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from ...providers.errors import StateError
+from .parts import REFUSALS, said
 from .reachable import Saved, unsaved
 
 #: Where wrappers keep the optimizer that they lead to, and containers theirs.
@@ -124,3 +125,14 @@ def _is_torchs(value: Any) -> bool:
 def can_be_hooked(optimizer: Optimizer) -> bool:
     """Whether its `step()` calls torch's hooks: `Optimizer.__init__` has made it so."""
     return hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(type(optimizer).step, "hooked")
+
+
+def check_says_state(name: str, optimizer: Optimizer) -> None:
+    """Raise `StateError` for one whose own `state_dict` fails: some were written for torch before 2.0, or never finished."""
+    try:
+        optimizer.state_dict()
+    except REFUSALS as error:
+        raise StateError(
+            f"{name}: {type(optimizer).__name__}.state_dict() fails ({said(error)}), so its state cannot be saved; register the "
+            "optimizers that it is made of, or give it a state_dict() that works"
+        ) from error

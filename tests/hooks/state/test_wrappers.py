@@ -164,6 +164,20 @@ def test_a_wrapper_that_says_nothing_and_cannot_be_hooked_is_refused(folder: Pat
     assert list(folder.iterdir()) == []
 
 
+def test_a_wrapper_whose_state_dict_fails_is_refused(folder: Path) -> None:
+    """By name, not by an error from inside torch."""
+
+    class Old(foreign.WithMean):
+        def state_dict(self) -> dict[str, Any]:
+            return Optimizer.state_dict(self)
+
+    job = wrapped(lambda model: Old(adam(model)))
+    said = r"optimizer: Old.state_dict\(\) fails \(AttributeError: "
+    with pytest.raises(StateError, match=said), guarded(folder, job.values):
+        pass
+    assert list(folder.iterdir()) == []
+
+
 def test_a_scaler_inside_is_to_be_registered(folder: Path) -> None:
     """Its scale is state, and in nobody's state dict but its own."""
     scaler = torch.amp.GradScaler("cpu")
