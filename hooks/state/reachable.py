@@ -5,8 +5,9 @@ checkpoint, and nobody notices: slow weights in an attribute, masters in a closu
 optimizer holds is walked: attributes, items of containers, cells of functions, and what `gc.get_referents` gives of the rest.
 
 Only optimizers are walked, and what stands in `EXEMPT` is left out. A model's other tensors are left out by its author:
-`register_buffer(persistent=False)` and a plain attribute both say that `state_dict()` is not to have them, and most are masks
-and tables. Objects with a `state_dict()` of their own have said what their state is. `docs/training-script.md` says both.
+`register_buffer(persistent=False)` says that `state_dict()` is not to have one, and plain attributes are mostly masks and
+tables, so that to refuse them would refuse most models. One that changes with each step is told of in a warning. Objects with
+a `state_dict()` of their own have said what their state is. `docs/training-script.md` says all three.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -124,36 +125,81 @@ class Saved:
 _TORCHS_COUNTS = frozenset({"_step_count", "_opt_called"})
 
 
-class Counts:
-    """Numbers that optimizers keep in attributes: they are in no `state_dict()` of torch's, and one that changes counts.
+class Changing:
+    """Values beside the state, which may be scratch, and may be state: one that changes again and again is told of.
+
+    Args:
+        values: as they are now, by how they are said.
+        times: between so many looks in a row it changes, before it is told of.
+        message: with a place for its name.
+    """
+
+    def __init__(self, values: Callable[[], dict[str, Any]], times: int, message: str) -> None:
+        self._values, self._times, self._message = values, times, message
+        self._seen = values()
+        self._row: dict[str, int] = {}
+
+    def look(self) -> None:
+        """Tell of what has changed often enough, each once."""
+        now = self._values()
+        for name, value in now.items():
+            told = self._row.get(name, 0)
+            if told < self._times:
+                self._row[name] = told + 1 if name in self._seen and self._seen[name] != value else 0
+                if self._row[name] == self._times:
+                    log.warning(self._message, name)
+        self._seen = now
+
+
+def counts(owners: Mapping[str, object]) -> Changing:
+    """Numbers that optimizers keep in attributes: they are in no `state_dict()` of torch's.
 
     Args:
         owners: by registered name.
     """
 
-    def __init__(self, owners: Mapping[str, object]) -> None:
-        self._owners = owners
-        self._seen = {name: _numbers(owner) for name, owner in owners.items()}
-        self._told: set[str] = set()
+    def values() -> dict[str, Any]:
+        return {
+            f"{name}.{key}": value
+            for name, owner in owners.items()
+            for key, value in _dict_of(owner).items()
+            if type(value) in (int, float) and key not in _TORCHS_COUNTS
+        }
 
-    def changed(self) -> list[str]:
-        """The attributes that have changed since the last call, each told once."""
-        found: list[str] = []
-        for name, owner in self._owners.items():
-            before, now = self._seen[name], _numbers(owner)
-            found += [f"{name}.{key}" for key, value in now.items() if before.get(key, value) != value]
-            self._seen[name] = now
-        found = [each for each in found if each not in self._told]
-        self._told.update(found)
-        return found
+    return Changing(
+        values,
+        1,
+        "%s changes as training goes on and is in no state_dict(), so it is not saved: a resumed run begins with what it is at "
+        "the start; keep it in param_groups, or give its class a state_dict() of its own",
+    )
 
 
-def _numbers(owner: object) -> dict[str, int | float]:
-    return {
-        key: value
-        for key, value in _dict_of(owner).items()
-        if type(value) in (int, float) and key not in _TORCHS_COUNTS
-    }
+def attributes(modules: Mapping[str, nn.Module]) -> Changing:
+    """Tensors that modules keep in plain attributes: a table is made once, and state changes with each step. Twice in a row,
+    for tables are made in the first forward, or grow.
+
+    Args:
+        modules: by registered name, those whose `state_dict()` is torch's.
+    """
+
+    def values() -> dict[str, Any]:
+        return {
+            f"{name}.{prefix}.{key}".replace("..", "."): (id(value), value._version, value.data_ptr())
+            for name, module in modules.items()
+            for prefix, each in module.named_modules()
+            for key, value in vars(each).items()
+            if isinstance(value, torch.Tensor)
+            and not gap(value)
+            and _counts(value)
+            and not value.is_inference()
+        }
+
+    return Changing(
+        values,
+        2,
+        "%s is a tensor that changes as training goes on and that state_dict() leaves out, so it is not saved: a resumed run "
+        "begins with what it is at the start; where that matters, use register_buffer()",
+    )
 
 
 #: An object on the way, the one that led to it, and how: ".attribute", "['key']", "[0]".

@@ -106,7 +106,7 @@ class State:
         self.parts = registered.parts
         self._held = registered.held
         self._lost = registered.lost
-        self._counts_beside = registered.counts
+        self._changing = registered.changing
         self._modules = [p for p in self.parts if isinstance(p, ModulePart)]
         self._optimizers = [p for p in self.parts if isinstance(p, OptimizerPart)]
         self._refresh()
@@ -295,12 +295,8 @@ class State:
             self._lacks = lost
             if lost:
                 log.error("no save is possible: %s", lost)
-        for each in self._counts_beside.changed():
-            log.warning(
-                "%s changes as training goes on and is in no state_dict(), so it is not saved: a resumed run begins with what "
-                "it is at the start; keep it in param_groups, or give its class a state_dict() of its own",
-                each,
-            )
+        for each in self._changing:
+            each.look()
 
     def take_again(self) -> None:
         """Take the boundary anew, just as it is now: somebody saves by hand. On the training thread."""

@@ -17,7 +17,7 @@ from .loaders import LoaderPart, is_stateful_loader
 from .modules import Known, ModulePart, module_part
 from .optimizers import Named, OptimizerPart, optimizer_part
 from .parts import DictPart, Part, StatefulPart, TensorPart, tensors_in
-from .reachable import Counts, Saved, unsaved
+from .reachable import Changing, Saved, attributes, counts, unsaved
 from .rng import RngPart
 from .shards import Ranks
 from .wrappers import can_be_hooked, is_like_optimizer, unwrapped
@@ -42,7 +42,8 @@ class Registered:
     optimizers: tuple[Optimizer, ...]
     #: What an optimizer holds and no save has, as a message; "" where there is nothing. Some ms: not for every boundary.
     lost: Callable[[], str]
-    counts: Counts
+    #: What may be state beside it.
+    changing: tuple[Changing, ...]
 
 
 def build(values: Mapping[str, Any], ranks: Ranks) -> Registered:
@@ -112,8 +113,11 @@ def build(values: Mapping[str, Any], ranks: Ranks) -> Registered:
     if not tensors:  # or these may be what it steps, as an adapter for such a framework registers it
         for each in read:
             check_groups(each)
-    counts = Counts({**wrappers, **{part.name: part.optimizer for part in read}})
-    return Registered((*parts, RngPart(RNG)), boundary_only, held, tuple(hooked), lost, counts)
+    changing = (
+        counts({**wrappers, **{part.name: part.optimizer for part in read}}),
+        attributes({n: values[n] for n, part in modules.items() if isinstance(part, ModulePart)}),
+    )
+    return Registered((*parts, RngPart(RNG)), boundary_only, held, tuple(hooked), lost, changing)
 
 
 def _saved(beside: Sequence[Any], optimizers: Collection[Optimizer]) -> Iterator[torch.Tensor]:

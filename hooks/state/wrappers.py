@@ -11,7 +11,7 @@ it leads to is an optimizer of torch, read where it lies. It is taken in the wra
 One thing is believed: that the wrapper's own `step()` changes nothing before it comes to the one inside. A wrapper that does
 (SAM) keeps what it needs for it in a state of its own, and so is none of these; and what changes parameters in front of a hook
 is an edit between two boundaries, which the audit finds in front of each step (`audit.py`). A number that a wrapper counts is no tensor:
-`reachable.Counts` tells of it.
+`reachable.counts` tells of it.
 """
 
 from __future__ import annotations

@@ -308,6 +308,47 @@ def test_a_count_beside_the_state_is_told(folder: Path, caplog: pytest.LogCaptur
     assert caplog.text.count("optimizer.count changes as training goes on and is in no state_dict()") == 1
 
 
+class Kept(nn.Module):
+    """Keeps tensors in plain attributes: one is a table, one grows in the first forward, and one is state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.scratch: torch.Tensor
+        self.register_buffer("scratch", torch.zeros(4), persistent=False)
+        self.table = torch.arange(4.0)
+        self.grown: torch.Tensor | None = None
+        self.last: torch.Tensor | None = None
+        self.mean = torch.zeros(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.grown is None:
+            self.grown = torch.ones(4)
+        self.mean.lerp_(x.detach(), 0.1)
+        self.scratch.copy_(x.detach())
+        self.last = self.weight * x + self.mean
+        return self.last
+
+
+def test_a_tensor_of_a_module_that_changes_is_told_and_no_other(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its author may have forgotten to make it a buffer; a table is none, nor what belongs to the graph."""
+    seed()
+    model = nn.Sequential(Kept())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with guarded(folder, {"model": model, "optimizer": optimizer}) as guard:
+        guard.restore()
+        for _ in range(17):
+            model(torch.rand(4)).sum().backward()
+            optimizer.step()
+            guard.step()
+        guard.save()
+    told = [record.message for record in caplog.records if "state_dict() leaves out" in record.message]
+    assert len(told) == 1
+    assert told[0].startswith("model.0.mean is a tensor that changes")
+
+
 # --- the second oracle ----------------------------------------------------------------------------------------
 
 
