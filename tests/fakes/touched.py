@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import re
-import threading
 from pathlib import Path
 
 from spotguard.hooks.checkpoints.effort import Effort
 from spotguard.providers.clock import SystemClock
 
 _SMAPS, _CLEAR = Path("/proc/self/smaps"), Path("/proc/self/clear_refs")
+_MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) ", re.MULTILINE)
 _REFERENCED = re.compile(r"^Referenced:\s+(\d+) kB", re.MULTILINE)
 
 
 class Touched(Effort):
-    """An `Effort` that counts all of this process's memory, some MiB of code among it (proc(5), `/proc/pid/smaps`).
+    """An `Effort` that counts from `begin` to `end` (proc(5), `/proc/pid/smaps`).
 
-    From `begin` to `end`, both on the saving thread, or to the first look of another one: what the writer's threads read
-    they send.
+    Args:
+        address: in the mapping that alone counts; None: all memory of this process, with a few MiB of its own code.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: int | None = None) -> None:
         super().__init__(SystemClock())
         #: Bytes at the most from one look to the next.
         self.most = 0
         self.looks = 0
-        self._thread = 0
-        self._lock = threading.Lock()
+        self._address = address
+        self._counting = False
 
     def begin(self) -> None:
-        self._thread = threading.get_ident()
+        self._counting = True
         _CLEAR.write_text("1")
 
     def end(self) -> None:
         self._note()
-        self._thread = 0
+        self._counting = False
 
     def check(self) -> None:
         self._note()
@@ -46,11 +46,20 @@ class Touched(Effort):
         return super().abandoned
 
     def _note(self) -> None:
-        with self._lock:
-            if self._thread:
-                referenced = _REFERENCED.findall(_SMAPS.read_text())
-                self.most = max(self.most, 1024 * sum(map(int, referenced)))
-                self.looks += 1
-                _CLEAR.write_text("1")
-            if threading.get_ident() != self._thread:
-                self._thread = 0
+        if not self._counting:
+            return
+        maps = _SMAPS.read_text()
+        if self._address is not None:
+            maps = next(found for found in _mappings(maps) if self._address in found[0])[1]
+        self.most = max(self.most, 1024 * sum(map(int, _REFERENCED.findall(maps))))
+        self.looks += 1
+        _CLEAR.write_text("1")
+
+
+def _mappings(text: str) -> list[tuple[range, str]]:
+    starts = list(_MAPPING.finditer(text))
+    ends = [each.start() for each in starts[1:]] + [len(text)]
+    return [
+        (range(int(each[1], 16), int(each[2], 16)), text[each.start() : end])
+        for each, end in zip(starts, ends, strict=True)
+    ]

@@ -60,10 +60,12 @@ def main() -> None:
     for clock in clocks:
         clock.skipped = EVERY
     ending.holds = True
-    under_way = 0
-    while under_way < WORLD:  # ranks save at a boundary that none of them has come to yet
-        on_all(lambda rank: trainers[rank].step())
-        under_way += ending.on_their_way.acquire(timeout=0.1)
+    for _ in range(WORLD):  # of a boundary that the ranks have yet to come to
+        looks = 0
+        while not ending.on_their_way.acquire(timeout=0.05):
+            on_all(lambda rank: trainers[rank].step())
+            looks += 1
+            assert looks < 400
     atexit.register(ending.atexit.set)  # the last of all, so that it is the first to be called
     logging.info("the script ends")
 
