@@ -30,6 +30,15 @@ def measure(scale: Scale) -> Iterator[Row]:
         whole = microseconds(guard.step, loops=loops, times=times)
         parts = {part.name: microseconds(part.at_boundary, loops=loops, times=times) for part in state.parts}
         parts["witnesses"] = microseconds(state._witness.mark, loops=loops, times=times)
+        optimizer, monitor = state._optimizers[0].optimizer, state.monitor
+
+        def turn() -> None:
+            monitor._on_step(optimizer, (), {})
+            monitor.boundary()
+
+        parts["step monitor, with its hook on one optimizer.step()"] = microseconds(
+            turn, loops=loops, times=times
+        )
         state.parts = tuple(part for part in state.parts if part.name != "rng")
         bare = microseconds(guard.step, loops=loops, times=times)
     yield Row("guard.step(), MLP + AdamW, without RNG, buffers, loader", "µs", bare, figure=5.0)

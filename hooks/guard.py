@@ -75,12 +75,11 @@ class Guard:
         try:
             # Before the state, which hooks the optimizers: what it refuses leaves nothing behind.
             self._cadence = Cadence(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
-            gate = self._gate
             self._state = State(
                 state,
-                gate.before_change,
+                self._gate.before_change,
                 clock,
-                after_change=gate.after_change,
+                after_change=self._gate.after_change,
                 rank=self._rank,
                 world=self._world,
             )
@@ -145,6 +144,7 @@ class Guard:
         if self._ranks is not None:
             self._ranks.channel.look = self._gate.look
             self._ranks.begin(self._saver, self._checkpointer, self._state, self._report)
+        self._state.monitor.begin()
 
     def _counted(self, saved: Saved) -> None:
         """On the saving thread. The first one beside training also finds out how often this run was preempted."""
@@ -190,6 +190,7 @@ class Guard:
         # Before it is ready: the others are not offered a step of the way it has left.
         self._gate.arrive(done.step)
         self._restored = self._saver.ready = True
+        self._state.monitor.restored()
         self._restored_at = self._clock.monotonic()
         self._unsettled = _SETTLED
         self._cadence.restored(self._clock.monotonic())
@@ -234,6 +235,7 @@ class Guard:
         if gate.inert:
             return
         gate.begin_boundary()
+        state.monitor.boundary()
         try:
             if state.boundary_only:
                 gate.end_boundary(state.at_boundary)
@@ -342,6 +344,7 @@ class Guard:
             rate=cost.rate or 0.0,
             interval=0.0 if math.isinf(self._cadence.interval) else self._cadence.interval,
             restored_age=self._clock.monotonic() - self._restored_at if self._restored else -1.0,
+            **self._state.monitor.position(),
         )
 
     def _alarm_told(self, alarm: Alarm) -> None:
@@ -372,6 +375,7 @@ class Guard:
         """In a forked child: it is not the process that is guarded."""
         self._gate.inert = True
         self.closed = self._forked = True
+        self._state.monitor.close()
         atexit.unregister(self.close)
         if self._channel is not None:
             self._channel.forget()

@@ -133,6 +133,12 @@ class Position(Message):
     interval: float = 0.0
     #: Seconds since training began here, or went back to a checkpoint; below 0: not yet (or an older hook, which does not say).
     restored_age: float = -1.0
+    #: Optimizer steps since the last `guard.step()`, since training began before the first; below 0: an older hook.
+    unmarked_steps: int = -1
+    #: There was a `guard.step()` since training began.
+    marked: bool = True
+    #: What is wrong with how the script uses spotguard; what to do about it stands behind the first semicolon.
+    misuse: str = ""
 
 
 @_on_the_wire

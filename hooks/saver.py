@@ -174,7 +174,8 @@ class Saver(Orders):
         if not self.ready:
             self._still.refuse(job)
             raise CheckpointError(
-                "training has not begun yet: there is nothing that is not in the store already"
+                self._state.monitor.unmarked
+                or "training has not begun yet: there is nothing that is not in the store already"
             )
         if job.alarm is not None:
             self._listener.progress(job.alarm, "begun", -1, 0, 0)

@@ -74,7 +74,8 @@ class Stillness:
             self._gate.close(how, decision.step, awaited=at_boundary and decision.some_park)
         step = self._gate.wait_steady(job.effort.left, lambda: job.effort.abandoned or self._ending())
         if step is None and job.effort.left() == 0:
-            raise Abandoned("out of time: no guard.step() was reached in the window")
+            why = self._state.monitor.unmarked
+            raise Abandoned(f"out of time: no guard.step() was reached in the window{'; ' * bool(why)}{why}")
         job.effort.check()
         if step is None:
             raise Abandoned("training ended before its next guard.step()")

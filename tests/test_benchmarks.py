@@ -47,7 +47,7 @@ ROWS = {
         "a Python call of nothing",
         "guard.step(), MLP",
         "guard.step(), the same",
-        *["  of which"] * 4,
+        *["  of which"] * 5,
         "guard.step(), ResNet-50",
     ],
     "notice": [

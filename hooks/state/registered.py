@@ -30,6 +30,7 @@ from .restoring import plan
 from .rng import RngPart
 from .shards import Ranks, local
 from .sharing import alone, digests, fingerprint
+from .step_monitor import StepMonitor
 from .stepping import hook
 from .storage import gap
 from .window import Witness
@@ -92,7 +93,7 @@ class State:
         #: An optimizer makes new state tensors at every step (LBFGS): it is looked at anew each time.
         self._restless = False
         #: Checksums of the last boundary's state, by which an edit is found that the witness does not see.
-        self.audit = Audit(self._now, self._wait_for_boundaries)
+        self.audit = Audit(self._now, self.save_at_boundaries)
         #: When the device has reached the last boundary.
         self.fence = Fence()
         #: Monotonic seconds: when the last boundary's copies were made; 0 before the first.
@@ -112,16 +113,20 @@ class State:
         self._refresh()
         self._prove()
         if registered.boundary_only:
-            self._wait_for_boundaries(registered.boundary_only)
+            self.save_at_boundaries(registered.boundary_only)
         # Last: who was refused has no hooks on his optimizers.
         self._hooks = [
             handle
             for optimizer in registered.optimizers
             for handle in hook(optimizer, self._on_step, after_change)
         ]
+        #: What the loop does wrong. It begins with the guard.
+        saved = {part.name: part.optimizer for part in self._optimizers}
+        self.monitor = StepMonitor(values, saved, self._now, self.save_at_boundaries)
 
     def close(self) -> None:
         """Let go of the optimizers: their steps are nobody's business any more."""
+        self.monitor.close()
         for handle in self._hooks:
             handle.remove()
         self.audit.close()
@@ -204,7 +209,7 @@ class State:
         self._threads = torch.get_num_threads()
         self.fence.record()
         if moved:
-            self._wait_for_boundaries("parameters changed although no registered optimizer stepped")
+            self.save_at_boundaries("parameters changed although no registered optimizer stepped")
         elif started - self._stepped_at > _LATE_SECONDS and self._stepped and self.ended_at:
             self._look_at_the_rest(started - self._stepped_at, started - self.ended_at)
         else:
@@ -223,7 +228,8 @@ class State:
             self._costly = 0
         self.ended_at = ended
 
-    def _wait_for_boundaries(self, why: str) -> None:
+    def save_at_boundaries(self, why: str) -> None:
+        """Have saves wait for the boundary from now on."""
         if not self.boundary_only:
             self.boundary_only = why
             log.warning("from now on a save waits for the next guard.step(): %s", why)
@@ -247,7 +253,7 @@ class State:
             return
         self._costly += 1
         if self._costly == 3:
-            self._wait_for_boundaries(f"copying what changes between steps costs {cost * 1e3:.1f} ms a step")
+            self.save_at_boundaries(f"copying what changes between steps costs {cost * 1e3:.1f} ms a step")
 
     def _refresh(self) -> None:
         for module in self._modules:
@@ -281,7 +287,7 @@ class State:
         found = ((leaf.name, gap(leaf.tensor)) for leaf in leaves)
         gone = next((f"{name} is {why}" for name, why in found if why), "")
         if gone and gone != self._gone:
-            self._wait_for_boundaries(gone)
+            self.save_at_boundaries(gone)
             log.error("%s: no save is possible while it is; use a plain tensor", gone)
         self._gone = gone
 
