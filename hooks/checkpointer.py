@@ -35,7 +35,6 @@ from .save import Save
 from .saved import Saved
 from .share import Share
 from .snapshot import Snapshot
-from .state.collected import Collected
 from .state.registered import State
 
 log = logging.getLogger("spotguard")
@@ -81,6 +80,8 @@ class Checkpointer:
         self.last: Saved | None = None
         #: Why the last save was thrown away: "" or what moved while it was read.
         self.spoiled = ""
+        #: Why what is being saved lacks moments of its own accord: "" where it does not.
+        self._lacks = ""
         #: Of the last save that ranks agreed on for a notice: which state that was, and what is in the store of it.
         self._shared: tuple[tuple[int, ...], Draft] | None = None
         #: Of that state, what this rank had its part in and has not seen committed: name, draft, when it was begun.
@@ -176,7 +177,7 @@ class Checkpointer:
         self.spoiled = ""
         started = self._clock.monotonic()
         collected = state.collect()
-        self.nbytes = collected.nbytes
+        self.nbytes, self._lacks = collected.nbytes, collected.lacks
         numbers = iter(agreed.numbers) if agreed.epoch else self._count
         if kind != "emergency":
             self._forget_shared()
@@ -211,8 +212,7 @@ class Checkpointer:
             why = why or save.check(reference, leaves)
         if why:
             raise Spoiled(why)
-        collected = Collected(leaves, collected.trees, collected.light_trees)
-        return replace(save, collected=collected, in_place=False, held=held), name, at
+        return replace(save, collected=replace(collected, leaves=leaves), in_place=False, held=held), name, at
 
     def _stage(self, save: Save) -> Held | None:
         if (stager := self._stager) is None or stager.stage.off:
@@ -285,7 +285,8 @@ class Checkpointer:
         written = self._writer.write((), name, effort, draft=draft, fill=held.fill)
         own = replace(manifest, objects=written.objects, tensors=written.tensors)
         publish(self._writer, own, effort, self._clock)
-        self.last = self._saved(name, draft, started)
+        self._lacks = ""
+        self.last = self._saved(name, draft, started, manifest.level)
         self._prune(effort, name, attempt)
         return self.last
 
@@ -387,7 +388,7 @@ class Checkpointer:
         at = self._clock.monotonic() if at is None else at
         url = inside(self._store.url, checkpoint_prefix(self._run_id, name))
         nbytes = draft.put_of(ALL if level == "full" else WEIGHTS)
-        saved = Saved(name.step, url, nbytes, at - started, at, level, why, blocked)
+        saved = Saved(name.step, url, nbytes, at - started, at, level, why, blocked).lacking(self._lacks)
         if name.attempt == self._attempt:  # or training went back meanwhile, and goes on from elsewhere
             self.last = saved
         return saved

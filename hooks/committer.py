@@ -122,7 +122,7 @@ class Committer:
             tensors=written.tensors,
             state=save.collected.trees if level == "full" else save.collected.light_trees,
             environment=save.state.environment,
-            level=level,
+            level="weights" if save.collected.lacks else level,
             kind=save.kind,
             incarnation=self._incarnation,
             created=self._clock.time(),

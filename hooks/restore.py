@@ -126,7 +126,7 @@ def said_of(whole: Whole) -> None:
     """Warn of what is not in it."""
     if whole.level != "full":
         log.warning(
-            "step %d is restored without the optimizer's moments, which did not fit into the window: they "
+            "step %d is restored without the optimizer's moments, which were not saved with it: they "
             "begin anew, and the loss may rise for some hundred steps",
             whole.name.step,
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 
 from .format.manifest import Level
+
+log = logging.getLogger("spotguard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +22,20 @@ class Saved:
     seconds: float
     #: Monotonic seconds of the commit.
     at: float
-    #: "weights": the optimizer's moments did not fit into the window.
+    #: "weights": the optimizer's moments did not fit into the window, or an optimizer that is not registered has them.
     level: Level = "full"
     #: Why it is not everything as it stood, with the numbers that decided; "" where it is.
     why: str = ""
     #: Seconds for which training stood still: of a background checkpoint.
     blocked: float = 0.0
+
+    def lacking(self, why: str) -> Saved:
+        """The same of the lower level, where what was saved lacks moments; reported at each save.
+
+        Args:
+            why: "" where it lacks none.
+        """
+        if not why:
+            return self
+        log.error("step %d is saved without its moments: %s", self.step, why)
+        return replace(self, level="weights", why=f"{why}; {self.why}" if self.why else why)

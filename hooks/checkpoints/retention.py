@@ -33,7 +33,7 @@ _KEEP = re.compile("([1-9][0-9]{0,8})(?:[+]([1-9][0-9]{0,8}))?")
 class Keep:
     """How many whole checkpoints of the full level stay."""
 
-    #: The newest.
+    #: The newest. And as many of the lower level that are newer than these.
     newest: int
     #: And of the older ones the first at or after each multiple of so many steps. 0: none of them.
     every: int = 0
@@ -127,19 +127,20 @@ def plan_pruning(
     if attempt is not None and _fenced(store, run_id, attempt, folders, timeout):
         return Pruning((), (), frozenset())
     damaged: dict[CheckpointName, str] = {}
-    kept, newer, older = _sort(store, folders, keep, timeout, damaged)
-    if not kept:
-        return Pruning((), (), frozenset(), damaged)
+    kept, light, newer, older = _sort(store, folders, keep, timeout, damaged)
+    names = tuple(whole.name for whole in (*light, *kept))
+    if not kept and not older:
+        return Pruning(names, (), frozenset(), damaged)
     if every:
         kept += _milestones(store, folders, older, every, timeout)
+        names = tuple(whole.name for whole in (*light, *kept))
     stay = {whole.name for whole in kept}
     older = [f for f in older if f.name not in stay and not _of_newer_format(store, f, timeout)]
     spared = set(protect)
     doomed = [folder for folder in older if folder.name not in spared]
-    manifests = [manifest for whole in kept for manifest in whole.manifests]
+    manifests = [manifest for whole in (*light, *kept) for manifest in whole.manifests]
     for folder in [*newer, *(folder for folder in older if folder.name in spared)]:
         manifests += _readable(store, folder, timeout)
-    names = tuple(whole.name for whole in kept)
     return Pruning(names, tuple(reversed(doomed)), frozenset(_referred(manifests)), damaged)
 
 
@@ -158,10 +159,12 @@ def _sort(
     keep: int,
     timeout: float | None,
     damaged: dict[CheckpointName, str],
-) -> tuple[list[Whole], list[Folder], list[Folder]]:
-    """The whole ones that stay, all that is newer than the newest of them (what is `damaged` of that is noted), and the
-    rest that may go."""
+) -> tuple[list[Whole], list[Whole], list[Folder], list[Folder]]:
+    """The whole full ones that stay, those of the lower level that stay before them (a run whose optimizer is not saved
+    makes no others: no more stay than of full ones), all else that is newer than the newest full one (what is `damaged` of
+    that is noted), and the rest that may go."""
     kept: list[Whole] = []
+    light: list[Whole] = []
     newer: list[Folder] = []
     older: list[Folder] = []
     for folder in folders:
@@ -179,9 +182,11 @@ def _sort(
             continue
         if whole.level == "full":
             kept.append(whole)
+        elif kept or len(light) == keep:
+            older.append(folder)
         else:
-            (older if kept else newer).append(folder)
-    return kept, newer, older
+            light.append(whole)
+    return kept, light, newer, older
 
 
 def _milestones(

@@ -25,21 +25,26 @@ class Collected:
     trees: Mapping[str, Any]
     #: The same for the lower level: optimizers with their numbers and without their moments.
     light_trees: Mapping[str, Any]
+    #: Why the moments of an optimizer are not in it, so that it is of the lower level; "" where they are.
+    lacks: str = ""
 
     @property
     def nbytes(self) -> int:
         return sum(leaf.tensor.nbytes for leaf in self.leaves)
 
 
-def collect(parts: Sequence[Part], ranks: Ranks) -> Collected:
+def collect(parts: Sequence[Part], ranks: Ranks, dead: Mapping[str, str] = {}) -> Collected:
     """The state as it stands, nothing copied. With the gate shut.
+
+    Args:
+        dead: optimizers whose moments are not those of the training any more, and why: they are left out.
 
     Raises:
         StateError: a tensor has no bytes of its own.
     """
     leaves: dict[str, Leaf] = {}
     for part in parts:
-        for leaf in part.leaves():
+        for leaf in () if part.name in dead else part.leaves():
             check_savable(leaf.name, leaf.tensor)  # whoever reads it takes its address on trust
             leaves.setdefault(leaf.name, leaf)
     names = {id(leaf.tensor): leaf.name for leaf in reversed(leaves.values())}
@@ -57,7 +62,9 @@ def collect(parts: Sequence[Part], ranks: Ranks) -> Collected:
             return name
 
         tree = part.tree()
+        if isinstance(part, OptimizerPart) and part.name in dead:
+            tree = part.without_state(tree)
         trees[part.name] = encode(tree, take, part.name)
         if isinstance(part, OptimizerPart):
             light[part.name] = encode(part.without_state(tree), take, part.name)
-    return Collected(tuple(leaves.values()), trees, {**trees, **light})
+    return Collected(tuple(leaves.values()), trees, {**trees, **light}, "; ".join(dead.values()))

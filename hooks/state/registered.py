@@ -339,7 +339,7 @@ class State:
             raise StateError(f"{self.poisoned}; it is not saved")
         if self._lacks:
             raise StateError(self._lacks)
-        return collect(self.parts, self._ranks)
+        return collect(self.parts, self._ranks, self.monitor.dead)
 
     def fingerprint(self) -> Mapping[tuple[int, ...], str]:
         """By the ranks that hold the same as this one: a hash of what that is, equal on all of them. Of the last boundary,

@@ -198,6 +198,20 @@ def test_a_lower_level_is_no_last_good() -> None:
     assert steps(store) == [30]
 
 
+@pytest.mark.parametrize("full", [(), (10, 11)])
+def test_of_a_lower_level_no_more_stay_than_of_the_full_one(full: tuple[int, ...]) -> None:
+    """A run whose optimizer is not saved makes no others: its disk does not fill up. The newest full ones stay."""
+    store = many(*full) if full else FakeStore()
+    for save in range(5):
+        Save(step=20 + save, save=2 + save, level="weights").write(store)
+        prune(store, "run", keep=2, attempt=1)
+    assert steps(store) == [24, 23, *reversed(full)]
+    # One that is being written stays, and so does what it is written beside.
+    Save(step=30, save=9, level="weights").write_objects(store, 0)
+    prune(store, "run", keep=2, attempt=1)
+    assert steps(store) == [30, 24, 23, *reversed(full)]
+
+
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_newer_formats_checkpoint_is_not_touched(keep: int) -> None:
     """An old spotguard run by mistake must not eat it."""
