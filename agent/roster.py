@@ -104,4 +104,7 @@ class Session:
             "rate": round(at.rate, 1) or None,
             "mode": clip(at.mode, NAME),
             "detail": clip(at.detail, TEXT),
+            "unmarked_steps": at.unmarked_steps if at.unmarked_steps >= 0 else None,
+            "marked": at.marked,
+            "misuse": clip(at.misuse, 2 * TEXT),  # with its advice at the end
         }

@@ -54,6 +54,23 @@ def test_one_that_saves_at_boundaries_only_is_a_warning_with_the_reason() -> Non
     assert "keep steps short" in found.advice
 
 
+MISUSE = "guard.step() was not called since guard.restore(); call guard.step() after each optimizer.step()"
+
+
+def test_a_script_that_uses_spotguard_wrongly_fails_with_the_way_out() -> None:
+    """Of two ranks that say the same, once."""
+    found = [*job.look([a_rank(rank, world=2, misuse=MISUSE) for rank in range(2)], TRIED)]
+    failing = [each for each in found if each.state == "fails"]
+    assert [(each.check, each.found, each.advice) for each in failing] == [
+        (
+            "job",
+            "run gpt-small-7: guard.step() was not called since guard.restore()",
+            "call guard.step() after each optimizer.step()",
+        )
+    ]
+    assert failing[0].facts == {"run_id": "gpt-small-7", "misuse": MISUSE}
+
+
 def test_one_that_saves_by_a_function_of_its_own_has_no_size() -> None:
     found = looked(a_rank(store="", mode="callback", bytes=0))
     assert list(found) == ["job"]

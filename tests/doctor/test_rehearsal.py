@@ -61,6 +61,26 @@ def test_what_was_lost_did_not_fit_whatever_the_numbers_say(happened: dict[str, 
     assert "spotguard drill --window" in found.advice()
 
 
+MISUSE = "the registered optimizer o no longer steps; change o itself"
+
+
+@pytest.mark.parametrize(
+    ("happened", "says"),
+    [
+        ({}, "fits with 26.0 s to spare; the registered optimizer o no longer steps"),
+        ({"level": "weights"}, ": the weights alone were saved; the registered optimizer o no longer steps"),
+        (NOTHING, ": NOT saved, nothing was committed; the registered optimizer o no longer steps"),
+    ],
+)
+def test_what_the_script_does_wrong_is_said_with_the_way_out(happened: dict[str, Any], says: str) -> None:
+    """Whatever became of the save: a longer warning would mend nothing."""
+    found = judge(an_outcome(**happened), [a_rank(bytes=84 * GIB, misuse=MISUSE)])
+    assert found is not None
+    assert found.verdict().endswith(says)
+    assert found.advice() == "change o itself"
+    assert found.as_json()["misuse"] == MISUSE
+
+
 def test_what_was_not_committed_goes_by_the_rate_of_what_was_sent_else_of_earlier_saves() -> None:
     assert judged(**{**NOTHING, "rate": GIB / 2, "bytes": GIB}).fit.rate == GIB / 2
     found = judged(GIB / 4, **NOTHING)

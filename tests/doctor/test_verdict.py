@@ -98,3 +98,11 @@ def test_a_job_whose_own_saves_were_slower_is_a_warning() -> None:
     assert "by the job's own last saves it takes 300 s" in found.found
     assert "spotguard drill" in found.advice
     assert judge(window, 10 * GIB, measured, 0.0, options(), "aws", own=20.0).state == "ok"
+
+
+def test_what_fits_and_is_not_right_fails() -> None:
+    window = count_on("aws", None, None, None)
+    found = judge(window, GIB, Measured(GIB, 0, 2.0, 8), 0.0, options(), "aws", misused=True)
+    assert (found.state, found.facts["fits"]) == ("fails", True)
+    assert found.found.endswith("to spare, but the script does not let it be saved right")
+    assert found.advice == "see what fails above"

@@ -205,11 +205,11 @@ def test_prune_never_takes_the_last_good_one(capsys: pytest.CaptureFixture[str],
 class Run:
     """A guarded training that goes on until it is ended."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, script: str = TRAINING) -> None:
         self.report = Report()
         command = [sys.executable, "-m", "spotguard", "run", "--every", "off", "--run-id", "live"]
         self.process = subprocess.Popen(
-            [*command, "--", sys.executable, "-c", TRAINING],
+            [*command, "--", sys.executable, "-c", script],
             cwd=folder,
             env={**os.environ, "REPORT": str(self.report.fd)},
             pass_fds=[self.report.fd],
@@ -259,6 +259,41 @@ def test_status_and_drill_on_a_live_run(
     assert "nothing is guarded here" in said(capsys, "status", code=1)
     found = told(capsys, "ls", (tmp_path / "spotguard-checkpoints").as_uri())["checkpoints"]
     assert [each["kind"] for each in found] == ["emergency", "emergency"]
+
+
+def test_a_run_whose_loop_is_wrong_is_green_nowhere(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Its checkpoints are committed, and each of them is of a step that was not trained."""
+    body, _, step = TRAINING.partition("while True:\n")
+    wrong = f"{body}while True:\n    guard.step()\n{step.replace('; guard.step()', '')}"
+    live = Run(tmp_path, wrong)
+    try:
+        eventually(lambda: told(capsys, "status")["agents"][0]["sessions"][0]["misuse"], "what is wrong")
+        session = told(capsys, "status")["agents"][0]["sessions"][0]
+        assert session["misuse"].startswith(
+            "guard.step() (<string>:9) comes before optimizer.step() (<string>:10)"
+        )
+        assert session["marked"] is True
+        lines = said(capsys, "status").splitlines()
+        assert [line.split()[0] for line in lines[1:]] == [
+            "notices",
+            "training",
+            "WRONG",
+            "what",
+            "checkpoint",
+            "saves",
+        ]
+        page = told(capsys, "doctor", code=1)
+        failing = [each for each in page["checks"] if each["state"] == "fails"]
+        assert [each["check"] for each in failing] == ["job", "verdict"]
+        assert failing[0]["misuse"] == session["misuse"]
+        last = json.loads(said(capsys, "drill", "--json", code=1).splitlines()[-1])
+        assert (last["outcome"]["level"], last["verdict"]["fits"]) == ("full", True)
+        assert last["verdict"]["advice"] == "call guard.step() at the end of the loop's body"
+        assert live.process.poll() is None, "it is looked at, and goes on"
+    finally:
+        live.end()
 
 
 def live_step(capsys: pytest.CaptureFixture[str]) -> int:

@@ -83,6 +83,32 @@ def test_what_a_save_would_take_is_said_once_one_has_shown_it() -> None:
         assert shown(a_body(sessions=[a_session(**unknown)]), None)[-1].endswith("step too")
 
 
+MISUSE = "guard.step() was not called since guard.restore(); call guard.step() after each optimizer.step()"
+
+
+def test_a_loop_without_boundaries_says_never_and_then_what_is_wrong() -> None:
+    session = a_session(unmarked_steps=4000, marked=False, misuse="")
+    assert (
+        shown(a_body(sessions=[session]))[3]
+        == "  boundary      never: no guard.step() in 4,000 optimizer steps"
+    )
+    session = a_session(unmarked_steps=1, marked=True, misuse=MISUSE)
+    assert shown(a_body(sessions=[session]), None)[3:5] == [
+        "  WRONG         guard.step() was not called since guard.restore()",
+        "  what to do    call guard.step() after each optimizer.step()",
+    ]
+    assert "; guard.step() was not called since guard.restore(); " in glance.pulse(a_body(sessions=[session]))
+    assert glance.shape(a_body(sessions=[session])) != glance.shape(a_body())
+
+
+def test_what_several_ranks_do_wrong_is_said_once() -> None:
+    ranks = [a_session(rank=rank, pid=100 + rank, world=2, misuse=MISUSE, marked=True) for rank in range(2)]
+    lines = shown(a_body(sessions=ranks), None)
+    assert [line for line in lines if "WRONG" in line] == [
+        "  WRONG         guard.step() was not called since guard.restore() (pid 100, pid 101)"
+    ]
+
+
 def test_a_blind_source_says_why_since_when_and_what_to_do() -> None:
     """Inside 80 columns, and without one word cut: what is to be typed can be copied from a pipe."""
     body = a_body(sources=[a_source(**HOP_LIMIT)])

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from spotguard.agent import control, values
-from spotguard.doctor import rehearsal
+from spotguard.doctor import job, rehearsal
 from spotguard.providers.errors import UsageError
 
 from .asking import add_whom, the_one
@@ -19,7 +19,7 @@ The checkpoint is a real one. With --preempt the job also ends, as after a real 
 else what its cloud gives, else the 25 s that a SIGTERM leaves. The verdict at the end is the
 doctor's, from what happened: how much fits into such a warning.
 Exit code 0 where a whole checkpoint was committed inside the window; 1 else, also with the
-weights alone."""
+weights alone, and where the script uses spotguard wrongly (spotguard status says how)."""
 
 EXAMPLES = """\
 examples:
@@ -63,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
                 print(f"verdict: {judged.verdict()}", flush=True)
                 if judged.advice():
                     print(f"what to do: {judged.advice()}", flush=True)
-    return 0 if outcome.get("committed") is not None and outcome.get("level") == "full" else 1
+    full = outcome.get("committed") is not None and outcome.get("level") == "full"
+    return 0 if full and not job.misuse(before) else 1
 
 
 def _line(body: dict[str, Any]) -> str:

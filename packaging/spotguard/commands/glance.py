@@ -74,6 +74,7 @@ def pulse(body: dict[str, Any]) -> str:
         for each in _ranked(body["sessions"]):
             who = f"rank {each['rank']} " if len(body["sessions"]) > 1 else ""
             parts.append(f"{who}step {_step(each)}, checkpoint {_checkpoint(each)}" + _saving(each, ", "))
+    parts += dict.fromkeys(found for each in body["sessions"] for found, _ in _wrong(each))
     parts += [f"{source['name']}: {_sight(source)}" for source in body["sources"] if not _fine(source)]
     if not body["sessions"]:
         parts.append("no training process")
@@ -92,7 +93,7 @@ def shape(body: dict[str, Any]) -> Any:
         body.get("notice") and body["notice"]["id"],
         [(one["id"], one["then"]) for one in body.get("standing", ())],
         [
-            (one["pid"], one["mode"], one["saving"] and one["saving"]["phase"])
+            (one["pid"], one["mode"], one.get("misuse"), one["saving"] and one["saving"]["phase"])
             for one in body.get("sessions", ())
         ],
         body.get("last_outcome") and body["last_outcome"]["line"],
@@ -179,11 +180,23 @@ def _standing(event: dict[str, Any], now: datetime) -> str:
 def _session(session: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """The one training process."""
     yield "training", f"{session['name']} (pid {session['pid']}), step {_step(session)}", ""
+    if (steps := session.get("unmarked_steps")) and not session["marked"]:
+        yield "boundary", f"never: no guard.step() in {count(steps, 'optimizer step')}", "yellow"
+    for found, advice in _wrong(session):
+        yield "WRONG", found, "bold red"
+        yield "what to do", advice, "bold"
     yield "checkpoint", _checkpoint(session), ""
     size = f"{amount(session['bytes'])} " if session["bytes"] else ""
     yield "saves", f"{size}{_mode(session)}{_takes(session)}", ""
     if session["saving"] is not None:
         yield "saving", _saving(session), "bold"
+
+
+def _wrong(session: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What its script does wrong, and what to do; an older agent does not say."""
+    if misuse := session.get("misuse"):
+        found, _, advice = misuse.partition("; ")
+        yield found, advice
 
 
 def _below(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -194,6 +207,13 @@ def _below(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
                 why.setdefault(_mode(each), []).append(f"pid {each['pid']}")
         for mode, who in why.items():
             yield "saves", f"{mode} ({', '.join(who)})", ""
+        wrong: dict[tuple[str, str], list[str]] = {}
+        for each in _ranked(body["sessions"]):
+            for problem in _wrong(each):
+                wrong.setdefault(problem, []).append(f"pid {each['pid']}")
+        for (found, advice), who in wrong.items():
+            yield "WRONG", f"{found} ({', '.join(who)})", "bold red"
+            yield "what to do", advice, "bold"
     if body["last_outcome"] is not None:
         yield "last", body["last_outcome"]["line"], ""
 

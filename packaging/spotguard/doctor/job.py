@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from spotguard.commands.console import ago, amount, count
 from spotguard.providers.stores.urls import shown
 
-from .findings import Finding, ok, warning
+from .findings import Finding, fails, ok, warning
 
 #: A checkpoint is late where it is older than so many of its intervals: one may be under way.
 _LATE = 2.0
@@ -74,6 +74,7 @@ def look(
     runs = {run_id: _of(saving, run_id) for run_id in dict.fromkeys(str(each["run_id"]) for each in saving)}
     for run_id, ranks in runs.items():
         yield _size(run_id, ranks)
+        yield from _misuse(run_id, ranks)
     if len(runs) > 1:
         found = f"{len(runs)} runs ({', '.join(runs)}): {amount(nbytes(saving))} together, over one link"
         yield ok("job", found, **_facts(saving))
@@ -108,6 +109,17 @@ def _size(run_id: str, ranks: Sequence[Session]) -> Finding:
             **facts,
         )
     return ok("job", f"{words}, saved at the notice, in the middle of a step too", **facts)
+
+
+def misuse(sessions: Sequence[Session]) -> list[str]:
+    """What the scripts do wrong with spotguard, each once. An agent of an older version does not say."""
+    return [*dict.fromkeys(str(each["misuse"]) for each in sessions if each.get("misuse"))]
+
+
+def _misuse(run_id: str, ranks: Sequence[Session]) -> Iterator[Finding]:
+    for wrong in misuse(ranks):
+        found, _, advice = wrong.partition("; ")
+        yield fails("job", f"run {run_id}: {found}", advice, run_id=run_id, misuse=wrong)
 
 
 def _facts(saving: Sequence[Session]) -> dict[str, Any]:

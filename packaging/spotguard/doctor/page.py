@@ -43,9 +43,11 @@ def last(findings: Sequence[Finding]) -> Line:
     failing = list(dict.fromkeys(each.check for each in findings if each.state is State.FAILS))
     warnings = sum(each.state is State.WARNING for each in findings)
     beside = f" ({count(warnings, 'warning')})" if warnings else ""
-    if failing:
-        return f"This machine would NOT save in time: {', '.join(failing)}{beside}", "bold red"
     known = any(each.check == "verdict" and each.facts.get("fits") for each in findings)
+    if failing:
+        wrong = known and set(failing) <= {"job", "verdict"}  # the script's mistake, and no machine's
+        what = "save in time, and NOT what a resumed run needs" if wrong else "NOT save in time"
+        return f"This machine would {what}: {', '.join(failing)}{beside}", "bold red"
     words = (
         "This machine would save in time"
         if known

@@ -25,18 +25,22 @@ class Rehearsed:
     fit: Fit
     #: What is to be said of a save that was not everything as it stood; "" of one that was.
     short: str
+    #: What the script does wrong, and after a semicolon what to do about it; "" where nothing is known.
+    misuse: str = ""
 
     @property
     def fits(self) -> bool | None:
         return False if self.short else self.fit.fits
 
     def verdict(self) -> str:
-        if self._disagrees:
-            return f"{self.fit.numbers()}: {self.short}"
-        return self.fit.verdict()
+        words = f"{self.fit.numbers()}: {self.short}" if self._disagrees else self.fit.verdict()
+        wrong, _, _ = self.misuse.partition("; ")
+        return f"{words}; {wrong}" if wrong else words
 
     def advice(self) -> str:
-        """What would make it fit; "" where it does."""
+        """What would make it fit, or right; "" where it is."""
+        if self.misuse:
+            return self.misuse.partition("; ")[2]
         if self.fits is not False:
             return ""
         return _LONGER if self._disagrees else "; ".join(ways(self.fit))
@@ -46,7 +50,8 @@ class Rehearsed:
         known = values(self.fit)
         if self._disagrees:  # by these numbers it would have fitted, so they are worth nothing
             known |= dict.fromkeys(("seconds", "slack_seconds", "most_bytes", "enough_seconds"))
-        return {"found": self.verdict(), "advice": self.advice(), **known, "fits": self.fits}
+        said = {"found": self.verdict(), "advice": self.advice(), "misuse": self.misuse}
+        return {**said, **known, "fits": self.fits}
 
     @property
     def _disagrees(self) -> bool:
@@ -63,7 +68,8 @@ def judge(outcome: Mapping[str, Any], before: Sequence[job.Session]) -> Rehearse
     Returns:
         None where nothing of ours was to be saved: a function of `on_notice` saves by itself.
     """
-    short, sent = _short(outcome), int(outcome["bytes"])
+    misuse = next(iter(job.misuse(before)), "")
+    short, sent = _short(outcome, misused=bool(misuse)), int(outcome["bytes"])
     nbytes = max(job.nbytes(before), sent) if short else sent
     if not nbytes:
         return None
@@ -78,14 +84,15 @@ def judge(outcome: Mapping[str, Any], before: Sequence[job.Session]) -> Rehearse
     fit = Fit(
         nbytes, rate or _known(before), left, reserve, max(0.0, beside), None if usual else float(reserve)
     )
-    return Rehearsed(fit, short)
+    return Rehearsed(fit, short, misuse)
 
 
-def _short(outcome: Mapping[str, Any]) -> str:
+def _short(outcome: Mapping[str, Any], *, misused: bool) -> str:
     if outcome["committed"] is None:
         return "NOT saved, nothing was committed"
     if outcome["level"] != "full":
-        return f"does not fit, the {outcome['level']} alone were saved"
+        # An optimizer that nobody registered has the moments: more time would not bring them.
+        return ("" if misused else "does not fit, ") + f"the {outcome['level']} alone were saved"
     # An earlier step, or rounded moments: the outcome's own line says which, and why.
     return "does not fit as it stands" if outcome.get("less") else ""
 

@@ -48,9 +48,12 @@ def judge(
     options: Options,
     cloud: str,
     own: float | None = None,
+    *,
+    misused: bool = False,
 ) -> Finding:
     """
     Args:
+        misused: the script does something wrong, so that what is saved in time is not what a resumed run needs.
         own: seconds that a save would take by the job's own last ones; None where it has made none.
         nbytes: of all that is registered here; None where nothing is.
         measured: None where it could not be.
@@ -68,6 +71,10 @@ def judge(
         return ok("verdict", found, "start the job and ask again: its state decides", **facts)
     if not fit.fits:
         return fails("verdict", fit.verdict(), "; ".join(ways(fit, cloud, options.lossy_moments)), **facts)
+    if misused:
+        return fails(
+            "verdict", f"{fit.verdict()}, but the script does not let it be saved right", _ABOVE, **facts
+        )
     if own is not None and own > window.budget:
         found = f"{fit.verdict()}; by the job's own last saves it takes {own:.0f} s"
         return warning("verdict", found, _SLOWER, **facts)

@@ -87,7 +87,8 @@ def visit(who: Patient) -> Generator[Finding, None, None]:
         yield from stage.look(Path(options.stage), run_id, nbytes or 0, clock)
     yield from job.look(here.sessions, url, who.run_id, here.others)
     own = job.own_seconds(saving)
-    yield verdict.judge(left, nbytes, measured, put_seconds, options, sight.cloud, own)
+    wrong = bool(job.misuse(saving))
+    yield verdict.judge(left, nbytes, measured, put_seconds, options, sight.cloud, own, misused=wrong)
 
 
 def _store(
