@@ -25,7 +25,7 @@ from .hearer import Listener
 from .job import Job
 from .orders import Orders
 from .saved import Saved
-from .state.device import own_streams
+from .state.device import OwnStreams
 from .state.registered import State
 from .stillness import Stillness
 
@@ -80,8 +80,9 @@ class Saver(Orders):
     # --- the thread ---
 
     def _run(self) -> None:
+        streams = OwnStreams()
         try:
-            own_streams(self._state.fence.devices)
+            streams.take(self._state.fence.devices)
             self._checkpointer.warm()
         except Exception as error:  # noqa: BLE001 - whatever it is, a save will say it again
             log.warning("the buffers for a save cannot be had now, it will try again: %s", error)
@@ -108,6 +109,7 @@ class Saver(Orders):
                 job.effort.abandon("a notice came")  # while it waited its turn
         try:
             try:
+                streams.take(self._state.fence.devices)
                 self._do(job)
             except SpotguardError as error:
                 self._ended(job, error)

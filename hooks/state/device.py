@@ -1,33 +1,74 @@
-"""Order between the training thread's kernels and the copies of a save, where there is a GPU, or several.
+"""Order between the training thread's kernels and the copies of a save, where there is an accelerator, or several.
 
 The host runs ahead of the device: when `guard.step()` returns, the kernels of that step may not have run. An
 event recorded at the boundary says when they have; the saving thread waits for it, bounded, and copies on a
 stream of its own, so that it never waits for the kernels of the next step. A stream and an event belong to one device
 and order nothing on another, so there is one of each for every device that holds state, whichever is the current one.
-Without CUDA nothing here does anything.
+On the host nothing here does anything.
+
+CUDA's go by `torch.cuda`, those of other accelerators by `torch.accelerator`, `torch.Stream` and `torch.Event`, of which
+torch 2.6 has all that is used here; its streams are no context managers yet. A device without them is refused
+(`unordered`): nothing would say when its bytes are there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from functools import cache
+from typing import Any, Protocol
 
 import torch
 
 #: Seconds between two looks at an event: a host-side wait for it could not be called off.
 _POLL = 0.0005
+#: Where there are no kernels.
+_HOST = ("cpu", "meta")
 
 
 class Event(Protocol):
     def query(self) -> bool: ...
 
 
+def _backend(device: torch.device) -> Any:
+    """What knows the current streams of such devices."""
+    return torch.cuda if device.type == "cuda" else torch.accelerator
+
+
 def record(device: torch.device, held: Event | None) -> Event:
     """An event on the stream that the calling thread computes with on that device."""
-    event = held if isinstance(held, torch.cuda.Event) else torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    return event
+    event: Any = held
+    if event is None:
+        event = torch.cuda.Event() if device.type == "cuda" else torch.Event(device)
+    event.record(_backend(device).current_stream(device))
+    made: Event = event
+    return made
+
+
+def accelerator() -> torch.device | None:
+    """The one that this torch was built for, whether or not there is any."""
+    try:
+        found: torch.device | None = torch.accelerator.current_accelerator()
+    except RuntimeError:  # torch 2.6 raises where later ones say None
+        return None
+    return found
+
+
+@cache
+def unordered(device: torch.device) -> str:
+    """Why nothing can say when what was launched on a device is done; "" where something can."""
+    if device.type in (*_HOST, "cuda"):
+        return ""
+    known = accelerator()
+    if known is None or known.type != device.type:
+        return f"and torch {torch.__version__} knows no streams and events there"
+    try:
+        record(device, None).query()
+        with _under(_new_stream(device)):
+            pass
+    except (RuntimeError, TypeError, AttributeError) as error:
+        return f"and there torch {torch.__version__} has no streams and events ({' '.join(str(error).split())[:100]})"
+    return ""
 
 
 class Fence:
@@ -38,6 +79,14 @@ class Fence:
         #: The devices that are recorded; never the host.
         self.devices: tuple[torch.device, ...] = ()
         self._events: dict[torch.device, Event] = {}
+        self._copied: Sequence[Set[torch.device]] = ()
+
+    def watch(self, copied: Sequence[Set[torch.device]]) -> None:
+        """
+        Args:
+            copied: devices on which something is copied at boundaries; they may grow.
+        """
+        self._copied = copied
 
     def follow(self, tensors: Iterable[torch.Tensor]) -> None:
         """These tensors are the state now. On the training thread."""
@@ -45,11 +94,14 @@ class Fence:
 
     def cover(self, devices: Iterable[torch.device]) -> None:
         """The state lies on these devices. One that held some before is kept: its kernels may still be running."""
-        found = {device for device in devices if device.type == "cuda"}
+        found = {device for device in devices if device.type not in _HOST}
         self.devices = tuple(sorted({*self.devices, *found}, key=str))
 
     def record(self) -> None:
         """On the training thread, after everything of the boundary was launched."""
+        for devices in self._copied:
+            if devices and not devices <= self._events.keys():
+                self.cover(devices)
         for device in self.devices:
             self._events[device] = self._record(device, self._events.get(device))
 
@@ -151,12 +203,26 @@ class _Stream(Protocol):
 
 
 def _new_stream(device: torch.device) -> _Stream:
-    return torch.cuda.Stream(device)
+    stream: _Stream = torch.cuda.Stream(device) if device.type == "cuda" else torch.Stream(device)
+    return stream
 
 
-def _under(stream: _Stream) -> AbstractContextManager[object]:
-    assert isinstance(stream, torch.cuda.Stream)
-    return torch.cuda.stream(stream)
+@contextmanager
+def _under(stream: _Stream) -> Iterator[None]:
+    """Launch inside on this stream."""
+    assert isinstance(stream, torch.Stream)
+    if isinstance(stream, torch.cuda.Stream):
+        with torch.cuda.stream(stream):
+            yield
+        return
+    # A stream that is set makes its device the current one: both are put back, the device last.
+    here, there = torch.accelerator.current_stream(), torch.accelerator.current_stream(stream.device)
+    torch.accelerator.set_stream(stream)
+    try:
+        yield
+    finally:
+        torch.accelerator.set_stream(there)
+        torch.accelerator.set_stream(here)
 
 
 class SideStreams:
@@ -175,7 +241,7 @@ class SideStreams:
     @contextmanager
     def on(self, device: torch.device) -> Iterator[None]:
         """Launch inside what reads from `device`. It has not happened before `finish`."""
-        if device.type != "cuda":
+        if device.type in _HOST:
             yield
             return
         stream = self._streams.get(device)
@@ -193,11 +259,24 @@ class SideStreams:
 
 
 def host_tensor(like: torch.Tensor) -> torch.Tensor:
-    """Host memory for a copy of `like`: pinned where it comes from a GPU."""
+    """Host memory for a copy of `like`: pinned where it comes from a GPU of CUDA's."""
     return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=like.is_cuda)
 
 
-def own_streams(devices: Iterable[torch.device]) -> None:
-    """Give the calling thread streams of its own there: the default ones wait for everybody's kernels."""
-    for device in devices:
-        torch.cuda.set_stream(torch.cuda.Stream(device))
+class OwnStreams:
+    """Streams of the calling thread's own: on the default ones it would wait for everybody's kernels."""
+
+    def __init__(
+        self,
+        new: Callable[[torch.device], Any] = _new_stream,
+        backend: Callable[[torch.device], Any] = _backend,
+    ) -> None:
+        self._new, self._backend = new, backend
+        self._given: set[torch.device] = set()
+
+    def take(self, devices: Iterable[torch.device]) -> None:
+        """Have one on each of these, from now on. Always on the same thread."""
+        for device in devices:
+            if device not in self._given:
+                self._backend(device).set_stream(self._new(device))
+                self._given.add(device)

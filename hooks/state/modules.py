@@ -133,6 +133,7 @@ class ModulePart:
         self._registered = registered
         self._ranks = ranks
         self._frozen_extra: dict[str, Any] = {}
+        self.devices: set[torch.device] = set()
         #: ids of parameters that only a hooked optimizer changes; told by who knows the optimizers.
         self.stepped: frozenset[int] = frozenset()
         self._list(entries)
@@ -292,7 +293,7 @@ class ModulePart:
         for prefix, module in self._module.named_modules(remove_duplicate=False):
             if _has_extra_state(module):
                 key = f"{prefix}.{_EXTRA_STATE}".lstrip(".")
-                states[key] = freeze_of(f"{self.name}.{key}", module.get_extra_state())
+                states[key] = freeze_of(f"{self.name}.{key}", module.get_extra_state(), self.devices)
         return states
 
     def leaves(self) -> list[Leaf]:

@@ -71,6 +71,7 @@ class OptimizerPart:
         #: What it stepped once and no group or module has any more: torch keeps its state, and no step reads that.
         self._retired: dict[int, torch.Tensor] = {}
         self._param: dict[str, torch.Tensor] = {}
+        self.devices: set[torch.device] = set()
         self.refresh()
 
     def refresh(self) -> None:
@@ -138,7 +139,7 @@ class OptimizerPart:
             self._frozen = [g.copy() for g in self.optimizer.param_groups]
         else:
             self._frozen = [
-                {k: v if k == "params" else freeze(v) for k, v in g.items()}
+                {k: v if k == "params" else freeze(v, self.devices) for k, v in g.items()}
                 for g in self.optimizer.param_groups
             ]
 

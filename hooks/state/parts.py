@@ -21,6 +21,7 @@ from ...providers.errors import StateError
 from ..format.dtypes import dtype_name
 from ..format.encoding import decode, encode, same
 from ..format.leaf import Leaf
+from .device import unordered
 from .shards import Memory, Ranks, is_dtensor, leaf, local
 from .storage import copyable, expanded, gap, lack
 
@@ -75,22 +76,33 @@ class InPlace(Protocol):
         ...
 
 
-def freeze(value: Any) -> Any:
+@runtime_checkable
+class Copied(Protocol):
+    """A part that copies values at boundaries that may have tensors in them."""
+
+    #: Where they were. Grows.
+    devices: set[torch.device]
+
+
+def freeze(value: Any, devices: set[torch.device] | None = None) -> Any:
     """A copy of `value` that later changes cannot reach: containers and tensors copied, atoms shared. What cannot be
     copied stays as it is: it cannot be saved either, and whoever encodes it has its name.
 
+    Args:
+        devices: is told where tensors were copied; never the host.
+
     Raises:
-        StateError: a tensor's memory was given back.
+        StateError: a tensor's memory was given back, or nothing says when a device has copied it.
     """
     kind = type(value)
     if kind in _ATOMS:
         return value
     if kind is dict:
-        return {k: freeze(v) for k, v in value.items()}
+        return {k: freeze(v, devices) for k, v in value.items()}
     if kind is list:
-        return [freeze(v) for v in value]
+        return [freeze(v, devices) for v in value]
     if kind is tuple:
-        return tuple([freeze(v) for v in value])
+        return tuple([freeze(v, devices) for v in value])
     if isinstance(value, torch.Tensor):
         if is_dtensor(value):
             raise StateError(
@@ -98,13 +110,17 @@ def freeze(value: Any) -> Any:
             )
         if value.layout is torch.strided and value.device.type != "meta" and (why := lack(value)):
             raise StateError(f"{why}, which cannot be saved; use a plain tensor, or leave it out")
+        if devices is not None and not value.is_cpu and value.device not in devices:
+            if why := unordered(value.device):
+                raise StateError(f"a tensor on {value.device}, {why}; move it to the host, or leave it out")
+            devices.add(value.device)
         return copyable(value.detach()).clone().view(value.dtype)
     if kind is deque:
-        return deque([freeze(v) for v in value], value.maxlen)
+        return deque([freeze(v, devices) for v in value], value.maxlen)
     if kind is OrderedDict:
-        return OrderedDict([(k, freeze(v)) for k, v in value.items()])
+        return OrderedDict([(k, freeze(v, devices)) for k, v in value.items()])
     if kind is defaultdict:
-        return defaultdict(value.default_factory, {k: freeze(v) for k, v in value.items()})
+        return defaultdict(value.default_factory, {k: freeze(v, devices) for k, v in value.items()})
     try:
         return copy.deepcopy(value)
     except Exception:  # noqa: BLE001 - anybody's own code, and pickle's errors are of every kind
@@ -114,10 +130,10 @@ def freeze(value: Any) -> Any:
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 
 
-def freeze_of(name: str, value: Any) -> Any:
+def freeze_of(name: str, value: Any, devices: set[torch.device]) -> Any:
     """As `freeze`; an error says whose the value is."""
     try:
-        return freeze(value)
+        return freeze(value, devices)
     except StateError as error:
         raise StateError(f"{name} holds {error}") from error
     except RecursionError:  # deeper than anything that can be saved, or a circle: no copy, as above
@@ -170,9 +186,10 @@ class StatefulPart:
         self.name = name
         self.value = value
         self._frozen: Any = None
+        self.devices: set[torch.device] = set()
 
     def at_boundary(self) -> None:
-        self._frozen = freeze_of(self.name, self.value.state_dict())
+        self._frozen = freeze_of(self.name, self.value.state_dict(), self.devices)
 
     def leaves(self) -> list[Leaf]:
         return []
@@ -210,9 +227,10 @@ class DictPart:
         self.name = name
         self._value = value
         self._frozen: Any = None
+        self.devices: set[torch.device] = set()
 
     def at_boundary(self) -> None:
-        self._frozen = freeze_of(self.name, self._value)
+        self._frozen = freeze_of(self.name, self._value, self.devices)
 
     def leaves(self) -> list[Leaf]:
         return []
@@ -299,6 +317,8 @@ def check_savable(name: str, tensor: torch.Tensor) -> None:
         raise StateError(f"{name} is {what}, which cannot be saved; make it dense, or leave it out")
     if why := gap(tensor):
         raise StateError(f"{name} is {why}, which cannot be saved; use a plain tensor, or leave it out")
+    if why := unordered(tensor.device):
+        raise StateError(f"{name} is on {tensor.device}, {why}; move it to the host, or leave it out")
     try:
         dtype_name(tensor.dtype)
     except StateError as error:

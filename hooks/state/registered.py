@@ -23,7 +23,7 @@ from .device import Fence
 from .environment import describe
 from .modules import ModulePart
 from .optimizers import OptimizerPart
-from .parts import InPlace, check_savable, prove
+from .parts import Copied, InPlace, check_savable, prove
 from .registry import build, check_held
 from .restoring import Restoring as Restoring
 from .restoring import plan
@@ -72,6 +72,7 @@ class State:
         clock: Clock | None = None,
         *,
         after_change: Callable[[FrameType], object] = lambda frame: None,
+        fence: Fence | None = None,
         rank: int = 0,
         world: int = 1,
     ) -> None:
@@ -95,7 +96,7 @@ class State:
         #: Checksums of the last boundary's state, by which an edit is found that the witness does not see.
         self.audit = Audit(self._now, self.save_at_boundaries)
         #: When the device has reached the last boundary.
-        self.fence = Fence()
+        self.fence = Fence() if fence is None else fence
         #: Monotonic seconds: when the last boundary's copies were made; 0 before the first.
         self.ended_at = 0.0
         self._stepped_at = 0.0
@@ -110,6 +111,7 @@ class State:
         self._changing = registered.changing
         self._modules = [p for p in self.parts if isinstance(p, ModulePart)]
         self._optimizers = [p for p in self.parts if isinstance(p, OptimizerPart)]
+        self.fence.watch([part.devices for part in self.parts if isinstance(part, Copied)])
         self._refresh()
         self._prove()
         if registered.boundary_only:

@@ -18,7 +18,7 @@ from .modules import Known, ModulePart, module_part
 from .optimizers import Named, OptimizerPart, optimizer_part
 from .parts import DictPart, Part, StatefulPart, TensorPart, tensors_in
 from .reachable import Changing, Saved, attributes, counts, unsaved
-from .rng import RngPart
+from .rng import RngPart, other_generators
 from .shards import Ranks
 from .wrappers import can_be_hooked, is_like_optimizer, unwrapped
 
@@ -117,7 +117,9 @@ def build(values: Mapping[str, Any], ranks: Ranks) -> Registered:
         counts({**wrappers, **{part.name: part.optimizer for part in read}}),
         attributes({n: values[n] for n, part in modules.items() if isinstance(part, ModulePart)}),
     )
-    return Registered((*parts, RngPart(RNG)), boundary_only, held, tuple(hooked), lost, changing)
+    return Registered(
+        (*parts, RngPart(RNG, other_generators())), boundary_only, held, tuple(hooked), lost, changing
+    )
 
 
 def _saved(beside: Sequence[Any], optimizers: Collection[Optimizer]) -> Iterator[torch.Tensor]:

@@ -11,7 +11,11 @@ import torch
 
 from spotguard.hooks.checkpoints.effort import Abandoned, Effort
 from spotguard.hooks.checkpoints.frames import Frame
-from spotguard.hooks.state.device import Fence, SideStreams, host_tensor
+from spotguard.hooks.state.device import Fence, OwnStreams, SideStreams, host_tensor, unordered
+from spotguard.hooks.state.parts import DictPart, StatefulPart
+from spotguard.hooks.state.registered import State
+from spotguard.hooks.state.rng import RngPart, capture, restore
+from spotguard.providers.errors import CheckpointError, StateError
 from tests.fakes.clock import ManualClock
 
 pytestmark = pytest.mark.torch
@@ -125,6 +129,154 @@ def test_host_memory_is_host_memory_whatever_the_default_device() -> None:
         torch.set_default_device(None)
     assert copy.device == HOST
     assert bytes(frame.view(0, 4)) == bytes(range(4))
+
+
+# --- what is copied at boundaries -----------------------------------------------------------------------------
+
+
+def elsewhere(device: torch.device) -> torch.Tensor:
+    """A tensor on the host that says it is on a device."""
+
+    class Elsewhere(torch.Tensor):
+        @property
+        def is_cpu(self) -> bool:  # type: ignore[override]
+            return False
+
+        @property
+        def device(self) -> torch.device:  # type: ignore[override]
+            return device
+
+    return torch.zeros(3).as_subclass(Elsewhere)
+
+
+class Stateful:
+    """Has a tensor in its state."""
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+
+    def state_dict(self) -> dict[str, object]:
+        return {"held": [self.held]}
+
+    def load_state_dict(self, state: dict[str, object]) -> None: ...
+
+
+def test_a_device_that_only_a_registered_dict_is_on_is_waited_for() -> None:
+    """From the boundary on at which something is copied there."""
+    notes: dict[str, object] = {"loss": 0.5}
+    part, stateful = DictPart("notes", notes), StatefulPart("meter", Stateful(elsewhere(SECOND)))
+    events = Events()
+    fence = Fence(events.record)
+    fence.watch([part.devices, stateful.devices])
+    part.at_boundary()
+    fence.record()
+    assert fence.devices == ()
+    notes["best"] = ({"weights": elsewhere(FIRST)},)
+    for each in (part, stateful):
+        each.at_boundary()
+    fence.record()
+    fence.record()
+    assert {device: event.records for device, event in events.made.items()} == {FIRST: 2, SECOND: 2}
+    clock = ManualClock()
+    with pytest.raises(Abandoned):
+        fence.wait(Effort(clock, clock.monotonic()).pause)
+    for event in events.made.values():
+        event.reached = True
+    fence.wait(Effort(clock, clock.monotonic()).pause)
+
+
+def test_all_that_is_copied_at_boundaries_is_watched() -> None:
+    """Dicts, states, the numbers of an optimizer's groups (a learning rate), the extra state of a module."""
+
+    class Extra(torch.nn.Linear):
+        held: object = 1
+
+        def get_extra_state(self) -> object:
+            return self.held
+
+        def set_extra_state(self, state: object) -> None: ...
+
+    model, meter, notes = Extra(2, 2), Stateful(torch.ones(1)), {"a": torch.ones(1)}
+    optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
+    events = Events()
+    values = {"model": model, "optimizer": optimizer, "notes": notes, "meter": meter}
+    state = State(values, lambda frame: None, fence=Fence(events.record))
+    state.at_boundary()
+    assert events.made == {}
+    where = [torch.device("cuda", number) for number in range(4)]
+    model.held, meter.held, notes["a"], optimizer.param_groups[0]["lr"] = map(elsewhere, where)
+    state.at_boundary()
+    state.close()
+    assert sorted(events.made, key=str) == where
+
+
+# --- devices of other kinds -----------------------------------------------------------------------------------
+
+XLA = torch.device("xla", 0)
+
+
+def test_a_device_that_nothing_orders_is_refused_by_name() -> None:
+    """Nothing would say when its bytes are there."""
+    assert unordered(HOST) == unordered(FIRST) == unordered(torch.device("meta")) == ""
+    assert "knows no streams and events there" in unordered(XLA)
+    with pytest.raises(StateError, match=r"notes holds a tensor on xla:0, and torch .*; move it to the host"):
+        DictPart("notes", {"a": elsewhere(XLA)}).at_boundary()
+    with pytest.raises(StateError, match=r"meter holds a tensor on xla:0, and torch"):
+        StatefulPart("meter", Stateful(elsewhere(XLA))).at_boundary()
+
+
+def test_a_thread_gets_a_stream_of_its_own_on_each_device_once() -> None:
+    """Also on one that holds state only later."""
+    given: list[str] = []
+
+    class Backend:
+        def set_stream(self, stream: Stream) -> None:
+            given.append(stream._name)
+
+    streams = OwnStreams(lambda device: Stream(device, []), lambda device: Backend())
+    streams.take([FIRST])
+    streams.take([FIRST, SECOND])
+    streams.take([FIRST, SECOND])
+    assert given == ["cuda:0", "cuda:1"]
+
+
+class Xpu:
+    """The generators of two devices, as `torch.xpu` gives them."""
+
+    def __init__(self) -> None:
+        self.used = True
+        self.states = [torch.arange(4, dtype=torch.uint8), torch.arange(4, 8, dtype=torch.uint8)]
+
+    def is_initialized(self) -> bool:
+        return self.used
+
+    def device_count(self) -> int:
+        return len(self.states)
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        return [state.clone() for state in self.states]
+
+    def set_rng_state_all(self, states: list[torch.Tensor]) -> None:
+        self.states = list(states)
+
+
+def test_generators_of_other_accelerators_are_saved_and_put_back() -> None:
+    """Dropout there goes on with the very next number; what never was used has none."""
+    xpu = Xpu()
+    xpu.used = False
+    assert "xpu" not in capture(("xpu", xpu))
+    xpu.used = True
+    part = RngPart("rng", ("xpu", xpu))
+    part.at_boundary()
+    tree = part.tree()
+    before, xpu.states = xpu.states, [torch.zeros(4, dtype=torch.uint8)] * 2
+    part.targets(tree)
+    part.put_back(tree)
+    assert part.left_out == []
+    assert all(map(torch.equal, xpu.states, before))
+    assert restore({"xpu": tree["xpu"]}) == ["xpu"]
+    with pytest.raises(CheckpointError, match="xpu's is no tensor of bytes"):
+        part.targets({**tree, "xpu": [torch.zeros(4)]})
 
 
 @needs_two
