@@ -57,6 +57,7 @@ class Saver(Orders):
         self._still = Stillness(gate, state, listener, lambda: self._ending, assembly)
         #: Called with each checkpoint that no notice asked for.
         self._saved = saved
+        self._streams = OwnStreams()
         self._thread = threading.Thread(target=self._run, name="spotguard-saver", daemon=True)
 
     def start(self) -> None:
@@ -80,9 +81,8 @@ class Saver(Orders):
     # --- the thread ---
 
     def _run(self) -> None:
-        streams = OwnStreams()
         try:
-            streams.take(self._state.fence.devices)
+            self._streams.take(self._state.fence.devices)
             self._checkpointer.warm()
         except Exception as error:  # noqa: BLE001 - whatever it is, a save will say it again
             log.warning("the buffers for a save cannot be had now, it will try again: %s", error)
@@ -109,7 +109,7 @@ class Saver(Orders):
                 job.effort.abandon("a notice came")  # while it waited its turn
         try:
             try:
-                streams.take(self._state.fence.devices)
+                self._streams.take(self._state.fence.devices)
                 self._do(job)
             except SpotguardError as error:
                 self._ended(job, error)

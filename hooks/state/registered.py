@@ -196,7 +196,7 @@ class State:
                 self._refresh()
             if not self._restless:
                 once = self._now() - looking
-        if not self.taken & (self.taken - 1) or self.boundary_only:
+        if not self.taken & (self.taken - 1):
             looking = self._now()
             self._look_for_the_unsaved()
             once += self._now() - looking
