@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ...providers.errors import CheckpointError, NotFoundError
@@ -69,6 +69,8 @@ class Whole:
     name: CheckpointName
     manifests: tuple[RankManifest, ...]
     tensors: Mapping[str, MergedTensor]
+    #: By rank whose extras are missing: the one whose extras stand in for them (`worth.stand_ins`).
+    stand_ins: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -78,6 +80,11 @@ class Whole:
     @property
     def level(self) -> Level:
         return self.manifests[0].level
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Ranks whose extras it lacks."""
+        return self.manifests[0].missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,8 @@ class Checkpoint:
     level: Level | None = None
     kind: Kind | None = None
     created: float | None = None
+    #: Ranks whose extras it lacks.
+    missing: tuple[int, ...] = ()
 
 
 def scan(store: Reads, run_id: str, *, timeout: float | None = None) -> list[Folder]:
@@ -232,13 +241,13 @@ def _describe(
             ):
                 return Checkpoint(
                     folder.run_id, folder.name, "whole", "", sum(objects), True,
-                    said.world, said.level, said.kind, said.created,
+                    said.world, said.level, said.kind, said.created, said.missing,
                 )  # fmt: skip
         whole = examine(store, folder, folders, timeout=timeout)
         first = whole.manifests[0]
         return Checkpoint(
             folder.run_id, folder.name, "whole", "", sum(objects), marked,
-            first.world, first.level, first.kind, first.created,
+            first.world, first.level, first.kind, first.created, first.missing,
         )  # fmt: skip
     except (Partial, NotFoundError) as error:
         status, reason = "partial", str(error)

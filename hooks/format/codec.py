@@ -23,7 +23,17 @@ from .collector import collector_at_rest
 from .entries import Described, each_tensor_in, objects_in, objects_out, tensors_in, tensors_out
 from .fields import Invalid, integer, seconds, text, typed, word
 from .keys import MAX_NUMBER, MAX_WORLD, CheckpointName
-from .manifest import FORMAT, KINDS, LEVELS, AttemptRecord, CommitMarker, RankManifest, TensorEntry
+from .manifest import (
+    FORMAT,
+    KINDS,
+    LEVELS,
+    AttemptRecord,
+    CommitMarker,
+    Level,
+    RankManifest,
+    TensorEntry,
+    format_of,
+)
 
 _HEAD = re.compile(rb'\{"crc32":(\d{1,10}),"([a-z]+)":')
 _TAIL = b"}\n"
@@ -212,6 +222,7 @@ def _manifest(raw: dict[str, Any], known: dict[str, Described]) -> RankManifest:
     world = integer(raw, "world", 1, MAX_WORLD)
     rank = integer(raw, "rank", 0, world - 1)
     objects = objects_in(typed(raw, "objects", list), name, rank, world)
+    level, missing = _level(raw, world)
     return RankManifest(
         run_id=text(raw, "run_id", 128),
         step=name.step,
@@ -223,13 +234,28 @@ def _manifest(raw: dict[str, Any], known: dict[str, Described]) -> RankManifest:
         tensors=tensors_in(typed(raw, "tensors", list), objects, known),
         state=typed(raw, "state", dict),
         environment=typed(raw, "environment", dict),
-        level=word(raw, "level", LEVELS),
+        level=level,
         kind=word(raw, "kind", KINDS),
         incarnation=text(raw, "incarnation", 256),
         created=seconds(raw, "created"),
         digests=_digests(raw),
+        missing=missing,
         format=raw["format"],
     )
+
+
+def _level(raw: dict[str, Any], world: int) -> tuple[Level, tuple[int, ...]]:
+    """The level, and the ranks whose extras are missing. Manifests and markers of format 1 may not say these."""
+    level, missing = word(raw, "level", LEVELS), raw.get("missing", [])
+    if raw["format"] < format_of(level):
+        raise Invalid(f"level {level!r} needs format {format_of(level)}, not {raw['format']}")
+    if not isinstance(missing, list) or not all(type(rank) is int for rank in missing):
+        raise Invalid("missing must be a list of ranks")
+    if missing and (missing != sorted({*missing}) or missing[0] < 0 or missing[-1] >= world):
+        raise Invalid(f"missing must name ranks from 0 to {world - 1} once each, in order")
+    if level != "weights" and bool(missing) != (level == "partial-extras"):
+        raise Invalid(f"level {level!r} with {len(missing)} ranks missing")
+    return level, tuple(missing)
 
 
 def _digests(raw: dict[str, Any]) -> dict[str, int]:
@@ -242,17 +268,20 @@ def _digests(raw: dict[str, Any]) -> dict[str, int]:
 
 def _marker(raw: dict[str, Any]) -> CommitMarker:
     name = _name(raw)
+    world = integer(raw, "world", 1, MAX_WORLD)
+    level, missing = _level(raw, world)
     return CommitMarker(
         run_id=text(raw, "run_id", 128),
         step=name.step,
         attempt=name.attempt,
         save=name.save,
-        world=integer(raw, "world", 1, MAX_WORLD),
+        world=world,
         objects=integer(raw, "objects", 0),
         nbytes=integer(raw, "nbytes", 0),
-        level=word(raw, "level", LEVELS),
+        level=level,
         kind=word(raw, "kind", KINDS),
         created=seconds(raw, "created"),
+        missing=missing,
         format=raw["format"],
     )
 

@@ -80,7 +80,7 @@ def full_set(manifests: Iterable[RankManifest]) -> tuple[RankManifest, ...]:
         raise CheckpointError("no manifest of any rank is there")
     first = full[0]
     for manifest in full:
-        for field in ("run_id", "attempt", "step", "save", "world", "level", "incarnation"):
+        for field in ("run_id", "attempt", "step", "save", "world", "level", "missing", "incarnation"):
             if (one := getattr(manifest, field)) != (other := getattr(first, field)):
                 raise CheckpointError(
                     f"rank {manifest.rank} says {field} {one!r}, rank {first.rank} {other!r}"

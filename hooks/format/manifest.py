@@ -5,20 +5,41 @@ These are the values alone; `codec` turns them into bytes and back, `keys` says 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from .dtypes import ITEMSIZE
 from .keys import CheckpointName, checkpoint_prefix
 
-#: Raised when a reader of the old format would misread the new one. Unknown fields are skipped, so saying more is free.
-FORMAT = 1
+#: The newest format that this version reads. Raised when a reader of the old format would misread the new one. Unknown
+#: fields are skipped, so saying more is free.
+FORMAT = 2
 
-#: "full" continues bit for bit; "weights" lacks the optimizer's moments: restored when asked for, where it is so much
-#: newer than the last full one that this is worth them, and where there is no full one.
-Level = Literal["full", "weights"]
-LEVELS: tuple[Level, ...] = ("full", "weights")
+#: "full" continues bit for bit. "partial-extras" lacks what ranks that were gone had each of its own. "weights" lacks the
+#: optimizer's moments. `checkpoints.worth` says when a restore takes one that is not full.
+Level = Literal["full", "partial-extras", "weights"]
+LEVELS: tuple[Level, ...] = ("full", "partial-extras", "weights")
+
+
+def format_of(level: Level) -> int:
+    """The lowest format whose readers understand this level: an older spotguard may read the same store."""
+    return 2 if level == "partial-extras" else 1
+
+
+def lacks(level: Level, missing: Sequence[int]) -> str:
+    """What a checkpoint does not hold, for a person; "" where it holds everything."""
+    gone = ["the optimizer's moments"] if level == "weights" else []
+    return " and ".join([*gone, *([f"the extras of {named(missing)}"] if missing else [])])
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Ranks, for a person."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    few = ", ".join(map(str, ranks[:8]))
+    return f"ranks {few}{' …' if len(ranks) > 8 else ''}"
+
 
 #: What a save was made for. Shown to people, decides nothing.
 Kind = Literal["emergency", "background", "manual"]
@@ -96,7 +117,9 @@ class RankManifest:
     created: float = 0.0
     #: CRC32 of what other ranks should hold bit for bit as this one does, where it was taken: replicas may drift apart.
     digests: Mapping[str, int] = field(default_factory=dict)
-    format: int = FORMAT
+    #: Ranks that were gone, in order: what was each one's own (generators, loaders, dicts) is in no manifest.
+    missing: tuple[int, ...] = ()
+    format: int = 1
 
     @property
     def checkpoint(self) -> CheckpointName:
@@ -129,7 +152,9 @@ class CommitMarker:
     level: Level = "full"
     kind: Kind = "background"
     created: float = 0.0
-    format: int = FORMAT
+    #: As in the manifests.
+    missing: tuple[int, ...] = ()
+    format: int = 1
 
     @property
     def checkpoint(self) -> CheckpointName:
@@ -153,6 +178,8 @@ class CommitMarker:
             level=first.level,
             kind=first.kind,
             created=created,
+            missing=first.missing,
+            format=format_of(first.level),
         )
 
 
@@ -167,7 +194,7 @@ class AttemptRecord:
     #: Plain JSON for people: host, command, what it restored from.
     info: Mapping[str, Any] = field(default_factory=dict)
     created: float = 0.0
-    format: int = FORMAT
+    format: int = 1
 
 
 def private_name(rank: int, name: str) -> str:

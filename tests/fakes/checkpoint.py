@@ -19,6 +19,7 @@ from spotguard.hooks.format.manifest import (
     ObjectEntry,
     RankManifest,
     TensorEntry,
+    format_of,
     private_name,
 )
 from spotguard.providers.stores.store import BlobStore
@@ -51,6 +52,11 @@ class Save:
     base: list[RankManifest] = field(default_factory=list)
 
     @property
+    def missing(self) -> tuple[int, ...]:
+        """Ranks that had died: they write nothing, and the others all."""
+        return (self.world - 1,) if self.level == "partial-extras" else ()
+
+    @property
     def name(self) -> CheckpointName:
         return CheckpointName(self.attempt, self.step, self.save)
 
@@ -77,6 +83,8 @@ class Save:
 
     def write_objects(self, store: BlobStore, rank: int) -> RankManifest:
         """All that a rank writes but its manifest."""
+        if rank in self.missing:
+            return replace(self.write_objects(store, 0), rank=rank, objects=(), tensors=(), state={})
         items = [self._share(name, rank) for name in sorted(self.tensors)]
         mine = [item for item in items if item is not None]
         own = Item(private_name(rank, "rng"), "uint8", (16,))
@@ -91,7 +99,9 @@ class Save:
                 size = ITEMSIZE[item.dtype]
                 row = prod(item.sizes[1:]) * size
                 begin = (item.offsets[0] if item.offsets else 0) * row + piece.first * size
-                content = bytes(range(16)) if item is own else self.content(item.name)
+                content = (
+                    bytes(range(rank % 240, rank % 240 + 16)) if item is own else self.content(item.name)
+                )
                 part = content[begin : begin + piece.count * size]
                 chunk = Chunk(
                     piece.offsets, piece.sizes, len(objects), piece.start, piece.end, zlib.crc32(part)
@@ -109,18 +119,21 @@ class Save:
         ]
         return RankManifest(
             run_id=self.run_id, step=self.step, attempt=self.attempt, save=self.save, rank=rank, world=self.world,
-            objects=tuple(objects), tensors=tuple(entries), state={"scheduler": {"last_epoch": self.step}},
+            objects=tuple(objects), tensors=tuple(entries),
+            state={"scheduler": {"last_epoch": self.step}, "seed": {"$": "tensor", "name": own.name}},
             environment={"torch": "2.13.0"}, level=self.level, kind=self.kind, incarnation="nonce", created=1.0,
+            missing=self.missing, format=format_of(self.level),
         )  # fmt: skip
 
     def _share(self, name: str, rank: int) -> Item | None:
         """What this rank writes of a tensor."""
         dtype, shape = self.tensors[name]
-        if shape and shape[0] >= self.world:
-            first, last = (shape[0] * each // self.world for each in (rank, rank + 1))
+        writers = self.world - len(self.missing)
+        if shape and shape[0] >= writers:
+            first, last = (shape[0] * each // writers for each in (rank, rank + 1))
             rest = (0,) * (len(shape) - 1)
             return Item(name, dtype, (last - first, *shape[1:]), (first, *rest), shape)
-        return Item(name, dtype, shape) if sorted(self.tensors).index(name) % self.world == rank else None
+        return Item(name, dtype, shape) if sorted(self.tensors).index(name) % writers == rank else None
 
     def _referred(self, rank: int) -> tuple[list[ObjectEntry], dict[str, list[Chunk]]]:
         base = self.base[rank]

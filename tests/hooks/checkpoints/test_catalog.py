@@ -17,6 +17,7 @@ from spotguard.hooks.checkpoints.catalog import (
 from spotguard.hooks.checkpoints.commit import claim_attempt, put_manifest
 from spotguard.hooks.format.codec import NewerFormatError, encode_manifest
 from spotguard.hooks.format.keys import MARKER, CheckpointName, manifest_name
+from spotguard.hooks.format.manifest import FORMAT
 from spotguard.providers.errors import CheckpointError, UnavailableError
 from spotguard.providers.stores.store import BlobStore
 from tests.fakes.called import CalledStore, Request
@@ -217,9 +218,10 @@ def test_a_newer_formats_checkpoint_is_not_gone_back_behind() -> None:
     Save(step=10).write(store)
     for manifest in save.write(store, marker=False):
         name = save.prefix + manifest_name(manifest.rank, 2)
-        store.put(name, memoryview(encode_manifest(replace(manifest, format=2))))
+        store.put(name, memoryview(encode_manifest(replace(manifest, format=FORMAT + 1))))
     with pytest.raises(
-        NewerFormatError, match="format version 2 is newer than 1: read it with a newer spotguard"
+        NewerFormatError,
+        match=f"format version {FORMAT + 1} is newer than {FORMAT}: read it with a newer spotguard",
     ):
         find_whole(store, "run")
     chosen = find_whole(store, "run", step=10)

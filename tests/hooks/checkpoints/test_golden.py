@@ -14,15 +14,22 @@ from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.format.codec import decode_attempt
 from spotguard.hooks.format.encoding import decode, same
 from spotguard.hooks.format.keys import attempt_key
+from spotguard.hooks.format.manifest import LEVELS
 from spotguard.providers.stores.localfs import FileStore
 from tests.golden.make_v1 import RUN, STATE, TENSORS, content
 
-FOLDER = Path(__file__).parents[2] / "golden" / "v1"
+FOLDER = Path(__file__).parents[2] / "golden"
 
 
 @pytest.fixture
 def store() -> FileStore:
-    return FileStore(FOLDER)
+    return FileStore(FOLDER / "v1")
+
+
+@pytest.fixture
+def second() -> FileStore:
+    """Of format 2."""
+    return FileStore(FOLDER / "v2")
 
 
 def read(store: FileStore, whole: Whole, name: str) -> bytes:
@@ -90,3 +97,33 @@ def test_its_objects_open_with_safetensors(store: FileStore) -> None:
     assert len(keys) > 10
     for key in keys:
         assert safetensors.deserialize(store.get(key))
+
+
+def test_those_that_lack_extras_are_found_with_who_lacks_them(second: FileStore) -> None:
+    """By manifests and by the marker; the full one beside them is of format 1."""
+    assert [whole.name.step for whole in whole_checkpoints(second, RUN)] == [5]
+    assert [
+        (whole.name.step, whole.level, whole.missing, {each.format for each in whole.manifests})
+        for whole in whole_checkpoints(second, RUN, levels=LEVELS)
+    ] == [(12, "partial-extras", (1,), {2}), (9, "partial-extras", (1,), {2}), (5, "full", (), {1})]
+    for deep in (False, True):
+        lines = list_checkpoints(second, RUN, deep=deep)
+        assert [(line.name.step, line.status, line.marked, line.level, line.missing) for line in lines] == [
+            (12, "whole", False, "partial-extras", (1,)),
+            (9, "whole", True, "partial-extras", (1,)),
+            (5, "whole", True, "full", ()),
+        ]
+
+
+@pytest.mark.parametrize("step", [5, 9, 12])
+def test_every_byte_of_format_2_is_what_was_written(second: FileStore, step: int) -> None:
+    """The dead rank's generators are in no manifest."""
+    whole = find_whole(second, RUN, step=step, levels=LEVELS)
+    assert whole is not None
+    assert verify(second, whole) == []
+    assert set(whole.tensors) == {*TENSORS, "@00000/rng", *(["@00001/rng"] if step == 5 else [])}
+    for name, (dtype, stored, shape, _) in TENSORS.items():
+        merged = whole.tensors[name]
+        assert (merged.dtype, merged.stored, merged.shape) == (dtype, stored, shape)
+        assert read(second, whole, name) == content(name, step)
+    assert (whole.manifests[1].state == {}) == (step != 5)

@@ -15,6 +15,7 @@ from spotguard.hooks.checkpoints.retention import Keep, plan_pruning, prune
 from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.format.codec import encode_manifest
 from spotguard.hooks.format.keys import MARKER, CheckpointName, manifest_name
+from spotguard.hooks.format.manifest import FORMAT, LEVELS, Level
 from spotguard.providers.errors import UnavailableError, UsageError
 from spotguard.providers.stores.localfs import FileStore
 from tests.fakes.checkpoint import Save
@@ -28,7 +29,7 @@ def steps(store: FakeStore) -> list[int]:
 
 def sound(store: FakeStore) -> None:
     """Whatever the catalog calls whole is whole to the last byte."""
-    for whole in whole_checkpoints(store, "run", levels=("full", "weights")):
+    for whole in whole_checkpoints(store, "run", levels=LEVELS):
         assert verify(store, whole) == []
     for line in list_checkpoints(store, "run"):
         deep = [each for each in list_checkpoints(store, "run", deep=True) if each.name == line.name]
@@ -187,10 +188,11 @@ def test_what_is_spared_keeps_what_it_refers_to() -> None:
     assert not [key for key in store.objects if key.startswith(base.prefix) and key.endswith(".json")]
 
 
-def test_a_lower_level_is_no_last_good() -> None:
+@pytest.mark.parametrize("level", ["weights", "partial-extras"])
+def test_a_lower_level_is_no_last_good(level: Level) -> None:
     """It does not count as one of those kept; older than a full one it goes, newer it stays."""
     store = many(10)
-    Save(step=20, save=1, level="weights").write(store)
+    Save(step=20, save=1, level=level).write(store)
     prune(store, "run", keep=1, attempt=1)
     assert steps(store) == [20, 10]
     Save(step=30, save=2).write(store)
@@ -218,7 +220,7 @@ def test_a_newer_formats_checkpoint_is_not_touched(keep: int) -> None:
     store = many(10, 20)
     newer = Save(step=15, save=5)
     for rank in range(2):
-        manifest = replace(newer.write_objects(store, rank), format=2)
+        manifest = replace(newer.write_objects(store, rank), format=FORMAT + 1)
         store.put(newer.prefix + manifest_name(rank, 2), memoryview(encode_manifest(manifest)))
     prune(store, "run", keep=keep, attempt=1)
     assert 15 in steps(store)

@@ -7,6 +7,7 @@ import json
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,12 +25,14 @@ from spotguard.hooks.format.codec import (
     encode_marker,
 )
 from spotguard.hooks.format.manifest import (
+    FORMAT,
     AttemptRecord,
     Chunk,
     CommitMarker,
     ObjectEntry,
     RankManifest,
     TensorEntry,
+    lacks,
 )
 from spotguard.providers.errors import CheckpointError
 
@@ -118,9 +121,67 @@ def test_one_kind_of_file_is_not_another() -> None:
 def test_a_newer_format_is_refused_by_name() -> None:
     """Whatever else it says: it may be good, and is not ours to judge."""
     with pytest.raises(
-        NewerFormatError, match="k: format version 2 is newer than 1: read it with a newer spotguard"
+        NewerFormatError,
+        match=f"k: format version {FORMAT + 1} is newer than {FORMAT}: read it with a newer spotguard",
     ):
-        decode_manifest(sealed({"format": 2, "anything": "else"}), "k")
+        decode_manifest(sealed({"format": FORMAT + 1, "anything": "else"}), "k")
+
+
+def test_a_level_that_format_1_has_not_is_written_as_format_2() -> None:
+    """So that a reader of format 1 refuses it by name. What that reader understands is written as 1, for it may read the same
+    store."""
+    lower = replace(MANIFEST, level="partial-extras", missing=(0, 3), format=2)
+    assert decode_manifest(encode_manifest(lower), "k") == lower
+    marker = CommitMarker.of([lower], 1.0)
+    assert (marker.format, marker.missing) == (2, (0, 3))
+    assert decode_marker(encode_marker(marker), "k") == marker
+    assert CommitMarker.of([MANIFEST], 1.0).format == MANIFEST.format == 1
+    with pytest.raises(CheckpointError, match="level 'partial-extras' needs format 2, not 1"):
+        decode_manifest(encode_manifest(replace(lower, format=1)), "k")
+
+
+def test_weights_may_lack_extras_too() -> None:
+    """That says no reader of format 1 anything wrong: it lacks more than these."""
+    lower = replace(MANIFEST, missing=(2,))
+    assert decode_manifest(encode_manifest(lower), "k") == lower
+
+
+@pytest.mark.parametrize(
+    ("level", "missing"),
+    [
+        ("partial-extras", []),
+        ("full", [1]),
+        ("partial-extras", [4]),
+        ("partial-extras", [-1]),
+        ("partial-extras", [1, 1]),
+        ("partial-extras", [2, 1]),
+        ("partial-extras", ["1"]),
+        ("partial-extras", [True]),
+        ("partial-extras", 1),
+        ("partial-extras", None),
+    ],
+)
+def test_missing_ranks_that_cannot_be_are_refused(level: str, missing: object) -> None:
+    """In manifests as in markers."""
+    for value, word, decode in (
+        (raw(), "manifest", decode_manifest),
+        (json.loads(encode_marker(MARKER))["commit"], "commit", decode_marker),
+    ):
+        with pytest.raises(CheckpointError, match="missing"):
+            decode(sealed(value | {"format": 2, "level": level, "missing": missing}, word), "k")
+
+
+def test_older_files_do_not_say_who_is_missing() -> None:
+    value = raw()
+    del value["missing"]
+    assert decode_manifest(sealed(value), "k") == MANIFEST
+
+
+def test_what_is_lacking_is_said_to_people() -> None:
+    assert lacks("full", ()) == ""
+    assert lacks("partial-extras", (1,)) == "the extras of rank 1"
+    assert lacks("weights", ()) == "the optimizer's moments"
+    assert lacks("weights", (0, 2)) == "the optimizer's moments and the extras of ranks 0, 2"
 
 
 def test_what_a_newer_writer_says_beside_is_skipped() -> None:
@@ -151,7 +212,7 @@ BROKEN = [
     (edit("step", to=1.0), "step must be int"),
     (edit("rank", to=4), "rank is 4, not within 0 to 3"),
     (edit("world", to=10**9), "world is"),
-    (edit("level", to="half"), "level is 'half', not one of full, weights"),
+    (edit("level", to="half"), "level is 'half', not one of full, partial-extras, weights"),
     (edit("kind", to=["full"]), "kind is"),
     (edit("created", to="now"), "created is 'now', not a time"),
     (edit("created", to=-1), "created is"),
@@ -231,9 +292,9 @@ def test_digests_are_numbers_by_name() -> None:
         decode_manifest(sealed(value), "k")
 
 
-@pytest.mark.parametrize("field", [field for field in raw() if field != "digests"])
+@pytest.mark.parametrize("field", [field for field in raw() if field not in ("digests", "missing")])
 def test_no_field_may_be_missing(field: str) -> None:
-    """Each is needed, or it would not be written; digests came later."""
+    """Each is needed, or it would not be written; these came later."""
     value = raw()
     del value[field]
     with pytest.raises(CheckpointError, match=field):
