@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .format.manifest import Level
 from .format.sharing import ALL_STAY, Roles
 
 
@@ -28,6 +29,13 @@ class Agreed:
     doomed_until: float = math.inf
     #: Ranks whose save for this agreement has failed, and why. It grows meanwhile.
     failed: Mapping[int, str] = field(default_factory=dict)
+    #: Why some are absent; "" where none is.
+    why: str = ""
+
+    @property
+    def extent(self) -> tuple[Level, str]:
+        """The level of a save of all that the ranks hold that are there, and why it is not full, where it is not."""
+        return ("partial-extras", self.why) if self.roles.absent else ("full", "")
 
     @property
     def numbers(self) -> tuple[int, int]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .protocol import Preempt
+from .protocol import LAUNCHER, Preempt
 
 #: The kind of a notice that a test makes in its own process: no agent will say what follows the commit.
 BY_HAND = "test"
-#: The kind of one that a launcher makes: it ends its workers for reasons of its own, another machine that joins.
-LAUNCHER = "launcher"
 #: Seconds before the agent's reserve, where the agent kills, at which a save gives up: time to say why.
 _LAST_WORDS = 0.25
 

@@ -6,10 +6,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from .agreed import Agreed
+from .checkpoints.effort import Abandoned
 from .job import Job
 
 if TYPE_CHECKING:
     from .agreement.offers import Decision
+
+
+class Stands(Abandoned):
+    """Ranks are gone, and a complete checkpoint is as new as what the others could save without them."""
 
 
 class Assembly(Protocol):

@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, StoreError
@@ -84,8 +85,8 @@ class Checkpointer:
         self._lacks = ""
         #: Of the last save that ranks agreed on for a notice: which state that was, and what is in the store of it.
         self._shared: tuple[tuple[int, ...], Draft] | None = None
-        #: Of that state, what this rank had its part in and has not seen committed: name, draft, when it was begun.
-        self._unseen: list[tuple[CheckpointName, Draft, float]] = []
+        #: What this rank has put its part of and not seen committed: its name, and what makes it `last`.
+        self._unseen: list[tuple[CheckpointName, Callable[[], object]]] = []
         #: Bytes of a full save; 0 before it is known.
         self.nbytes = 0
 
@@ -180,7 +181,7 @@ class Checkpointer:
         self.nbytes, self._lacks = collected.nbytes, collected.lacks
         numbers = iter(agreed.numbers) if agreed.epoch else self._count
         if kind != "emergency":
-            self._forget_shared()
+            self._shared, self._unseen = None, []
         save = Save(state, collected, agreed, numbers, kind, effort, progress, in_place=True)
         try:
             if kind == "emergency":
@@ -191,7 +192,7 @@ class Checkpointer:
             return self._whole(save, name, started, blocked=opened_at - started)
         except Spoiled as error:
             self.spoiled = str(error)
-            self._forget_shared()
+            self._shared, self._unseen = None, []
             return None
 
     def _apart(self, save: Save, opened: Callable[[], None]) -> tuple[Save, CheckpointName, float]:
@@ -236,7 +237,7 @@ class Checkpointer:
             raise
         if name.attempt == self._attempt:
             self._writer.committed(draft)
-        saved = self._saved(name, draft, started, blocked=blocked)
+        saved = self._saved(name, draft, started, *save.agreed.extent, blocked=blocked)
         if save.effort.left() is None:
             self._make_ready(draft.outline)
             if self._committer.marked:
@@ -254,7 +255,10 @@ class Checkpointer:
             self._upload = Upload(self._writer, self._clock, draft, save.step, started)
         try:
             self._writer.write(leaves, name, save.effort, save.progress, save.moved, draft=draft, fill=fill)
+            found = partial(self._saved, name, draft, started, *save.agreed.extent)
+            self._unseen = [(name, found)] if save.agreed.epoch else []
             self._committer.commit(save, name, "full", draft.written(name), self._writer)
+            self._unseen = []
         finally:
             # Also before it is tidied up: there is nothing that a notice could let finish.
             self._upload = None
@@ -324,7 +328,7 @@ class Checkpointer:
 
         def commit(name: CheckpointName, level: Level, written: Written, effort: Effort) -> None:
             if level == "full":
-                self._unseen.append((name, draft, started))
+                self._unseen.append((name, partial(self._saved, name, draft, started, *save.agreed.extent)))
             self._committer.commit(replace(save, effort=effort), name, level, written, self._writer)
 
         share = Share(
@@ -336,20 +340,16 @@ class Checkpointer:
             commit=commit,
             look=save.moved,
             progress=save.progress,
+            whole=save.agreed.extent,
         )
         name, level, why = share.run(save.collected.leaves, draft)
         return self._saved(name, draft, started, level, why)
 
     def look_back(self) -> None:
         """Where a later call took the place of one for which this rank's part is there: the others may have committed that,
-        and be gone."""
-        for name, draft, started in reversed(self._unseen):
-            if self.errands.marked(name):
-                self._saved(name, draft, started)
-                return
-
-    def _forget_shared(self) -> None:
-        self._shared, self._unseen = None, []
+        and be gone. `last` says what was found."""
+        there = (found for name, found in reversed(self._unseen) if self.errands.complete(name, self._world))
+        next(there, lambda: None)()
 
     def _begun(self, save: Save) -> Draft:
         """What this rank has put of this very state already, for an earlier call: a second machine goes, and the ranks share
@@ -387,7 +387,7 @@ class Checkpointer:
     ) -> Saved:
         at = self._clock.monotonic() if at is None else at
         url = inside(self._store.url, checkpoint_prefix(self._run_id, name))
-        nbytes = draft.put_of(ALL if level == "full" else WEIGHTS)
+        nbytes = draft.put_of(WEIGHTS if level == "weights" else ALL)
         saved = Saved(name.step, url, nbytes, at - started, at, level, why, blocked).lacking(self._lacks)
         if name.attempt == self._attempt:  # or training went back meanwhile, and goes on from elsewhere
             self.last = saved

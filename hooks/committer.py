@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ..providers.clock import Clock
-from .agreement.offers import named
 from .checkpoints.draft import Written
 from .checkpoints.publish import publish, put_own
 from .checkpoints.together import Incomplete, Published, publish_together
 from .checkpoints.writer import Spoiled, Writer
 from .format.keys import CheckpointName
-from .format.manifest import Level, RankManifest
+from .format.manifest import Level, RankManifest, format_of, named
 from .save import Save
 from .state.sharing import drifted
 
@@ -41,6 +40,9 @@ class Committer:
         self, save: Save, name: CheckpointName, level: Level, written: Written, writer: Writer
     ) -> None:
         """See that the state stood still, then manifest, then marker; of several ranks, see all manifests.
+
+        Args:
+            level: "full", for all that the ranks hold that are there.
 
         Raises:
             Spoiled: it did not.
@@ -111,6 +113,7 @@ class Committer:
         return why
 
     def _manifest(self, save: Save, name: CheckpointName, level: Level, written: Written) -> RankManifest:
+        level = save.agreed.extent[0] if level == "full" else level
         return RankManifest(
             run_id=self._run_id,
             step=name.step,
@@ -120,13 +123,15 @@ class Committer:
             world=self._world,
             objects=written.objects,
             tensors=written.tensors,
-            state=save.collected.trees if level == "full" else save.collected.light_trees,
+            state=save.collected.light_trees if level == "weights" else save.collected.trees,
             environment=save.state.environment,
             level="weights" if save.collected.lacks else level,
             kind=save.kind,
             incarnation=self._incarnation,
             created=self._clock.time(),
             digests=save.digests,
+            missing=tuple(sorted(save.agreed.roles.absent)),
+            format=format_of(level),
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, SpotguardError, StoreError
-from .checkpoints.commit import attempt_starts, is_marked
+from .checkpoints.commit import attempt_starts, is_complete
 from .checkpoints.effort import Abandoned, Effort
 from .checkpoints.writer import Writer
 from .format.keys import CheckpointName
@@ -19,7 +19,7 @@ log = logging.getLogger("spotguard")
 
 #: Seconds that reading when earlier attempts began may take, all of it: a notice would wait for that.
 _HISTORY = 2.0
-#: And a look at a marker: the agent waits for what comes of it, before its reserve.
+#: And a look at a checkpoint: the agent waits for what comes of it, before its reserve.
 _GLANCE = 1.0
 
 
@@ -45,13 +45,13 @@ class Errands:
             log.debug("how often this run was preempted is not known: %s", error)
         return found
 
-    def marked(self, name: CheckpointName) -> bool:
-        """Whether this checkpoint is committed, and says so; not, where the store takes its time."""
+    def complete(self, name: CheckpointName, world: int) -> bool:
+        """Whether the manifests of all ranks of this checkpoint are there; not, where the store takes its time."""
         found = []
         store = self._writer.store
 
         def look(left: float | None) -> None:
-            found.append(is_marked(store, self._run_id, name, timeout=left))
+            found.append(is_complete(store, self._run_id, name, world, timeout=left))
 
         try:
             self._ask(look, _GLANCE)

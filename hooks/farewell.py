@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from . import protocol, signals
-from .alarm import LAUNCHER, Alarm
+from .alarm import Alarm
 from .attachment import Attachment
 from .orders import Orders
 from .preempted import EX_TEMPFAIL
@@ -63,7 +63,7 @@ class Farewell:
 
     def alarm_ended(self, alarm: Alarm, committed: bool) -> None:
         """A notice that came by hand (`spotguard.testing.preempt`), or of a launcher, has no agent to say what follows."""
-        if alarm.kind == LAUNCHER:
+        if alarm.kind == protocol.LAUNCHER:
             # Training goes on, for whom nobody has sent a SIGTERM; it goes its way where one is held.
             self._saver.void_all("the launcher's SIGTERM is obeyed")
             signals.redeliver()
@@ -81,7 +81,7 @@ class Farewell:
         """torchrun ends all workers when a machine joins, and kills them 30 s later (pytorch#192815): all ranks save."""
         if self._ranks is None or not self._saver.ready:
             return False
-        notice = protocol.Preempt("sigterm", _LAUNCHER, 0.0, LAUNCHER, "SIGTERM of the launcher")
+        notice = protocol.Preempt("sigterm", _LAUNCHER, 0.0, protocol.LAUNCHER, "SIGTERM")
         self._ranks.notice(notice)
         return True
 

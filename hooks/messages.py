@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 VERSION = 1
 #: The kind of notice that an agent makes of a `Called`: another machine of the job goes, and this one stays.
 PEER = "peer"
+#: The kind of notice that is a launcher's SIGTERM to its ranks: one of them has died, or another machine joins.
+LAUNCHER = "launcher"
 
 
 class Message:
@@ -63,6 +65,11 @@ class Told(Message):
     type: ClassVar[str] = "told"
     id: str
     monotonic: float
+    #: Of a notice that no agent sent (`LAUNCHER`): its kind, where it came from, and what it leaves. An older agent passes
+    #: over what becomes of it.
+    kind: str = ""
+    source: str = ""
+    seconds_left: float = 0.0
 
 
 @_on_the_wire
@@ -95,7 +102,8 @@ class Committed(Message):
     #: The checkpoint's URL.
     url: str
     monotonic: float
-    #: As in its manifest: "full", or "weights", which lacks the optimizer's moments. An older hook only knows full ones.
+    #: As in its manifest: "full"; "partial-extras", which lacks what dead ranks had each of its own; or "weights", which lacks
+    #: the optimizer's moments. An older hook only knows full ones.
     level: str = "full"
     #: Why it is not everything as it stood at the notice, with the numbers that decided; "" where it is.
     detail: str = ""
@@ -122,6 +130,8 @@ class Position(Message):
     #: Newest committed checkpoint: its step (-1: none) and its age in seconds.
     checkpoint_step: int = -1
     checkpoint_age: float = 0.0
+    #: As in `Committed`.
+    checkpoint_level: str = "full"
     #: "window" (saves start at the notice) or "boundary" (at the next `guard.step()`), and why.
     mode: str = "window"
     detail: str = ""

@@ -14,9 +14,9 @@ from typing import Any
 
 from ..providers.errors import StateError
 from .agreement.channel import Channel
-from .agreement.offers import named
 from .format.dtypes import dtype_name
 from .format.leaf import Leaf
+from .format.manifest import named
 from .meetings import of_all
 from .state.sharing import crc_of
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..providers.errors import ProtocolError
 from .messages import (
+    LAUNCHER,
     PEER,
     TYPES,
     VERSION,
@@ -50,6 +51,7 @@ from .messages import (
 )
 
 __all__ = [
+    "LAUNCHER",
     "MAX_FRAME",
     "PEER",
     "VERSION",

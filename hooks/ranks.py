@@ -20,7 +20,7 @@ from .agreement.calls import AtBoundary, Background, Call, Failed, Manual, Notic
 from .agreement.channel import Channel
 from .agreement.offers import Decision, Offer, shared
 from .agreement.standing import Standing
-from .alarm import BY_HAND, LAUNCHER, Alarm, alarm_of
+from .alarm import BY_HAND, Alarm, alarm_of
 from .checkpointer import Checkpointer
 from .checkpoints.effort import Abandoned
 from .format.sharing import Roles
@@ -68,6 +68,8 @@ class Ranks:
         self._called: set[str] = set()
         self._until: dict[str, float] = {}
         self._asking = False
+        #: Of those that answered the last call, this rank is the first: what is said once for all is for it to say.
+        self.speaks = self.first
         #: Ranks whose save has failed, and why, by the call that asked for it.
         self._failed: dict[int, dict[int, str]] = {}
         #: What is said to the others now, or was said last.
@@ -211,7 +213,7 @@ class Ranks:
     def _nothing_newer(self, alarm: Alarm, why: str) -> None:
         """The others cannot be called any more: say what there is. On the saving thread: it is put into the store too."""
         saved, last = self._saver.committed, self._checkpointer.last
-        if saved is not None and saved.level == "full":
+        if saved is not None and saved.level != "weights":
             # For another machine, which has taken the job's store along.
             log.info("step %d is committed, nothing newer is saved: %s", saved.step, why)
             self._report.committed(alarm, saved)
@@ -252,7 +254,7 @@ class Ranks:
             alarm = replace(own, ids=[*own.ids])
         else:
             # A launcher ends all its workers at once, and a test is one job: their time is every machine's.
-            ours = call.machine == self._machine or call.kind in (BY_HAND, LAUNCHER)
+            ours = call.machine == self._machine or call.kind in (BY_HAND, protocol.LAUNCHER)
             seconds = call.seconds_left if ours else STAYS
             kind = call.kind if ours else protocol.PEER
             id = self._as_here(call.id)
@@ -326,6 +328,7 @@ class Ranks:
             log.exception("spotguard failed inside; please report this")
             offer = Offer(channel.rank, None)
         decision = channel.agree(job.epoch, offer, left, over)
+        self.speaks = channel.rank == min(decision.ranks, default=0)
         if decision.step is not None and channel.rank not in decision.ranks:
             raise Abandoned(
                 f"the other ranks save step {decision.step} without this one: it answered too late"
@@ -345,7 +348,7 @@ class Ranks:
             rate=cost.rate,
             commit=cost.commit,
             left=job.effort.left() if rank in roles.doomed else None,
-            last=-1 if last is None else last.step,
+            last=last.step if last is not None and last.level == "full" else -1,
             plan=shared(self._state.fingerprint()),
             covers=tuple(sorted(self._covered())),
             parks=parks,
@@ -363,10 +366,11 @@ class Ranks:
             step,
             job.epoch,
             Roles(job.doomed, decision.whole_each, absent),
-            speaks=self.channel.rank == min(decision.ranks),
+            speaks=self.speaks,
             weights_first=decision.level == "weights-first",
             doomed_until=max(times, default=self._clock.monotonic() + STAYS),
             failed=failed,
+            why=decision.why,
         )
 
     def _doomed(self, standing: Standing) -> frozenset[int]:

@@ -23,6 +23,7 @@ class Saved:
     #: Monotonic seconds of the commit.
     at: float
     #: "weights": the optimizer's moments did not fit into the window, or an optimizer that is not registered has them.
+    #: "partial-extras": ranks were gone, and what each had of its own with them.
     level: Level = "full"
     #: Why it is not everything as it stood, with the numbers that decided; "" where it is.
     why: str = ""

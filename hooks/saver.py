@@ -17,9 +17,11 @@ from functools import partial
 from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, SpotguardError
 from .agreed import Agreed
-from .assembly import Assembly
+from .agreement.offers import it_stands
+from .assembly import Assembly, Stands
 from .checkpointer import Checkpointer
 from .checkpoints.effort import Abandoned
+from .format.manifest import named
 from .gate import Gate
 from .hearer import Listener
 from .job import Job
@@ -138,6 +140,8 @@ class Saver(Orders):
             self._checkpointer.look_back()
             self._has_it(job)
         last = self._checkpointer.last
+        if job.saved is not None and isinstance(error, Stands):
+            job.saved = replace(job.saved, why=str(error))
         if job.saved is not None and job.saved.level == "full":
             log.info("step %d is committed, nothing newer is saved: %s", job.saved.step, error)
         elif job.alarm is not None and last is not None and (job.saved or last.url != job.before):
@@ -191,6 +195,8 @@ class Saver(Orders):
             job.effort.check()
             agreed = self._still.stand(job, boundary_only)
             step = agreed.step
+            if agreed.roles.absent:
+                self._see_what_stands(job, agreed)
             if job.rehearsal:
                 self._checkpointer.rehearse(self._state)
                 return
@@ -230,6 +236,24 @@ class Saver(Orders):
                 reason,
             )
             boundary_only = True
+
+    def _see_what_stands(self, job: Job, agreed: Agreed) -> None:
+        """Of ranks that are gone a part may be there, and a checkpoint of this very step complete, which no rank has seen so.
+
+        Raises:
+            Stands: it is.
+        """
+        self._checkpointer.look_back()
+        last = self._checkpointer.last
+        if last is None or last.level != "full" or last.step < agreed.step:
+            return
+        absent = sorted(agreed.roles.absent)
+        why = it_stands(f"{named(absent)} has not answered in time", last.step)
+        if (
+            self._assembly is not None
+        ):  # who looked before it was there, and saves, would wait for this rank's part
+            self._assembly.failed(job, why)
+        raise Stands(why)
 
     def _by_hand_ended(self, job: Job, error: SpotguardError) -> SpotguardError:
         """What who waits is told: `Abandoned` where another try will have an end, a notice's or another call's."""

@@ -34,6 +34,7 @@ class Share:
         put: puts this rank's manifest of the lower level, and waits for nobody.
         commit: puts the manifest of a level, and sees it whole.
         look: asked after each object: nothing, or what has moved since the boundary.
+        whole: the level of everything, and why it is not full: "partial-extras", where ranks are gone.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Share:
         commit: Callable[[CheckpointName, Level, Written, Effort], None],
         look: Callable[[], str],
         progress: Progress | None = None,
+        whole: tuple[Level, str] = ("full", ""),
     ) -> None:
         self._writer = writer
         self._effort = effort
@@ -56,6 +58,7 @@ class Share:
         self._commit = commit
         self._look = look
         self._progress = progress
+        self._whole = whole
 
     def run(self, leaves: Sequence[Leaf], draft: Draft) -> tuple[CheckpointName, Level, str]:
         """Write and commit. Returns what is committed, and why it is not everything, where it is not.
@@ -66,13 +69,13 @@ class Share:
             Spoiled: the state moved.
         """
         if not self._weights_first:
-            return self._full(leaves, draft, self._effort), "full", ""
+            return self._full(leaves, draft, self._effort), *self._whole
         name = self._begin()
         self._writer.write(leaves, name, self._effort, self._progress, self._look, draft=draft, tiers=WEIGHTS)
         self._put(name, draft.written(name, WEIGHTS))
         log.info("the weights are in the store, the moments follow")
         try:
-            return self._full(leaves, draft, self._effort.part(self._until())), "full", ""
+            return self._full(leaves, draft, self._effort.part(self._until())), *self._whole
         except SpotguardError as why:
             if self._effort.abandoned or isinstance(why, Spoiled):
                 raise

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .agreed import Agreed
-from .assembly import Assembly
+from .assembly import Assembly, Stands
 from .checkpoints.effort import Abandoned
 from .gate import Gate, Shut
 from .hearer import Listener
@@ -124,5 +124,5 @@ class Stillness:
         )
         effort.check()
         if decision.step is None:
-            raise Abandoned(decision.why)
+            raise Stands(decision.why) if decision.stands >= 0 else Abandoned(decision.why)
         return decision

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Literal
 
 from ...providers.errors import ProtocolError
+from ..format.manifest import named
 from . import wire
 
 #: A doomed rank's save fits comfortably when it would even so much slower, and with the commit taking twice its
@@ -60,7 +61,7 @@ class Offer:
     commit: float = 0.0
     #: Seconds that its machine has for the save. None: it is not doomed.
     left: float | None = None
-    #: Step of the newest committed checkpoint that it knows, -1 for none.
+    #: Step of the newest committed checkpoint that it knows, where that is complete; else -1.
     last: int = -1
     #: What it shares with others.
     plan: tuple[Shared, ...] = ()
@@ -81,7 +82,7 @@ class Decision:
     #: All save this one. None: nobody saves anything, and `why` says who and what is to blame.
     step: int | None
     why: str = ""
-    #: Who saves. A rank that is not among them parks, and saves nothing.
+    #: Who has answered in time, and so who saves. A rank that is not among them parks, and saves nothing.
     ranks: tuple[int, ...] = ()
     #: "weights-first": the weights are committed by themselves, and the moments follow.
     level: Literal["full", "weights-first"] = "full"
@@ -89,6 +90,8 @@ class Decision:
     whole_each: bool = False
     #: Some are held at their boundary, and others are not: these wait for them in the next step's collectives.
     some_park: bool = False
+    #: The step of the complete checkpoint for which nothing is saved: it is as new. -1: there is none.
+    stands: int = -1
 
     def encode(self) -> str:
         return wire.encode(dataclasses.asdict(self))
@@ -98,33 +101,40 @@ def decide(epoch: int, world: int, offers: Sequence[Offer]) -> Decision:
     """One decision, from the offers that are there: all of them, or those that came in time.
 
     Ranks that are silent are taken for dead. Training cannot go a step further without them; so those that are there
-    save without them only if all stand on one step already, and hold everything that the silent ones hold.
+    save without them only if all stand on one step already, and hold everything that the silent ones hold, but for the
+    extras of each. A complete checkpoint of that step is worth more: where there is one, nothing is saved.
     """
+    there = tuple(sorted(offer.rank for offer in offers))
+
+    def nothing(why: str) -> Decision:
+        return Decision(epoch, None, why, there)
+
     absent = [offer.rank for offer in offers if offer.step is None]
     steps = {offer.step for offer in offers if offer.step is not None}
     if absent:
-        return _nothing(epoch, f"{named(absent)} of {world} has no state to save yet")
-    silent = sorted(set(range(world)) - {offer.rank for offer in offers})
+        return nothing(f"{named(absent)} of {world} has no state to save yet")
+    silent = sorted(set(range(world)) - set(there))
+    late = f"{named(silent)} of {world} has not answered in time" if silent else ""
     if not steps:
-        return _nothing(epoch, f"none of {world} ranks has answered in time")
+        return nothing(f"none of {world} ranks has answered in time")
     if silent:
         lost = [rank for rank in silent if all(rank not in offer.covers for offer in offers)]
-        late = f"{named(silent)} of {world} has not answered in time"
+        last = max(offer.last for offer in offers)
+        if last >= max(steps):
+            return replace(nothing(it_stands(late, last)), stands=last)
         if lost:
-            return _nothing(epoch, f"{late}, and nobody else holds the state of {named(lost)}")
+            return nothing(f"{late}, and nobody else holds the state of {named(lost)}")
         if len(steps) > 1:
-            return _nothing(epoch, f"{late}, and the others stand on steps {min(steps)} to {max(steps)}")
+            return nothing(f"{late}, and the others stand on steps {min(steps)} to {max(steps)}")
         if any(offer.boundary for offer in offers):
             behind = [offer.rank for offer in offers if offer.boundary]
-            return _nothing(
-                epoch, f"{late}, and without it {named(behind)} cannot come to the next guard.step()"
-            )
+            return nothing(f"{late}, and without it {named(behind)} cannot come to the next guard.step()")
     hurried = [offer.rank for offer in offers if not _comfortable(offer)]
     return Decision(
         epoch,
         max(steps),
-        f"{late}; the others hold its state too" if silent else "",
-        tuple(sorted(offer.rank for offer in offers)),
+        f"{late}: its extras are missing, and the others hold the rest of its state" if silent else "",
+        there,
         "weights-first" if hurried else "full",
         whole_each=_differ(offers, whole=not silent),
         # (Who is silent joins no collective any more, and nobody needs to.)
@@ -159,8 +169,13 @@ def read_decision(raw: bytes | str) -> Decision:
     return wire.build(Decision, {**body, "ranks": wire.integers(body, "ranks")})
 
 
-def _nothing(epoch: int, why: str) -> Decision:
-    return Decision(epoch, None, why)
+def it_stands(late: str, step: int) -> str:
+    """Why nothing is saved where a complete checkpoint is as new.
+
+    Args:
+        late: who has not answered.
+    """
+    return f"{late}, and the complete checkpoint of step {step} stands"
 
 
 def _comfortable(offer: Offer) -> bool:
@@ -178,11 +193,3 @@ def _differ(offers: Iterable[Offer], *, whole: bool) -> bool:
         for each in offer.plan:
             seen.setdefault(each.group, []).append(each)
     return any(len(set(group)) > 1 or (whole and len(group) != group[0].size) for group in seen.values())
-
-
-def named(ranks: Sequence[int]) -> str:
-    """For a person."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    named = ", ".join(map(str, ranks[:8]))
-    return f"ranks {named}{' …' if len(ranks) > 8 else ''}"

@@ -59,6 +59,15 @@ def is_marked(store: BlobStore, run_id: str, name: CheckpointName, *, timeout: f
     return True
 
 
+def is_complete(
+    store: BlobStore, run_id: str, name: CheckpointName, world: int, *, timeout: float | None = None
+) -> bool:
+    """Whether the manifests of all its ranks are there, marked or not: each was put after its objects. One listing."""
+    prefix = checkpoint_prefix(run_id, name)
+    there = {info.key.removeprefix(prefix) for info in store.list(prefix, timeout=timeout)}
+    return all(manifest_name(rank, world) in there for rank in range(world))
+
+
 def mark_alone(
     store: BlobStore, mine: RankManifest, *, created: float, timeout: float | None = None
 ) -> CommitMarker:

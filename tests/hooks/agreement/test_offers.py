@@ -32,7 +32,7 @@ def test_who_has_no_state_ends_it_for_all() -> None:
         decision = decide(1, 3, offers)
         assert decision.step is None
         assert "rank 1 of 3" in decision.why
-        assert decision.ranks == ()
+        assert decision.ranks == tuple(offer.rank for offer in offers)
 
 
 def test_without_the_silent_only_who_holds_all_that_they_hold() -> None:
@@ -50,6 +50,25 @@ def test_without_the_silent_only_who_holds_all_that_they_hold() -> None:
     ):
         assert decide(1, 3, instead).step is None
         assert decide(1, 3, instead).why
+
+
+def test_a_complete_checkpoint_as_new_is_worth_more_than_one_without_the_silent() -> None:
+    """Whoever knows of it. One that is older is not; and where all answer, each saves: who asks may want its own."""
+    replica = (0, 1, 2)
+    there = [Offer(0, 6, last=4, covers=replica), Offer(2, 6, last=6, covers=replica)]
+    decision = decide(1, 3, there)
+    assert (decision.step, decision.stands, decision.ranks) == (None, 6, (0, 2))
+    assert decision.why == (
+        "rank 1 of 3 has not answered in time, and the complete checkpoint of step 6 stands"
+    )
+    for older in ([there[0]], [there[0], replace(there[1], step=7, last=6)], [replace(there[1], last=5)]):
+        assert decide(1, 3, older).stands == -1
+    assert decide(1, 3, [*there, Offer(1, 6, last=6)]).step == 6
+
+
+def test_a_shard_that_is_gone_matters_not_where_the_step_is_complete() -> None:
+    """Nobody else holds it, and nothing is lost."""
+    assert decide(1, 2, [Offer(0, 6, last=6)]).stands == 6
 
 
 def test_one_that_covers_the_silent_is_enough() -> None:
@@ -111,7 +130,7 @@ def test_offers_and_decisions_cross_the_wire() -> None:
     """With all that they say."""
     offer = Offer(3, None, True, 5, 6, 7.5, 0.25, 30.0, 12, (Shared("g", 2, "d"),), (3, 4), True)
     assert read_offer(offer.encode()) == offer
-    decision = Decision(3, 9, "why", (0, 2), "weights-first", True, True)
+    decision = Decision(3, 9, "why", (0, 2), "weights-first", True, True, 8)
     assert read_decision(decision.encode().encode()) == decision
     assert read_decision(Decision(3, None, "no").encode()).step is None
 
