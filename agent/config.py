@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Literal
 
 from ..providers.errors import UsageError
@@ -53,6 +52,8 @@ class Options:
     keep: str
     stage: str | None
     lossy_moments: bool
+    #: In steps of training.
+    extras_worth: int
     #: None: the default of the run id, or of the service.
     socket: str | None
     #: For a command of which nobody registered.
@@ -194,6 +195,14 @@ SETTINGS: tuple[Setting, ...] = (
         False,
         "",
         "where all does not fit into the window, round the optimizer's moments to bfloat16 before leaving them out",
+        RUN,
+    ),
+    Setting(
+        "extras-worth",
+        values.at_least(0, 999_999_999),
+        100,
+        "STEPS",
+        "steps that the extras of a rank that died are worth at a restore (default: 100)",
         RUN,
     ),
     Setting(
@@ -361,7 +370,7 @@ def _from_file(name: Given | None) -> dict[str, Given]:
             raise UsageError(
                 f"{name.text}: {key} is given twice: keep one of {setting.name} and {setting.field}"
             )
-        given[setting.name] = Given(f"{name.text}: {key}", _text(f"{name.text}: {key}", value))
+        given[setting.name] = Given(f"{name.text}: {key}", values.toml_text(f"{name.text}: {key}", value))
     return given
 
 
@@ -373,19 +382,6 @@ def _setting(file: str, key: str) -> Setting:
     raise UsageError(
         f"{file}: unknown key {key!r}: {did_you_mean(key, names) or 'expected ' + ', '.join(names)}"
     )
-
-
-def _text(origin: str, value: object) -> str:
-    """A TOML value as the text it would be on the command line: one set of readers for all three places."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (str, int, float, datetime)):
-        return str(value)
-    raise UsageError(f"{origin}: expected a text, a number or true or false, not a {_toml_name(value)}")
-
-
-def _toml_name(value: object) -> str:
-    return "table" if isinstance(value, dict) else "list" if isinstance(value, list) else "date"
 
 
 def did_you_mean(word: str, words: list[str], prefix: str = "") -> str:

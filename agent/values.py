@@ -11,6 +11,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from datetime import datetime
 from typing import Literal, NoReturn
 
 from ..providers.errors import UsageError
@@ -168,6 +169,19 @@ def signal_number(origin: str, text: str) -> int | None:
     if found is None or found in _DEAF:
         refuse(origin, text, "none, or a signal that a program can act on, as in TERM or USR1")
     return int(found)
+
+
+def toml_text(origin: str, value: object) -> str:
+    """A TOML value as the text it would be on the command line: one set of readers for all three places."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (str, int, float, datetime)):
+        return str(value)
+    raise UsageError(f"{origin}: expected a text, a number or true or false, not a {_toml_name(value)}")
+
+
+def _toml_name(value: object) -> str:
+    return "table" if isinstance(value, dict) else "list" if isinstance(value, list) else "date"
 
 
 def _number(text: str) -> float:

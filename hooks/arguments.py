@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from ..providers.errors import UsageError
 from .checkpoints.retention import Keep
+from .checkpoints.worth import EXTRAS_WORTH
 from .format.keys import check_run_id
 from .naming import default_run_id, default_store
 
@@ -71,6 +72,22 @@ def kept(variable: str) -> Keep:
         raise UsageError(
             f"{variable}={text!r} is not a number of 1 or more, or two as in 3+1000; correct it, or unset it"
         ) from None
+
+
+def extras_worth() -> int:
+    """Steps that the extras of dead ranks are worth at a restore, from the environment.
+
+    Raises:
+        UsageError: it says no number.
+    """
+    text = os.environ.get("SPOTGUARD_EXTRAS_WORTH", "")
+    if not text:
+        return EXTRAS_WORTH
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise UsageError(
+            f"SPOTGUARD_EXTRAS_WORTH={text!r} is not a number of steps from 0 to 999999999; correct it, or unset it"
+        )
+    return int(text)
 
 
 def yes(variable: str) -> bool:

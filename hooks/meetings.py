@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from .agreement.c10d import Silent
 from .agreement.channel import Channel
 from .checkpoints.catalog import Gone, Whole, examine, scan
 from .checkpoints.shelf import Reads, Shelf, own_folder
+from .checkpoints.worth import EXTRAS_WORTH
 from .format.codec import NewerFormatError
 from .format.keys import CheckpointName, checkpoint_prefix
 from .restore import LOOKS, Restored, candidates, fill, fit, let_go, none_left, said_of
@@ -109,7 +110,14 @@ def see_the_same(channel: Channel, said: Mapping[str, str]) -> None:
 
 
 def restore_together(
-    channel: Channel, store: BlobStore, run_id: str, state: State, *, step: int | None, must: bool
+    channel: Channel,
+    store: BlobStore,
+    run_id: str,
+    state: State,
+    *,
+    step: int | None,
+    must: bool,
+    extras_worth: int = EXTRAS_WORTH,
 ) -> Restored:
     """As `restore.restore`, of all ranks at once: all of them raise where one does.
 
@@ -120,15 +128,17 @@ def restore_together(
     """
     failed = ""
     with _shelf(channel, store) as shelf:
-        pick = _Pick(shelf, run_id, step)
+        pick = _Pick(shelf, run_id, step, extras_worth)
         while True:
             said = of_the_first(channel, pick.next)
             if said == _AGAIN:
                 continue
-            name = CheckpointName.parse(said)
+            word, *stand_ins = said.split(" ")
+            name = CheckpointName.parse(word)
             if name is None:
                 return none_left(store, run_id, step, must, failed)
-            trial = _Trial(channel, state, name)
+            pairs = (each.split("=") for each in stand_ins)
+            trial = _Trial(channel, state, name, {int(rank): int(other) for rank, other in pairs})
             whole = _try(trial, store, shelf, run_id, pick.whole)
             if whole is not None:
                 said_of(whole)
@@ -155,7 +165,7 @@ def _try(trial: _Trial, store: BlobStore, shelf: Shelf, run_id: str, picked: Who
     rank, state, name = trial.channel.rank, trial.state, trial.name
 
     def look() -> Whole:
-        return picked or _examine(shelf, run_id, name)
+        return replace(picked or _examine(shelf, run_id, name), stand_ins=trial.stand_ins)
 
     kept = trial.ask(lambda: look() if shelf.keeps else None, _PATIENCE)
     if trial.failed:
@@ -181,8 +191,9 @@ class _Pick:
     """What the first rank would take next. What went away while it was read was pruned for something newer, perhaps: it looks
     again."""
 
-    def __init__(self, store: Reads, run_id: str, step: int | None) -> None:
+    def __init__(self, store: Reads, run_id: str, step: int | None, extras_worth: int) -> None:
         self._store, self._run_id, self._step = store, run_id, step
+        self._extras_worth = extras_worth
         self._looks = 0
         self._tried: set[CheckpointName] = set()
         self._gone: list[CheckpointName] = []
@@ -190,16 +201,16 @@ class _Pick:
         self.whole: Whole | None = None
 
     def next(self) -> str:
-        """A name; nothing, where there is none; or `_AGAIN`."""
+        """A name, and who stands in for whom, as in "1=0"; nothing, where there is none; or `_AGAIN`."""
         if self._found is None:
             self._gone = []
             self._looks += 1
-            self._found = candidates(self._store, self._run_id, self._step, self._gone)
+            self._found = candidates(self._store, self._run_id, self._step, self._gone, self._extras_worth)
         for whole in self._found:
             if whole.name not in self._tried:
                 self._tried.add(whole.name)
                 self.whole = whole
-                return str(whole.name)
+                return " ".join([str(whole.name), *(f"{a}={b}" for a, b in whole.stand_ins.items())])
         if self._gone and self._looks < LOOKS:
             self._found = None
             return _AGAIN
@@ -226,6 +237,8 @@ class _Trial:
     channel: Channel
     state: State
     name: CheckpointName
+    #: As of `Whole`, for all ranks.
+    stand_ins: Mapping[int, int]
     #: Why it is not taken, by any of them.
     failed: str = ""
     #: It was there, and is not any more, for some rank.

@@ -13,11 +13,11 @@ from .checkpoints.meter import Meter
 from .checkpoints.reader import read
 from .checkpoints.shelf import Reads
 from .checkpoints.staging import Stage, Staged, newest_first
-from .checkpoints.worth import worth_it
+from .checkpoints.worth import EXTRAS_WORTH, worth_it
 from .format.codec import NewerFormatError
 from .format.coverage import Coverage
 from .format.keys import MARKER, CheckpointName
-from .format.manifest import LEVELS
+from .format.manifest import LEVELS, lacks
 from .state.environment import differences
 from .state.registered import Restoring, State
 
@@ -47,12 +47,14 @@ def restore(
     step: int | None = None,
     must: bool = False,
     stage: Stage | None = None,
+    extras_worth: int = EXTRAS_WORTH,
 ) -> Restored:
     """Load the newest whole checkpoint of a run, or that of `step`.
 
     Args:
         must: a run without a checkpoint is an error, and no fresh start.
         stage: where this run has staged its own, on this machine.
+        extras_worth: as of `worth_it`.
 
     Raises:
         NewerFormatError: the newest may be good, and this version cannot read it.
@@ -66,7 +68,7 @@ def restore(
     tried: set[tuple[type[Whole], CheckpointName]] = set()
     for look in range(1, LOOKS + 1):
         gone: list[CheckpointName] = []
-        for whole in _near_and_far(store, run_id, step, stage, gone):
+        for whole in _in_order(_near_and_far(store, run_id, step, stage, gone), step, extras_worth):
             if gone and look < LOOKS:
                 break  # pruned for a newer one, perhaps: what is older may be gone as well
             if (key := (type(whole), whole.name)) in tried:
@@ -124,7 +126,14 @@ def none_left(store: BlobStore, run_id: str, step: int | None, must: bool, faile
 
 def said_of(whole: Whole) -> None:
     """Warn of what is not in it."""
-    if whole.level != "full":
+    if whole.missing:
+        log.warning(
+            "step %d is restored without %s: random numbers, loaders and dicts that were theirs alone. They had died, and the "
+            "others saved the rest",
+            whole.name.step,
+            lacks("full", whole.missing),
+        )
+    if whole.level == "weights":
         log.warning(
             "step %d is restored without the optimizer's moments, which were not saved with it: they "
             "begin anew, and the loss may rise for some hundred steps",
@@ -144,29 +153,29 @@ def _found(store: BlobStore, whole: Whole, near: bool) -> Restored:
     return Restored(whole.name.step, whole, stored=stored, staged=whole)
 
 
-def candidates(store: Reads, run_id: str, step: int | None, gone: list[CheckpointName]) -> Iterator[Whole]:
+def candidates(
+    store: Reads, run_id: str, step: int | None, gone: list[CheckpointName], extras_worth: int = EXTRAS_WORTH
+) -> Iterator[Whole]:
     """What to try, in this order; `gone` is told of what went away before it could be examined."""
-    return _in_order(_all(store, run_id, step, gone), step)
+    return _in_order(_all(store, run_id, step, gone), step, extras_worth)
 
 
 def _near_and_far(
     store: BlobStore, run_id: str, step: int | None, stage: Stage | None, gone: list[CheckpointName]
 ) -> Iterator[Whole]:
-    """`candidates`, with what lies on this machine's disk."""
+    """All, with what lies on this machine's disk."""
     found = _all(store, run_id, step, gone)
-    if stage is not None:
-        found = newest_first(stage.wholes(store, step=step), found)
-    return _in_order(found, step)
+    return found if stage is None else newest_first(stage.wholes(store, step=step), found)
 
 
-def _in_order(found: Iterator[Whole], step: int | None) -> Iterator[Whole]:
-    return found if step is not None else worth_it(found)
+def _in_order(found: Iterator[Whole], step: int | None, extras_worth: int) -> Iterator[Whole]:
+    return found if step is not None else worth_it(found, extras_worth)
 
 
 def _all(
     store: Reads, run_id: str, step: int | None = None, gone: list[CheckpointName] | None = None
 ) -> Iterator[Whole]:
-    """Of either level, newest first."""
+    """Of each level, newest first."""
 
     def skipped(name: CheckpointName, error: CheckpointError) -> None:
         if isinstance(error, Gone) and gone is not None:
@@ -208,7 +217,7 @@ def fit(whole: Whole, state: State) -> Restoring:
         StateError: it does not.
         CheckpointError: it is not as this version writes it.
     """
-    return state.targets([manifest.state for manifest in whole.manifests], whole.tensors)
+    return state.targets([manifest.state for manifest in whole.manifests], whole.tensors, whole.stand_ins)
 
 
 def fill(store: BlobStore, whole: Whole, state: State, restoring: Restoring, rank: int = 0) -> None:

@@ -25,8 +25,8 @@ from .modules import ModulePart
 from .optimizers import OptimizerPart
 from .parts import Copied, InPlace, check_savable, prove
 from .registry import build, check_held
+from .restoring import NOBODY, plan
 from .restoring import Restoring as Restoring
-from .restoring import plan
 from .rng import RngPart
 from .shards import Ranks, local
 from .sharing import alone, digests, fingerprint
@@ -363,19 +363,25 @@ class State:
 
     # --- restore, on the main thread ---
 
-    def targets(self, states: Sequence[Mapping[str, Any]], entries: Mapping[str, MergedTensor]) -> Restoring:
+    def targets(
+        self,
+        states: Sequence[Mapping[str, Any]],
+        entries: Mapping[str, MergedTensor],
+        stand_ins: Mapping[int, int] = NOBODY,
+    ) -> Restoring:
         """Check that a checkpoint fits, before a byte is written, and say where each tensor goes.
 
         Args:
             states: of each rank of the job that saved, in order: the encoded trees by registered name.
             entries: the checkpoint's tensors by name.
+            stand_ins: by rank that said nothing, the one whose state is its own too.
 
         Raises:
             StateError: it does not fit.
             CheckpointError: it is not as this version writes it.
         """
         self._refresh()  # what was replaced or put in since `register`
-        return plan(self.parts, states, entries, self._ranks)
+        return plan(self.parts, states, entries, self._ranks, stand_ins)
 
     def put_back(self, restoring: Restoring) -> list[str]:
         """Hand every object its tree; returns warnings. All tensors are filled and verified by now.

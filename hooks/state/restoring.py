@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -16,7 +17,10 @@ from ..format.leaf import Leaf
 from .parts import Part, tensors_in
 from .shards import Memory, Ranks, local
 from .unlike import unlike
-from .worlds import Left, Trees, pick, unknown
+from .worlds import ByName, Left, Trees, pick, unknown
+
+#: No rank's state stands in for another's.
+NOBODY: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ def plan(
     states: Sequence[Mapping[str, Any]],
     entries: Mapping[str, MergedTensor],
     ranks: Ranks,
+    stand_ins: Mapping[int, int] = NOBODY,
 ) -> Restoring:
     """Check that a checkpoint fits, before a byte is written, and say where each tensor goes.
 
@@ -60,6 +65,7 @@ def plan(
         states: of each rank of the saved job, in order: encoded trees by registered name.
         entries: the checkpoint's tensors by name.
         ranks: which of the ranks of the job that goes on this is.
+        stand_ins: by rank that said nothing, the one whose state is its own too.
 
     Raises:
         StateError: it does not fit.
@@ -70,7 +76,10 @@ def plan(
     into: dict[str, Leaf] = {}
     made: dict[str, torch.Tensor] = {}
     warnings: list[str] = []
-    own = states[ranks.rank % len(states)]
+    #: By the rank whose they were: names that were not this rank's.
+    taken: dict[int, list[str]] = {}
+    place = ranks.rank % len(states)
+    own = states[place] or states[stand_ins.get(place, place)] or next(filter(None, states), {})
     for part in parts:
         saved = {rank: state[part.name] for rank, state in enumerate(states) if part.name in state}
         if not saved:
@@ -79,12 +88,14 @@ def plan(
                 f"the checkpoint holds no {part.name!r} (it holds {held}); register the same names, "
                 "or start another run id"
             )
-        outlines = Trees(saved, len(states), ranks, lambda tree: decode(tree, names.outline))
+        outlines = Trees(saved, len(states), ranks, lambda tree: decode(tree, names.outline), stand_ins)
         outline = pick(part, outlines)
         if isinstance(outline, Left):
             warnings.append(outline.why)
             continue
         part.targets(outline)
+        if outlines.source != ranks.rank and not isinstance(part, ByName):
+            taken.setdefault(outlines.source, []).append(part.name)
         if key := unknown(part, outlines, outline):
             warnings.append(
                 f"{part.name} has no {key} on this rank (there may be more): that is not restored here"
@@ -105,10 +116,24 @@ def plan(
                 into[name] = Leaf(name, made[name])
             return made[name]
 
-        filled = Trees(saved, len(states), ranks, lambda tree, give=give: decode(tree, give))  # type: ignore[misc]
+        filled = Trees(saved, len(states), ranks, lambda tree, give=give: decode(tree, give), stand_ins)  # type: ignore[misc]
         trees[part.name] = pick(part, filled)
+    warnings += [
+        f"rank {ranks.rank} goes on with what was rank {other}'s of {', '.join(parts_of_it)}: "
+        + _why(ranks.rank, states, stand_ins)
+        for other, parts_of_it in sorted(taken.items())
+    ]
     left_out = sorted(set(own) - {part.name for part in parts})
     return Restoring(trees, into, left_out, warnings)
+
+
+def _why(rank: int, states: Sequence[Mapping[str, Any]], stand_ins: Mapping[int, int]) -> str:
+    """Why this rank has taken another's."""
+    if rank >= len(states):
+        return f"the checkpoint is of {len(states)} ranks"
+    if rank in stand_ins:
+        return "its own were not saved, and were the very same in the full checkpoint before"
+    return "its own were not saved"
 
 
 def _place(

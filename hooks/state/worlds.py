@@ -9,7 +9,7 @@
   of them twice and some never: it is left at its beginning, and says so.
 - Of a rank that had died before the others saved, both are lost: who has its place keeps what it has, and says so.
 - Everything else (schedulers, scalers, dicts) is nearly always the same on all ranks, and a rank that is new takes
-  that of rank mod the saved job's ranks.
+  that of rank mod the saved job's ranks, one whose own is lost that of the first rank that was there. Both say whose.
 
 With the same number of ranks each takes its own of all of these.
 """
@@ -34,14 +34,22 @@ class Trees:
         world: that job's ranks.
         ranks: which of the ranks of the job that goes on this is.
         decode: makes a tree of an encoded one.
+        stand_ins: by rank that has not the name, the one whose tree is its own too.
     """
 
     def __init__(
-        self, saved: Mapping[int, Any], world: int, ranks: Ranks, decode: Callable[[Any], Any]
+        self,
+        saved: Mapping[int, Any],
+        world: int,
+        ranks: Ranks,
+        decode: Callable[[Any], Any],
+        stand_ins: Mapping[int, int],
     ) -> None:
         self.ranks = ranks
         self.world = world
         place = ranks.rank % world
+        if place not in saved:
+            place = stand_ins.get(place, place)
         self._order = sorted(saved, key=lambda rank: (rank != place, rank))
         self._saved = saved
         self._there = place in saved
@@ -51,7 +59,12 @@ class Trees:
     @property
     def own(self) -> Any:
         """That of the rank whose place this one has; where it did not have the name, the first one's who did."""
-        return self.of(self._order[0])
+        return self.of(self.source)
+
+    @property
+    def source(self) -> int:
+        """The rank whose `own` is."""
+        return self._order[0]
 
     def of(self, rank: int) -> Any:
         if rank not in self._decoded:
@@ -68,7 +81,8 @@ class Trees:
 
     @property
     def was_there(self) -> bool:
-        """Whether the rank whose place this one has said anything: one that had died before the others saved has not."""
+        """Whether the rank whose place this one has, or its stand-in, said anything: one that had died before the others saved
+        has not."""
         return self._there
 
     @property

@@ -188,7 +188,7 @@ def test_a_chunk_that_only_a_newer_version_can_hold_is_not_gone_back_behind() ->
     class Outline:
         poisoned = ""
 
-        def targets(self, trees: Any, entries: Any) -> Restoring:
+        def targets(self, *what: Any) -> Restoring:
             return Restoring({}, {"a": Leaf("a", torch.empty(2**28, dtype=torch.uint8, device="meta"))}, ())
 
     store = Huge()

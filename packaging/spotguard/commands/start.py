@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from spotguard.hooks.arguments import extras_worth
 from spotguard.hooks.checkpoints.catalog import Whole, whole_checkpoints
 from spotguard.hooks.checkpoints.worth import worth_it
 from spotguard.hooks.format.keys import CheckpointName
@@ -22,11 +23,12 @@ class Start:
 
 
 def next_start(store: BlobStore, run_id: str) -> Start:
-    """What `guard.restore()` would take.
+    """What `guard.restore()` would take, with SPOTGUARD_EXTRAS_WORTH as it is here.
 
     Raises:
         NewerFormatError: it would refuse.
+        UsageError: that variable says no number.
     """
     passed: dict[CheckpointName, CheckpointError] = {}
     found = whole_checkpoints(store, run_id, levels=LEVELS, skipped=passed.__setitem__)
-    return Start(next(worth_it(found), None), passed)
+    return Start(next(worth_it(found, extras_worth()), None), passed)

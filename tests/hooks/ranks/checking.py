@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from spotguard.hooks.checkpoints.catalog import Whole, find_whole
+from spotguard.hooks.format.manifest import LEVELS
 from spotguard.providers.stores.opening import open_store
 from tests.hooks.ranks.gang import Gang, Said
 
@@ -40,7 +42,13 @@ def seeded(seed: int, folder: Path) -> Iterator[Path]:
 
 
 def newest(store: Path) -> Whole | None:
-    return find_whole(open_store(f"file://{store}"), "r")
+    """Of any level."""
+    return find_whole(open_store(f"file://{store}"), "r", levels=LEVELS)
+
+
+def outcomes(store: Path) -> dict[str, dict[str, Any]]:
+    """What became of notices, by the name of the record in the store."""
+    return {path.stem: json.loads(path.read_text()) for path in store.glob("r/outcomes/*.json")}
 
 
 def marked(store: Path) -> list[str]:
@@ -67,10 +75,10 @@ def saved_together(gang: Gang, store: Path, said: Sequence[Said]) -> int:
 
 
 def restores(gang: Gang, world: int, way: str, store: Path, **scenario: Any) -> int:
-    """The newest checkpoint is restored, by all ranks, bit for bit as the undisturbed run had it. Returns its step, 0 where
-    there is none."""
+    """The newest checkpoint is restored, by all ranks, bit for bit as the undisturbed run had it, also where a dead rank's
+    extras are missing. Returns its step, 0 where there is none."""
     undisturbed = straight(gang, world, way, store.parent / "undisturbed", **scenario)
-    then = gang.play(world, way, store, total=0, **scenario)
+    then = gang.play(world, way, store, total=0, **{"env": {"SPOTGUARD_EXTRAS_WORTH": "0"}, **scenario})
     start: int = then[0]["start"]
     for mine, other in zip(then, undisturbed, strict=True):
         assert mine["ended"] == "at its end", gang.errors()

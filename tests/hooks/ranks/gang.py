@@ -140,7 +140,8 @@ class Gang:
 
         Args:
             scenario: `total` steps, `saves` by hand after these, and what else `programs.life` knows; `env` of each rank;
-                `hosted`: the job's store is no rank's; `together`: no rank trains before all have restored; `left`: where a path appears for each rank that is out.
+                `hosted`: the job's store is no rank's; `together`: no rank trains before all have restored;
+                `seeded`: all generators of all ranks alike; `left`: where a path appears for each rank that is out.
         """
         if self._broken:  # one test's failure is not the next one's
             for rank in list(self._members):
@@ -162,6 +163,7 @@ class Gang:
             "hosted": False,
             "together": False,
             "training": "plain",
+            "seeded": False,
             "left": None,
             "env": {},
             **scenario,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from functools import reduce
@@ -10,6 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -64,6 +66,9 @@ class Life:
         self.fates = Fates(told) if told or scenario.get("counted") else None
         self.guard: Guard | None = None
         torch.manual_seed(3)
+        if scenario["seeded"]:
+            random.seed(3)
+            np.random.seed(3)
         model = Model()
         model.norm = nn.Identity()  # type: ignore[assignment]  # what it does depends on how the batch is cut
         self.model = WAYS[self.way](model, self.world)

@@ -50,6 +50,19 @@ class Plain:
             yield each
 
 
+class Noted(Plain):
+    """Each rank keeps a dict of its own."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.notes = {"whose": self.rank, "drawn": 0}
+        self.state["notes"] = self.notes
+
+    def step(self, data: torch.Tensor, number: int) -> float:
+        self.notes["drawn"] += 1
+        return super().step(data, number)
+
+
 class Scaled(Plain):
     """A `GradScaler`, whose gradients overflow at every third step: it skips the optimizers, and that is a step."""
 
@@ -225,6 +238,7 @@ class Changed(Changing):
 
 TRAININGS: dict[str, type[Plain]] = {
     "plain": Plain,
+    "noted": Noted,
     "scaled": Scaled,
     "accumulated": Accumulated,
     "closed": Closed,
