@@ -42,7 +42,8 @@ class SessionOutcome:
     #: From the first byte to the marker, as the hook measured it.
     seconds: float | None
     url: str
-    #: "full", or "weights", which lacks the optimizer's moments; "" where it did not commit.
+    #: "full"; "partial-extras", which lacks what dead ranks had each of its own; "weights", which lacks the optimizer's
+    #: moments; "" where it did not commit.
     level: str
     #: Why it committed less than everything as it stood, in its own words; "" where it did not.
     less: str
@@ -78,7 +79,7 @@ class Outcome:
     first_byte: float | None
     #: When the last session had committed; None unless all did.
     committed: float | None
-    #: "full", or "weights" where a session committed no more than these; "" unless all did.
+    #: The lowest that a session committed; "" unless all did.
     level: str
     #: Why that is less than everything as it stood; "" where it is not.
     less: str
@@ -133,7 +134,7 @@ class Outcome:
         if self.first_byte is not None:
             parts.append(f"first byte after {self.first_byte:.2f} s")
         if self.committed is not None:
-            which = "" if self.level == "full" else f" the {self.level} alone"
+            which = as_level(self.level, " ")
             spare = "" if self.slack is None else f" with {self.slack:.1f} s to spare"
             less = f" ({self.less})" if self.less else ""
             parts.append(f"COMMITTED{which} after {self.committed:.2f} s{spare}{less}")
@@ -144,6 +145,13 @@ class Outcome:
         if self.code is not None:
             parts.append(f"exit code {self.code}")
         return ", ".join(parts)
+
+
+def as_level(level: str, before: str) -> str:
+    """What was committed, where that is not everything; else ""."""
+    if level == "full":
+        return ""
+    return f"{before}the weights alone" if level == "weights" else f"{before}as {level}"
 
 
 def _rounded(value: Any) -> Any:

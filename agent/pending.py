@@ -350,7 +350,8 @@ class Pending:
 
 def _level(parts: list[SessionOutcome]) -> str:
     """The least of them."""
-    return next((p.level for p in parts if p.level != "full"), "full")
+    levels = {p.level for p in parts}
+    return "weights" if "weights" in levels else next((level for level in levels if level != "full"), "full")
 
 
 def _said(parts: list[SessionOutcome], reasons: list[str]) -> str:

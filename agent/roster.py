@@ -80,7 +80,16 @@ class Session:
         """A checkpoint is committed: newer than what the last `Position` told, and so may its step be."""
         at = self.position or Position(committed.step)
         step = max(at.step, committed.step)
-        self.stands(replace(at, step=step, checkpoint_step=committed.step, checkpoint_age=0.0), now)
+        self.stands(
+            replace(
+                at,
+                step=step,
+                checkpoint_step=committed.step,
+                checkpoint_age=0.0,
+                checkpoint_level=committed.level,
+            ),
+            now,
+        )
 
     def status(self, now: float) -> dict[str, Any]:
         at = self.position or Position(-1)
@@ -99,6 +108,7 @@ class Session:
             "step": at.step,
             "checkpoint_step": at.checkpoint_step,
             "checkpoint_age": None if age is None else round(age, 1),
+            "checkpoint_level": clip(at.checkpoint_level, NAME) if age is not None else None,
             "interval": at.interval or None,
             "save_seconds": round(at.save_seconds, 3) if at.save_seconds >= 0 else None,
             "rate": round(at.rate, 1) or None,

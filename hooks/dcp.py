@@ -9,6 +9,7 @@ those bytes out of this process's memory. No pickle is ever read from a store.
 from __future__ import annotations
 
 import io
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,7 +38,9 @@ from .checkpoints.patience import PatientStore
 from .checkpoints.reader import Part, fill
 from .format.coverage import Coverage, MergedTensor
 from .format.dtypes import torch_dtype
-from .format.manifest import LEVELS
+from .format.manifest import LEVELS, lacks
+
+log = logging.getLogger("spotguard")
 
 
 class StorageReader(storage.StorageReader):
@@ -96,6 +99,8 @@ class StorageReader(storage.StorageReader):
                 f"run {self._run_id} has no whole checkpoint{which} in {self._store.url}; "
                 f"`spotguard ls {self._store.url}` shows which there are"
             )
+        if lacking := lacks(whole.level, whole.missing):
+            log.warning("step %d was saved without %s, and is read without it", whole.name.step, lacking)
         self._whole = whole
         self._flat = flat(Coverage(whole.manifests, whole.tensors))
         return metadata_of(whole, self._flat)

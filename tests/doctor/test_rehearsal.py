@@ -45,6 +45,10 @@ def test_weights_alone_say_what_all_of_it_would_need() -> None:
     ("happened", "ends"),
     [
         ({"level": "weights", "bytes": 28 * GIB, "rate": GIB}, "does not fit, the weights alone were saved"),
+        (
+            {"level": "partial-extras", "less": "rank 1 of 2 has not answered"},
+            "saved without the extras of a rank that did not answer",
+        ),
         ({"less": "a checkpoint of step 4 was let finish", "bytes": GIB}, "does not fit as it stands"),
         ({**NOTHING, "rate": GIB, "bytes": 10 * GIB}, "NOT saved, nothing was committed"),
         (NOTHING, "NOT saved, nothing was committed"),

@@ -64,6 +64,11 @@ def shown(body: dict[str, Any], width: int | None = 80) -> list[str]:
     return [words for words, _ in glance.lines(body, NOW, width)]
 
 
+def test_a_checkpoint_that_lacks_something_says_so() -> None:
+    body = a_body(sessions=[a_session(checkpoint_level="partial-extras")])
+    assert "  checkpoint    step 5000 (partial-extras), 12 s ago" in shown(body)
+
+
 def test_a_run_on_which_all_is_well() -> None:
     assert shown(a_body()) == [
         "run gpt-small-7 (pid 26810), command pid 26954, for 16 s, watching",

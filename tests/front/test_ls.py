@@ -41,6 +41,16 @@ def weights_a_little_newer(store: BlobStore, root: Path) -> None:
     Save(step=1009, save=1, level="weights").write(store)
 
 
+def all_but_extras_far_newer(store: BlobStore, root: Path) -> None:
+    Save(step=10).write(store)
+    Save(step=111, save=1, level="partial-extras").write(store)
+
+
+def all_but_extras_a_little_newer(store: BlobStore, root: Path) -> None:
+    Save(step=10).write(store)
+    Save(step=110, save=1, level="partial-extras").write(store)
+
+
 def a_damaged_marker(store: BlobStore, root: Path) -> None:
     save = Save(step=20)
     Save(step=10).write(store)
@@ -78,6 +88,8 @@ STORIES: list[tuple[Story, int | None, dict[int, str]]] = [
     (only_weights, 10, {10: "whole"}),
     (weights_far_newer, 1010, {1010: "whole", 10: "whole"}),
     (weights_a_little_newer, 10, {1009: "whole", 10: "whole"}),
+    (all_but_extras_far_newer, 111, {111: "whole", 10: "whole"}),
+    (all_but_extras_a_little_newer, 10, {110: "whole", 10: "whole"}),
     (a_damaged_marker, 20, {20: "whole", 10: "whole"}),
     (a_reference_to_what_is_gone, 10, {30: "damaged", 20: "damaged", 10: "whole"}),
     (a_newer_format, None, {20: "newer", 10: "whole"}),
@@ -176,6 +188,46 @@ def test_the_step_is_shown_however_long_a_run_is_called(width: int, root: Path) 
     assert " 400000 " in lines[0]
     assert "whole" in lines[0]
     assert sum(line.count("x") for line in lines) == 64
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_what_lacks_extras_says_so_also_on_a_narrow_terminal(width: int, root: Path) -> None:
+    """By its level, without which it would look as good as any."""
+    Save(step=10).write(FileStore(root))
+    Save(step=20, save=1, level="partial-extras").write(FileStore(root))
+    _, lower, full = table(FileStore(root), "run", width)
+    assert lower.rstrip().endswith(" whole (partial-extras)")
+    assert full.rstrip().endswith(" whole")
+
+
+def test_each_command_says_what_a_checkpoint_lacks(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For people and in JSON: the ranks whose extras are missing."""
+    Save(step=20, world=3, level="partial-extras").write(FileStore(root))
+    (line,) = listed(capsys, root.as_uri())
+    assert (line["level"], line["missing"]) == ("partial-extras", [2])
+    said = {}
+    for command in ("inspect", "verify"):
+        assert cli.main([command, root.as_uri()]) == 0
+        assert "without the extras of rank 2" in capsys.readouterr().out
+        assert cli.main([command, root.as_uri(), "--json"]) == 0
+        said[command] = json.loads(capsys.readouterr().out)
+    inspected, verified = said["inspect"], said["verify"]["checkpoints"][0]
+    assert (inspected["level"], inspected["missing"], inspected["format"]) == ("partial-extras", [2], 2)
+    assert (verified["level"], verified["lacks"]) == ("partial-extras", "the extras of rank 2")
+
+
+def test_what_the_extras_are_worth_is_said_by_the_environment(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As to the start whose mark it is."""
+    Save(step=10).write(FileStore(root))
+    Save(step=12, save=1, level="partial-extras").write(FileStore(root))
+    for worth, taken in (("", 10), ("1", 12), ("2", 10), ("0", 12)):
+        monkeypatch.setenv("SPOTGUARD_EXTRAS_WORTH", worth)
+        assert [each["step"] for each in listed(capsys, root.as_uri()) if each["next"]] == [taken]
+    monkeypatch.setenv("SPOTGUARD_EXTRAS_WORTH", "many")
+    assert cli.main(["ls", root.as_uri()]) == 2
+    assert "SPOTGUARD_EXTRAS_WORTH='many' is not a number of steps from 0 to" in capsys.readouterr().err
 
 
 def test_a_long_reason_folds_and_cuts_no_name(root: Path) -> None:

@@ -21,6 +21,7 @@ from spotguard.hooks.checkpoints import single
 from spotguard.hooks.checkpoints.catalog import Whole
 from spotguard.hooks.checkpoints.meter import Meter
 from spotguard.hooks.checkpoints.patience import PatientStore
+from spotguard.hooks.format.manifest import lacks
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError, StoreError, UsageError
 from spotguard.providers.extras import how_to_install
@@ -77,13 +78,14 @@ def run(arguments: argparse.Namespace) -> int:
         "path": str(dest),
         "tensors": tensors,
         "bytes": nbytes,
+        "lacks": lacks(whole.level, whole.missing),
     }
     if arguments.json:
         print_json(said)
     else:
-        print(
-            f"{dest}: step {whole.name.step} of run {whole.run_id}, {_contents(said)}, every checksum agreed"
-        )
+        without = f"; it was saved without {said['lacks']}" if said["lacks"] else ""
+        which = f"step {whole.name.step} of run {whole.run_id}"
+        print(f"{dest}: {which}, {_contents(said)}, every checksum agreed{without}")
     return 0
 
 

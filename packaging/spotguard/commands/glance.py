@@ -281,7 +281,9 @@ def _step(session: dict[str, Any]) -> str:
 def _checkpoint(session: dict[str, Any]) -> str:
     if session["checkpoint_age"] is None:
         return "none yet"
-    return f"step {session['checkpoint_step']}, {ago(session['checkpoint_age'])} ago"
+    level = session.get("checkpoint_level", "full")  # an older agent does not say
+    less = "" if level == "full" else f" ({level})"
+    return f"step {session['checkpoint_step']}{less}, {ago(session['checkpoint_age'])} ago"
 
 
 def _mode(session: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from spotguard.hooks.checkpoints.catalog import Whole
 from spotguard.hooks.checkpoints.commit import attempt_record
+from spotguard.hooks.format.manifest import lacks
 from spotguard.hooks.launched import in_words
 
 from .console import add_json, amount, console, count, moment, print_json
@@ -57,6 +58,7 @@ def as_json(whole: Whole, url: str) -> dict[str, Any]:
         "attempt": whole.name.attempt,
         "save": whole.name.save,
         "level": whole.level,
+        "missing": list(whole.missing),
         "kind": first.kind,
         "created": first.created,
         "world": first.world,
@@ -93,7 +95,9 @@ def _show(body: dict[str, Any]) -> None:
     out.print(
         Text(f"run {body['run_id']}, step {body['step']}, checkpoint {body['checkpoint']}", style="bold")
     )
-    out.print(f"  {body['kind']} save of {moment(body['created'])}, level {body['level']}")
+    lacking = lacks(body["level"], body["missing"])
+    without = f", without {lacking}" if lacking else ""
+    out.print(f"  {body['kind']} save of {moment(body['created'])}, level {body['level']}{without}")
     if started := in_words(body):
         out.print(Text(f"  attempt {body['attempt']}, started by {started}"))
     ranks, objects = count(body["world"], "rank"), count(len(body["objects"]), "object")

@@ -104,6 +104,7 @@ def as_json(line: Line) -> dict[str, object]:
         "marked": each.marked,
         "world": each.world,
         "level": each.level,
+        "missing": list(each.missing),
         "kind": each.kind,
         "created": each.created,
         "next": line.next,
@@ -111,8 +112,10 @@ def as_json(line: Line) -> dict[str, object]:
 
 
 def _table(found: list[Line], width: int, now: float) -> Table:
-    width -= _STATUS if any(line.each.reason for line in found) else len("damaged")
-    columns = {
+    width -= max(
+        [len("damaged"), *(_STATUS if line.each.reason else len(_status(line.each)) for line in found)]
+    )
+    columns: dict[str, list[str]] = {
         "": [">" if line.next else "" for line in found],
         "run": [line.each.run_id for line in found],
         "step": [str(line.each.name.step) for line in found],
@@ -120,7 +123,7 @@ def _table(found: list[Line], width: int, now: float) -> Table:
         "saved": [moment(line.each.created) for line in found],
         "size": [amount(line.each.nbytes) for line in found],
         "ranks": ["-" if line.each.world is None else str(line.each.world) for line in found],
-        "made for": [_made_for(line.each) for line in found],
+        "made for": [line.each.kind or "-" for line in found],
     }
     if _wide(columns) > width:
         columns["saved"] = [short_moment(line.each.created, now) for line in found]
@@ -136,7 +139,7 @@ def _table(found: list[Line], width: int, now: float) -> Table:
     table.add_column("status", overflow="fold")
     for line, *cells in zip(found, *columns.values(), strict=True):
         each = line.each
-        status = each.status + (f": {each.reason}" if each.reason else "")
+        status = _status(each) + (f": {each.reason}" if each.reason else "")
         table.add_row(*cells, Text(status, style=_COLOURS[each.status]))
     return table
 
@@ -145,5 +148,6 @@ def _wide(columns: dict[str, list[str]]) -> int:
     return sum(2 + max(len(name), *map(len, cells)) for name, cells in columns.items())
 
 
-def _made_for(each: Checkpoint) -> str:
-    return (each.kind or "-") + ("" if each.level in ("full", None) else f" ({each.level})")
+def _status(each: Checkpoint) -> str:
+    """With the level, where that is not full: this column is never left out."""
+    return each.status + ("" if each.level in ("full", None) else f" ({each.level})")

@@ -12,6 +12,7 @@ from spotguard.hooks.checkpoints.patience import PatientStore
 from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.format.codec import NewerFormatError
 from spotguard.hooks.format.keys import CheckpointName, parse_manifest_name
+from spotguard.hooks.format.manifest import lacks
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.store import BlobStore
@@ -91,6 +92,7 @@ def _verdict(store: BlobStore, folder: Folder, folders: list[Folder]) -> dict[st
         if not found:
             return {**said, **_REMOVED}
     damage = [str(each) for each in found]
+    said |= {"level": whole.level, "lacks": lacks(whole.level, whole.missing)}
     return {**said, "status": "damaged" if damage else "whole", "bytes": whole.nbytes, "damage": damage}
 
 
@@ -103,7 +105,8 @@ def _is_removed(store: BlobStore, folder: Folder) -> bool:
 def _say(verdict: dict[str, Any]) -> None:
     where = f"run {verdict['run_id']}, step {verdict['step']} ({verdict['checkpoint']})"
     if verdict["status"] == "whole":
-        print(f"whole    {where}: {amount(verdict['bytes'])}, every checksum agrees")
+        without = f"; it was saved without {verdict['lacks']}" if verdict["lacks"] else ""
+        print(f"whole    {where}: {amount(verdict['bytes'])}, every checksum agrees{without}")
     else:
         print(f"{verdict['status']:<8} {where}: {verdict['damage'][0]}")
         for line in verdict["damage"][1:]:

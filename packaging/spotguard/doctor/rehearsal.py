@@ -90,6 +90,8 @@ def judge(outcome: Mapping[str, Any], before: Sequence[job.Session]) -> Rehearse
 def _short(outcome: Mapping[str, Any], *, misused: bool) -> str:
     if outcome["committed"] is None:
         return "NOT saved, nothing was committed"
+    if outcome["level"] == "partial-extras":
+        return "saved without the extras of a rank that did not answer"
     if outcome["level"] != "full":
         # An optimizer that nobody registered has the moments: more time would not bring them.
         return ("" if misused else "does not fit, ") + f"the {outcome['level']} alone were saved"
