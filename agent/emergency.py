@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..providers.notice import NoticeKind
-from .actions import Action, Launch, Rest, SignalGroup
+from .actions import Action, Launch, Publish, Rest, SignalGroup
 from .calling import REJOIN
 from .events import (
     Asked,
@@ -111,8 +111,10 @@ class Machine(Serving):
             times += [p.limit, p.term_at, p.again_at, p.return_by]
         elif p is not None and self.command is not None and not self._running:
             times += [self.command.ended_at + LINGER, p.limit]
+        times += self.launchers.wakes
         if self.command is not None and not self._running:
             times.append(self.command.look_at)
+            times += [self.command.ended_at + LINGER] if self.launchers else []
         return min((t for t in times if t is not None and t > self._now), default=None)
 
     @property
@@ -192,6 +194,7 @@ class Machine(Serving):
     def _settle(self) -> None:
         """Whatever is due now, by the clock or because everybody has answered."""
         self._look_ahead()
+        self._do(*map(Publish, self.launchers.over(self.sessions.values(), self._now)))
         if self.pending is not None and self.pending.rehearsal:
             self._settle_rehearsal(self.pending)
         elif self.pending is not None:
@@ -226,6 +229,9 @@ class Machine(Serving):
             self._rehearsed(p, "out of time; training goes on")
 
     def _after(self, command: Command) -> None:
+        if self.launchers and self._now < command.ended_at + LINGER:
+            return  # last words of its ranks
+        self._do(*map(Publish, self.launchers.end()))
         p = self.pending
         if p is not None and p.rehearsal:
             self._rehearsed(p, "the command ended")

@@ -14,6 +14,8 @@ from ..providers.notice import Notice, NoticeKind
 from .actions import Acknowledge, Action, Log, Publish, Send, Tell
 from .events import Closed, Heard, Opened, Watching
 from .horizon import Horizon
+from .launcher_notices import LauncherNotices
+from .outcome import as_level
 from .pending import Part, Pending
 from .roster import NAME, Session, clip
 
@@ -78,6 +80,8 @@ class Hearing:
         #: Runs that let us poll for them: what they guard is not known here.
         self.watching: set[int] = set()
         self.pending: Pending | None = None
+        #: What its launcher asks of the command's ranks, and not this agent.
+        self.launchers = LauncherNotices()
         #: What training goes on under: deadlines that are far off, and warnings.
         self.horizon = Horizon(policy.window)
         self.command: Command | None = None
@@ -151,12 +155,21 @@ class Hearing:
             if p is not None and (part := p.parts.get(event.session)) is not None:
                 part.left = True
         elif isinstance(message, protocol.Told | protocol.Progress | protocol.Committed | protocol.Failed):
-            part = p.parts.get(event.session) if p is not None and message.id in p.ids else None
+            if isinstance(message, protocol.Told) and message.kind == protocol.LAUNCHER:
+                self._launcher_told(session, message)
+            if p is None or message.id not in p.ids:
+                p = self.launchers.of(session, message.id)
+            part = p.parts.get(event.session) if p is not None else None
             if p is not None and part is not None:
                 phase = part.phase
                 part.hear(message, self._now)
                 news = not isinstance(message, protocol.Progress) or part.phase != phase
                 self._report(p, part, message, news)
+
+    def _launcher_told(self, session: Session, said: protocol.Told) -> None:
+        if (p := self.launchers.told(session, said, self._now)) is not None:
+            left = f"{p.left_at_first:.1f} s left for the save of the other ranks"
+            self._log(f"{p.notice.kind} notice from {p.notice.source}: {left}", logging.WARNING)
 
     def _report(self, p: Pending, part: Part, message: protocol.Message, news: bool) -> None:
         spent = self._now - p.notice.seen_at
@@ -165,7 +178,7 @@ class Hearing:
             at = f" at step {message.step}" if message.step >= 0 else ""
             what, level = f"{who}: {part.phase}{at}", logging.INFO
         elif isinstance(message, protocol.Committed):
-            least = "" if message.level == "full" else f", the {clip(message.level, NAME)} alone"
+            least = as_level(clip(message.level, NAME), ", ")
             own = message.step < 0  # `on_notice`: its return says so, and no more
             did = "saved by a function of its own" if own else f"committed step {message.step}{least}"
             what, level = f"{who}: {did}", logging.INFO
@@ -189,6 +202,7 @@ class Hearing:
         if part is not None:
             part.closed = True
             part.dead = part.dead or not event.alive
+        self.launchers.closed(event.session, alive=event.alive)
         session = self.sessions.pop(event.session, None)
         if not event.alive:
             self.lost.pop(event.session, None)

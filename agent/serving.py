@@ -10,7 +10,7 @@ import signal
 
 from ..hooks import protocol
 from ..providers.notice import Notice, NoticeKind
-from .actions import Finish, Send
+from .actions import Finish, Publish, Send
 from .ending import Ending
 from .fit import SIGTERM_WINDOW
 from .hearing import OUTLIVED, Policy
@@ -37,6 +37,7 @@ class Serving(Ending):
         )
 
     def _finish(self, code: int, until: float = 0.0) -> None:
+        self._do(*map(Publish, self.launchers.end()))
         self.finished = True
         self._do(Finish(code, 0.0 if self._stopping else until))
 

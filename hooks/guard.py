@@ -124,9 +124,16 @@ class Guard:
             stage=self._stage,
         )
         self._checkpointer.nbytes = self._nbytes
-        put = self._checkpointer.errands.put if self._rank == 0 else None
         self._report = Report(
-            put, run_id, attempt, clock, self._agent.send, self._alarm_told, self._alarm_ended
+            self._checkpointer.errands.put,
+            run_id,
+            attempt,
+            clock,
+            self._agent.send,
+            self._alarm_told,
+            self._alarm_ended,
+            rank=self._rank,
+            keeps=lambda: self._ranks is None or self._ranks.speaks,
         )
         self._saver = Saver(
             gate=self._gate,
@@ -338,6 +345,7 @@ class Guard:
             step=self._gate.place.completed if self._restored else -1,
             checkpoint_step=-1 if last is None else last.step,
             checkpoint_age=0.0 if last is None else self._clock.monotonic() - last.at,
+            checkpoint_level="full" if last is None else last.level,
             mode="boundary" if self._state.boundary_only else "window",
             detail=self._state.boundary_only,
             save_seconds=-1.0 if cost.seconds is None else cost.seconds,

@@ -35,24 +35,30 @@ class Report:
     """Implements `hearer.Listener`.
 
     Args:
-        put: puts something small into the store, within so many seconds (`Errands.put`). None: another rank
-            keeps the record.
+        put: puts something small into the store, within so many seconds (`Errands.put`).
         send: to the agent; False when there is none. What is said to be droppable it never waits for.
         telling: called with each alarm that ends, before the agent hears of it: from its word on it may end this process.
         ended: called with each alarm that ended, and whether it committed.
+        rank: of this process.
+        keeps: whether it is this rank that writes the record, for all.
     """
 
     def __init__(
         self,
-        put: Callable[[str, memoryview, float], None] | None,
+        put: Callable[[str, memoryview, float], None],
         run_id: str,
         attempt: int,
         clock: Clock,
         send: Send,
         telling: Callable[[Alarm], None],
         ended: Callable[[Alarm, bool], None],
+        *,
+        rank: int = 0,
+        keeps: Callable[[], bool] = lambda: True,
     ) -> None:
         self._put = put
+        self._rank = rank
+        self._keeps = keeps
         self._run_id = run_id
         self._attempt = attempt
         self._clock = clock
@@ -60,9 +66,11 @@ class Report:
         self._telling = telling
         self._ended = ended
         self._count = 0
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards what follows
         self._said_at = -_PROGRESS_EVERY
         self._said: tuple[str, ...] = ()
+        #: The notice that the agent was told of because it did not send it.
+        self._introduced: Alarm | None = None
 
     def told(self, id: str) -> None:
         self._send(protocol.Told(id, self._clock.monotonic()))
@@ -76,6 +84,7 @@ class Report:
             if said == self._said and now - self._said_at < _PROGRESS_EVERY:
                 return
             self._said, self._said_at = said, now
+        self._introduce(alarm)
         for id in list(alarm.ids):
             self._send(protocol.Progress(id, phase, now, step, done, total), droppable=True)
 
@@ -91,6 +100,7 @@ class Report:
             reason=saved.why,
         )
         self._telling(alarm)
+        self._introduce(alarm)
         for id in list(alarm.ids):
             self._send(_committed(id, saved, now))
         self._ended(alarm, True)
@@ -99,6 +109,7 @@ class Report:
         newest = f"the newest checkpoint is of step {last_step}" if last_step >= 0 else "there is none yet"
         log.error("nothing new is committed: %s; %s", reason, newest)
         self._telling(alarm)
+        self._introduce(alarm)
         for id in list(alarm.ids):
             self._send(protocol.Failed(id, reason, last_step))
         self._record(alarm, committed=False, step=last_step, bytes=0, url="", level="", reason=reason)
@@ -107,9 +118,20 @@ class Report:
     def checkpointed(self, saved: Saved) -> None:
         self._send(_committed("", saved, self._clock.monotonic()))
 
+    def _introduce(self, alarm: Alarm) -> None:
+        """Tell the agent, once, of a notice that it did not send: it keeps an outcome of it, too."""
+        with self._lock:
+            if alarm.kind != protocol.LAUNCHER or self._introduced is alarm:
+                return
+            self._introduced = alarm
+        now = self._clock.monotonic()
+        for id in list(alarm.ids):
+            left = max(0.0, alarm.deadline - now)
+            self._send(protocol.Told(id, now, alarm.kind, alarm.source, left))
+
     def _record(self, alarm: Alarm, **facts: object) -> None:
         """One JSON object beside the checkpoints, for whoever asks later what became of a notice."""
-        if self._put is None:
+        if not self._keeps():
             return
         self._count += 1
         record = {
@@ -119,7 +141,7 @@ class Report:
             **facts,
         }
         data = json.dumps(record, indent=1).encode()
-        key = outcome_key(self._run_id, self._attempt, self._count)
+        key = outcome_key(self._run_id, self._attempt, self._count, self._rank)
         left = min(_OUTCOME_TIMEOUT, max(_OUTCOME_LEAST, alarm.save_by - self._clock.monotonic()))
         try:
             self._put(key, memoryview(data), left)

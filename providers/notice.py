@@ -45,6 +45,9 @@ class NoticeKind(StrEnum):
     OPERATOR = "operator"  # somebody said so, in a file or on a FIFO
     SIGNAL = "signal"  # somebody sent SIGTERM to `spotguard run`
     DRILL = "drill"  # somebody asked for a rehearsal
+    LAUNCHER = (
+        "launcher"  # torchrun and its kind ended the ranks: one of them has died, or another machine joins
+    )
     PEER = "peer"  # another machine of the job goes; this one stays, and starts again without it
     UNKNOWN = "unknown"  # a cloud said something newer than this program: taken as terminal
 

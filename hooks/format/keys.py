@@ -73,9 +73,11 @@ def parse_attempt(run_id: str, key: str) -> int | None:
     return int(match[1])
 
 
-def outcome_key(run_id: str, attempt: int, number: int) -> str:
-    """What became of the attempt's notices: a record for people, read by nothing of ours."""
-    return f"{run_id}/outcomes/{attempt:04d}-{number:02d}.json"
+def outcome_key(run_id: str, attempt: int, number: int, rank: int = 0) -> str:
+    """What became of the attempt's notices: a record for people, read by nothing of ours. Each rank counts its own: who
+    writes it for a first rank that is gone does not know how many that one has written."""
+    other = f"-{rank:05d}" if rank else ""
+    return f"{run_id}/outcomes/{attempt:04d}-{number:02d}{other}.json"
 
 
 def probe_key(run_id: str, token: str) -> str:
