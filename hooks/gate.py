@@ -236,6 +236,32 @@ class Gate:
             self._changed.notify_all()
             self._park(self.place.may_leave_boundary)
 
+    def pass_boundary(self, copies: Callable[[], None], *, late: bool) -> None:
+        """`guard.step()`, from its begin to its end. Where the copies raise, other threads may step all the same.
+
+        Args:
+            copies: makes those of what changes between steps.
+            late: they are made only when somebody wants them.
+        """
+        self.begin_boundary()
+        try:
+            if not late:
+                copies()
+            self.end_boundary(copies if late else None)
+        except BaseException:
+            self.abort_boundary()
+            raise
+
+    def take_again(self, copies: Callable[[], None]) -> None:
+        """A boundary that is there already, with new copies, for a save by hand. As `arrive`."""
+        self.begin_again()
+        try:
+            copies()
+        except BaseException:
+            self.abort_boundary()
+            raise
+        self.arrive()
+
     def stand(self) -> None:
         """Park while the gate is shut in any way; nothing changes. For a thread that has not begun yet, or has
         arrived at a boundary."""

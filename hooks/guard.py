@@ -241,17 +241,8 @@ class Guard:
         gate, state = self._gate, self._state
         if gate.inert:
             return
-        gate.begin_boundary()
         state.monitor.boundary()
-        try:
-            if state.boundary_only:
-                gate.end_boundary(state.at_boundary)
-            else:
-                state.at_boundary()
-                gate.end_boundary()
-        except BaseException:
-            gate.abort_boundary()
-            raise
+        gate.pass_boundary(state.at_boundary, late=state.boundary_only != "")
         if state.audit.wanted == gate.place.completed:
             state.audit.take(lambda: self._saver.alarmed)
         if self._unsettled:
@@ -293,13 +284,7 @@ class Guard:
                 "guard.steps() first thing in a turn"
             )
         while True:
-            self._gate.begin_again()
-            try:
-                self._state.take_again()
-            except BaseException:
-                self._gate.abort_boundary()
-                raise
-            self._gate.arrive()
+            self._gate.take_again(self._state.take_again)
             try:
                 return self._saver.manual()
             except Abandoned as why:

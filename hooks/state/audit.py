@@ -23,6 +23,7 @@ from ...providers.errors import CheckpointError
 from ..format.leaf import Leaf
 from .checksums import Checksum, Source, equal, source
 from .device import Fence
+from .storage import gap
 
 #: Share of a step that slices may take: of the first boundaries, and of all later ones.
 _EARLY, _EARLY_SHARE, _SHARE = 200, 0.02, 0.001
@@ -121,9 +122,21 @@ class Audit:
         #: For which training stood still for the newest reference.
         self.seconds = 0.0
 
-    def follow(self, leaves: Iterable[Leaf]) -> None:
-        """These are the tensors that are read where they lie. More or others than before: all bytes come round faster."""
-        self._sources = [source(leaf.name, leaf.tensor) for leaf in leaves if leaf.tensor.numel()]
+    def follow(self, leaves: Iterable[Leaf], live: Iterable[torch.Tensor]) -> None:
+        """Take checksums of these from now on. More or others than before: all bytes come round faster.
+
+        Args:
+            leaves: of which those are taken that are no copies of ours.
+            live: the tensors that are read where they lie.
+        """
+        memory = {tensor.untyped_storage().data_ptr() for tensor in live if not gap(tensor)}
+        self._sources = [
+            source(leaf.name, leaf.tensor)
+            for leaf in leaves
+            if leaf.tensor.numel()
+            and not gap(leaf.tensor)
+            and leaf.tensor.untyped_storage().data_ptr() in memory
+        ]
         self._fence.follow(each.tensor for each in self._sources)
         self._slice = []
         total = sum(each.nbytes for each in self._sources)

@@ -272,14 +272,7 @@ class State:
         self.fence.follow([*owned, *watched.values(), *(live for live, _ in sources)])
         leaves = [leaf for part in self.parts for leaf in part.leaves()]
         self._look_for_gaps(leaves)
-        live = {
-            local(t).untyped_storage().data_ptr() for t in (*owned, *watched.values()) if not gap(local(t))
-        }
-        self.audit.follow(
-            leaf
-            for leaf in leaves
-            if not gap(leaf.tensor) and leaf.tensor.untyped_storage().data_ptr() in live
-        )
+        self.audit.follow(leaves, map(local, (*owned, *watched.values())))
         # Here and not when it is asked for: then the training thread may be within the first step, which makes state.
         self._fingerprint = fingerprint(leaves)
         self._alone = alone(leaves, self._ranks.rank)

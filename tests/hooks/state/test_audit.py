@@ -28,7 +28,7 @@ class Audited:
         self.said: list[str] = []
         self.leaves = [Leaf(f"model/{i}", tensor) for i, tensor in enumerate(tensors)]
         self.audit = Audit(self.clock.monotonic, self.said.append)
-        self.audit.follow(self.leaves)
+        self.audit.follow(self.leaves, tensors)
 
     def reference(self) -> Reference:
         self.audit.take(lambda: False)
