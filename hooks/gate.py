@@ -69,13 +69,17 @@ class Place:
     bounding: int | None = None
     #: The boundary that was begun last found the state clean.
     found_clean: bool = False
+    #: The thread that is parked at its boundary, or is about to leave it: steps of others begin behind it.
+    held: int | None = None
 
     def may_change(self, thread: int = 0, frame: FrameType | None = None) -> bool:
         """The optimizer is about to step in this thread. True: the state is dirty from here on; False: park and ask again.
 
         Another thread's boundary is never changed underneath, neither while its copies are made nor while it is held.
         """
-        if self.bounding not in (None, thread) or (self.at_boundary and self.shut is not Shut.OPEN):
+        if self.bounding not in (None, thread):
+            return False
+        if self.at_boundary and (self.shut is not Shut.OPEN or self.held not in (None, thread)):
             return False
         if self._may_be_dirty():
             self.changing.setdefault(thread, frame)
@@ -113,8 +117,10 @@ class Place:
             self.changing.pop(thread, None)
 
     def _may_be_dirty(self) -> bool:
+        if self.at_boundary and not self._may_go_on():
+            return False  # Ctrl-C has called the thread away that was parked there: that boundary is read all the same
         if self.dirty or self.shut is not Shut.BEFORE_CHANGE or self._behind():
-            self.dirty, self.resting = True, False
+            self.dirty, self.resting, self.at_boundary = True, False, False
             return True
         return False
 
@@ -128,15 +134,15 @@ class Place:
         self.resting = True
         return False
 
-    def rest(self) -> None:
+    def rest(self, thread: int = 0) -> None:
         """All copies are made; the training thread parks at its boundary."""
         self.dirty = self.resting = False
         self.bounding = None
-        self.at_boundary = True
+        self.at_boundary, self.held = True, thread
 
     def may_leave_boundary(self, thread: int = 0) -> bool:
         if self._may_go_on():
-            self.at_boundary = False
+            self.at_boundary, self.held = False, None
             return True
         return False
 
@@ -232,9 +238,9 @@ class Gate:
         if late_copies is not None:
             late_copies()  # still dirty: nobody reads yet
         with self._changed:
-            self.place.rest()
+            self.place.rest(get_ident())
             self._changed.notify_all()
-            self._park(self.place.may_leave_boundary)
+            self._park(self._may_leave)
 
     def pass_boundary(self, copies: Callable[[], None], *, late: bool) -> None:
         """`guard.step()`, from its begin to its end. Where the copies raise, other threads may step all the same.
@@ -265,7 +271,13 @@ class Gate:
     def stand(self) -> None:
         """Park while the gate is shut in any way; nothing changes. For a thread that has not begun yet, or has
         arrived at a boundary."""
-        self._pass(self.place.may_leave_boundary)
+        self._pass(self._may_leave)
+
+    def _may_leave(self, thread: int) -> bool:
+        may = self.place.may_leave_boundary(thread)
+        if may and self._parked:
+            self._changed.notify_all()  # other threads' steps that wait for it
+        return may
 
     def arrive(self, steps: int | None = None) -> None:
         """Training is at a boundary without a step before it: restored, or saving by hand. It may be had there
@@ -275,7 +287,7 @@ class Gate:
         with self._lock:
             if steps is not None:
                 self.place.completed = steps
-            self.place.rest()
+            self.place.rest(get_ident())
             self._changed.notify_all()
 
     def look(self) -> None:
@@ -307,6 +319,9 @@ class Gate:
                 self._changed.wait(self._until_ended(thread))
         finally:
             self._parked -= 1
+            if self.place.held == thread:  # called away: Ctrl-C, or told to leave
+                self.place.held = None
+                self._changed.notify_all()
 
     def _until_ended(self, thread: int) -> float | None:
         """Forget the steps of other threads that have ended in an exception. Seconds to the next look; None: none is in

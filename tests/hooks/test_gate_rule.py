@@ -261,6 +261,12 @@ class StaysAtBoundary(Place):
     def may_leave_boundary(self, thread: int = 0) -> bool:
         return self.shut is Shut.OPEN
 
+    def may_change(self, thread: int = 0, frame: FrameType | None = None) -> bool:
+        here = self.at_boundary
+        may = super().may_change(thread, frame)
+        self.at_boundary = here
+        return may
+
 
 class ParksTheDirty(Place):
     """Stops a step in its middle."""
