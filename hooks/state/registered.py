@@ -158,11 +158,11 @@ class State:
     # --- the training thread ---
 
     def _on_step(self, frame: FrameType) -> None:
-        first, self._stepped = not self._stepped, True
-        if first:
-            self._stepped_at = self._now()
         self._before_change(frame)
-        if first:
+        # Behind the gate: the boundary of another thread, for which this step waited, is not this step's.
+        if not self._stepped:
+            self._stepped = True
+            self._stepped_at = self._now()
             self.audit.look()
 
     def at_boundary(self) -> None:

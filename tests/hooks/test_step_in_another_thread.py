@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.hooks.gate import Gate, Shut
+from spotguard.hooks.gate import Gate, Place, Shut
 from tests.hooks.gates import PATIENCE
 
 torch = pytest.importorskip("torch")
@@ -171,3 +171,58 @@ def test_one_thread_that_steps_hears_of_no_other(caplog: pytest.LogCaptureFixtur
             assert guard._gate.place.changing == {}
             guard.step()
     assert "another thread" not in caplog.text
+
+
+def test_a_step_that_waited_for_a_boundary_is_the_next_ones() -> None:
+    """Its thread parks in the pre-hook while the boundary is taken: what it changes then, an optimizer has changed."""
+    model = layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with guarded(WatchedStore(), {"model": model, "optimizer": optimizer}) as guard:
+        guard.restore()
+        guard.step()
+        gate = guard._gate
+        gate.begin_boundary()
+        with beside(optimizer.step):
+            waits(gate, 1)
+            guard._state.at_boundary()
+            gate.end_boundary()
+        guard.step()
+        assert guard._state.boundary_only == ""
+
+
+def test_a_step_begins_behind_the_thread_that_leaves_its_boundary() -> None:
+    """Else the gate, shut again before that thread wakes, finds it at a boundary that is changed already."""
+    main, learner = 1, 2
+    place = Place()
+    place.close(Shut.AT_BOUNDARY)
+    assert place.may_change(main)
+    assert place.may_begin_boundary(main)
+    assert not place.complete()
+    place.rest(main)
+    place.close(Shut.OPEN)
+    assert not place.may_change(learner)
+    place.close(Shut.AT_BOUNDARY)
+    assert place.steady()
+    place.close(Shut.OPEN)
+    assert place.may_leave_boundary(main)
+    assert place.may_change(learner)
+    place.close(Shut.AT_BOUNDARY)
+    assert not place.steady()
+
+
+def test_a_boundary_from_which_ctrl_c_called_its_thread_away_is_none_after_the_next_step() -> None:
+    """Else each later save of a boundary would begin in the middle of a step."""
+    place = Place()
+    place.close(Shut.AT_BOUNDARY)
+    assert place.may_change(1)
+    assert place.may_begin_boundary(1)
+    assert not place.complete()
+    place.rest(1)
+    place.held = None  # as `Gate` does when its wait raises
+    assert not place.may_begin_boundary(1), "what is read there was copied anew"
+    place.close(Shut.OPEN)
+    assert place.may_change(1)
+    place.close(Shut.AT_BOUNDARY)
+    assert not place.steady()
