@@ -242,9 +242,14 @@ class Guard:
         if gate.inert:
             return
         state.monitor.boundary()
-        gate.pass_boundary(state.at_boundary, late=state.boundary_only != "")
-        if state.audit.wanted == gate.place.completed:
-            state.audit.take(lambda: self._saver.alarmed)
+        try:
+            gate.pass_boundary(state.at_boundary, late=state.boundary_only != "")
+            if state.audit.wanted == gate.place.completed:
+                state.audit.take(lambda: self._saver.alarmed)
+        except BaseException:
+            if state.audit.wanted == gate.place.completed:
+                state.audit.give_up()  # Ctrl-C right behind the boundary: who saves waits for it without end
+            raise
         if self._unsettled:
             self._unsettled -= 1
             if not self._unsettled:

@@ -26,6 +26,8 @@ class Job:
     doomed: frozenset[int] = frozenset()
     #: Only a parked boundary will do: some rank's state moved while it was read.
     at_boundary: bool = False
+    #: The gate was shut when it was asked for, and stays shut for it until its turn comes.
+    holds: bool = False
     #: A later call has taken its place: what becomes of it is nobody's answer.
     superseded: bool = False
     #: Nothing is saved: only the plan is made.

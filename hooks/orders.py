@@ -212,7 +212,7 @@ class Orders:
                 # Before the gate opens: what is read from here on is never kept.
                 self._urgent.effort.abandon(why)
                 self._urgent = None
-            self._gate.open()
+            self._open()
         log.info("training goes on: %s", why)
         if alarm.drill and self.ready:
             self.rehearse()  # what its save taught is made ready for the next notice, and not by it
@@ -244,16 +244,30 @@ class Orders:
         Args:
             epoch: the ranks' call. Whatever is under way for an earlier one ends: all ranks have heard of this.
         """
+        # Ranks choose a boundary that none of them has come to; alone, it is this one, which is held until it is copied.
+        holds = not (epoch or at_boundary or self._state.boundary_only)
+        job = Job("background", self._effort(None), epoch=epoch, at_boundary=at_boundary, holds=holds)
         with self._lock:
             if self._alarm is not None or (self._has_beside() and not epoch):
                 return False
             self._supersede_beside()
-        if not (epoch or at_boundary or self._state.boundary_only):
-            # Ranks choose a boundary that none of them has come to; alone, it is this one, which is held until it is copied.
-            self._gate.close()
-            self._state.audit.take(lambda: self.alarmed)
-        self._put_beside(Job("background", self._effort(None), epoch=epoch, at_boundary=at_boundary))
+            self._beside.append(job)
+        if holds:
+            try:
+                self._gate.close()
+                self._state.audit.take(lambda: self.alarmed)
+            except BaseException:  # Ctrl-C: nobody else would open the gate
+                with self._lock:
+                    self._beside.remove(job)
+                    self._open()
+                raise
+        self._jobs.put(job)
         return True
+
+    def _open(self) -> None:
+        """Let training go on, unless a notice holds it, or a save whose turn comes. Under the lock."""
+        if self._alarm is None and not any(job.holds for job in self._beside):
+            self._gate.open()
 
     def _supersede_beside(self) -> None:
         """Of several ranks: all have heard the later call, and all leave what was begun for the earlier one."""

@@ -288,14 +288,14 @@ class Saver(Orders):
     def _conclude(self, job: Job) -> None:
         alarm = job.alarm
         if job.superseded and job.saved is None:
-            if self._alarm is None:
-                self._gate.open()
+            with self._lock:
+                self._open()
             return
         if alarm is None:
             given_up = isinstance(job.error, Abandoned)
             hurried = job.promoted and self._alarm is None  # by a notice that is void: it ran out of its time
-            if self._alarm is None:
-                self._gate.open()
+            with self._lock:
+                self._open()
             if job.saved is not None:
                 self._saved(job.saved)
                 self._listener.checkpointed(job.saved)
@@ -305,8 +305,8 @@ class Saver(Orders):
             return
         # It was withdrawn while we were at it; another one, or a later call of the ranks, has a job of its own.
         if self._alarm is not alarm or job.superseded:
-            if self._alarm is None:
-                self._gate.open()
+            with self._lock:
+                self._open()
             if job.saved is not None:
                 self._listener.checkpointed(job.saved)
         elif job.saved is not None:

@@ -11,6 +11,7 @@ the training thread, before the next turn runs:
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,8 @@ from ..format.leaf import Leaf
 from .checksums import Checksum, Source, equal, source
 from .device import Fence
 from .storage import gap
+
+log = logging.getLogger("spotguard")
 
 #: Share of a step that slices may take: of the first boundaries, and of all later ones.
 _EARLY, _EARLY_SHARE, _SHARE = 200, 0.02, 0.001
@@ -247,9 +250,15 @@ class Audit:
         try:
             self.reference = self._whole(stop)
             self.seconds = self._now() - started
+        except Exception as error:  # noqa: BLE001 - no thread, no memory: training goes on, the save waits for a boundary
+            log.warning("the state could not be checksummed at its boundary: %s", error)
         finally:
-            self.wanted = -1
-            self.ready.set()
+            self.give_up()
+
+    def give_up(self) -> None:
+        """No reference is taken any more: who waits for it goes on."""
+        self.wanted = -1
+        self.ready.set()
 
     def _whole(self, stop: Callable[[], bool]) -> Reference | None:
         regions = [

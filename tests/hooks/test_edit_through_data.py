@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from spotguard.hooks.gate import Shut
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.testing import preempt
 from spotguard.providers.stores.store import BlobStore
@@ -229,3 +230,82 @@ def test_weights_that_are_swapped_and_swapped_back_are_no_edit() -> None:
             job.step(number)
             guard.step()
         assert guard._state.boundary_only == ""
+
+
+@pytest.mark.parametrize("why", [KeyboardInterrupt, RuntimeError])
+def test_a_reference_that_cannot_be_taken_leaves_the_gate_open(
+    why: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while training stands for its checksums, or no thread to be had: who catches it trains on, and saves."""
+    store, job = WatchedStore(), make()
+    with watched(store, job.values) as guard:
+        turns(guard, job, keep, guard.restore(), 1)
+
+        def fail(*_: object) -> None:
+            raise why
+
+        with monkeypatch.context() as patched:
+            patched.setattr("spotguard.hooks.state.checksums._Memory.read", fail)
+            if why is KeyboardInterrupt:
+                with pytest.raises(KeyboardInterrupt):
+                    guard._saver.background()
+                assert guard._saver.idle
+            else:
+                assert guard._saver.background()
+        saved: list[int] = []
+
+        def go_on() -> None:
+            turns(guard, job, keep, 1, 2)
+            saved.append(guard.save().step)
+
+        trained = threading.Thread(target=go_on, daemon=True)
+        trained.start()
+        trained.join(PATIENCE)
+        guard._gate.retire()
+        assert saved == [2]
+
+
+def test_a_plan_that_is_made_meanwhile_does_not_open_the_gate_of_a_checkpoint() -> None:
+    store, job = WatchedStore(), make()
+    with watched(store, job.values) as guard:
+        turns(guard, job, keep, guard.restore(), 1)
+        begin, begun, planned, go_on = (threading.Event() for _ in range(4))
+
+        def wait() -> None:
+            begun.set()
+            assert begin.wait(PATIENCE)
+
+        def look() -> None:
+            planned.set()
+            assert go_on.wait(PATIENCE)
+
+        guard._saver.in_turn(wait)
+        assert begun.wait(PATIENCE)
+        guard._saver.rehearse()
+        guard._saver.in_turn(look)
+        assert guard._saver.background()
+        begin.set()
+        assert planned.wait(PATIENCE)
+        assert guard._gate.place.shut is not Shut.OPEN
+        go_on.set()
+        store.wait_committed()
+        assert [name[:9] for name in store.manifests()] == ["000000001"]
+
+
+def test_a_boundary_that_was_left_by_ctrl_c_is_waited_for_no_more() -> None:
+    """Several ranks choose a boundary at which this one is to take its checksums, and it is called away there."""
+    store, job = WatchedStore(), make()
+    with watched(store, job.values) as guard:
+        turns(guard, job, keep, guard.restore(), 1)
+        guard._state.audit.want(2)
+        job.step(1)
+        with pytest.MonkeyPatch.context() as patched:
+
+            def called_away(*_: object) -> None:
+                raise KeyboardInterrupt
+
+            patched.setattr(guard._state.audit, "take", called_away)
+            with pytest.raises(KeyboardInterrupt):
+                guard.step()
+        assert guard._state.audit.wanted == -1
+        assert guard._state.audit.ready.is_set()
