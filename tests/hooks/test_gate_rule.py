@@ -251,7 +251,7 @@ class NeverMarksDirty(Place):
 class NeverRests(Place):
     """Parks at the boundary and does not say so."""
 
-    def rest(self) -> None:
+    def rest(self, thread: int = 0) -> None:
         self.dirty = False
 
 
