@@ -309,3 +309,23 @@ def test_a_boundary_that_was_left_by_ctrl_c_is_waited_for_no_more() -> None:
                 guard.step()
         assert guard._state.audit.wanted == -1
         assert guard._state.audit.ready.is_set()
+
+
+def test_an_edit_while_a_notices_save_is_read_is_found_before_it_is_committed() -> None:
+    """The slice of the boundary was the same when the save began. The head of the turn runs beside it."""
+    store, job = WatchedStore(), make()
+    with watched(store, job.values) as guard:
+        turns(guard, job, keep, guard.restore(), 3)
+        collect, weight = guard._state.collect, job.values["model"][0].weight
+
+        def edited() -> Any:
+            reset_by_numpy(weight)
+            return collect()
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(guard._state, "collect", edited)
+            preempt(guard)
+            wait_shut(guard)
+            with pytest.raises(Preempted):
+                turns(guard, job, keep, 3, 5)
+    assert [name[:9] for name in store.manifests()] == ["000000004"]
