@@ -91,8 +91,12 @@ class Committer:
     def _look(self, save: Save, written: Written, writer: Writer) -> None:
         if save.in_place:
             changed = writer.unchanged(save.collected.leaves, written, save.effort)
-            edited = "" if save.agreed.parked else save.state.audit.look()
-            if why := save.state.broken() or edited or (changed and f"{changed} was changed while it was read"):
+            edited = "" if save.agreed.parked else save.state.audit.look(wait=True)
+            if (
+                why := save.state.broken()
+                or edited
+                or (changed and f"{changed} was changed while it was read")
+            ):
                 raise Spoiled(why)
         save.effort.check()
 

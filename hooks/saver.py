@@ -213,7 +213,7 @@ class Saver(Orders):
                     continue
                 reason = self._state.boundary_only
             elif not boundary_only:
-                reason = self._state.broken() or self._state.audit.look()
+                reason = self._state.broken() or self._state.audit.look(wait=True)
             if not reason:
                 job.saved = self._save(job, agreed) or job.saved
                 reason = self._checkpointer.spoiled

@@ -182,12 +182,16 @@ class Audit:
         """What was taken is of no boundary that anybody saves."""
         self._slice, self._edited, self.reference, self.seconds = [], "", None, 0.0
 
-    def look(self) -> str:
+    def look(self, *, wait: bool = False) -> str:
         """Compare the slice of the last boundary: before the first change after it, or while the gate is shut. Returns what
-        was edited; "" where nothing was seen."""
+        was edited; "" where nothing was seen.
+
+        Args:
+            wait: for what a device compares, which is else read at a later look. On the thread that saves.
+        """
         if (self._slice or self._later) and not self._edited:
             started = self._now()
-            name = self._changed()
+            name = self._changed(wait)
             self._credit -= self._now() - started
             if name:
                 return self._found(name)
@@ -201,17 +205,21 @@ class Audit:
         )
         return self._edited
 
-    def _changed(self) -> str:
-        name = self._on_device()
+    def _changed(self, wait: bool) -> str:
+        # Those of the training thread are its own to read: they are on its stream.
+        name = "" if wait else self._on_device()
         for region, checksum in self._slice:
             if not region.source.stands():
                 continue  # moved or resized: the witness says so
             now = region.source.read(region.start, region.stop)
-            if isinstance(now, torch.Tensor) and isinstance(checksum, torch.Tensor):
+            if wait:
+                if not equal(now, checksum):
+                    return region.source.name
+            elif isinstance(now, torch.Tensor) and isinstance(checksum, torch.Tensor):
                 self._later.append((region.source.name, (now != checksum).any()))
             elif now != checksum:
                 return region.source.name
-        if self._later:
+        if self._later and not wait:
             self._fence.record()
         return name
 
@@ -277,14 +285,17 @@ class Audit:
             else:
                 sums[index] = region.source.read(region.start, region.stop)
 
-        if self._total <= _ALONE:
-            for index in range(len(regions)):
+        # A device's are launched here, behind the step's kernels: another thread computes on another stream.
+        alone = self._total <= _ALONE
+        for index, region in enumerate(regions):
+            if alone or region.source.kind == "sums":
                 read(index)
-        else:
+        if not alone:
             if self._threads is None:
                 threads = min(_THREADS, cpu_count() or 1)
                 self._threads = ThreadPoolExecutor(threads, "spotguard-audit")
-            for _ in self._threads.map(read, range(len(regions))):
+            host = [index for index, region in enumerate(regions) if region.source.kind == "crc32"]
+            for _ in self._threads.map(read, host):
                 pass
         if stopped.is_set():
             return None

@@ -209,7 +209,6 @@ class State:
         # Where saves wait for boundaries anyway nothing is compared: a device would have to be asked each time.
         moved = self._witness.mark(self._stepped or self.boundary_only != "")
         self._threads = torch.get_num_threads()
-        self.fence.record()
         if moved:
             self.save_at_boundaries("parameters changed although no registered optimizer stepped")
         elif started - self._stepped_at > _LATE_SECONDS and self._stepped and self.ended_at:
@@ -220,6 +219,7 @@ class State:
             self.audit.forget()
         else:
             self.audit.turn(started - self.ended_at if self._stepped else 0.0)
+        self.fence.record()  # behind the slice: who saves compares it on a stream of its own
         self._stepped = False
         ended = self._now()
         cost = ended - started if worked is None else time.thread_time() - worked

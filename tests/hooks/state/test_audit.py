@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from spotguard.hooks.state import audit as audits  # noqa: E402
+from spotguard.hooks.state import checksums  # noqa: E402
 from spotguard.hooks.state.audit import Audit, Reference  # noqa: E402
 from spotguard.hooks.state.checksums import equal, source  # noqa: E402
 
@@ -208,3 +210,40 @@ def test_memory_that_was_given_back_is_not_read() -> None:
     assert job.audit.look() == ""
     job.audit.turn(1.0)
     assert job.audit._slice == []
+
+
+@pytest.fixture
+def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors on the host, summed up as a device does it."""
+    monkeypatch.setattr(audits, "source", lambda name, tensor, kind="sums": source(name, tensor, kind))
+
+
+@pytest.mark.usefixtures("as_on_a_device")
+def test_who_saves_waits_for_what_a_device_compares_and_who_trains_does_not() -> None:
+    table = torch.zeros(1000)
+    job = Audited(table)
+    job.audit.turn(1.0)
+    assert job.audit.look(wait=True) == ""
+    table[617] = 1
+    assert job.audit.look() == ""
+    assert job.audit.look(wait=True).startswith("model/0 was changed in place")
+
+
+@pytest.mark.usefixtures("as_on_a_device")
+def test_a_large_reference_of_a_device_is_launched_by_the_thread_that_trains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any other computes on another stream, which the step's kernels do not hold up."""
+    monkeypatch.setattr(audits, "_ALONE", 0)
+    threads: set[int] = set()
+    read = checksums._Rows.read
+
+    def noted(here: Any, start: int, stop: int) -> Any:
+        threads.add(threading.get_ident())
+        return read(here, start, stop)
+
+    monkeypatch.setattr(checksums._Rows, "read", noted)
+    job = Audited(torch.zeros(1000), torch.zeros(MIB))
+    assert job.reference().differs(job.leaves, no_pause) == ""
+    job.audit.close()
+    assert threads == {threading.get_ident()}
