@@ -281,8 +281,12 @@ class Saver(Orders):
                 if job.promoted:
                     self._look_again(job)
 
+        def let_go() -> None:
+            job.holds = False  # a notice that is void from here on opens the gate by itself
+            self._gate.open()
+
         # Only a background save lets training go on before it is written.
-        opened = self._gate.open if job.kind == "background" else None
+        opened = let_go if job.kind == "background" else None
         return self._checkpointer.save(self._state, agreed, job.kind, job.effort, progress, opened)
 
     def _conclude(self, job: Job) -> None:

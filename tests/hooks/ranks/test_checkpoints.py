@@ -17,8 +17,9 @@ pytestmark = pytest.mark.torch
 def test_the_first_ranks_checkpoints_are_everybodys_and_old_ones_go(gang: Gang, folder: Path) -> None:
     """Each is of the boundary after the next: the ranks have to agree on one that none of them has come to."""
     begins = [event(0, step, "evaluation", "background") for step in (1, 3, 5)]
+    agreed = [event(0, step, "loading", "agreed") for step in (2, 4, 6)]
     ends = [event(rank, step, "loading", "saved", least=step) for rank in range(2) for step in (3, 5, 7)]
-    said = gang.play(2, "fsdp", folder, *begins, *ends, env={"SPOTGUARD_KEEP": "2"})
+    said = gang.play(2, "fsdp", folder, *begins, *agreed, *ends, env={"SPOTGUARD_KEEP": "2"})
     assert [each["ended"] for each in said] == ["at its end"] * 2, gang.errors()
     assert said[0]["last"] == said[1]["last"] >= 6
     assert len(marked(folder)) == 2
@@ -47,7 +48,7 @@ def test_checkpoints_at_an_interval_follow_each_other_and_each_is_a_step_of_all_
     )
     steps = [int(name.split("-")[0]) for name in kept]
     assert steps == sorted(steps)
-    assert steps[-1] >= 7
+    assert steps[-1] >= 5
     for step in steps:
         back = gang.play(3, way, store, step=step, total=0)
         for mine, other in zip(back, undisturbed, strict=True):

@@ -95,7 +95,14 @@ def _background(life: Life, event: dict[str, Any]) -> None:
 def _saved(life: Life, event: dict[str, Any]) -> None:
     guard = life.guard
     assert guard is not None
-    until(lambda: (last := guard._checkpointer.last) is not None and last.step >= event["least"])
+    place = guard._gate.place
+    until(
+        lambda: (
+            # The ranks chose a boundary that this one has yet to come to.
+            (place.target is not None and place.completed < place.target)
+            or ((last := guard._checkpointer.last) is not None and last.step >= event["least"])
+        )
+    )
 
 
 def _told_to_leave(life: Life, event: dict[str, Any]) -> None:
