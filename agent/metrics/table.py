@@ -135,7 +135,7 @@ METRICS: tuple[Metric, ...] = (
         "spotguard_outcomes_total",
         "counter",
         ("run_id", "result", "drill"),
-        "How notices ended: committed, reduced (committed without the optimizer's moments), missed, unguarded (nobody was "
+        "How notices ended: committed, reduced (committed without the optimizer's moments, or a dead rank's extras), missed, unguarded (nobody was "
         "registered, as where a run is started again on a machine that goes) or withdrawn.",
         lambda r: named(r, r.at.outcomes),
     ),

@@ -31,6 +31,13 @@ def test_a_stage_goes_to_the_command_where_there_is_one() -> None:
     assert "SPOTGUARD_STAGE" not in INSIDE
 
 
+def test_what_extras_are_worth_goes_to_the_command() -> None:
+    """0 is a price too."""
+    priced = resolve("run", {"extras-worth": "0"}, {})
+    assert exported(priced, Path("/run/a.sock"), {})["SPOTGUARD_EXTRAS_WORTH"] == "0"
+    assert INSIDE["SPOTGUARD_EXTRAS_WORTH"] == "100"
+
+
 def test_the_innermost_run_is_the_parent() -> None:
     """The mark is made anew by each."""
     inner = resolve("run", {"run-id": "inner"}, INSIDE)

@@ -197,6 +197,7 @@ def test_the_command_is_told_where_everything_is(options: Options, tmp_path: Pat
         "STORE": options.store,
         "EVERY": "auto",
         "KEEP": "3",
+        "EXTRAS_WORTH": "100",
         "PARENT": f"r:{options.socket}",
     }
     assert env["PATH"] == os.environ["PATH"]

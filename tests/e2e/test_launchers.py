@@ -107,6 +107,14 @@ def test_a_launcher_that_ends_its_workers_loses_nothing(machine: Machine) -> Non
     assert run.ended() != 0
     (marker,) = machine.store.glob("job/checkpoints/*/COMMIT.json")
     assert marker.parent.name.startswith("000000003-0001-")
+    outcome = machine.outcome()
+    assert (outcome["kind"], outcome["step"], outcome["level"], outcome["code"]) == (
+        "launcher",
+        3,
+        "full",
+        None,
+    )
+    assert [each["rank"] for each in outcome["sessions"]] == [0, 1]
     machine.power_off()
 
 

@@ -356,6 +356,8 @@ def test_a_closed_guard_saves_nothing_and_says_so(folder: Path) -> None:
         ("SPOTGUARD_KEEP", "many", "SPOTGUARD_KEEP='many'"),
         ("SPOTGUARD_KEEP", "0", "SPOTGUARD_KEEP='0'"),
         ("SPOTGUARD_EVERY", "often", "'often'"),
+        ("SPOTGUARD_EXTRAS_WORTH", "-1", "SPOTGUARD_EXTRAS_WORTH='-1'"),
+        ("SPOTGUARD_EXTRAS_WORTH", "9" * 5000, "is not a number of steps from 0 to"),
         ("WORLD_SIZE", "8", "WORLD_SIZE is 8"),
         ("WORLD_SIZE", "x", "WORLD_SIZE is x"),
         ("SPOTGUARD_RUN_ID", "../x", "run id '../x'"),

@@ -18,8 +18,8 @@ The checkpoint is a real one. With --preempt the job also ends, as after a real 
 --window it plays the warning that the run counts on, as the doctor does: what its --window says,
 else what its cloud gives, else the 25 s that a SIGTERM leaves. The verdict at the end is the
 doctor's, from what happened: how much fits into such a warning.
-Exit code 0 where a whole checkpoint was committed inside the window; 1 else, also with the
-weights alone, and where the script uses spotguard wrongly (spotguard status says how)."""
+Exit code 0 where a full checkpoint was committed inside the window; 1 else, also with a lower
+level, and where the script uses spotguard wrongly (spotguard status says how)."""
 
 EXAMPLES = """\
 examples:
