@@ -12,7 +12,7 @@ from .checkpoints.publish import publish, put_own
 from .checkpoints.together import Incomplete, Published, publish_together
 from .checkpoints.writer import Spoiled, Writer
 from .format.keys import CheckpointName
-from .format.manifest import Level, RankManifest, format_of, named
+from .format.manifest import Level, RankManifest, format_of, lacks, named
 from .save import Save
 from .state.sharing import drifted
 
@@ -60,6 +60,8 @@ class Committer:
             published = self._together(save, manifest, writer)
             seconds, self.marked = published.seconds, published.marked
             say_what_drifted(name, published.digests)
+            if manifest.missing and save.agreed.speaks:
+                log.warning("step %d is committed without %s", name.step, lacks(level, manifest.missing))
         writer.link.committed(seconds)
 
     def _together(self, save: Save, manifest: RankManifest, writer: Writer) -> Published:

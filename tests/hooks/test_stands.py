@@ -135,8 +135,8 @@ def test_a_checkpoint_that_its_dead_rank_has_completed_stands() -> None:
     assert [folder.name for folder in scan(store, "run")] == [COMPLETE]
 
 
-def test_one_that_it_has_not_completed_does_not() -> None:
-    """The others' part of it is worth nothing."""
+def test_one_that_it_has_not_completed_does_not(caplog: pytest.LogCaptureFixture) -> None:
+    """The others' part of it is worth nothing. What is saved instead says in the log what it lacks."""
     store = FakeStore()
     with left_alone(store) as (saver, left, heard):
         outcome = notice(saver, heard)
@@ -147,4 +147,5 @@ def test_one_that_it_has_not_completed_does_not() -> None:
         "rank 1 of 2 has not answered",
     )
     assert left.failures == []
+    assert "step 7 is committed without the extras of rank 1" in caplog.text
     assert [folder.name for folder in scan(store, "run")] == [CheckpointName(1, STEP, 2 * NOTICE), COMPLETE]
