@@ -33,7 +33,7 @@ _KEEP = re.compile("([1-9][0-9]{0,8})(?:[+]([1-9][0-9]{0,8}))?")
 class Keep:
     """How many whole checkpoints of the full level stay."""
 
-    #: The newest. And as many of the lower level that are newer than these.
+    #: The newest. And as many of each lower level that are newer than these.
     newest: int
     #: And of the older ones the first at or after each multiple of so many steps. 0: none of them.
     every: int = 0
@@ -160,8 +160,8 @@ def _sort(
     timeout: float | None,
     damaged: dict[CheckpointName, str],
 ) -> tuple[list[Whole], list[Whole], list[Folder], list[Folder]]:
-    """The whole full ones that stay, those of the lower level that stay before them (a run whose optimizer is not saved
-    makes no others: no more stay than of full ones), all else that is newer than the newest full one (what is `damaged` of
+    """The whole full ones that stay, those of each lower level that stay before them (a run whose optimizer is not saved
+    makes no others: no more stay than of full ones, and none of them costs one that lacks less its place), all else that is newer than the newest full one (what is `damaged` of
     that is noted), and the rest that may go."""
     kept: list[Whole] = []
     light: list[Whole] = []
@@ -182,7 +182,7 @@ def _sort(
             continue
         if whole.level == "full":
             kept.append(whole)
-        elif kept or len(light) == keep:
+        elif kept or sum(each.level == whole.level for each in light) == keep:
             older.append(folder)
         else:
             light.append(whole)

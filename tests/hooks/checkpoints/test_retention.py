@@ -214,6 +214,19 @@ def test_of_a_lower_level_no_more_stay_than_of_the_full_one(full: tuple[int, ...
     assert steps(store) == [30, 24, 23, *reversed(full)]
 
 
+def test_what_lacks_extras_loses_its_place_to_none_that_lacks_moments() -> None:
+    """A restore takes it before a newer one without moments: each level has its own places."""
+    store = many(10)
+    Save(step=200, save=1, level="partial-extras").write(store)
+    for save, step in enumerate((210, 220, 230), 2):
+        Save(step=step, save=save, level="weights").write(store)
+        prune(store, "run", keep=1, attempt=1)
+        assert steps(store) == [step, 200, 10]
+    Save(step=240, save=9, level="partial-extras").write(store)
+    prune(store, "run", keep=1, attempt=1)
+    assert steps(store) == [240, 230, 10]
+
+
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_newer_formats_checkpoint_is_not_touched(keep: int) -> None:
     """An old spotguard run by mistake must not eat it."""
