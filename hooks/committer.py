@@ -121,6 +121,7 @@ class Committer:
 
     def _manifest(self, save: Save, name: CheckpointName, level: Level, written: Written) -> RankManifest:
         level = save.agreed.extent[0] if level == "full" else level
+        said: Level = "weights" if save.collected.lacks else level
         return RankManifest(
             run_id=self._run_id,
             step=name.step,
@@ -132,13 +133,13 @@ class Committer:
             tensors=written.tensors,
             state=save.collected.light_trees if level == "weights" else save.collected.trees,
             environment=save.state.environment,
-            level="weights" if save.collected.lacks else level,
+            level=said,
             kind=save.kind,
             incarnation=self._incarnation,
             created=self._clock.time(),
             digests=save.digests,
             missing=tuple(sorted(save.agreed.roles.absent)),
-            format=format_of(level),
+            format=format_of(said),
         )
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("torch")
 
 from spotguard.hooks.agreed import Agreed
+from spotguard.hooks.checkpoints.catalog import whole_checkpoints
 from spotguard.hooks.checkpoints.draft import Draft
 from spotguard.hooks.checkpoints.effort import Effort
 from spotguard.hooks.checkpoints.together import Incomplete
 from spotguard.hooks.checkpoints.writer import Writer
 from spotguard.hooks.committer import Committer, say_what_drifted
 from spotguard.hooks.format.keys import MARKER, CheckpointName, checkpoint_prefix, manifest_name
+from spotguard.hooks.format.manifest import LEVELS
 from spotguard.hooks.format.sharing import Roles
 from spotguard.hooks.save import Save
 from spotguard.hooks.state.registered import State
@@ -64,3 +67,29 @@ def test_of_many_a_few_are_named(caplog: pytest.LogCaptureFixture) -> None:
     digests = [{f"model/{i}": i + rank for i in range(9)} for rank in range(2)]
     say_what_drifted(NAME, digests)
     assert "model/4 and 4 more" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("lacks", "level", "version"),
+    [("", "partial-extras", 2), ("optimizer steps no more", "weights", 1)],
+)
+def test_what_lacks_moments_and_extras_is_of_the_lower_level_and_of_its_format(
+    lacks: str, level: str, version: int
+) -> None:
+    """It names the dead rank all the same. A reader of format 1 misreads nothing of it."""
+    store = FakeStore()
+    state = State({"notes": {"a": 1}}, lambda frame: None, rank=0, world=2)
+    state.at_boundary()
+    agreed = Agreed(40, 3, Roles(absent=frozenset({1})), speaks=True)
+    collected = replace(state.collect(), lacks=lacks)
+    save = Save(
+        state, collected, agreed, iter([6]), "emergency", Effort(Hurried(), None), None, in_place=True
+    )
+    committer = Committer("run", Hurried(), rank=0, world=2, incarnation="nonce")
+    with closing(Writer(store, "run", 0, 2)) as writer:
+        draft = Draft(writer.outline(collected.leaves), roles=agreed.roles)
+        written = writer.write(collected.leaves, NAME, save.effort, draft=draft)
+        committer.commit(save, NAME, "full", written, writer)
+    (whole,) = whole_checkpoints(store, "run", levels=LEVELS)
+    assert (whole.level, whole.missing) == (level, (1,))
+    assert {each.format for each in whole.manifests} == {version}
