@@ -36,6 +36,7 @@ from .save import Save
 from .saved import Saved
 from .share import Share
 from .snapshot import Snapshot
+from .state.audit import Reference
 from .state.registered import State
 
 log = logging.getLogger("spotguard")
@@ -200,12 +201,10 @@ class Checkpointer:
         gate is open training may go back, and what was read before is of the attempt before. And when that was, later by what its checksums took."""
         state, collected, reference = save.state, save.collected, save.reference()
         leaves: tuple[Leaf, ...] = ()
-        if (held := self._stage(save)) is not None:
-            # What is on the disk is not read again: the state is, which has not moved meanwhile if it is as it was before.
-            name, why = held.name, save.check(reference, collected.leaves)
-        else:
-            leaves = self._snapshot.take(collected.leaves, save.effort)
-            name, why = self._name(save), state.broken()
+        why = ""
+        if (held := self._stage(save, reference)) is None:
+            leaves, why = self._snapshot.take(collected.leaves, save.effort), state.broken()
+        name = self._name(save) if held is None else held.name
         checksums = state.audit.seconds
         opened()
         at = self._clock.monotonic() + checksums
@@ -215,12 +214,13 @@ class Checkpointer:
             raise Spoiled(why)
         return replace(save, collected=replace(collected, leaves=leaves), in_place=False, held=held), name, at
 
-    def _stage(self, save: Save) -> Held | None:
+    def _stage(self, save: Save, reference: Reference | None) -> Held | None:
         if (stager := self._stager) is None or stager.stage.off:
             return None
         leaves, name = save.collected.leaves, self._name(save)
 
         def commit(written: Written, effort: Effort) -> None:
+            save.check_written(reference, written)
             self._committer.commit(replace(save, effort=effort), name, "full", written, stager.writer)
 
         outline = self._writer.outline(leaves, renew=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .agreed import Agreed
+from .checkpoints.draft import Written
 from .checkpoints.effort import Effort
 from .checkpoints.stager import Held
 from .checkpoints.work import Progress
@@ -54,6 +55,17 @@ class Save:
     def check(self, reference: Reference | None, leaves: Sequence[Leaf]) -> str:
         """What is other than at the boundary, in live memory or in a copy of it."""
         return "" if reference is None else reference.differs(leaves, self.effort.pause)
+
+    def check_written(self, reference: Reference | None, written: Written) -> None:
+        """As `check`, of what was written from live memory.
+
+        Raises:
+            Spoiled: it is other than at the boundary.
+        """
+        if reference is not None and (
+            why := reference.differs_from_written(written.tensors, self.collected.leaves, self.effort.pause)
+        ):
+            raise Spoiled(why)
 
     @property
     def step(self) -> int:

@@ -21,7 +21,9 @@ from typing import NamedTuple
 import torch
 
 from ...providers.errors import CheckpointError
+from ..format.crc import combine
 from ..format.leaf import Leaf
+from ..format.manifest import TensorEntry
 from .checksums import Checksum, Source, equal, source
 from .device import Fence
 from .storage import gap
@@ -75,10 +77,34 @@ class Reference:
             Exception: what `pause` raises, to call it off.
             CheckpointError: a tensor of the boundary is missing among them.
         """
+        return self._compared(self._sums, leaves, pause)
+
+    def differs_from_written(
+        self, entries: Iterable[TensorEntry], leaves: Iterable[Leaf], pause: Callable[[float], object]
+    ) -> str:
+        """As `differs`, of what was written from live memory: by the checksums that were taken on the way. A device's are of
+        another kind: there live memory is looked at once more, and an edit that was undone meanwhile is not seen."""
+        written = {entry.name: crc for entry in entries if (crc := _whole_crc(entry)) is not None}
+        parts: dict[str, list[tuple[int, int]]] = {}
+        rest: list[tuple[Region, Checksum]] = []
+        for region, checksum in self._sums:
+            if isinstance(checksum, int) and region.source.name in written:
+                parts.setdefault(region.source.name, []).append((checksum, region.stop - region.start))
+            else:
+                rest.append((region, checksum))
+        changed = next((name for name, sums in parts.items() if combine(sums) != written[name]), "")
+        return self._found(changed) if changed else self._compared(rest, leaves, pause)
+
+    def _compared(
+        self,
+        sums: Iterable[tuple[Region, Checksum]],
+        leaves: Iterable[Leaf],
+        pause: Callable[[float], object],
+    ) -> str:
         self._reached.wait(pause)
         held = {leaf.name: leaf.tensor for leaf in leaves}
         made: dict[str, Source] = {}
-        for region, checksum in self._sums:
+        for region, checksum in sums:
             pause(0)
             name = region.source.name
             if name not in held:
@@ -88,6 +114,23 @@ class Reference:
             if not equal(made[name].read(region.start, region.stop), checksum):
                 return self._found(name)
         return ""
+
+
+def _whole_crc(entry: TensorEntry) -> int | None:
+    """Of all bytes of a tensor, in the order of its elements; None where its chunks do not lie so, or are rounded."""
+    chunks = sorted(entry.chunks)  # by their offsets
+    if entry.stored or not all(_runs_on(chunk.sizes, entry.shape) for chunk in chunks):
+        return None
+    return combine((chunk.crc32, chunk.end - chunk.start) for chunk in chunks)
+
+
+def _runs_on(sizes: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether the elements of a box follow each other in the whole: a part of one dimension, one of each before it, all of
+    those behind."""
+    some = next(
+        (at for at, (size, full) in enumerate(zip(sizes, shape, strict=True)) if size > 1), len(shape)
+    )
+    return [*sizes[some + 1 :]] == [*shape[some + 1 :]]
 
 
 class Audit:

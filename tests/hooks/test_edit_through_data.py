@@ -329,3 +329,42 @@ def test_an_edit_while_a_notices_save_is_read_is_found_before_it_is_committed() 
             with pytest.raises(Preempted):
                 turns(guard, job, keep, 3, 5)
     assert [name[:9] for name in store.manifests()] == ["000000004"]
+
+
+@pytest.mark.parametrize("undone", [False, True])
+def test_rows_that_are_other_while_a_stage_is_written_are_committed_nowhere(
+    undone: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """What counts on the disk is found by a process that begins anew, though it never reaches the store."""
+    monkeypatch.setenv("SPOTGUARD_STAGE", str(tmp_path))
+    store, job = WatchedStore(), make()
+    with watched(store, job.values) as guard:
+        turns(guard, job, keep, guard.restore(), 1)
+        weight = job.values["model"][0].weight.detach().numpy()
+        kept = weight[7].copy()
+        checkpointer = guard._checkpointer
+        assert checkpointer._stager is not None
+        staged, write = checkpointer._stager.writer, checkpointer._stager.writer.write
+
+        def edited(*args: Any, **kwargs: Any) -> Any:
+            weight[7] = 0.5
+            written = write(*args, **kwargs)
+            if undone:
+                weight[7] = kept
+            return written
+
+        monkeypatch.setattr(staged, "write", edited)
+        counted: list[str] = []
+        commit = checkpointer._committer.commit
+
+        def counts(save: Any, name: Any, *rest: Any) -> Any:
+            counted.append(str(name)[:9])
+            return commit(save, name, *rest)
+
+        monkeypatch.setattr(checkpointer._committer, "commit", counts)
+        guard._saver.background()
+        turns(guard, job, keep, 1, 2)
+        store.wait_committed()
+        assert "model/0.weight was changed in place" in guard._state.boundary_only
+        assert [name[:9] for name in store.manifests()] == ["000000002"]
+    assert {*counted} == {"000000002"}
