@@ -37,6 +37,7 @@ NEEDS_TORCH = [
             "damage",
             "damage_meanwhile",
             "dcp",
+            "edit_through_data",
             "emergency",
             "emergency_any_link",
             "emergency_frozen",
