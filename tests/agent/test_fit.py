@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotguard.agent.fit import SIGTERM_WINDOW, Fit, expected_window, reserve_of
+from tests.cases import cases
 
 GIB = 2**30
 
@@ -67,8 +68,8 @@ def test_the_reserve_leaves_time_to_save() -> None:
     assert reserve_of(120.0, 10.0, None) == 5.0, "seen late"
 
 
-@pytest.mark.parametrize("said", [None, 0.0, 5.0, 20.0])
-@pytest.mark.parametrize("seconds", [0.5, 2.0, 4.0, 27.0, 35.0, 60.0, 100.0, 107.9, 110.0, 5000.0])
+@cases("said", [None, 0.0, 5.0, 20.0])
+@cases("seconds", [0.5, 2.0, 4.0, 27.0, 35.0, 60.0, 100.0, 107.9, 110.0, 5000.0])
 def test_the_window_that_would_be_enough_is_enough(seconds: float, said: float | None) -> None:
     """With the reserve of such a window, which grows with it; and a little less is too little."""
     enough = Fit(int(seconds * 1000), 1000.0, 30.0, reserve_of(30.0, 30.0, said), said=said).enough

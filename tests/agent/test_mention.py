@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import random
 
-import pytest
-
 from spotguard.agent.mention import MOST, REMIND, Mention
 from spotguard.providers.health import SEEING, STARTING, Health, Sight, blind, wrong_server
+from tests.cases import cases
 
 AWAY = blind("unreachable", "connection refused", "is it on?")
 SLOW = blind("timeout", "no answer in 2 s")
@@ -85,7 +84,7 @@ def test_a_source_that_flaps_does_not_flood_the_log() -> None:
     assert [line for line in calm if line is not None][-1] == (logging.INFO, "steady again: seeing")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@cases("seed", range(20))
 def test_the_last_word_is_the_truth_and_no_minute_has_many(seed: int) -> None:
     """Whatever comes: seeds 0 to 19."""
     rng, mention, lines, now = random.Random(seed), Mention(), [], 0.0

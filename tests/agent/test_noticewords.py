@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from spotguard.agent.noticewords import WINDOW, Said, fold, read, whole
 from spotguard.providers.notice import NoticeKind
+from tests.cases import cases
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
@@ -18,8 +19,8 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
+@cases(
+    "line, said",
     [
         ("", Said()),
         ("terminate", Said(NoticeKind.TERMINATE)),

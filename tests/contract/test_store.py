@@ -18,6 +18,7 @@ from spotguard.providers.errors import CorruptError, NotFoundError, UnavailableE
 from spotguard.providers.stores.localfs import FileStore
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore, ObjectInfo
+from tests.cases import cases
 from tests.fakes.called import CalledStore
 from tests.fakes.store import FakeStore
 
@@ -221,7 +222,7 @@ def test_what_is_not_there_is_not_found(store: BlobStore) -> None:
             store.read_into(key, 0, memoryview(bytearray(1)))
 
 
-@pytest.mark.parametrize(("start", "size"), [(0, 6), (3, 3), (5, 1), (9, 1)])
+@cases("start, size", [(0, 6), (3, 3), (5, 1), (9, 1)])
 def test_too_few_bytes_are_corruption(store: BlobStore, start: int, size: int) -> None:
     """A truncated object never looks like a short read that went well."""
     store.put("run/a", memoryview(b"12345"))
@@ -246,8 +247,8 @@ def test_a_listing_is_in_order_of_keys(store: BlobStore) -> None:
     assert [info.size for info in store.list("")] == [len(name) for name in sorted(names)]
 
 
-@pytest.mark.parametrize(
-    ("prefix", "found"),
+@cases(
+    "prefix, found",
     [
         ("", ["run-2/a", "run/a", "run/ab/c", "run/b"]),
         ("run", ["run-2/a", "run/a", "run/ab/c", "run/b"]),
@@ -294,7 +295,7 @@ BAD_KEYS = ["", "/", "/etc/passwd", "a//b", "a/", "../a", "a/../../b", "a/./b", 
             "a\n", "x" * 300, "/".join(["x" * 100] * 10)]  # fmt: skip
 
 
-@pytest.mark.parametrize("key", BAD_KEYS)
+@cases("key", BAD_KEYS)
 def test_what_is_no_key_is_refused(store: BlobStore, key: str) -> None:
     """By every verb, before anything is touched: no name leads out of a store."""
     data = memoryview(b"x")
@@ -310,7 +311,7 @@ def test_what_is_no_key_is_refused(store: BlobStore, key: str) -> None:
     assert keys(store) == []
 
 
-@pytest.mark.parametrize("prefix", ["../", "a/../b", "/", "./"])
+@cases("prefix", ["../", "a/../b", "/", "./"])
 def test_a_prefix_leads_nowhere_else(store: BlobStore, prefix: str) -> None:
     """A listing stays in the store."""
     with pytest.raises(UsageError):

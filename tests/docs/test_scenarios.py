@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import pytest
-
+from tests.cases import cases
 from tests.docs.pages import ROOT
 
 PAGE = ROOT / "docs" / "scenarios.md"
@@ -63,7 +62,7 @@ def test_the_page_has_every_scenario() -> None:
     assert all(named().values())
 
 
-@pytest.mark.parametrize("number", sorted(_ALL))
+@cases("number", sorted(_ALL))
 def test_what_the_page_names_is_there(number: int) -> None:
     """Each test, by its file and its name."""
     there = {(test.file, test.name) for test in suite()}
@@ -72,7 +71,7 @@ def test_what_the_page_names_is_there(number: int) -> None:
         assert (file, name) in there or (not name and file in files), f"S{number}: {file}::{name}"
 
 
-@pytest.mark.parametrize("number", sorted(_ALL))
+@cases("number", sorted(_ALL))
 def test_the_page_names_every_file_that_has_a_test_of_it(number: int) -> None:
     """By the numbers in the tests' own names and docstrings."""
     files = {test.file for test in suite() if number in test.scenarios}

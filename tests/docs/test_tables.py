@@ -14,6 +14,7 @@ from spotguard.agent.config import SETTINGS, Setting
 from spotguard.agent.outcome import Outcome, SessionOutcome
 from spotguard.commands.parsers import Parser
 from spotguard.providers.simulator import aws_command, gcp_command
+from tests.cases import cases
 from tests.docs.pages import ROOT, section
 
 COMMANDS = ROOT / "docs" / "commands.md"
@@ -50,7 +51,7 @@ def _rows(parser: argparse.ArgumentParser) -> list[str]:
 PARSERS = dict(_parsers())
 
 
-@pytest.mark.parametrize("command", PARSERS)
+@cases("command", PARSERS)
 def test_each_command_has_its_options_and_no_others(command: str) -> None:
     text = section(COMMANDS, f"{'##' if ' ' not in command else '###'} spotguard {command}")
     said = re.findall(r"^\| `.*$", text.partition("\n### ")[0], re.MULTILINE)
@@ -71,7 +72,7 @@ def test_each_command_is_described_as_its_help_describes_it(command: str) -> Non
     assert " ".join(cli._module(command).DESCRIPTION.split()) in text
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+@cases("setting", SETTINGS)
 def test_each_option_is_explained_with_its_flag_variable_and_key(setting: Setting) -> None:
     text = CONFIGURATION.read_text()
     row = re.search(rf"^\| `{setting.flag}`.*$", text, re.MULTILINE)
@@ -87,7 +88,7 @@ def test_no_option_is_explained_that_is_not_there() -> None:
     assert said == [setting.flag for setting in SETTINGS]
 
 
-@pytest.mark.parametrize("name", [each.name for kind in (Outcome, SessionOutcome) for each in fields(kind)])
+@cases("name", [each.name for kind in (Outcome, SessionOutcome) for each in fields(kind)])
 def test_each_field_of_an_outcome_is_explained(name: str) -> None:
     if name != "seen_at":  # on no record: `seen` is
         assert f"`{name}`" in section(ROOT / "docs" / "operations.md", "## Outcomes")

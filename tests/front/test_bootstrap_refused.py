@@ -13,12 +13,13 @@ import pytest
 from spotguard import cli
 from spotguard.bootstrap import machines_options
 from spotguard.providers.errors import UsageError
+from tests.cases import cases
 from tests.fakes.clock import ManualClock
 from tests.front.user_data import NEEDED, STORES, printed, refused, script_of, values_of
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
+@cases(
+    "words, said",
     [
         (["aws", "--store", "s3://ckpt", "--run-id", "r"], "the command is missing"),
         (["aws", "--run-id", "r", "--", "x"], "--store is missing"),
@@ -63,8 +64,8 @@ def test_what_is_missing_or_names_nothing_is_refused(
     assert said in refused(capsys, *words)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
+@cases(
+    "words, said",
     [
         (["--store", "ftp://b"], "--store"),
         (["--store", "ckpt"], "--store 'ckpt': expected a store's URL, as in s3://bucket/prefix"),

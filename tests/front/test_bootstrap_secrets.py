@@ -6,11 +6,12 @@ import re
 
 import pytest
 
+from tests.cases import cases
 from tests.front.user_data import NEEDED, printed, refused
 
 
-@pytest.mark.parametrize(
-    ("words", "command", "name"),
+@cases(
+    "words, command, name",
     [
         ([], ["env", "AWS_ACCESS_KEY_ID=AKIA" + "X" * 16, "x"], "an AWS access key"),
         ([], ["env", "AWS_SECRET_ACCESS_KEY=abc", "x"], "an AWS secret key"),
@@ -73,7 +74,7 @@ def test_a_secret_is_not_repeated_whatever_else_is_wrong(capsys: pytest.CaptureF
     assert ":secret" not in refused(capsys, "aws", "--policy", "--store", "s3://AKIAX:secret@b/x")
 
 
-@pytest.mark.parametrize(
+@cases(
     "prepare",
     [
         "git clone https://git@github.com/a/b . && HF_TOKEN=$HF_TOKEN python fetch.py --tokenizer=gpt2",

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from spotguard import cli
+from tests.cases import cases
 from tests.fakes.report import TIMEOUT
 
 
@@ -65,8 +66,8 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("spotguard 0.")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
+@cases(
+    "words, said",
     [
         (["rnu"], "unknown command 'rnu': did you mean run?"),
         (["xyzzy"], "expected one of run, agent"),

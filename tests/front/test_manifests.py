@@ -19,6 +19,7 @@ from spotguard.agent.sockets import SERVICE_SOCKET
 from spotguard.commands.run import split
 from spotguard.containers import manifests
 from spotguard.containers.manifests import MANIFESTS, Cloud
+from tests.cases import cases
 from tests.kubernetes import Words, container, containers, documents, environment, one, pod
 
 pytest.importorskip("yaml")
@@ -37,10 +38,8 @@ def volume(name: str, cloud: Cloud) -> Words:
 # --- as Kubernetes reads them ---
 
 
-@pytest.mark.parametrize(
-    "version", ["1.31", "1.37"]
-)  # the first with a stable podFailurePolicy, and the newest
-@pytest.mark.parametrize(("name", "cloud"), PRINTED)
+@cases("version", ["1.31", "1.37"])  # the first with a stable podFailurePolicy, and the newest
+@cases("name, cloud", PRINTED)
 def test_a_manifest_is_what_the_schema_says(name: str, cloud: Cloud, version: str) -> None:
     validate = pytest.importorskip("kubernetes_validate").validate
     for document in documents(name, cloud):
@@ -55,14 +54,14 @@ def test_the_schema_would_notice() -> None:
         schema.validate(job, "1.37", strict=True)
 
 
-@pytest.mark.parametrize(("name", "cloud"), PRINTED)
+@cases("name, cloud", PRINTED)
 def test_what_a_container_mounts_is_there(name: str, cloud: Cloud) -> None:
     there = {each["name"] for each in pod(name, cloud)["volumes"]}
     mounted = {mount["name"] for each in containers(name, cloud) for mount in each["volumeMounts"]}
     assert mounted == there
 
 
-@pytest.mark.parametrize(("name", "cloud"), PRINTED)
+@cases("name, cloud", PRINTED)
 def test_an_agent_has_the_agents_image_and_a_job_has_its_own(name: str, cloud: Cloud) -> None:
     for each in containers(name, cloud):
         assert (each["image"] == f"{manifests.IMAGE}:{spotguard.__version__}") is (
@@ -73,7 +72,7 @@ def test_an_agent_has_the_agents_image_and_a_job_has_its_own(name: str, cloud: C
 # --- as spotguard reads them ---
 
 
-@pytest.mark.parametrize(("name", "cloud"), PRINTED)
+@cases("name, cloud", PRINTED)
 def test_every_variable_is_an_option_and_its_value_is_taken(name: str, cloud: Cloud) -> None:
     for each in containers(name, cloud):
         env = environment(each)

@@ -7,6 +7,7 @@ from packaging.requirements import Requirement
 
 from spotguard.bootstrap import requirement
 from spotguard.providers.errors import UsageError
+from tests.cases import cases
 
 WHEEL = "spotguard-0.1.0-py3-none-any.whl"
 URL = f"https://wheels.example.org/a/{WHEEL}"
@@ -21,8 +22,8 @@ def test_a_release_is_pinned_and_a_development_version_has_none() -> None:
     assert requirement.package(None, index, "s3://b", "0.2.0.dev0") == "spotguard[s3]==0.2.0.dev0"
 
 
-@pytest.mark.parametrize(
-    ("said", "given"),
+@cases(
+    "said, given",
     [
         ("spotguard", "spotguard[s3]"),
         ("spotguard==0.1.0", "spotguard[s3]==0.1.0"),
@@ -68,8 +69,8 @@ def test_a_folder_needs_no_extra() -> None:
     assert requirement.package(f"/srv/{WHEEL}", "", "file:///mnt/x") == f"/srv/{WHEEL}"
 
 
-@pytest.mark.parametrize(
-    ("said", "why"),
+@cases(
+    "said, why",
     [
         ("", "expected a requirement"),
         (" ", "expected a requirement"),

@@ -11,6 +11,7 @@ from packaging.markers import InvalidMarker, Marker
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from spotguard.bootstrap import specifiers
+from tests.cases import cases
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ def test_versions_of_pep_440_are_versions(text: str) -> None:
     assert specifiers.is_versions(text)
 
 
-@pytest.mark.parametrize(
+@cases(
     "text", ["", "=2.6", "==", "~0.1", ">>1", "~=1", ">=1.*", ">=1+cu1", "==1,", ",==1", "==1 ==2", "==1;", "==a", "(==1", "==1)", "@1"]
 )  # fmt: skip
 def test_what_only_looks_like_versions_is_none(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotguard import cli
+from tests.cases import cases
 
 BOOTSTRAP = "the command stands behind --, as in … -- torchrun train.py"
 HOOK = "hooks.slack.com/services/T000/B000/1SECRETSECRETSECRET"
@@ -20,8 +21,8 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return err.removeprefix("spotguard: error: ").rstrip("\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
+@cases(
+    "words, said",
     [
         (["bootstrap", "aws", "WANDB_API_KEY=SECRET", "torchrun"], f"unknown word 'WANDB_API_KEY=…': {BOOTSTRAP}"),
         (["bootstrap", "WANDB_API_KEY=SECRET", "torchrun"], "unknown cloud 'WANDB_API_KEY=…': say aws, gcp or azure"),

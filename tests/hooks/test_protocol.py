@@ -29,6 +29,7 @@ from spotguard.hooks.protocol import (
 )
 from spotguard.providers.errors import ProtocolError
 from spotguard.providers.notice import NoticeKind
+from tests.cases import cases
 
 WORDS = st.text(max_size=40)
 NUMBERS = st.integers(-(2**53), 2**53)
@@ -146,8 +147,8 @@ def test_any_object_gives_a_message_or_a_protocol_error(
     outcome(Peer(role), [frame(body)])
 
 
-@pytest.mark.parametrize("role", list(Role))
-@pytest.mark.parametrize("word", sorted(TYPES))
+@cases("role", list(Role))
+@cases("word", sorted(TYPES))
 def test_what_the_table_does_not_hold_is_out_of_order(role: Role, word: str) -> None:
     """Every pair of a role and a message: a place in the table, or the end of that peer."""
     fields = dataclasses.fields(TYPES[word])  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from spotguard.providers.azure_events import Event, parse_document
 from spotguard.providers.azure_notices import Book
 from spotguard.providers.notice import Notice, NoticeKind, Severity
+from tests.cases import cases
 from tests.providers.test_azure_events import ENTRIES, document, entry
 
 NOW, WALL = 1000.0, 1795168800.0
@@ -48,8 +49,8 @@ def the_notice(*events: Event, **how: Any) -> Notice:
 # --- what each means ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("type", "left", "kind", "severity", "seconds", "window"),
+@cases(
+    "type, left, kind, severity, seconds, window",
     [
         ("Preempt", 30, NoticeKind.PREEMPT, Severity.TERMINAL, 30, 30),
         ("Preempt", 8, NoticeKind.PREEMPT, Severity.TERMINAL, 8, 30),

@@ -17,6 +17,7 @@ from spotguard.providers.gcp_times import parse_duration, parse_instant
 from spotguard.providers.gcp_upcoming import parse_upcoming
 from spotguard.providers.notice import Notice, Severity
 from spotguard.providers.simulator.gcp_upcoming import NOTHING, SPELLINGS, planned
+from tests.cases import cases
 from tests.fakes.clock import ManualClock
 from tests.providers.anything import DATES, JSON
 
@@ -147,10 +148,8 @@ def test_json_made_to_hurt_is_no_calm(body: bytes) -> None:
     assert upcoming(body) is None
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
-@pytest.mark.parametrize(
-    ("ahead", "left"), [(7 * 86400, 7 * 86400), (60, 60), (0, 0), (-60, 0), (200 * 86400, 8640000)]
-)
+@cases("spelling", SPELLINGS)
+@cases("ahead, left", [(7 * 86400, 7 * 86400), (60, 60), (0, 0), (-60, 0), (200 * 86400, 8640000)])
 def test_s11_planned_maintenance_in_every_spelling(spelling: str, ahead: float, left: float) -> None:
     """The start of its window is the deadline; no word moves it further away than machine types are told ahead."""
     clock = ManualClock()

@@ -13,6 +13,7 @@ from spotguard.providers.errors import UsageError
 from spotguard.providers.simulator.aws import AwsSimulator
 from spotguard.providers.simulator.aws_command import VERBS
 from spotguard.providers.simulator.script import Step, parse_script, read_script, seconds
+from tests.cases import cases
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateAws
 
@@ -58,8 +59,8 @@ def test_each_line_does_what_it_says_at_its_time(simulate_aws: SimulateAws, cloc
     ]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
+@cases(
+    "line, message",
     [
         ("soon preempt", "'soon' is not a time: expected seconds, as in 10, 10s, 1.5m or 500ms"),
         ("-3s preempt", "'-3s' is before the start: expected a time from 0 on"),

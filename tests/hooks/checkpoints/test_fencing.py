@@ -18,6 +18,7 @@ from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.format.keys import CheckpointName, checkpoints_prefix
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.store import BlobStore
+from tests.cases import cases
 from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore
 from tests.fakes.turns import Turns
@@ -110,7 +111,7 @@ def looks(turns: Turns, who: str) -> Iterator[int]:
             yield at
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@cases("seed", SEEDS)
 def test_a_zombie_is_fenced_in_every_order(seed: int) -> None:
     """Both save and prune three times, one request at a time."""
     store = FakeStore()
@@ -124,7 +125,7 @@ def test_a_zombie_is_fenced_in_every_order(seed: int) -> None:
         assert not [key for who, verb, key in after if (who, verb) == ("zombie", "delete")]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@cases("seed", range(20))
 def test_of_three_starts_the_last_claim_is_preferred(seed: int) -> None:
     """Two starts at the same moment, beside a zombie: three numbers, one order."""
     store = FakeStore()

@@ -9,6 +9,7 @@ import pytest
 from spotguard.hooks.checkpoints.flights import FRAMES, LAG, LEAST, ROOM, SPARE, Flights, Piece
 from spotguard.hooks.checkpoints.ranges import REQUEST_BYTES, Load, Range, Wanted
 from spotguard.hooks.format.manifest import Chunk
+from tests.cases import cases
 
 
 def loads(*parts: int) -> list[Load]:
@@ -140,7 +141,7 @@ def test_so_many_are_sent_twice_and_no_more() -> None:
     assert [piece is not None for piece in again] == [True] * SPARE + [False] * (10 - SPARE)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@cases("seed", range(20))
 def test_frames_are_never_more_than_there_are(seed: int) -> None:
     """However requests arrive, lag, fail and hang: seeded. And everything is done in the end."""
     chance = random.Random(seed)

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spotguard.hooks.checkpoints.frames import Frame, as_bytes
 from spotguard.hooks.state.device import SideStreams
+from tests.cases import cases
 
 pytestmark = pytest.mark.torch
 
@@ -45,8 +46,8 @@ def lying(draw: random.Random, how: str) -> torch.Tensor:
     return {**turned, "reversed": flat.permute(2, 1, 0), "row": flat[0, 0], "one": flat[1, 0, 0]}[how]
 
 
-@pytest.mark.parametrize("start", [0, 8, 13])
-@pytest.mark.parametrize("how", ["whole", "turned", "narrowed", "steps", "reversed", "row", "one"])
+@cases("start", [0, 8, 13])
+@cases("how", ["whole", "turned", "narrowed", "steps", "reversed", "row", "one"])
 def test_what_is_rounded_on_the_way_is_what_torch_rounds(how: str, start: int) -> None:
     """Also where a byte before it makes its start odd; and not a byte beside it is touched."""
     source = lying(random.Random(f"{how}-{start}"), how)

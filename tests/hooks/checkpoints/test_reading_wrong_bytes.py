@@ -10,6 +10,7 @@ from spotguard.hooks.checkpoints.ranges import Wanted
 from spotguard.hooks.checkpoints.reading import READERS, Reading
 from spotguard.hooks.format.manifest import Chunk
 from spotguard.providers.errors import CheckpointError, CorruptError, DeniedError, NotFoundError, StoreError
+from tests.cases import cases
 from tests.fakes.reads import Reads
 from tests.fakes.store import Fault, Killed
 from tests.hooks.checkpoints.many_reads import (
@@ -27,7 +28,7 @@ from tests.hooks.checkpoints.many_reads import (
 __all__ = ["nobody_stays"]
 
 
-@pytest.mark.parametrize("at", range(0, 60, 3))
+@cases("at", range(0, 60, 3))
 def test_a_bit_that_flips_on_its_way_is_read_once_more(at: int) -> None:
     """At any request: only the chunk that it is in is read again."""
     store = Reads()

@@ -29,6 +29,7 @@ from spotguard.hooks.format.sharing import ALL_STAY, Roles
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.stores.localfs import FileStore
 from spotguard.providers.stores.store import BlobStore
+from tests.cases import cases
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import Hurried
 from tests.fakes.mortal import Life, Mortal
@@ -119,8 +120,8 @@ def both(store: BlobStore, mortal: BlobStore, life: Life) -> list[Published | Ba
     return results
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("calls", range(12))
+@cases("after", [False, True])
+@cases("calls", range(12))
 def test_a_rank_that_dies_at_any_request_leaves_nothing_that_only_looks_whole(
     calls: int, after: bool
 ) -> None:

@@ -35,6 +35,7 @@ from spotguard.hooks.format.manifest import (
     lacks,
 )
 from spotguard.providers.errors import CheckpointError
+from tests.cases import cases
 
 OBJECTS = (
     ObjectEntry("00001-of-00004/0000.safetensors", 1000, 88, 7),
@@ -265,7 +266,7 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), BROKEN, ids=[said for _, said in BROKEN])
+@cases("change, said", BROKEN)
 def test_what_cannot_be_is_refused(change: Callable[[dict[str, Any]], None], said: str) -> None:
     """With a right CRC, too: somebody may have written it on purpose."""
     value = raw()
@@ -292,7 +293,7 @@ def test_digests_are_numbers_by_name() -> None:
         decode_manifest(sealed(value), "k")
 
 
-@pytest.mark.parametrize("field", [field for field in raw() if field not in ("digests", "missing")])
+@cases("field", [field for field in raw() if field not in ("digests", "missing")])
 def test_no_field_may_be_missing(field: str) -> None:
     """Each is needed, or it would not be written; these came later."""
     value = raw()

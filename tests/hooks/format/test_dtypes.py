@@ -8,6 +8,7 @@ import pytest
 
 from spotguard.hooks.format.dtypes import ITEMSIZE, QUANTIZED, dtype_name, safetensors_form, torch_dtype
 from spotguard.providers.errors import StateError
+from tests.cases import cases
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.torch
 DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@cases("dtype", DTYPES)
 def test_a_dtype_of_torchs_is_known(dtype: Any) -> None:
     """By name both ways, with its bytes; a new dtype in torch fails here until it is added."""
     word = str(dtype).removeprefix("torch.")
@@ -29,7 +30,7 @@ def test_a_dtype_of_torchs_is_known(dtype: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
-@pytest.mark.parametrize("word", ITEMSIZE)
+@cases("word", ITEMSIZE)
 def test_a_tensor_of_any_dtype_has_bytes(word: str) -> None:
     """A writer can view it as bytes, and a reader can view those bytes as it."""
     raw = torch.arange(2 * ITEMSIZE[word], dtype=torch.uint8)
@@ -45,8 +46,8 @@ def test_a_name_that_is_no_dtype_is_refused(word: str) -> None:
         torch_dtype(word)
 
 
-@pytest.mark.parametrize("word", ITEMSIZE)
-@pytest.mark.parametrize("shape", [(), (3,), (2, 5), (0, 4)])
+@cases("word", ITEMSIZE)
+@cases("shape", [(), (3,), (2, 5), (0, 4)])
 def test_what_safetensors_lacks_is_bytes(word: str, shape: tuple[int, ...]) -> None:
     """The word is one of its own, and the shape in units of it has as many bytes."""
     width = {

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from spotguard.hooks.format.encoding import decode, encode, same
 from spotguard.providers.errors import CheckpointError, StateError
+from tests.cases import cases
 
 
 def no_tensor(tensor: object) -> str:
@@ -44,7 +45,7 @@ PLAIN: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", PLAIN, ids=lambda value: type(value).__name__)
+@cases("value", PLAIN)
 def test_a_value_comes_back(value: Any) -> None:
     """In value and type, at the top and inside a container."""
     assert same(value, trip(value)) == ""
@@ -239,8 +240,8 @@ class MyZone(tzinfo):
 Point = namedtuple("Point", "x y")
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
+@cases(
+    "value, said",
     [
         ({"lr_lambdas": [lambda step: step]}, r"^it\.lr_lambdas\[0\]: a function, cannot be saved"),
         ({"a": [1, {"b": object()}]}, r"^it\.a\[1\]\.b: an object, cannot be saved"),
@@ -262,7 +263,6 @@ Point = namedtuple("Point", "x y")
         ({MyInt(2): 1}, r"^it key <MyInt>: "),
         (math, r"^it: a module"),
     ],
-    ids=lambda value: str(value)[:30] if isinstance(value, str) else type(value).__name__,
 )
 def test_what_would_not_come_back_is_refused(value: Any, said: str) -> None:
     """With the path inside the registered object, the type, and what to do, in one line."""
@@ -322,8 +322,8 @@ def test_neither_numpy_nor_torch_is_loaded() -> None:
     assert done.stdout.strip() == ""
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
+@cases(
+    "one, other",
     [
         (1, True), (1, 1.0), (0.0, -0.0), ([], ()), ({}, OrderedDict()), ({"a": 1, "b": 2}, {"b": 2, "a": 1}), ([1], [1, 2]),
         (deque(maxlen=1), deque(maxlen=2)), (defaultdict(list), defaultdict(dict)), (b"", bytearray()), ({1}, {True}), ({1}, {2}),

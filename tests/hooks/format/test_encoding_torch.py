@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 from spotguard.hooks.format.arrays import LARGE_ARRAY  # noqa: E402
 from spotguard.hooks.format.encoding import decode, encode, same  # noqa: E402
 from spotguard.providers.errors import CheckpointError, StateError  # noqa: E402
+from tests.cases import cases  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -85,7 +86,7 @@ def test_every_scheduler_of_torch_is_here() -> None:
     assert classes - {"LRScheduler"} <= {name.partition("-")[0] for name in SCHEDULERS}
 
 
-@pytest.mark.parametrize("name", SCHEDULERS)
+@cases("name", SCHEDULERS)
 def test_a_scheduler_survives(name: str) -> None:
     """Its state comes back as it was, and a new scheduler that loads it goes on as the old one does."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
@@ -194,7 +195,7 @@ def test_averaged_models_survive() -> None:
 # --- torch's own types ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     "value",
     [
         torch.Size([2, 3]), torch.Size([]), torch.float8_e4m3fn, torch.bfloat16, torch.complex64, torch.device("cpu"),
@@ -202,7 +203,6 @@ def test_averaged_models_survive() -> None:
         torch.tensor([float("nan")]), torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2), requires_grad=False),
         torch.nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False),
     ],
-    ids=str,
 )  # fmt: skip
 def test_a_value_of_torchs_comes_back(value: Any) -> None:
     """At the top and inside a container, a Parameter as a Parameter."""
@@ -265,7 +265,7 @@ def test_errors_about_tensors_are_the_callers_own() -> None:
 # --- numpy's ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     "value",
     [
         np.float64(0.1), np.float32("nan"), np.float16(2), np.int8(-3), np.uint64(2**64 - 1), np.longlong(5), np.bool_(True),
@@ -275,7 +275,6 @@ def test_errors_about_tensors_are_the_callers_own() -> None:
         np.array([True]), np.dtype("<f4"), np.dtype(">i8"), np.dtype("U3"), np.arange(24).reshape(2, 3, 4).transpose(1, 0, 2),
         np.array([np.nan, -0.0]),
     ],
-    ids=repr,
 )  # fmt: skip
 def test_a_value_of_numpys_comes_back(value: Any) -> None:
     """Dtype to the letter, and a array that can be written to."""

@@ -17,6 +17,7 @@ from spotguard.hooks.format.coverage import coverage
 from spotguard.hooks.format.manifest import Chunk, RankManifest, TensorEntry
 from spotguard.hooks.format.merging import Merging
 from spotguard.providers.errors import CheckpointError
+from tests.cases import cases
 from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore
 
@@ -78,8 +79,8 @@ def merge(manifests: list[RankManifest]) -> Merging:
     return merging
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("world", [2, 5])
+@cases("change", CHANGES)
+@cases("world", [2, 5])
 def test_it_says_what_coverage_says(world: int, change: str) -> None:
     """Whole, or why not."""
     manifests = CHANGES[change](written(world))

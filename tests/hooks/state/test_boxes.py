@@ -10,6 +10,7 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
 from spotguard.hooks.state.boxes import Box, Cut, box
+from tests.cases import cases
 
 pytestmark = pytest.mark.torch
 
@@ -32,9 +33,9 @@ def chunk(tensor: torch.Tensor, count: int, index: int, dim: int) -> torch.Tenso
     return chunks[index] if index < len(chunks) else tensor.narrow(dim, 0, 0)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("ranks", [2, 3, 4, 6])
-@pytest.mark.parametrize("dim", [0, 1])
+@cases("shape", SHAPES)
+@cases("ranks", [2, 3, 4, 6])
+@cases("dim", [0, 1])
 def test_one_cut_is_a_chunk(shape: tuple[int, int], ranks: int, dim: int) -> None:
     whole = numbered(shape)
     for at in range(ranks):
@@ -43,9 +44,9 @@ def test_one_cut_is_a_chunk(shape: tuple[int, int], ranks: int, dim: int) -> Non
         assert torch.equal(part(whole, found), chunk(whole, ranks, at, dim))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("mesh", [(2, 2), (2, 3), (3, 2)])
-@pytest.mark.parametrize(("first", "second"), list(product([0, 1, None], repeat=2)))
+@cases("shape", SHAPES)
+@cases("mesh", [(2, 2), (2, 3), (3, 2)])
+@cases("first, second", list(product([0, 1, None], repeat=2)))
 def test_cuts_follow_each_other_from_left_to_right(
     shape: tuple[int, int], mesh: tuple[int, int], first: int | None, second: int | None
 ) -> None:

@@ -14,6 +14,7 @@ from spotguard.hooks import protocol
 from spotguard.hooks.preempted import Preempted
 from spotguard.hooks.state.tables import Tables
 from spotguard.providers.errors import StateError
+from tests.cases import cases
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import Heard, notice
 from tests.fakes.training import bits, different, guarded, seed, wait_shut
@@ -144,8 +145,8 @@ def check(store: WatchedStore, change: Callable[[Model], None], step: int, expec
     assert different(bits({"model": fresh}, rng=False), expected) == []
 
 
-@pytest.mark.parametrize("later", [False, True], ids=["at once", "a step later"])
-@pytest.mark.parametrize("change", CHANGES)
+@cases("later", [False, True])
+@cases("change", CHANGES)
 def test_what_is_hung_in_or_taken_out_is_followed(change: Callable[[Model], None], later: bool) -> None:
     """By a boundary within a second, or by the next save."""
     seed()

@@ -10,6 +10,7 @@ import pytest
 
 from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.place_names import check_named
+from tests.cases import cases
 
 LONG = "a" * 63
 #: What says to botocore where S3 is, and where its own files are.
@@ -125,9 +126,9 @@ def test_files_that_are_not_there_say_nothing(file: str, own: Path, monkeypatch:
     assert refused("s3://b")
 
 
-@pytest.mark.parametrize("name", ["My_Bucket", f"{LONG}a", "my..bucket", "bucket-", "a" * 222])
-@pytest.mark.parametrize(
-    ("env", "query"),
+@cases("name", ["My_Bucket", f"{LONG}a", "my..bucket", "bucket-", "a" * 222])
+@cases(
+    "env, query",
     [
         ({"AWS_REGION": "eu-west-1"}, ""),
         ({"AWS_DEFAULT_REGION": "eu-west-1"}, ""),

@@ -13,6 +13,7 @@ import pytest
 from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.opening import open_store
 from spotguard.providers.stores.urls import check_url, inside, locate
+from tests.cases import cases
 
 
 @pytest.mark.parametrize("text", ["file://{}", "file://localhost{}"])
@@ -70,8 +71,8 @@ def test_a_missing_sdk_is_said_with_the_way_out(monkeypatch: pytest.MonkeyPatch)
         open_store("s3://bucket/prefix")
 
 
-@pytest.mark.parametrize(
-    ("url", "said"),
+@cases(
+    "url, said",
     [
         ("/mnt/checkpoints", "write it as file:///mnt/checkpoints"),
         ("my checkpoints", "write it as file:///"),
@@ -136,7 +137,7 @@ def test_what_may_be_a_key_is_not_repeated(url: str, said: str) -> None:
     assert not re.search("AKIA|SEC|RET", str(caught.value))
 
 
-@pytest.mark.parametrize(
+@cases(
     "said",
     [
         "foo",
@@ -150,7 +151,7 @@ def test_what_may_be_a_key_is_not_repeated(url: str, said: str) -> None:
         "http://h x",
     ],
 )
-@pytest.mark.parametrize("scheme", ["s3", "az"])
+@cases("scheme", ["s3", "az"])
 def test_an_endpoint_that_is_none_is_refused_with_how_to_write_it(scheme: str, said: str) -> None:
     with pytest.raises(UsageError) as caught:
         check_url(f"{scheme}://bucket/prefix?endpoint={quote(said)}")
