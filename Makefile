@@ -15,13 +15,16 @@ endif
 BIN := .venv/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES = $(shell find agent hooks providers packaging -name '*.py') pyproject.toml MANIFEST.in LICENSE $(wildcard README.md)
-FAST := -m "not soak and not bench"
+# The tiers: tests/tiers.py says which test is in which.
+FAST := -m "not slow and not soak and not bench"
+SLOW := -m "slow and not soak and not bench"
+BOTH := -m "not soak and not bench"
 # More than cores: half of a whole-path test's time is waiting.
 JOBS ?= 4
 # CI sets it to scripts/again, which runs once more what fails.
 AGAIN ?=
 
-.PHONY: help demo test soak check bench wheel test-wheel test-pythons servers clean
+.PHONY: help demo test test-slow soak check bench wheel test-wheel test-pythons servers clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -30,10 +33,13 @@ demo: .venv/ready  ## the main job on a simulated cloud: train, be preempted, re
 	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "make demo: the demo trains with torch, and $$($(BIN)/python -V) here has none. Run it with PYTHON=python3.11, or first: $(BIN)/pip install torch" >&2; exit 1; }
 	$(BIN)/spotguard demo
 
-test: .venv/ready  ## the fast tier: everything that matters
+test: .venv/ready  ## the fast tier: five minutes, and no server
 	$(AGAIN) $(BIN)/pytest $(FAST) --numprocesses=$(JOBS) --dist=worksteal
 
-soak: .venv/ready  ## the slow tier: hundreds of seeded kills, and long runs
+test-slow: .venv/ready  ## the slow tier: real servers, the pages, and what is long; `make servers` first
+	$(AGAIN) $(BIN)/pytest $(SLOW) --numprocesses=$(JOBS) --dist=worksteal
+
+soak: .venv/ready  ## for nights: hundreds of seeded kills, and long runs
 	$(BIN)/pytest -m "soak or hypothesis"  # and the properties with new examples
 
 check: .venv/ready  ## lint, format, types, floors
@@ -48,11 +54,11 @@ bench: .venv/ready  ## measure, and print the table of benchmarks/
 wheel: dist/built  ## build the wheel into dist/
 	@ls dist/*.whl
 
-test-wheel: .venv-wheel/ready  ## the whole-path tests against the built wheel
+test-wheel: .venv-wheel/ready  ## the whole-path tests of the fast tier against the built wheel
 	$(AGAIN) .venv-wheel/bin/pytest $(FAST) --numprocesses=$(JOBS) --dist=worksteal -o pythonpath= tests/e2e
 
 test-pythons:  ## what needs no torch, on every other Python >= 3.12 that is here
-	scripts/test-pythons $(FAST) --numprocesses=$(JOBS) --dist=worksteal
+	scripts/test-pythons $(BOTH) --numprocesses=$(JOBS) --dist=worksteal
 
 servers:  ## install the real servers of the integration tests (as root where Debian packages are missing)
 	@scripts/servers $(PYTHON)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -9,13 +10,15 @@ import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import spotguard
-from tests.caller import to_be_swept
+from tests.caller import ASKED, servers_required, to_be_swept
 from tests.flaky import Flaky
 from tests.servers.program import find
+from tests.tiers import PROGRAMS, Marking
 
 # Where nobody listens: port 9 (discard) on loopback refuses at once, so a test that forgets to name its own
 # server fails there instead of talking to a real cloud, or to the metadata service of the machine it runs on.
@@ -37,16 +40,14 @@ ENDPOINTS = {
     "AZURE_STORAGE_CONNECTION_STRING": f"BlobEndpoint=http://{NOWHERE}/none;SharedAccessSignature=sig=none",
 }
 
-# Read before the environment is swept: CI sets it so that a missing server is a failure there, not a skip.
-SERVERS_REQUIRED = os.environ.get("SPOTGUARD_REQUIRE_SERVERS") == "1"
-FLAKY = os.environ.get("SPOTGUARD_FLAKY", "")
-
 _session = pytest.MonkeyPatch()
 _runtime_dir = pytest.StashKey[Path]()
+_marking = Marking()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set the environment once, for this process and for every child that a test starts."""
+    gc.disable()  # until the tests are collected: two fifths of that were spent on looking for garbage among them
     if find_spec("hypothesis") is not None:
         from hypothesis import settings
 
@@ -55,8 +56,12 @@ def pytest_configure(config: pytest.Config) -> None:
         fast = "not soak" in (config.option.markexpr or "")
         settings.register_profile("suite", deadline=None, derandomize=fast)
         settings.load_profile("suite")
-    if FLAKY and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Flaky(Path(FLAKY)))
+    config.pluginmanager.register(_marking)
+    reports = not hasattr(config, "workerinput")
+    if not reports:
+        ASKED.update(config.workerinput["asked"])  # type: ignore[attr-defined]  # xdist's
+    if reports and (flaky := ASKED["SPOTGUARD_FLAKY"]):
+        config.pluginmanager.register(Flaky(Path(flaky)))
     for name in to_be_swept(os.environ):
         _session.delenv(name)
     for name, value in ENDPOINTS.items():
@@ -71,6 +76,17 @@ def pytest_configure(config: pytest.Config) -> None:
     # Not below pytest's own tmp_path: a Unix socket's path holds 107 bytes (unix(7), sun_path), and that is longer.
     config.stash[_runtime_dir] = Path(tempfile.mkdtemp(prefix="sg-", dir="/tmp"))  # made with mode 0700
     _session.setenv("XDG_RUNTIME_DIR", str(config.stash[_runtime_dir]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell one of xdist's workers, whose environment is swept before it begins."""
+    node.workerinput["asked"] = ASKED
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage again. (No `gc.freeze`: with few objects left to count, full collections come at every turn.)"""
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
@@ -98,24 +114,34 @@ def _part(items: list[pytest.Item], worker: int, workers: int) -> list[pytest.It
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Leave the machine as it was."""
+    gc.collect()  # what was left open in a cycle is found here, and pytest says so
+    gc.freeze()  # seven more collections of all that was imported follow, at pytest's end and the interpreter's
     _session.undo()
     if (folder := config.stash.get(_runtime_dir, None)) is not None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
+def required(program: str) -> str:
+    """The program's path, or a skip with the reason; in CI a failure instead."""
+    _marking.check(program)
+    if (path := find(program)) is not None:
+        return path
+    reason = f"{program} is not installed: `make servers` installs what the real servers need"
+    if servers_required():
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session", name=PROGRAMS)
 def require_server() -> Callable[[str], str]:
-    """`require_server("nginx")` gives the program's path, or skips with the reason; in CI it fails instead."""
+    """`require_server("nginx")` gives the program's path. It puts a test into the slow tier."""
+    return required
 
-    def require(program: str) -> str:
-        if (path := find(program)) is not None:
-            return path
-        reason = f"{program} is not installed: `make servers` installs what the real servers need"
-        if SERVERS_REQUIRED:
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
 
-    return require
+@pytest.fixture(scope="session")
+def require_program() -> Callable[[str], str]:
+    """The same for `FAST_PROGRAMS`, which the fast tier starts too."""
+    return required
 
 
 pytest_plugins = ["tests.fixtures_simulator", "tests.fixtures_servers"]

@@ -80,10 +80,15 @@ def _running(make: Callable[..., Server], *programs: str) -> Any:
     return server
 
 
-moto_server = _running(Moto, "moto_server")
 azurite_server = _running(Azurite, "azurite-blob")
 gcs_server = _running(Gcs, "gcp-storage-emulator")
 swift_server = _running(Swift, "swift-proxy-server", "memcached")
+
+
+@pytest.fixture(scope="session")
+def moto_server(require_program: RequireServer) -> Iterator[Moto]:
+    with Moto(require_program("moto_server")) as running:
+        yield running
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.flaky import Record
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +36,7 @@ def run(folder: Path, program: str) -> tuple[int, list[str]]:
     return done.returncode, (done.stdout + done.stderr).splitlines()
 
 
+@pytest.mark.slow
 def test_what_passes_the_second_time_is_named_above_the_last_summary(tmp_path: Path) -> None:
     code, said = run(tmp_path, HOLDS + BREAKS_ONCE)
     assert code == 0, said
@@ -50,6 +53,7 @@ def test_what_passes_the_second_time_is_named_above_the_last_summary(tmp_path: P
     assert any(line.endswith("test_that_breaks_once") for line in said)
 
 
+@pytest.mark.slow
 def test_what_fails_twice_fails_and_is_no_flake(tmp_path: Path) -> None:
     code, said = run(tmp_path, HOLDS + BREAKS)
     assert code == 1, said

@@ -22,7 +22,7 @@ from typing import Self
 
 import pytest
 
-from tests.conftest import SERVERS_REQUIRED
+from tests.caller import servers_required
 from tests.e2e.harness import Machine
 from tests.e2e.island import Island
 from tests.e2e.machines import METADATA, SERVICES, Cloud
@@ -53,7 +53,7 @@ def require_image() -> None:
     elif not list((IMAGE / "root/usr/bin").glob(f"python3.{sys.version_info.minor}")):
         problem = "the image has another Python, for which the suite's torch is not made"
     if problem:
-        (pytest.fail if SERVERS_REQUIRED else pytest.skip)(problem)
+        (pytest.fail if servers_required() else pytest.skip)(problem)
 
 
 def lay_out_index(wheels: list[Path], index: Path) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from spotguard.agent.sockets import runtime_folder
 from spotguard.slurm import batch_script
-from tests.conftest import SERVERS_REQUIRED
+from tests.caller import servers_required
 from tests.e2e.machines import Node, Rack
 from tests.e2e.processes import Running, eventually
 
@@ -96,7 +96,7 @@ class Cluster:
             require_server(program)
         if tracking == "cgroup" and not os.access(_FREEZER, os.W_OK):
             problem = f"{_FREEZER} is not there, or not ours: Slurm of Debian 12 tracks jobs by it"
-            (pytest.fail if SERVERS_REQUIRED else pytest.skip)(problem)
+            (pytest.fail if servers_required() else pytest.skip)(problem)
         self.folder, self._rack, self._tracking = folder, Rack(folder), tracking
         self._size = nodes
         self._words = {

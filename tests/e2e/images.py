@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SERVERS_REQUIRED
+from tests.caller import servers_required
 from tests.e2e.harness import Machine
 from tests.e2e.processes import Running
 from tests.wheel import build_wheel
@@ -41,7 +41,7 @@ def require_podman() -> None:
     elif not (BASE / "ready").exists() or shutil.which("podman") is None or shutil.which("crun") is None:
         problem = "nothing to build images on: scripts/container-base makes it"
     if problem:
-        (pytest.fail if SERVERS_REQUIRED else pytest.skip)(problem)
+        (pytest.fail if servers_required() else pytest.skip)(problem)
 
 
 class Engine(Machine):

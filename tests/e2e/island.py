@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SERVERS_REQUIRED
+from tests.caller import servers_required
 from tests.e2e.harness import Machine
 from tests.e2e.processes import TIMEOUT
 
@@ -82,7 +82,7 @@ class Island:
 
     def __init__(self, machine: Machine, cloud: str, *addresses: str) -> None:
         making, entering, problem = _namespaces()
-        if problem and SERVERS_REQUIRED:
+        if problem and servers_required():
             pytest.fail(problem, pytrace=False)
         if problem:
             pytest.skip(problem)

@@ -32,7 +32,7 @@ import pytest
 from spotguard.providers.simulator.aws import AwsSimulator
 from spotguard.providers.simulator.azure import AzureSimulator
 from spotguard.providers.simulator.gcp import GcpSimulator
-from tests.conftest import SERVERS_REQUIRED
+from tests.caller import servers_required
 from tests.e2e.harness import Machine
 from tests.e2e.island import say_no_address, write_firmware
 from tests.e2e.processes import TIMEOUT, Running, eventually
@@ -76,7 +76,7 @@ def _problem() -> str:
 def require_machines() -> None:
     """Skip the test where no machines can be made, and say why; in CI it fails instead."""
     if problem := _problem():
-        (pytest.fail if SERVERS_REQUIRED else pytest.skip)(problem)
+        (pytest.fail if servers_required() else pytest.skip)(problem)
 
 
 class Rack:

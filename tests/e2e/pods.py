@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import spotguard
-from tests.conftest import SERVERS_REQUIRED
+from tests.caller import servers_required
 from tests.e2e.harness import Machine
 from tests.e2e.machines import Inside, children
 from tests.e2e.processes import TIMEOUT, Running
@@ -52,7 +52,7 @@ class Node(Machine):
 
     def __init__(self) -> None:
         if problem := _problem():
-            (pytest.fail if SERVERS_REQUIRED else pytest.skip)(problem)
+            (pytest.fail if servers_required() else pytest.skip)(problem)
         if not _is_readable():
             pytest.skip("other users cannot read this checkout: put it where they can, as below /opt")
         # Every user has to get there, and pytest's folders are one user's.

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.slow]
 
 PROGRAM = Path(__file__).parent / "programs" / "averaged.py"
 

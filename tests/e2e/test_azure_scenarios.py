@@ -13,6 +13,7 @@ from tests.e2e.harness import Machine
 from tests.e2e.processes import TIMEOUT, Running, eventually
 from tests.e2e.trainee import Trainee
 from tests.fixtures_simulator import SimulateAzure
+from tests.tiers import few_fast
 
 pytestmark = pytest.mark.wholepath
 
@@ -50,6 +51,7 @@ def saved(running: Running) -> None:
     assert running.ended() == 75
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_an_eviction_among_many_machines_is_committed(trainee: Trainee, vm: AzureSimulator) -> None:
     """S13: another's event before it is nothing, and the list that names us among others is our end."""
@@ -136,7 +138,9 @@ def test_the_first_call_holds_nothing_up_and_its_notice_counts(
     assert vm.count(status=429) == 0
 
 
-@pytest.mark.parametrize("fault", ["410", "429", "500", "reset", "slow", "trickle", "portal", "redirect"])
+@pytest.mark.parametrize(
+    "fault", few_fast(["410", "429", "500", "reset", "slow", "trickle", "portal", "redirect"])
+)
 def test_a_notice_behind_a_fault_is_told_when_the_fault_is_over(
     machine: Machine, vm: AzureSimulator, fault: str
 ) -> None:

@@ -60,6 +60,7 @@ def test_a_worker_that_is_forked_right_behind_restore_begins(machine: Machine, l
     machine.run("--every off --window 20", sys.executable, LOADING, "fork").out.until(r"^worker (\d+)$")
 
 
+@pytest.mark.slow
 def test_workers_of_two_ranks_below_torchrun_end_with_them(machine: Machine) -> None:
     """Forked and spawned, and all of them in the middle of a sample when the notice comes: the save commits, and nobody is
     left, not even a zombie."""

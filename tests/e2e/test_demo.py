@@ -87,8 +87,8 @@ def test_a_demo_that_fails_leaves_nothing_in_a_store_of_yours(tmp_path: Path, sc
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == [mine / "notes"]
 
 
-# 15 s of processor time each: `test_run_in_clouds` takes all three clouds and their stores all the way in the fast tier, and
-# the page of the demo runs it whole.
+# 15 s of processor time each: `test_run_in_clouds` takes all three clouds and their stores all the way, and the page of the
+# demo runs it whole, both in the slow tier.
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("cloud", "server"),
@@ -149,6 +149,7 @@ def test_what_does_not_fit_is_said_and_the_background_checkpoint_remains(
     assert [mark["what"] for mark in facts["timeline"]][-1] == "switched off by the cloud"
 
 
+@pytest.mark.slow
 def test_a_resume_that_is_not_exact_is_found_out(tmp_path: Path, scratch: Path) -> None:
     """One weight that is not what it was after `restore`, and the demo ends with 1 and names what differs."""
     line = "    done = guard.restore() if guard else 0\n"

@@ -14,6 +14,7 @@ from tests.e2e.harness import Machine
 from tests.e2e.processes import TIMEOUT, Running, eventually
 from tests.e2e.trainee import Trainee
 from tests.fixtures_simulator import SimulateGcp
+from tests.tiers import few_fast
 
 pytestmark = pytest.mark.wholepath
 
@@ -108,14 +109,15 @@ def test_s10_the_power_is_cut_and_nothing_half_made_is_seen(
     assert trainee.begun(again) in (2, 4)
 
 
-FAULTS = ("503", "429", "reset", "404", "hang", "held-503", "held-not")
+FAULTS = [("503",), ("429", "reset", "404", "hang", "held-503", "held-not")]
 
 
+@pytest.mark.parametrize("faults", few_fast([(each,) for each in FAULTS]), ids=",".join)
 def test_a_notice_behind_a_fault_is_told_when_the_fault_is_over(
-    machine: Machine, simulate_gcp: SimulateGcp
+    machine: Machine, simulate_gcp: SimulateGcp, faults: tuple[str, ...]
 ) -> None:
     """S7 and S8d: storms, resets, answers that never come, a server that holds nothing."""
-    vms = {fault: simulate_gcp() for fault in FAULTS}
+    vms = {fault: simulate_gcp() for fault in faults}
     runs = {fault: watching(machine, vm, f"run-{fault}") for fault, vm in vms.items()}
     for fault, vm in vms.items():
         vm.fault(fault, seconds=2.0)

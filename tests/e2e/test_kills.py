@@ -107,6 +107,7 @@ def random_instants(trainee: Trainee, seed: int, count: int) -> None:
     lives.close()
 
 
+@pytest.mark.slow
 def test_background_saves_are_killed_at_random_instants(trainee: Trainee) -> None:
     """Twenty lives, each training on from where the last one's newest checkpoint stands."""
     random_instants(trainee, seed=1, count=20)

@@ -105,6 +105,7 @@ def test_an_emergency_save_commits_though_its_agent_is_killed(trainee: Trainee) 
     deaths(trainee, [1, 4, 7, 10], both=False)
 
 
+@pytest.mark.slow
 def test_both_are_killed_in_an_emergency_save(trainee: Trainee) -> None:
     """At the same instants: what is restored is whole."""
     deaths(trainee, [1, 4, 7, 10], both=True)

@@ -93,6 +93,7 @@ def test_torchrun_is_ended_after_the_commit_and_started_again_after_a_call(machi
     ranks.nobody_is_left()
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_launcher_that_ends_its_workers_loses_nothing(machine: Machine) -> None:
     """As torchrun does where another machine joins: no notice explains the SIGTERM, so all ranks save, and then end by it."""

@@ -28,6 +28,7 @@ def training(trainee: Trainee, options: str, on_notice: str = "") -> Running:
     return running
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_deadline_makes_a_checkpoint_and_then_ends_the_run(trainee: Trainee) -> None:
     """At 45 s from its end it is told to make one, also with `--every off`; at 30 s the end begins. `status` says so
@@ -85,6 +86,7 @@ def test_a_file_ends_the_run(trainee: Trainee) -> None:
     assert machine.committed() == [(1, 3, 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_file_that_goes_is_taken_back(trainee: Trainee) -> None:
     """Before the save is done: training goes on to its end, and that is no preemption."""
@@ -103,6 +105,7 @@ def test_a_file_that_goes_is_taken_back(trainee: Trainee) -> None:
     assert machine.outcome()["ended"] == "withdrawn"
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_line_on_a_fifo_ends_the_run_unless_it_is_cancelled(trainee: Trainee) -> None:
     """What lies at the path decides: the option is the same."""
@@ -145,6 +148,7 @@ def test_a_command_is_run_at_the_notice_with_its_facts(trainee: Trainee) -> None
     assert machine.outcome()["why"] == ""
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize("second", [None, signal.SIGTERM])
 def test_a_command_that_hangs_holds_nothing_up(trainee: Trainee, second: signal.Signals | None) -> None:

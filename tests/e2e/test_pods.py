@@ -182,6 +182,7 @@ def test_a_pod_without_the_group_looks_for_itself(node: Node, aws: AwsSimulator)
     running.out.until("^ready")
 
 
+@pytest.mark.slow
 def test_a_pod_that_is_there_before_the_agent_finds_it_later(node: Node, aws: AwsSimulator) -> None:
     """On a node that has just come, the kubelet starts both at once; until then it looks for itself."""
     running = job(node, node.pod())
@@ -208,6 +209,7 @@ def test_what_the_kubelet_asks_the_agent_is_answered(node: Node, aws: AwsSimulat
     agent.running.send(signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_the_doctor_of_a_pod_knows_that_the_node_sees(node: Node, aws: AwsSimulator) -> None:
     """And that nobody does where there is no agent."""
 

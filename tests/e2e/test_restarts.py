@@ -16,7 +16,7 @@ from tests.e2e.processes import Running, eventually
 
 pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.slow]
 
 FAILING = str(Path(__file__).parent / "programs" / "failing.py")
 #: Which store a worker is given: one that torchrun keeps from life to life, as it does of itself and as `run` has it not do;

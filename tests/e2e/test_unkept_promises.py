@@ -41,6 +41,7 @@ def goes_on_from_step_2(trainee: Trainee) -> None:
     assert running.ended() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cloud", SERVICES)
 def test_s15_a_machine_that_goes_in_the_middle_of_its_save(trainee: Trainee, cloud: str) -> None:
     """Promised were 120 or 30 s. The power is cut while objects are being written: no part of them is ever picked up."""

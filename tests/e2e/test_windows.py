@@ -8,10 +8,12 @@ import signal
 import pytest
 
 from tests.e2e.trainee import Trainee
+from tests.tiers import few_fast
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
 
 
+@pytest.mark.slow
 def test_a_window_that_is_too_short_leaves_the_last_checkpoint(trainee: Trainee) -> None:
     """A step that does not end, then a store that hangs: the save gives up before the reserve, nothing new is whole,
     the outcome says why, and the run goes on from the checkpoint before."""
@@ -48,7 +50,7 @@ def test_a_window_that_is_too_short_leaves_the_last_checkpoint(trainee: Trainee)
 @pytest.mark.parametrize(
     ("word", "ended_by"),
     # The kernel may hand TERM to another thread, which does not wake a main thread that waits: then it is KILL too.
-    [("stick", (-signal.SIGTERM, -signal.SIGKILL)), ("stick-in-c", (-signal.SIGKILL,))],
+    few_fast([("stick-in-c", (-signal.SIGKILL,)), ("stick", (-signal.SIGTERM, -signal.SIGKILL))]),
 )
 def test_a_main_thread_that_never_comes_back_loses_no_step(
     trainee: Trainee, word: str, ended_by: tuple[int, ...]

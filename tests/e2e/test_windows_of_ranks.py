@@ -22,7 +22,7 @@ from tests.e2e.processes import Running, eventually
 from tests.fixtures_servers import FaultsBefore
 from tests.servers.faultplan import Asked, Fault
 
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.slow]
 
 PROGRAM = str(Path(__file__).parent / "programs" / "sharded.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]

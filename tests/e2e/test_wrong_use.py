@@ -60,6 +60,7 @@ def test_blindness_is_said_once_and_harms_nothing(machine: Machine, aws: AwsSimu
     assert said.count("instance-action: blind (") == 2, said
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_disk_that_is_full_or_read_only_loses_nothing(trainee: Trainee) -> None:
     """The save that found no room is named in the outcome, a register that could never save fails at once; the

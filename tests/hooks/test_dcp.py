@@ -41,6 +41,7 @@ def loaded(state: dict[str, Any], url: str, step: int | None = None) -> dict[str
     return state
 
 
+@pytest.mark.slow
 def test_two_ranks_of_fsdp2_load_what_four_have_saved(url: str, tmp_path: Path) -> None:
     """Weights, moments and the optimizer's numbers, bit for bit; see the program for what else."""
     model, optimizer = trained()

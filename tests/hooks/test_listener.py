@@ -28,6 +28,7 @@ from spotguard.hooks.protocol import (
 )
 from tests.fakes.agent import FakeAgent
 from tests.fakes.talk import TIMEOUT
+from tests.tiers import few_fast
 
 NOTICE = Preempt("n1", 30.0, 3.0, "terminate", "a test")
 
@@ -85,7 +86,7 @@ for step in guard.steps(3):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("every", ["3600", "off"])
+@pytest.mark.parametrize("every", few_fast(["off", "3600"]))
 def test_a_checkpoint_that_the_agent_asks_for_is_made_beside_training(folder: Path, every: str) -> None:
     """Once, and training goes on. `off` holds against a mere warning, and not against a machine that goes."""
     pytest.importorskip("torch")

@@ -15,6 +15,7 @@ import pytest
 from spotguard.hooks.protocol import Committed, Leave, Preempt
 from tests.fakes.agent import FakeAgent
 from tests.fakes.talk import TIMEOUT
+from tests.tiers import few_fast
 
 pytest.importorskip("torch")
 
@@ -148,7 +149,7 @@ def test_training_that_the_same_signal_has_broken_is_saved_all_the_same(folder: 
         assert training.ends() == 1
 
 
-@pytest.mark.parametrize(("theirs", "code"), [(False, -signal.SIGTERM), (True, 3)])
+@pytest.mark.parametrize(("theirs", "code"), few_fast([(False, -signal.SIGTERM), (True, 3)]))
 def test_a_sigterm_that_is_no_notice_goes_where_it_would_have_gone(
     folder: Path, theirs: bool, code: int
 ) -> None:

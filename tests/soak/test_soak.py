@@ -42,6 +42,7 @@ def soak(folder: Path, seconds: float, seed: int) -> None:
         raise BaseExceptionGroup(f"{len(wrong)} of {len(soaks)} soaks", wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1], ids="seed-{}".format)
 def test_twenty_seconds(tmp_path: Path, seed: int) -> None:
     """No notice missed, none invented, the agent alive and as small as before, its requests within the limits."""

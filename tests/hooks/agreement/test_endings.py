@@ -45,6 +45,7 @@ def spawned(seconds: float) -> None:
     assert "spawned: ended with 0" in run(seconds, "spawned")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1], ids="seed-{}".format)
 def test_five_jobs_by_hand_and_one_by_spawn_end_in_order(seed: int) -> None:
     """Whichever rank ends first, however it ends, and whoever serves the store."""

@@ -9,12 +9,13 @@ import pytest
 from tests.hooks.ranks.checking import marked, restores, saved_together
 from tests.hooks.ranks.gang import Gang, event, fate, signs, until
 from tests.hooks.ranks.machines import Machine
+from tests.tiers import few_fast
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@pytest.mark.parametrize("way", few_fast(["fsdp", "ddp"]))
 @pytest.mark.parametrize("reading", [False, True], ids=["before", "while one reads"])
 def test_a_notice_before_all_have_restored_leaves_the_checkpoint_that_they_would_have(
     gang: Gang, way: str, reading: bool, folder: Path

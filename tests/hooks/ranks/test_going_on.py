@@ -8,6 +8,7 @@ import pytest
 
 from tests.hooks.ranks.checking import STEPS, losses, marked, newest, saved_together, straight
 from tests.hooks.ranks.gang import Gang, event
+from tests.tiers import few_fast
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -15,7 +16,9 @@ pytestmark = pytest.mark.torch
 
 @pytest.mark.parametrize(
     ("way", "world"),
-    [("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4), ("tp_fsdp", 2), ("tp_fsdp", 4), ("hsdp", 4)],
+    few_fast(
+        [("ddp", 2), ("fsdp", 2), ("tp_fsdp", 4), ("ddp", 4), ("fsdp", 4), ("tp_fsdp", 2), ("hsdp", 4)], 3
+    ),
 )
 def test_a_run_that_was_preempted_goes_on_bit_for_bit(gang: Gang, way: str, world: int, folder: Path) -> None:
     undisturbed = straight(gang, world, way, folder)
@@ -33,9 +36,12 @@ def test_a_run_that_was_preempted_goes_on_bit_for_bit(gang: Gang, way: str, worl
         assert {**first[rank]["losses"], **then[rank]["losses"]} == undisturbed[rank]["losses"]
 
 
+WAYS = [("tp_fsdp", "ddp", "fsdp"), ("fsdp", "fsdp", "fsdp"), ("ddp", "fsdp", "ddp")]
+
+
 @pytest.mark.parametrize(
     "ways",
-    [("fsdp", "fsdp", "fsdp"), ("ddp", "fsdp", "ddp"), ("tp_fsdp", "ddp", "fsdp")],
+    few_fast([(each,) for each in WAYS]),
     ids="-".join,
 )
 def test_a_job_goes_on_with_fewer_ranks_and_with_more(

@@ -16,6 +16,7 @@ from tests.fakes.clock import ManualClock
 from tests.hooks.ranks.checking import marked, restores, saved_together
 from tests.hooks.ranks.gang import Gang, event, fate, signs, until
 from tests.hooks.ranks.machines import Machine
+from tests.tiers import few_fast
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -159,8 +160,10 @@ def answer(agent: FakeAgent, id: str) -> protocol.Committed | protocol.Failed:
             return told
 
 
-@pytest.mark.parametrize("first", ["is there", "is gone", "is gone, and the job's store with it"])
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "first", few_fast(["is there", "is gone", "is gone, and the job's store with it"], 2)
+)
+@pytest.mark.parametrize("way", few_fast(["fsdp", "ddp"]))
 def test_a_machine_that_is_noticed_after_the_commit_has_nothing_to_lose(
     gang: Gang, way: str, first: str, folder: Path
 ) -> None:

@@ -25,7 +25,7 @@ OBJECT, MANIFEST = r"put .*/0*4-.*safetensors", r"put .*/0*4-.*-of-\d+\.json"
     ("way", "calls", "step"),
     [
         pytest.param("fsdp", {}, 2, id="before the call", marks=pytest.mark.soak),
-        pytest.param("ddp", {1: "set offer/2"}, 2, id="before the offers"),
+        pytest.param("ddp", {1: "set offer/2"}, 2, id="before the offers", marks=pytest.mark.slow),
         # Each of them: who is held there has heard what was agreed on.
         pytest.param("fsdp", dict.fromkeys(range(WORLD), OBJECT), 4, id="between decision and commit"),
     ],
@@ -75,7 +75,9 @@ def test_a_launcher_that_stands_still_keeps_nobody(
     ("way", "calls", "step"),
     [
         pytest.param("ddp", {1: "set offer/2"}, 2, id="before the offers", marks=pytest.mark.soak),
-        pytest.param("ddp", {0: OBJECT, 1: OBJECT}, 2, id="before its share is there"),
+        pytest.param(
+            "ddp", {0: OBJECT, 1: OBJECT}, 2, id="before its share is there", marks=pytest.mark.slow
+        ),
         pytest.param("fsdp", dict.fromkeys(range(WORLD), MANIFEST), 4, id="when its share is there"),
     ],
 )

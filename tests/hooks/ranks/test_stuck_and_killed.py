@@ -103,6 +103,7 @@ def test_a_rank_whose_training_ends_while_its_notice_is_called_to_the_others_is_
     assert restores(gang, 2, "fsdp", store) == 5
 
 
+@pytest.mark.slow
 def test_ranks_in_a_collective_whose_peer_was_killed_save_what_it_held_too(gang: Gang, folder: Path) -> None:
     """The first rank waits in it for its neighbours, and they run into the dead one."""
     store = folder / "store"
