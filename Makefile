@@ -24,7 +24,7 @@ JOBS ?= 4
 # CI sets it to scripts/again, which runs once more what fails.
 AGAIN ?=
 
-.PHONY: help demo test test-slow soak check bench wheel test-wheel test-pythons servers clean
+.PHONY: help demo test test-slow times soak check bench wheel test-wheel test-pythons servers clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -38,6 +38,10 @@ test: .venv/ready  ## the fast tier: five minutes, and no server
 
 test-slow: .venv/ready  ## the slow tier: real servers, the pages, and what is long; `make servers` first
 	$(AGAIN) $(BIN)/pytest $(SLOW) --numprocesses=$(JOBS) --dist=worksteal
+
+times: .venv/ready  ## record what both tiers take, and print the table of CONTRIBUTING.md
+	SPOTGUARD_TIMES=$(CURDIR)/tests/times.json $(MAKE) test test-slow
+	$(BIN)/python -m tests.times
 
 soak: .venv/ready  ## for nights: hundreds of seeded kills, and long runs
 	$(BIN)/pytest -m "soak or hypothesis"  # and the properties with new examples

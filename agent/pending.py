@@ -335,7 +335,7 @@ class Pending:
             ended=ended,
             returncode=returncode,
             code=code,
-            sessions=tuple(parts),
+            sessions=tuple(sorted(parts, key=lambda each: (each.run_id, each.rank))),
         )
 
     def _rate_so_far(self) -> float | None:

@@ -19,6 +19,7 @@ from tests.caller import ASKED, servers_required, to_be_swept
 from tests.flaky import Flaky
 from tests.servers.program import find
 from tests.tiers import PROGRAMS, Marking
+from tests.times import Times
 
 # Where nobody listens: port 9 (discard) on loopback refuses at once, so a test that forgets to name its own
 # server fails there instead of talking to a real cloud, or to the metadata service of the machine it runs on.
@@ -62,6 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
         ASKED.update(config.workerinput["asked"])  # type: ignore[attr-defined]  # xdist's
     if reports and (flaky := ASKED["SPOTGUARD_FLAKY"]):
         config.pluginmanager.register(Flaky(Path(flaky)))
+    if times := ASKED["SPOTGUARD_TIMES"]:
+        config.pluginmanager.register(Times(Path(times), writes=reports))
     for name in to_be_swept(os.environ):
         _session.delenv(name)
     for name, value in ENDPOINTS.items():

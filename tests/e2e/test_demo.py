@@ -72,6 +72,7 @@ def plant(folder: Path, line: str = "", instead: str = "", slowly: str = str(SLO
     return planted
 
 
+@pytest.mark.slow
 def test_a_demo_that_fails_leaves_nothing_in_a_store_of_yours(tmp_path: Path, scratch: Path) -> None:
     """Machine 1 dies after it has begun to save there: told in one line, and what lay there before stays."""
     mine = tmp_path / "store" / "mine"

@@ -59,6 +59,7 @@ def test_training_outlives_its_agent_and_hears_the_next_one(trainee: Trainee, aw
     assert machine.outcomes_in_store()[-1]["step"] == step
 
 
+@pytest.mark.slow
 def test_a_drill_ends_with_the_agent_that_played_it(trainee: Trainee) -> None:
     """Nobody is left to say that the drill is over: training goes on by itself, long before the drill's deadline."""
     running = trainee.guarded()

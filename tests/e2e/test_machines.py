@@ -107,6 +107,7 @@ def test_nothing_is_left_of_a_rack_whose_test_was_killed(tmp_path: Path) -> None
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), f"the end of {pids}")
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_notice_is_for_one_machine_alone(rack: Rack, plain_digests: list[str]) -> None:
     """Told nothing of the cloud, the run on it saves and leaves with 75; the one beside it takes its steps. A third goes on."""

@@ -48,6 +48,7 @@ def listed(machine: Machine) -> list[tuple[int, str, list[int]]]:
     return [(each["step"], each["level"], each["missing"]) for each in found]
 
 
+@pytest.mark.slow  # `tests/hooks/ranks` has it without launcher and agent
 def test_the_others_save_what_a_dead_rank_had_too_and_the_next_start_says_what_it_lacks(
     machine: Machine,
 ) -> None:

@@ -141,7 +141,7 @@ def shared_folder() -> Iterator[Path]:
 
 
 def test_users_of_one_service_do_not_see_each_other(
-    machine: Machine, aws: AwsSimulator, shared_folder: Path
+    shared_folder: Path, machine: Machine, aws: AwsSimulator
 ) -> None:
     """Each sees its own sessions in `status`, root sees all; a stranger cannot even connect; all are told."""
     service = Service(machine, aws, shared_folder / "agent.sock")

@@ -239,6 +239,7 @@ def live(tmp_path: Path) -> Iterator[Run]:
     run.end()
 
 
+@pytest.mark.slow  # `tests/e2e/test_drill` has both in the fast tier
 def test_status_and_drill_on_a_live_run(
     capsys: pytest.CaptureFixture[str], live: Run, tmp_path: Path
 ) -> None:

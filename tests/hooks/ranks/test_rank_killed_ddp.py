@@ -72,6 +72,7 @@ def test_what_lacks_a_dead_rank_s_extras_is_a_level_of_its_own(gang: Gang, folde
     assert "rank 2 was not there any more when the others saved: rng of its own is lost" in said
 
 
+@pytest.mark.slow
 def test_nothing_is_saved_where_a_complete_checkpoint_is_as_new(gang: Gang, folder: Path) -> None:
     """Of this very step; the outcome says that it stands."""
     store = folder / "store"
@@ -87,6 +88,7 @@ def test_nothing_is_saved_where_a_complete_checkpoint_is_as_new(gang: Gang, fold
     assert " goes on with " not in gang.errors()
 
 
+@pytest.mark.slow
 def test_the_next_rank_keeps_the_record_where_the_first_one_died(gang: Gang, folder: Path) -> None:
     """Under a name of its own: it does not know how many the first one had written."""
     store = folder / "store"
@@ -98,6 +100,7 @@ def test_the_next_rank_keeps_the_record_where_the_first_one_died(gang: Gang, fol
     assert "rank 0 goes on with what was rank 1's of notes" in gang.errors()
 
 
+@pytest.mark.slow
 def test_extras_that_all_ranks_had_alike_are_no_loss(gang: Gang, folder: Path) -> None:
     """No dict of their own, and one seed: in the full checkpoint before, each had what the others had."""
     store = folder / "store"

@@ -17,6 +17,7 @@ PROGRAM = Path(__file__).parent / "programs" / "several.py"
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow  # 18 s of processor time; `test_worlds` has each way by itself in the fast tier
 def test_every_way_comes_apart_and_together_in_every_other(tmp_path: Path) -> None:
     """Under DDP, fully_shard, HSDP, tensor parallel and both; no collective; the losses of a run without us."""
     env = {
