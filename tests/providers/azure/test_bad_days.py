@@ -8,9 +8,10 @@ import threading
 import pytest
 
 from spotguard.providers.azure_imds import EVENTS_PATH, NAME_PATH
-from spotguard.providers.health import SEEING, Sight
+from spotguard.providers.health import SEEING, Health, Sight
 from spotguard.providers.notice import NoticeKind
 from spotguard.providers.simulator.azure import AzureSimulator
+from tests.e2e.processes import eventually
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateAzure
 from tests.providers.azure.looking import IMPATIENT, Watch
@@ -28,17 +29,23 @@ def test_s12_the_first_call_takes_two_minutes_and_nothing_waits_for_it(
     """It is said meanwhile what goes on; then it sees, and has asked about once a second all the time."""
     vm = simulate_azure(clock, enabling=120)
     looker, looks = watch(vm, patience=0.01), itertools.count(1)
-    for _ in range(115):
-        next(looks)
+
+    def look() -> Health:
+        """One look, and its request has arrived: late ones of several looks would be one second's, and refused with 429."""
+        number = next(looks)
         health = looker.look().health
+        eventually(lambda: len(vm.requests) >= number, f"request {number}")
+        return health
+
+    for _ in range(115):
+        health = look()
         assert (health.sight, health.reason) == (Sight.BLIND, "starting")
         assert health.detail.startswith("enabling: ")
     clock.advance(10)
     seen = threading.Event()
-    while not looker.look().health.seeing:  # the answer is on its way
-        next(looks)
+    while not look().seeing:  # the answer is on its way
         assert not seen.wait(0.01)
-    assert looker.look().health is SEEING
+    assert look() is SEEING
     # One a look, the call that takes long, and the name. (In which second of a clock by hand one arrives is a matter of load.)
     assert len(vm.requests) <= next(looks) + 3
     assert vm.count(status=429) == 0
