@@ -21,7 +21,14 @@ _PREFIX = "SPOTGUARD_"
 #: Where the TOML file is named.
 CONFIG_VARIABLE = "SPOTGUARD_CONFIG"
 #: Variables of ours that are no options: of the command line, of a run around us, of the demo's machines.
-_OTHERS = (CONFIG_VARIABLE, "SPOTGUARD_DEBUG", PARENT, "SPOTGUARD_DEMO_MACHINE", *NOTICE_FACTS)
+_OTHERS = (
+    CONFIG_VARIABLE,
+    "SPOTGUARD_DEBUG",
+    PARENT,
+    "SPOTGUARD_DEMO_MACHINE",
+    "SPOTGUARD_PROVE",
+    *NOTICE_FACTS,
+)
 
 RUN: tuple[str, ...] = ("run",)
 BOTH: tuple[str, ...] = ("run", "agent")

@@ -6,7 +6,7 @@ What is not told comes from the environment, which `spotguard run` has set, and 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..providers.clock import SystemClock
 from ..providers.errors import UsageError
@@ -16,6 +16,9 @@ from .arguments import run_name, store_url
 from .guard import Guard
 from .machine import this_machine
 from .own_frames import without_our_frames
+
+if TYPE_CHECKING:
+    from .recorder.plan import LifePlan
 
 _current: Guard | None = None
 
@@ -43,7 +46,23 @@ def register(store: str | None = None, /, *, run_id: str | None = None, **state:
         raise UsageError("register() was called before in this process; register everything in one call")
     if not state:
         raise UsageError("register() was given nothing to save: register(model=model, optimizer=optimizer)")
-    where, run, clock = open_store(store_url(store)), run_name(run_id), SystemClock()
+    plan = _plan()
+    where = open_store(store_url(store) if plan is None else plan.store)
+    run, clock = run_name(run_id if plan is None else plan.run_id), SystemClock()
     channel = join(this_machine(os.environ.get("SPOTGUARD_SOCKET", "")).encode(), clock)
-    _current = Guard(where, run, state, clock, channel)
+    if plan is None:
+        _current = Guard(where, run, state, clock, channel)
+    else:
+        from .recorder.guard import RecordedGuard
+
+        _current = RecordedGuard(plan, where, run, state, clock, channel, said=(store, run_id))
     return _current
+
+
+def _plan() -> LifePlan | None:
+    """What `spotguard prove` asks of this process; its store and run id hold then. None anywhere else."""
+    if not os.environ.get("SPOTGUARD_PROVE"):
+        return None
+    from .recorder.plan import plan_of
+
+    return plan_of()

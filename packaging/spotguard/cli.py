@@ -19,6 +19,7 @@ COMMANDS = {
     "drill": "a real emergency save on a running job, which then goes on",
     "status": "what is guarded now",
     "doctor": "whether this machine would save in time, and what to do where not",
+    "prove": "run, preempt and resume your own script, and compare every bit",
     "ls": "the checkpoints in a store",
     "inspect": "what is in one checkpoint",
     "verify": "read a checkpoint again and compare every checksum",

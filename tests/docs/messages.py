@@ -25,6 +25,7 @@ ERRORS = frozenset(
         "NewerFormatError",
         "NotFoundError",
         "Partial",
+        "ProveError",
         "SpotguardError",
         "StateError",
         "StoreError",

@@ -14,7 +14,7 @@ from rich.console import Console
 _WIDE = 200
 
 
-def add_json(parser: argparse.ArgumentParser, form: str = "one JSON document") -> None:
+def add_json(parser: argparse._ActionsContainer, form: str = "one JSON document") -> None:
     parser.add_argument("--json", action="store_true", help=f"{form}, for a program")
 
 

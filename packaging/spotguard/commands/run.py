@@ -6,7 +6,7 @@ import argparse
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from spotguard.agent import config, terminal
@@ -32,12 +32,19 @@ FORM = (
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own words, and the command's."""
+    with_value = {setting.flag for setting in config.settings_of("run") if not setting.is_switch}
+    return split_at(words, {*with_value, "--config"})
+
+
+def split_at(words: Sequence[str], with_value: Collection[str]) -> tuple[list[str], list[str]]:
     """Our own words, and the command's: those after `--`, or from the first one that is no option of ours.
 
     By hand, because argparse would look for our options among the command's.
+
+    Args:
+        with_value: our options that take one.
     """
-    with_value = {setting.flag for setting in config.settings_of("run") if not setting.is_switch}
-    with_value.add("--config")
     at = 0
     while at < len(words):
         if words[at] == "--":

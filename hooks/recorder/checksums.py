@@ -1,0 +1,134 @@
+"""A value as a short text that is equal exactly where the values are: small ones as they are, tensors by checksum."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+
+from ..format.crc import crc32
+from ..state.shards import local
+
+#: Characters of a plain value that are shown; longer ones are shown cut, with a checksum of the whole.
+_SHOWN = 60
+#: Bytes of an unregistered tensor or array that are read in full. Of a larger one, this many pieces of `_PIECE` bytes are.
+_WHOLE = 64 * 2**20
+_PIECES, _PIECE = 64, 2**16
+
+ATOMS = (bool, int, float, complex, str, bytes, type(None))
+
+
+def of_tensor(tensor: torch.Tensor, *, sampled: bool = False) -> str:
+    """Type, shape and checksum of a tensor; a number is shown as it is. Of a DTensor, what lies here.
+
+    Args:
+        sampled: read a large one in places only.
+    """
+    try:
+        here = local(tensor.detach())
+        kind = str(here.dtype).removeprefix("torch.")
+        if here.layout is not torch.strided or here.device.type == "meta":
+            return f"{kind}{list(here.shape)} {here.layout} on {here.device.type}"
+        if here.numel() == 1 and not here.is_complex() and kind in _NUMBERS:
+            return f"{kind} {here.item()!r}"
+        flat = here.cpu().contiguous().reshape(-1)
+        data = memoryview(flat.view(torch.uint8).numpy().data) if flat.numel() else memoryview(b"")
+        return f"{kind}{list(here.shape)} {_crc(data, sampled):08x}"
+    except (
+        RuntimeError,
+        TypeError,
+        NotImplementedError,
+    ) as error:  # no bytes to be had: quantized, fake, freed
+        return f"{type(tensor).__name__} without bytes ({type(error).__name__})"
+
+
+_NUMBERS = frozenset(
+    {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"}
+)
+
+
+def of_text(text: str) -> str:
+    """The text itself, or its begin and a checksum."""
+    if len(text) <= _SHOWN:
+        return text
+    return f"{text[:_SHOWN]}… {crc32(text.encode(errors='surrogatepass')):08x}"
+
+
+def of_atom(value: object) -> str:
+    return of_text(repr(value))
+
+
+def of_array(array: Any) -> str:
+    """Of a numpy array; one of objects by its text."""
+    if array.dtype.hasobject:
+        return of_text(repr(array.tolist()))
+    if array.size == 1:
+        return f"{array.dtype} {array.reshape(-1)[0].item()!r}"
+    data = memoryview(array.tobytes())
+    return f"{array.dtype}{list(array.shape)} {_crc(data, sampled=True):08x}"
+
+
+def _crc(data: memoryview, sampled: bool) -> int:
+    size = len(data)
+    if not sampled or size <= _WHOLE:
+        return int(crc32(data))
+    crc = size & 0xFFFFFFFF
+    for piece in range(_PIECES):
+        at = (size - _PIECE) * piece // (_PIECES - 1)
+        crc = crc32(data[at : at + _PIECE], crc)
+    return int(crc)
+
+
+def is_array(value: object) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
+
+
+def of_any(value: Any, depth: int = 4) -> str:
+    """Of nested containers of tensors and plain values, as one text: a batch, or what a generator's state is."""
+    return of_text(_text(value, depth))
+
+
+def _text(value: Any, depth: int) -> str:
+    if isinstance(value, torch.Tensor):
+        return of_tensor(value)
+    if is_array(value):
+        return of_array(value)
+    if isinstance(value, ATOMS):
+        return repr(value)
+    if depth == 0:
+        return type(value).__name__
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {_text(item, depth - 1)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_text(item, depth - 1) for item in value) + "]"
+    fields = getattr(value, "__dict__", None)
+    return f"{type(value).__name__} {_text(fields, depth - 1)}" if fields else type(value).__name__
+
+
+def of_generator(value: object) -> str | None:
+    """The state of somebody's own random number generator; None for what is none."""
+    if isinstance(value, torch.Generator):
+        return of_tensor(value.get_state())
+    if isinstance(value, random.Random):
+        return None if isinstance(value, random.SystemRandom) else of_text(repr(value.getstate()))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.random.Generator):
+        return of_text(_text(value.bit_generator.state, 4))
+    if numpy is not None and isinstance(value, numpy.random.RandomState):
+        return of_text(_text(value.get_state(), 4))
+    return None
+
+
+def of_generators() -> dict[str, str]:
+    """The states of those that spotguard always saves, short. Nothing is drawn."""
+    states = {"python": repr(random.getstate()), "torch": of_tensor(torch.get_rng_state())}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        states["numpy"] = _text(numpy.random.get_state(), 4)
+    if torch.cuda.is_initialized():
+        for number, state in enumerate(torch.cuda.get_rng_state_all()):
+            states[f"cuda:{number}"] = of_tensor(state)
+    return {name: f"{crc32(text.encode()):08x}" for name, text in states.items()}

@@ -1,0 +1,177 @@
+"""What happens between two boundaries, in order: batches fetched, forwards, losses, optimizers' steps, evaluations, saves.
+
+By torch's own global hooks where there are any; `torch.autograd.backward`, `torch.save` and the loaders have none and are wrapped.
+Only the training thread is recorded.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as hooks_of_modules
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import dataloader
+
+from . import checksums
+from .plan import Place
+
+#: An entry of the record: what, whose, its checksum or value, and the generators' states after it.
+Entry = tuple[str, str, str, dict[str, str]]
+
+#: Entries of one turn that are kept: a turn of thousands of micro-batches is not written down in full.
+_MOST = 400
+
+
+class Trace:
+    """The turn that is running.
+
+    Args:
+        passing: called at each place of the turn where an action may be due.
+        opening: called once a turn, before its first forward of training.
+        stepped: called after each optimizer's step.
+    """
+
+    def __init__(
+        self,
+        passing: Callable[[Place], None],
+        opening: Callable[[], None],
+        stepped: Callable[[Optimizer], None],
+    ) -> None:
+        self._passing = passing
+        self._opening = opening
+        self._stepped = stepped
+        self._thread = threading.get_ident()
+        self._pid = os.getpid()
+        self._depth = 0
+        self._opened = False
+        self._entries: list[Entry] = []
+        #: Loaders' iterators that were there before the loop could restore anything.
+        self.early = 0
+
+    def begin(self) -> None:
+        """Put the hooks in. They stay until the process ends."""
+        hooks_of_modules.register_module_forward_pre_hook(_uncompiled(self._before_forward))
+        hooks_of_modules.register_module_forward_hook(_uncompiled(self._after_forward), always_call=True)
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+        self._wrap(torch.autograd, "backward", self._backward)
+        self._wrap(torch, "save", self._save)
+        if "safetensors.torch" in sys.modules:
+            self._wrap(sys.modules["safetensors.torch"], "save_file", self._save)
+        self._wrap(dataloader.DataLoader, "__iter__", self._iterate)
+        self._wrap(dataloader._BaseDataLoaderIter, "__next__", self._fetch)
+        stateful = sys.modules.get("torchdata.stateful_dataloader.stateful_dataloader")
+        if stateful is not None:
+            self._wrap(stateful.StatefulDataLoader, "__iter__", self._iterate)
+
+    def turn(self) -> list[Entry]:
+        """The entries since the last call. At a boundary."""
+        ended, self._entries, self._opened = self._entries, [], False
+        return ended
+
+    def restored(self) -> None:
+        """A restore is over: what came before it belongs to no turn."""
+        self._thread = threading.get_ident()
+        self.early = sum(issubclass(type(each), dataloader._BaseDataLoaderIter) for each in gc.get_objects())
+        self.turn()
+
+    def _note(self, what: str, whose: str = "", value: str = "") -> None:
+        if len(self._entries) < _MOST:
+            self._entries.append((what, whose, value, checksums.of_generators()))
+
+    def _here(self) -> bool:
+        """Whether this is the training thread. A forked worker has the very number, in a process of its own."""
+        return threading.get_ident() == self._thread and os.getpid() == self._pid
+
+    def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs) if self._here() else original(*args, **kwargs)
+
+        setattr(owner, name, wrapped)
+
+    # --- torch's hooks ---
+
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not self._here():
+            return
+        self._depth += 1
+        if self._depth > 1:
+            return
+        if not (torch.is_grad_enabled() and module.training):
+            self._note("evaluation", type(module).__name__)
+            self._passing("evaluation")
+            return
+        if not self._opened:
+            self._opened = True
+            self._opening()
+        # A global hook is given no keyword arguments; torch's own frame has them.
+        named = sys._getframe(2).f_locals.get("kwargs", {})
+        given = [*args, *(named[key] for key in sorted(named))] if isinstance(named, dict) else [*args]
+        self._note("input", type(module).__name__, checksums.of_any(given))
+        self._passing("forward")
+
+    def _after_forward(self, module: nn.Module, args: Any, result: Any) -> None:
+        if self._here():
+            self._depth = max(0, self._depth - 1)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._here():
+            self._passing("optimizer")
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._here():
+            self._note("step", str(id(optimizer)))
+            self._stepped(optimizer)
+            self._passing("after optimizer")
+
+    # --- what is wrapped ---
+
+    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        roots = args[0] if args else kwargs.get("tensors")
+        self._note("loss", "", checksums.of_any(roots))
+        return original(*args, **kwargs)
+
+    def _save(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._note("save")
+        self._passing("save")
+        return original(*args, **kwargs)
+
+    def _iterate(self, original: Callable[..., Any], loader: Any, *args: Any) -> Any:
+        before = checksums.of_generators()
+        made = original(loader, *args)
+        drawn = [name for name, state in checksums.of_generators().items() if before.get(name) != state]
+        workers = f" with {loader.num_workers} workers" if loader.num_workers else ""
+        self._note("iterator", type(loader).__name__ + workers, ", ".join(drawn))
+        return made
+
+    def _fetch(self, original: Callable[..., Any], iterator: Any) -> Any:
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            self._note("epoch end")
+            self._passing("epoch end")
+            raise
+        self._note("batch", "", checksums.of_any(batch))
+        return batch
+
+
+def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """What `torch.compiler.disable` makes of it, without loading the compiler where nobody else does: 1.2 s."""
+
+    def called(*args: Any) -> None:
+        hook(*args)
+
+    called._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return called

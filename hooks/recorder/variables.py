@@ -1,0 +1,377 @@
+"""The script's own variables, as checksums by name: what training depends on and nobody has registered is among them.
+
+Read without running anybody's code: no property, no `__repr__` of a user's class, no iterator moved on. Names are those of
+the script, with the function in front (`main(): count`), so that a page can say them.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import enum
+import functools
+import gc
+import itertools
+import operator
+import os
+import pathlib
+import sys
+import sysconfig
+import types
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, dataloader
+
+from . import checksums
+from .state import RegisteredObjects, named_tensors, of_optimizer
+
+#: Before the type of an object that is registered: a field of it that changes is one that its state dict may leave out.
+REGISTERED = "registered "
+#: Between a function and its variable.
+IN = ": "
+
+_DEEPEST = 8
+_MOST_ITEMS = 300
+_MOST_VALUES = 20_000
+
+#: Values whose own text is safe to ask for, and says all.
+_PLAIN = (
+    *(*checksums.ATOMS, torch.dtype, torch.device, torch.Size, range, slice, enum.Enum),
+    *(datetime.date, datetime.time, datetime.timedelta, pathlib.PurePath, itertools.count),
+)
+#: The interpreter's own iterators: what they hold is found by the garbage collector, how far they are by their length hint.
+_SOME_ITERATORS: tuple[object, ...] = (
+    *(iter([]), iter(()), iter({}), iter({}.values()), iter({}.items()), iter(range(0)), iter(set())),
+    *(reversed([]), enumerate(()), zip(), map(str, ()), filter(None, ()), itertools.chain()),
+    *(itertools.cycle(()), itertools.islice((), 0), itertools.repeat(None, 0)),
+)
+_ITERATORS = tuple(map(type, _SOME_ITERATORS))
+#: Of a module's or a scheduler's own attributes, what is state elsewhere, or none.
+_LEFT_OUT = frozenset(
+    {"optimizer", "_parameters", "_buffers", "_modules", "_iterator", "dataset", "_opt_called"}
+)
+
+
+class Code:
+    """Whose code a file is: the script's, or a library's."""
+
+    def __init__(self, workdir: str) -> None:
+        self._workdir = os.path.realpath(workdir) + os.sep
+        paths = sysconfig.get_paths()
+        ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        rooms = [os.path.join(ours, room) for room in ("hooks", "agent", "providers", "packaging")]
+        package = getattr(sys.modules.get(__package__.partition(".")[0]), "__path__", ())
+        libraries = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+        self._libraries = tuple(
+            os.path.realpath(path) + os.sep
+            for path in (*libraries, *rooms, *package, os.path.dirname(torch.__file__))
+        )
+        self._known: dict[str, bool] = {}
+        self._modules: list[str] = []
+        self._count = 0
+
+    def portable(self, text: str) -> str:
+        """The same in each copy of the working folder."""
+        return text.replace(self._workdir, "./").replace(self._workdir.rstrip(os.sep), ".")
+
+    def is_users(self, file: str | None) -> bool:
+        if not file or file.startswith("<"):
+            return file in ("<string>", "<stdin>")
+        found = self._known.get(file)
+        if found is None:
+            path = os.path.realpath(file)
+            library = path.startswith(self._libraries) or f"{os.sep}site-packages{os.sep}" in path
+            found = self._known[file] = path.startswith(self._workdir) or not library
+        return found
+
+    def modules(self) -> list[str]:
+        """The names of the script's own modules. Looked for again when one was imported."""
+        if self._count != len(sys.modules):
+            self._count = len(sys.modules)
+            self._modules = [
+                name for name, module in list(sys.modules.items()) if self._is_module(name, module)
+            ]
+        return self._modules
+
+    def _is_module(self, name: str, module: object) -> bool:
+        file = getattr(module, "__file__", None)
+        if name == "__mp_main__" or name.partition(".")[0] in ("torch", "spotguard"):
+            return False
+        return name == "__main__" or (isinstance(file, str) and os.path.isabs(file) and self.is_users(file))
+
+    def class_is_users(self, cls: type) -> bool:
+        module = sys.modules.get(cls.__module__)
+        return cls.__module__ == "__main__" or self.is_users(getattr(module, "__file__", None))
+
+
+class Hidden:
+    """Modules that no variable of the script leads to: they hang in a library's objects. Found by the garbage collector, which
+    takes 60 ms, so `search` is for the begin of a run."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, weakref.ref[nn.Module]] = {}
+
+    def search(self) -> None:
+        # By its type: `isinstance` asks some proxies for their class, and they warn.
+        found = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+        inner = {id(part) for each in found for part in each.modules() if part is not each}
+        self._found = {id(each): weakref.ref(each) for each in found if id(each) not in inner}
+
+    def modules(self) -> list[nn.Module]:
+        return [module for found in self._found.values() if (module := found()) is not None]
+
+
+class Census:
+    """One look at all variables.
+
+    Args:
+        registered: what is compared elsewhere, and left out here.
+        hidden: modules to look at beside those that variables lead to.
+        skip: objects of spotguard's own.
+    """
+
+    def __init__(
+        self, code: Code, registered: RegisteredObjects, hidden: Hidden, skip: tuple[object, ...] = ()
+    ) -> None:
+        self._code = code
+        self._registered = registered
+        self._hidden = hidden
+        self._tensors = set(registered.parameter_names())
+        self._registered_memory = {
+            tensor.data_ptr() for _, module in registered.modules() for _, tensor in named_tensors(module)
+        }
+        #: By id. They are held as well, or a new object could have the id of one that is gone.
+        self._met: dict[int, object] = {id(each): each for each in skip}
+        self._taken: set[str] = set()
+        self._queue: collections.deque[tuple[str, Any, int]] = collections.deque()
+        self._met |= {id(group): group for each in registered.optimizers() for group in each.param_groups}
+        #: Variables by name.
+        self.values: dict[str, str] = {}
+        #: Tensors of modules that are not registered.
+        self.modules: dict[str, str] = {}
+        #: What optimizers keep that are not registered.
+        self.optimizers: dict[str, str] = {}
+        #: id of an object -> how the script calls it.
+        self.names: dict[int, str] = {}
+        #: Objects that are registered or could be, and iterators of loaders: "name: type", by their variable.
+        self.objects: dict[str, str] = {}
+        #: RegisteredObjects names that the script has bound to another object since.
+        self.rebound: list[str] = []
+
+    def take(self, frame: types.FrameType | None) -> None:
+        """Look at the variables of every function of the script that is running, and of its modules."""
+        innermost = True
+        while frame is not None:
+            if self._code.is_users(frame.f_code.co_filename):
+                where = "" if frame.f_code.co_name == "<module>" else f"{frame.f_code.co_name}(){IN}"
+                self._add_all(where, frame.f_locals, watched=innermost)
+                innermost = False
+            frame = frame.f_back
+        for name in self._code.modules():
+            if (module := sys.modules.get(name)) is not None:
+                main = name == "__main__"
+                self._add_all("" if main else f"{name}.", vars(module), watched=main)
+        self._run()
+        self._modules_nobody_names()
+
+    def _add_all(self, where: str, variables: Mapping[str, Any], *, watched: bool) -> None:
+        """
+        Args:
+            watched: note which registered names mean something else in here.
+        """
+        for name, value in list(variables.items()):
+            if not name.startswith("__"):
+                self._queue.append((f"{where}{name}", value, 0))
+                if watched and self._registered.is_replaced(name, value) and name not in self.rebound:
+                    self.rebound.append(name)
+
+    def _run(self) -> None:
+        while self._queue and len(self.values) < _MOST_VALUES:
+            self._look(*self._queue.popleft())
+
+    def _look(self, path: str, value: Any, depth: int) -> None:
+        if isinstance(value, _PLAIN):
+            self.values[path] = checksums.of_text(self._code.portable(repr(value)))
+            return
+        if id(value) in self._met:
+            return
+        self._met[id(value)] = value
+        if isinstance(value, dict) and id(value) in self._registered.names:
+            return
+        if isinstance(value, torch.Tensor):
+            self._tensor(path, value)
+        elif checksums.is_array(value):
+            self.values[path] = checksums.of_array(value)
+        elif (state := checksums.of_generator(value)) is not None:
+            self._name(path, value)
+            self.values[path] = f"generator {state}"
+        elif isinstance(value, nn.Module):
+            self._module(path, value)
+        elif isinstance(value, Optimizer):
+            self._optimizer(path, value)
+        elif depth < _DEEPEST:
+            self._queue.extend((name, item, depth + 1) for name, item in self._inside(path, value))
+
+    def _tensor(self, path: str, tensor: torch.Tensor) -> None:
+        if id(tensor) in self._tensors:
+            return
+        if tensor.numel() and tensor.layout is torch.strided and tensor.device.type != "meta":
+            try:
+                if tensor.data_ptr() in self._registered_memory:
+                    return
+            except RuntimeError:
+                return
+        self._name(path, tensor)
+        self.values[path] = checksums.of_tensor(tensor, sampled=True)
+
+    def _module(self, path: str, module: nn.Module) -> None:
+        registered = id(module) in self._registered.names
+        called = self._name(path, module)
+        for prefix, part in module.named_modules():
+            self._met[id(part)] = part
+            where = f"{path}.{prefix}".rstrip(".")
+            for name in part._non_persistent_buffers_set:
+                if (buffer := part._buffers.get(name)) is not None:
+                    self.values[f"{where}.{name}"] = checksums.of_tensor(buffer)
+            if self._code.class_is_users(type(part)):
+                self.values[f"{where}.training"] = repr(part.training)
+                for name, value in list(vars(part).items()):
+                    if not name.startswith("_") and name not in nn_attributes():
+                        self._queue.append((f"{where}.{name}", value, 1))
+        if registered:
+            name = self._registered.names[id(module)]
+            self.objects[path] = f"{name}: {REGISTERED}{type(module).__name__}"
+            return
+        for name, tensor in named_tensors(module):
+            self.names.setdefault(id(tensor), f"{called}.{name}")
+            if id(tensor) not in self._tensors and tensor.data_ptr() not in self._registered_memory:
+                self.modules[f"{called}.{name}"] = checksums.of_tensor(tensor)
+
+    def _optimizer(self, path: str, optimizer: Optimizer) -> None:
+        called = self._name(path, optimizer)
+        if self._code.class_is_users(type(optimizer)):
+            for name, value in list(vars(optimizer).items()):
+                if name not in ("state", "param_groups", "defaults") and not name.startswith("_"):
+                    self._queue.append((f"{path}.{name}", value, 1))
+        if id(optimizer) not in self._registered.names:
+            named = {**self.names, **self._registered.parameter_names()}
+            self.optimizers |= of_optimizer(called, optimizer, named)
+
+    def _name(self, path: str, value: object) -> str:
+        """What the script calls it: without the function, where that is plain."""
+        name = path.rpartition(IN)[2]
+        if name in self._taken:
+            name = path
+        self._taken.add(name)
+        return self.names.setdefault(id(value), name)
+
+    def _modules_nobody_names(self) -> None:
+        count: collections.Counter[str] = collections.Counter()
+        for module in self._hidden.modules():
+            if id(module) not in self._met:
+                cls = type(module).__name__
+                count[cls] += 1
+                self._module(f"{cls} {count[cls]}" if count[cls] > 1 else cls, module)
+        self._run()
+
+    def _inside(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, dict):
+            yield from _some((f"{path}[{key!r}]", item) for key, item in list(value.items()))
+            self._length(path, value)
+        elif isinstance(value, (set, frozenset)):
+            self.values[path] = checksums.of_text(self._code.portable(repr(sorted(map(_shallow, value)))))
+        elif isinstance(value, (list, tuple, collections.deque)):
+            items = list(value)
+            if all(isinstance(item, checksums.ATOMS) for item in items):
+                self.values[path] = checksums.of_text(self._code.portable(repr(items)))
+                return
+            self._length(path, items)
+            yield from _some((f"{path}[{number}]", item) for number, item in enumerate(items))
+        elif isinstance(value, types.GeneratorType):
+            if value.gi_frame is not None and self._code.is_users(value.gi_code.co_filename):
+                yield from ((f"{path}'s {name}", item) for name, item in value.gi_frame.f_locals.items())
+            if value.gi_yieldfrom is not None:
+                yield f"{path}'s own", value.gi_yieldfrom
+        elif isinstance(value, _ITERATORS):
+            if not isinstance(value, (enumerate, zip, map, filter)):
+                self.values[path] = f"iterator with {operator.length_hint(value, -1)} left"
+            yield from (
+                (f"{path} of", item) for item in gc.get_referents(value) if not isinstance(item, type)
+            )
+        elif isinstance(value, types.FunctionType):
+            yield from self._function(path, value)
+        elif isinstance(value, types.MethodType):
+            yield path, value.__self__
+        elif isinstance(value, functools.partial):
+            yield from ((f"{path} of", item) for item in (value.func, *value.args, *value.keywords.values()))
+        elif isinstance(value, type):
+            if self._code.class_is_users(value):
+                plain = {k: v for k, v in vars(value).items() if not k.startswith("__") and not callable(v)}
+                yield from _some((f"{path}.{key}", item) for key, item in plain.items())
+        else:
+            yield from self._object(path, value)
+
+    def _function(self, path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+        if not self._code.is_users(function.__code__.co_filename):
+            return
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                yield f"{path}'s {name}", cell.cell_contents
+            except ValueError:  # not bound yet
+                continue
+        yield from (
+            (f"{path}.{name}", item) for name, item in vars(function).items() if name != "__wrapped__"
+        )
+        yield from ((f"{path}'s default", item) for item in function.__defaults__ or ())
+
+    def _object(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
+        """An object's own fields, where its class is the script's, or keeps a state that it gives out."""
+        cls = type(value)
+        called = self._name(path, value)
+        stateful = callable(getattr(cls, "state_dict", None)) or isinstance(value, DataLoader)
+        if (registered := self._registered.names.get(id(value))) is not None:
+            self.objects[path] = f"{registered}: {REGISTERED}{cls.__name__}"
+        elif stateful or _is_loaders(cls):
+            self.objects[path] = f"{called}: {cls.__name__}"
+        if id(value) in self._registered.names and not self._code.class_is_users(cls):
+            return
+        if not stateful and not self._code.class_is_users(cls) and not _is_loaders(cls):
+            return
+        fields = dict(getattr(value, "__dict__", None) or {})
+        for slot in itertools.chain.from_iterable(_slots(each) for each in cls.__mro__):
+            if isinstance(getattr(cls, slot, None), types.MemberDescriptorType) and hasattr(value, slot):
+                fields[slot] = getattr(value, slot)
+        users = self._code.class_is_users(cls)
+        kept = {k: v for k, v in fields.items() if k not in _LEFT_OUT or (users and k != "optimizer")}
+        yield from _some((f"{path}.{key}", item) for key, item in kept.items())
+
+    def _length(self, path: str, value: Any) -> None:
+        self.values[f"len({path})"] = str(len(value))
+
+
+def _is_loaders(cls: type) -> bool:
+    """Whether it is a loader's own iterator, which says how far it is."""
+    return issubclass(cls, dataloader._BaseDataLoaderIter)
+
+
+@functools.cache
+def nn_attributes() -> frozenset[str]:
+    return frozenset(vars(nn.Module()))
+
+
+def _slots(cls: type) -> tuple[str, ...]:
+    slots = cls.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _some(pairs: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    return itertools.islice(pairs, _MOST_ITEMS)
+
+
+def _shallow(value: Any) -> str:
+    return repr(value) if isinstance(value, checksums.ATOMS) else type(value).__name__

@@ -1,0 +1,287 @@
+"""Why a run probably differs, and what to do: a table, asked from top to bottom. Pure, and without torch.
+
+Each row looks at the facts and returns the names that it speaks of, or None. The first that answers is the likely cause;
+others that answer too are told beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from . import wording
+from .evidence import Evidence
+from .wording import Found
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A likely cause, and what to do."""
+
+    #: For a program.
+    id: str
+    #: What is wrong.
+    text: str
+    #: What to do about it.
+    mend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Evidence, cause, mend."""
+
+    id: str
+    evidence: Callable[[Evidence], Found]
+    text: str
+    mend: str
+    #: It explains everything that the rows below it may see as well.
+    alone: bool = False
+
+
+def causes(facts: Evidence) -> list[Cause]:
+    """Those that the facts speak for, the likeliest first."""
+    return [*_answers(_UNDISTURBED if facts.undisturbed else _RESUMED, facts)]
+
+
+def _answers(rows: Sequence[Row], facts: Evidence) -> Iterator[Cause]:
+    for row in rows:
+        if (found := row.evidence(facts)) is not None:
+            yield Cause(row.id, row.text.format(**found), row.mend.format(**found))
+            if row.alone:
+                return
+
+
+_UNDISTURBED = (
+    Row(
+        "unseeded",
+        wording.unseeded,
+        "generator {names} begins differently at each start: it is seeded {by}, or not at all",
+        "seed with a number that is the same at every start, before anything is drawn: torch.manual_seed(0), random.seed(0), "
+        "numpy.random.seed(0)",
+        alone=True,
+    ),
+    Row(
+        "own-generator",
+        wording.own_generators,
+        "{names} begins differently at each start: it is seeded by the process's number, the time or the system's entropy",
+        "seed it with a number that is the same at every start, and register it",
+        alone=True,
+    ),
+    Row(
+        "thread",
+        wording.named(lambda facts: facts.threads),
+        "a thread that is started at {names} runs beside training, and what it does comes at another time in each run",
+        "take what it gives in a fixed order, or draw and compute in the training thread",
+    ),
+    Row(
+        "workers",
+        wording.holds(lambda facts: facts.workers and wording.differs_first_in("input")(facts)),
+        "the loader's worker processes give other samples in each run",
+        "give the loader a generator with a fixed seed, and let workers draw from the one torch seeds for them",
+    ),
+    Row(
+        "order",
+        wording.unlike("input"),
+        "the batches differ from the first one on, and no generator does: samples come in the order of a set, of a hash of "
+        "text, of a folder's listing, or by the time{variables}",
+        "sort what is listed, and seed what shuffles it",
+    ),
+    Row(
+        "operation",
+        wording.unlike("loss", "state", "modules", "optimizers", "moved", "kept"),
+        "the same batches and the same random numbers give other bits: an operation that is not deterministic, memory that is "
+        "read before it is written, or a number from outside (the time, a file, the network){variables}",
+        "torch.use_deterministic_algorithms(True) names the operation, if it is one of torch's",
+    ),
+)
+
+_RESUMED = (
+    Row(
+        "failed",
+        lambda facts: {"why": facts.failed} if facts.failed else None,
+        "the resumed command failed: {why}",
+        "start it twice with one store, and mend what the second start says",
+        alone=True,
+    ),
+    Row(
+        "another-run",
+        lambda facts: {"run": facts.elsewhere} if facts.elsewhere else None,
+        "restore(run_id={run!r}) begins from that run at every start, also when this run has checkpoints of its own",
+        "ask for its own first: guard.restore() or guard.restore(run_id={run!r})",
+        alone=True,
+    ),
+    Row(
+        "another-name",
+        lambda facts: (
+            {"names": " and ".join(f"{each!r}" for each in facts.names[:2])} if facts.names else None
+        ),
+        "register names another store or run id at each start, {names}: no start would find what the one before it has saved",
+        "leave both out, as `spotguard run` gives them, or name what stays the same",
+        alone=True,
+    ),
+    Row(
+        "step-before-optimizer",
+        wording.behind_boundary,
+        "guard.step() stands before {names}",
+        "call guard.step() at the end of the turn, after the last optimizer.step() and scheduler.step()",
+        alone=True,
+    ),
+    Row(
+        "gathering",
+        wording.holds(lambda facts: facts.gathering),
+        "guard.step() comes while gradients are being gathered, and gradients are not saved",
+        "call guard.step() only where the optimizer has stepped",
+        alone=True,
+    ),
+    Row(
+        "optimizer",
+        wording.strangers,
+        "{said}",
+        "register it: register(…, {arguments})",
+    ),
+    Row(
+        "module",
+        wording.named(lambda facts: facts.modules),
+        "module {names} changes as training goes on and is not registered",
+        "register it: register(…, {arguments})",
+    ),
+    Row(
+        "rebound",
+        wording.named(lambda facts: facts.rebound),
+        "{names} means another object than the one that was registered",
+        "change the registered object in place, as in {first}.update(…), or register the new one",
+    ),
+    Row(
+        "not-put-back",
+        wording.named(lambda facts: facts.unrestored),
+        "{names} does not come back: after restore() it is not what it was at the boundary",
+        "have its load_state_dict() put back all that state_dict() gives, into the object that training uses",
+    ),
+    Row(
+        "after-boundary",
+        wording.named(lambda facts: facts.late),
+        "{names} changes between guard.step() and the next forward, and a resumed run does not repeat that",
+        "call guard.step() after it, at the end of the turn",
+    ),
+    Row(
+        "changed-after-restore",
+        wording.named(lambda facts: facts.undone),
+        "{names} is brought back by restore() and changed by the script before the first step",
+        "set it up before restore(), and leave it alone after it",
+    ),
+    Row(
+        "iterator-before-restore",
+        wording.holds(
+            lambda facts: facts.data == "anew" and facts.early_iterators > 0 and bool(facts.loaders)
+        ),
+        "the loader's iterator was made before restore(), so the position that is restored does not reach it",
+        "make the iterator after restore(): it draws from torch's generator as well",
+    ),
+    Row(
+        "own-file",
+        wording.named(lambda facts: facts.own_files if facts.data == "ahead" else ()),
+        "the resumed run reads {names}, which the run before it has written: it may be of another step than the checkpoint",
+        "keep what it says in a registered dict instead",
+        alone=True,
+    ),
+    Row(
+        "prefetch",
+        wording.ahead,
+        "{count} fetched before the boundary: the loader is saved ahead of the step, and a resumed run leaves out what was fetched",
+        "fetch a batch after guard.step(), in the turn that trains on it",
+        alone=True,
+    ),
+    Row(
+        "seeded-after-restore",
+        wording.named(lambda facts: facts.moved if facts.moved_by == "seed" else ()),
+        "generator {names} is seeded anew after restore()",
+        "seed before restore(), which then puts the saved state back",
+        alone=True,
+    ),
+    Row(
+        "drawn-anew",
+        wording.named(lambda facts: facts.drawn_anew),
+        "{names} is made of random numbers that nothing seeds, and so of others in a resumed run",
+        "seed before it is made, with a number that is the same at every start: torch.manual_seed(0); or register it",
+    ),
+    Row(
+        "generator",
+        wording.generators,
+        "generator {names} is not registered, and begins anew after a restore",
+        "register it, in an object with state_dict() and load_state_dict()",
+    ),
+    Row(
+        "loader",
+        wording.holds(lambda facts: facts.fetched and not facts.loaders and wording.off(facts)),
+        "the loader's batches begin anew after a restore: nothing that is registered knows how far they were",
+        "register a StatefulDataLoader, or draw each batch from the number of its step",
+    ),
+    Row(
+        "kept",
+        wording.named(lambda facts: facts.kept),
+        "{names} holds tensors in the shapes of the parameters, changes as training goes on, and is not registered",
+        "register it: register(…, {arguments})",
+    ),
+    Row(
+        "left-out",
+        wording.left_out,
+        "{said}: the state that {owners} gives out is without it",
+        "have state_dict() give it and load_state_dict() put it back; of a module, make it a buffer, or give it "
+        "get_extra_state() and set_extra_state()",
+    ),
+    Row(
+        "object",
+        wording.objects,
+        "{said} and is not registered",
+        "register it: register(…, {arguments})",
+    ),
+    Row(
+        "variable",
+        wording.variables,
+        "{said}, and nothing that is registered holds it",
+        "{begin}keep it in a dict that is registered, as in progress = {values}",
+    ),
+    Row(
+        "batches",
+        wording.holds(lambda facts: not (facts.fetched or facts.stale) and wording.off(facts)),
+        "the batches begin anew after a restore: nothing that is registered knows how far they were",
+        "draw each batch from the number of its step, or register what yields them",
+    ),
+    Row(
+        "evaluation",
+        wording.holds(lambda facts: facts.moved_by == "evaluation"),
+        "an evaluation after guard.step() draws random numbers, and a resumed run does not repeat it",
+        "evaluate before guard.step(), or at the begin of the next turn by the step's number",
+        alone=True,
+    ),
+    Row(
+        "iterator-draws",
+        wording.named(lambda facts: facts.moved if facts.moved_by == "iterator" else ()),
+        "the loader's iterator draws from generator {names}, at another state after a restore than in a run that goes on",
+        "register a StatefulDataLoader and make its iterator after restore(), or give the loader a generator of its own",
+    ),
+    Row(
+        "drawn-before-loop",
+        wording.named(lambda facts: facts.moved if facts.moved_by in ("batch", "code") else ()),
+        "generator {names} is drawn from between restore() and the first step",
+        "draw before restore(), which then puts the saved state back",
+    ),
+    Row(
+        "workers",
+        wording.holds(lambda facts: facts.workers and wording.differs_first_in("input")(facts)),
+        "the loader's worker processes draw other random numbers after a restart",
+        'let the dataset give StatefulDataLoader its generator, as docs/concepts.md says under "What is not"',
+    ),
+    Row(
+        "own-file",
+        wording.named(lambda facts: facts.own_files),
+        "the resumed run reads {names}, which the run before it has written: it may be of another step than the checkpoint",
+        "keep what it says in a registered dict instead",
+    ),
+    Row(
+        "thread",
+        wording.named(lambda facts: facts.threads),
+        "a thread that is started at {names} runs beside training, and what it has done at a boundary is not saved",
+        "take what it gives in a fixed order, or draw and compute in the training thread",
+    ),
+)

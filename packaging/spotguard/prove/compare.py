@@ -1,0 +1,208 @@
+"""The first thing in which two runs differ. Pure: records come in, differences go out.
+
+What is compared: the losses of each turn, what is registered, the generators, modules and optimizers that are not registered, and
+parameters that anybody's optimizer has moved. What the model was given is told with them, and decides nothing: a batch that
+matters changes a loss. Variables of the script are evidence, and no more; but for those that are kept beside the parameters in
+their very shapes, as averages of them are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal
+
+from .record import BoundaryRecord, Record
+
+#: How a record writes tensors: "float32[4, 8] 5d1653c7", and one number of them "float32 2.5".
+_TENSOR = re.compile(r"(bfloat|float|complex|int|uint|bool)\d*(\[[\d, ]*\] [0-9a-f]{8}| \S+)$")
+_SHAPE = re.compile(r"(\w+\[[\d, ]+\]) [0-9a-f]{8}$")
+
+#: What a restore itself must have brought back; the rest is looked at from the next boundary on.
+_RESTORED = ("state", "generators")
+#: In the order in which a step makes them. A turn's are told one by one, and a boundary's by name.
+_OF_TURN = ("input", "loss")
+_OF_LOOK = ("state", "generators", "modules", "optimizers", "moved")
+
+#: How the batches of a resumed run stand to those of the undisturbed one.
+Data = Literal["same", "ahead", "behind", "anew", "other", "unseen"]
+#: Batches that a run may be ahead or behind by and still be recognised.
+_FARTHEST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One item, at one step, in two runs."""
+
+    step: int
+    #: "input", "loss", "state", "generators", "modules", "optimizers", "moved" or "kept".
+    kind: str
+    name: str
+    #: Of the undisturbed run, and of the other; "" for what is not there.
+    plain: str
+    other: str
+    rank: int = 0
+    #: Right after the restore, before anything was trained.
+    restored: bool = False
+
+    @property
+    def is_of_tensors(self) -> bool:
+        return self.kind in _OF_TURN or is_tensor(self.plain or self.other)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsteady:
+    """What differs between two undisturbed runs and need not be compared: clocks, names, generators that nobody seeds."""
+
+    items: frozenset[tuple[str, str]] = frozenset()
+    variables: frozenset[str] = field(default_factory=frozenset)
+
+
+@cache
+def is_tensor(text: str) -> bool:
+    return _TENSOR.match(text) is not None
+
+
+def unsteady(first: Record, second: Record) -> Unsteady:
+    """Of two undisturbed runs."""
+    items: set[tuple[str, str]] = set()
+    variables: set[str] = set()
+    for look in first.looks.values():
+        other = second.looks.get(look.step)
+        if other is None:
+            continue
+        for each in _of_look(look, other, _OF_LOOK):
+            # A generator that is seeded late differs at first, and no more at the last.
+            if not each.is_of_tensors and (
+                each.kind != "generators" or look.step == min(first.last, second.last)
+            ):
+                items.add((each.kind, each.name))
+        variables |= _unlike(look.variables, other.variables)
+        variables |= _unlike(look.opened_variables, other.opened_variables)
+    return Unsteady(frozenset(items), frozenset(variables))
+
+
+def differences(plain: Record, other: Record, left_out: Unsteady) -> list[Difference]:
+    """Those of the first step that has any, the first cause first; empty where the runs are equal.
+
+    Args:
+        other: a run from the start, or one that was resumed.
+        left_out: what is not compared.
+    """
+    begin = other.began or 0
+    for look in other.after(begin):
+        if look.step > plain.last:
+            break
+        known = plain.looks.get(look.step)
+        if known is None:
+            continue
+        found = _at(known, look, left_out, begin)
+        if found:
+            return found
+    return _kept(plain, other, left_out)
+
+
+def _at(known: BoundaryRecord, look: BoundaryRecord, left_out: Unsteady, begin: int) -> list[Difference]:
+    restored = look.step == begin
+    kinds: tuple[str, ...] = _OF_LOOK
+    if restored:
+        kinds = _RESTORED if begin else ("state",)  # a run that begins may seed after its restore
+    found = [
+        each
+        for each in _of_look(known, look, kinds, restored=restored)
+        if (each.kind, each.name) not in left_out.items
+    ]
+    if restored:
+        return found
+    found = [*_of_turn(known, look, "loss", begin), *found]
+    return [*_of_turn(known, look, "input", begin), *found] if found else []
+
+
+def _of_turn(known: BoundaryRecord, look: BoundaryRecord, kind: str, begin: int) -> Iterator[Difference]:
+    here, there = known.values(kind), look.values(kind)
+    if look.step == begin + 1 and len(there) > len(here):
+        there = there[len(there) - len(here) :]  # what a script does once, between its restore and its loop
+    for number in range(max(len(here), len(there))):
+        plain = here[number] if number < len(here) else ""
+        other = there[number] if number < len(there) else ""
+        if plain != other:
+            yield Difference(look.step, kind, str(number + 1), plain, other)
+
+
+def _of_look(
+    known: BoundaryRecord, look: BoundaryRecord, kinds: tuple[str, ...], *, restored: bool = False
+) -> Iterator[Difference]:
+    for kind in kinds:
+        here, there = known.items[kind], look.items[kind]
+        for name in here:
+            # What is not registered may be made later: it counts once both have it.
+            if name in there and here[name] != there[name]:
+                yield Difference(look.step, kind, name, here[name], there[name], restored=restored)
+            elif name not in there and kind == "state":
+                yield Difference(look.step, kind, name, here[name], "", restored=restored)
+        if kind == "state":
+            for name in there.keys() - here.keys():
+                yield Difference(look.step, kind, name, "", there[name], restored=restored)
+
+
+def _kept(plain: Record, other: Record, left_out: Unsteady) -> list[Difference]:
+    """Tensors in variables, of a trained parameter's type and shape, that differ from the first boundary to the last."""
+    steps = [step for step in sorted(other.looks) if step in plain.looks and step > (other.began or 0)]
+    if not steps:
+        return []
+    first, last = steps[0], steps[-1]
+    shapes = {
+        match[1]
+        for kind in ("state", "modules", "moved")
+        for text in plain.looks[first].items[kind].values()
+        if (match := _SHAPE.match(text))
+    }
+
+    def differs(step: int, name: str) -> bool:
+        here, there = plain.looks[step].variables.get(name, ""), other.looks[step].variables.get(name, "")
+        return here != there and is_tensor(here) and is_tensor(there)
+
+    return [
+        Difference(first, "kept", name, text, other.looks[first].variables[name])
+        for name, text in plain.looks[first].variables.items()
+        if (match := _SHAPE.match(text))
+        and match[1] in shapes
+        and name not in left_out.variables
+        and differs(first, name)
+        and differs(last, name)
+    ]
+
+
+def _unlike(here: Mapping[str, str], there: Mapping[str, str]) -> set[str]:
+    return {name for name in here.keys() & there.keys() if here[name] != there[name]}
+
+
+def batches(plain: Record, other: Record, begin: int) -> tuple[Data, int]:
+    """How the batches of a run that was resumed at `begin` stand to those of the undisturbed one, and by how many they are off."""
+    answers = [_batches_by(kind, plain, other, begin) for kind in ("input", "batch")]
+    # A batch that is changed by random numbers on its way into the model is known as it was fetched.
+    return next((each for each in answers if each[0] not in ("unseen", "other")), answers[0])
+
+
+def _batches_by(kind: str, plain: Record, other: Record, begin: int) -> tuple[Data, int]:
+    here = {look.step: tuple(look.values(kind)) for look in plain.after(1) if look.has(kind)}
+    there = {look.step: tuple(look.values(kind)) for look in other.after(begin + 1) if look.has(kind)}
+    if not here or not there:
+        return "unseen", 0
+
+    def shifted(by: int) -> bool:
+        pairs = [(value[:1], here[step + by][:1]) for step, value in there.items() if step + by in here]
+        return len(pairs) >= min(2, len(there)) and all(a == b for a, b in pairs)
+
+    if all(here.get(step) == value for step, value in there.items()):
+        return "same", 0
+    if shifted(-begin):
+        return "anew", begin
+    for by in range(1, _FARTHEST + 1):
+        if shifted(by):
+            return "ahead", by
+        if shifted(-by):
+            return "behind", by
+    return "other", 0

@@ -1,0 +1,186 @@
+"""Copies of the working folder: each series of lives has one of its own, so that no life meets what another has written.
+
+Blocks are shared with the original where the file system can (btrfs, XFS, bcachefs): such a copy takes no room and no time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from spotguard.commands.console import amount
+from spotguard.hooks.naming import STORE_FOLDER
+from spotguard.providers.errors import UsageError
+
+#: `ioctl_ficlone(2)`.
+_FICLONE = 0x40049409
+#: Folders that are linked to, not copied: a program writes nothing there that it reads again.
+_LINKED = frozenset({".git", ".hg", ".tox", "node_modules"})
+#: Folders that no life needs.
+_LEFT_OUT = frozenset({STORE_FOLDER, "__pycache__"})
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """The working folder: what of it is copied.
+
+    Args:
+        linked: folders in it that are linked to, as paths below it.
+        without: what is left out, as `linked`: where the copies themselves lie.
+    """
+
+    folder: Path
+    linked: frozenset[Path] = frozenset()
+    without: frozenset[Path] = frozenset()
+
+    def outside_of(self, folder: Path) -> Original:
+        """Without this folder, which may lie in it: copies of copies would have no end."""
+        if not folder.is_relative_to(self.folder) or folder == self.folder:
+            return self
+        return replace(self, without=self.without | {folder.relative_to(self.folder)})
+
+    def files(self) -> Iterator[tuple[Path, os.DirEntry[str]]]:
+        """Each entry below it that is not left out, folders before what is in them, with its path below the folder."""
+        folders = [Path()]
+        while folders:
+            below = folders.pop()
+            try:
+                entries = sorted(os.scandir(self.folder / below), key=lambda entry: entry.name)
+            except OSError as error:
+                raise UsageError(_unread(self.folder / below, error)) from error
+            for entry in entries:
+                path = below / entry.name
+                if entry.name in _LEFT_OUT or path in self.without:
+                    continue
+                yield path, entry
+                if entry.is_dir(follow_symlinks=False) and not self.is_linked(path):
+                    folders.append(path)
+
+    def is_linked(self, path: Path) -> bool:
+        """By its name, because somebody said so, or as what `python -m venv` makes."""
+        known = path.name in _LINKED or path in self.linked
+        return known or (self.folder / path / "pyvenv.cfg").is_file()
+
+    def size(self) -> int:
+        """Bytes that a copy holds."""
+        return sum(
+            entry.stat(follow_symlinks=False).st_size
+            for _, entry in self.files()
+            if entry.is_file(follow_symlinks=False)
+        )
+
+
+def check_size(original: Original, at: Path, most: int, copies: int) -> tuple[int, bool]:
+    """See that the copies may be made.
+
+    Args:
+        at: the folder they will lie in.
+        most: bytes of one copy that are real ones.
+        copies: how many there are at one time.
+
+    Returns:
+        The bytes of one copy, and whether its blocks are shared with the original.
+
+    Raises:
+        UsageError: they are too large, or have no room.
+    """
+    size, shares = original.size(), can_share(original, at)
+    if shares:
+        return size, True
+    ways = (
+        "link what is only read (--link data), run it in a smaller folder, or choose one with --folder on this folder's own "
+        "file system, if that can share blocks"
+    )
+    if size > most:
+        raise UsageError(
+            f"the working folder {original.folder} holds {amount(size)}, and each series of lives has a copy of it: more "
+            f"than --copy-limit {amount(most)}; {ways}, or raise the limit"
+        )
+    free = shutil.disk_usage(at).free
+    if size * copies > free:
+        raise UsageError(
+            f"{copies} copies of the working folder {original.folder} need {amount(size * copies)}, and {amount(free)} are "
+            f"free in {at}; {ways}"
+        )
+    return size, False
+
+
+def can_share(original: Original, at: Path) -> bool:
+    """Whether the file system gives a file of the folder to another name there without copying it. One is tried."""
+    first = next(
+        (p for p, e in original.files() if e.is_file(follow_symlinks=False) and e.stat().st_size), None
+    )
+    if first is None:
+        return False
+    trial = at / ".shares"
+    try:
+        with open(original.folder / first, "rb") as source, open(trial, "wb") as target:
+            fcntl.ioctl(target, _FICLONE, source.fileno())
+    except OSError:  # another file system, or one that cannot
+        return False
+    finally:
+        trial.unlink(missing_ok=True)
+    return True
+
+
+def copy(original: Original, to: Path) -> None:
+    """Make a copy. Links stay links, and what is neither a file nor a folder is left out.
+
+    Raises:
+        UsageError: something in the folder cannot be read.
+    """
+    to.mkdir(mode=0o700)
+    for path, entry in original.files():
+        source, target = original.folder / path, to / path
+        try:
+            if entry.is_symlink():
+                target.symlink_to(os.readlink(source))
+            elif entry.is_dir(follow_symlinks=False):
+                if original.is_linked(path):
+                    target.symlink_to(source)
+                else:
+                    target.mkdir(mode=0o700)
+            elif stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
+                _copy_file(source, target)
+        except OSError as error:
+            raise UsageError(_unread(source, error)) from error
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    with open(source, "rb") as read, open(target, "wb") as written:
+        try:
+            fcntl.ioctl(written, _FICLONE, read.fileno())
+        except OSError:
+            shutil.copyfileobj(read, written, 2**20)
+    shutil.copystat(source, target)
+
+
+def links(folder: Path, said: Collection[str]) -> frozenset[Path]:
+    """
+    Args:
+        said: folders, as a person names them: below the working folder.
+
+    Raises:
+        UsageError: one is not there, or not below it.
+    """
+    found = set()
+    for word in said:
+        path = Path(os.path.normpath(folder / word))
+        if not path.is_dir() or not path.is_relative_to(folder) or path == folder:
+            raise UsageError(
+                f"--link {word!r}: expected a folder inside the working folder {folder}, as in --link data"
+            )
+        found.add(path.relative_to(folder))
+    return frozenset(found)
+
+
+def _unread(path: Path, error: OSError) -> str:
+    return (
+        f"{path} cannot be copied: {error.strerror}; link to the folder it is in (--link), or run the command in a folder "
+        "without it"
+    )

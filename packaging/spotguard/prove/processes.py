@@ -1,0 +1,108 @@
+"""A command and everything that it starts, wherever that moves to: started, looked at, and ended as one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from spotguard.providers.clock import Clock
+
+
+class Processes:
+    """Known by a variable in their environment: children inherit it, whatever process group or session they move to.
+
+    Args:
+        mark: the variable and its value, in the environment of these and of nothing else.
+        console: the file for whatever they print.
+    """
+
+    def __init__(self, mark: tuple[str, str], console: Path, clock: Clock) -> None:
+        self.console = console
+        #: Monotonic seconds, once the command has ended.
+        self.ended_at: float | None = None
+        self.returncode: int | None = None
+        self._mark = "=".join(mark).encode()
+        self._clock = clock
+        self._process: subprocess.Popen[bytes] | None = None
+        self._waiter: threading.Thread | None = None
+
+    def start(self, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+        """
+        Raises:
+            OSError: it cannot be started.
+        """
+        # Away from our terminal's session: a Ctrl-C is for us, who then end them.
+        with self.console.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        name = f"waits-for-{self._process.pid}"
+        self._waiter = threading.Thread(target=self._wait, args=(self._process,), name=name, daemon=True)
+        self._waiter.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the command has, whatever it has left running."""
+        return self.ended_at is not None
+
+    def tell(self, signum: signal.Signals) -> None:
+        """A signal to the command alone."""
+        if self._process is not None and not self.ended:
+            self._signal(self._process.pid, signum)
+
+    def tell_all(self, signum: signal.Signals) -> None:
+        for pid in self._alive():
+            self._signal(pid, signum)
+
+    def end(self) -> int:
+        """SIGKILL to everything that still runs; how many processes that were."""
+        killed: set[int] = set()
+        while found := self._alive() - killed:  # again: one may have forked while we looked
+            for pid in found:
+                self._signal(pid, signal.SIGKILL)
+            killed |= found
+        if self._waiter is not None:
+            self._waiter.join()
+        return len(killed)
+
+    def last_words(self) -> str:
+        """The last line on the console that spotguard did not write: of a script that failed, why."""
+        lines = [line.strip() for line in self.console.read_text(errors="replace").split("\n")]
+        return next((line for line in reversed(lines) if line and not line.startswith("spotguard ")), "")
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        self.returncode = process.wait()
+        self.ended_at = self._clock.monotonic()
+
+    def _alive(self) -> set[int]:
+        return {int(entry) for entry in os.listdir("/proc") if entry.isdigit() and self._is_mine(int(entry))}
+
+    def _is_mine(self, pid: int) -> bool:
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return False  # gone meanwhile, or another user's
+        return self._mark in environment.split(b"\0")
+
+    def _signal(self, pid: int, signum: signal.Signals) -> None:
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return  # ended by itself
+        try:
+            if self._is_mine(pid):  # looked at again: the number may belong to somebody else by now
+                signal.pidfd_send_signal(handle, signum)
+        except ProcessLookupError:
+            pass  # it ended by itself between the two lines: nobody is there to be told
+        finally:
+            os.close(handle)

@@ -1,0 +1,283 @@
+"""All of it: the lives of a command, what they have in common with an undisturbed one, and the verdict."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+
+from spotguard.providers.clock import Clock
+
+from . import compare, copies, evidence, series
+from .causes import Cause, causes
+from .compare import Difference, Unsteady
+from .evidence import Around
+from .record import Record, leaks, together
+from .runner import Life, ProveError, Runner, write_startup
+from .series import SeriesRunner
+
+
+class ProofVerdict(StrEnum):
+    EXACT = "EXACT"
+    INEXACT = "INEXACT"
+    UNSURE = "UNSURE"
+
+
+EXIT_CODES = {ProofVerdict.EXACT: 0, ProofVerdict.INEXACT: 1, ProofVerdict.UNSURE: 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What is to be proven, checked."""
+
+    command: Sequence[str]
+    env: Mapping[str, str]
+    #: The working folder.
+    original: copies.Original
+    steps: int
+    tries: int
+    stall: float
+    #: Lives at one time.
+    jobs: int
+    #: Bytes of one copy.
+    most: int
+    #: Where everything is written; None: a temporary folder, which goes with the end.
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A resumed life, as the page tells of it."""
+
+    series: str
+    #: How the life before it ended: "notice", "preempt" or "kill"; after which step, and where in the turn.
+    ended_by: str
+    ended_at: int
+    place: str
+    begin: int
+    #: The last step that was compared.
+    last: int
+    differences: Sequence[Difference] = ()
+    #: Why it did not come back.
+    failed: str = ""
+
+
+@dataclass(slots=True)
+class Proof:
+    """The verdict, and what it rests on."""
+
+    verdict: ProofVerdict
+    steps: int
+    world: int
+    #: The name of each registered object, and its type.
+    kinds: Mapping[str, str]
+    resumed: list[Resumed] = field(default_factory=list)
+    #: Differences of the first step that has any, and whose they are.
+    differences: Sequence[Difference] = ()
+    where: str = ""
+    causes: Sequence[Cause] = ()
+    #: Files outside the copies that one series has written and another one has read.
+    leaks: Sequence[str] = ()
+    #: Events that no turn has had.
+    not_met: Sequence[str] = ()
+    #: Registered values that differ in each run by themselves.
+    unsteady: Sequence[str] = ()
+    #: Variables that begin anew, in a run that is exact all the same.
+    not_saved: Sequence[str] = ()
+    #: Files of the working folder that a resumed life has read and the one before it has written.
+    own_files: Sequence[str] = ()
+    #: Whether files were watched from each process's first line on.
+    watched: bool = True
+    #: Why variables could not be looked at; "" where they were.
+    trouble: str = ""
+    #: How many losses and inputs of the model were seen in a run.
+    seen: Mapping[str, int] = field(default_factory=dict)
+    lives: int = 0
+    seconds: float = 0.0
+    copy_bytes: int = 0
+    shares_blocks: bool = False
+    #: The script came to its own end before `--steps`.
+    own_end: bool = False
+
+
+def prove(trial: Trial, clock: Clock, say: Callable[[str], None]) -> Proof:
+    """Run all lives and compare them.
+
+    Args:
+        say: told of each life that has ended.
+
+    Raises:
+        ProveError: nothing can be said about the command.
+        UsageError: the working folder cannot be copied.
+    """
+    began = clock.monotonic()
+    with ExitStack() as stack:
+        base = _folder(trial, stack)
+        sockets = Path(tempfile.mkdtemp(prefix="sg-", dir="/tmp"))
+        stack.callback(shutil.rmtree, sockets, ignore_errors=True)
+        original = trial.original.outside_of(base)
+        size, shares = copies.check_size(original, base, trial.most, trial.jobs)
+        write_startup(base / "startup")
+        runner = Runner(trial.command, trial.env, trial.steps, trial.stall, sockets, clock)
+        lived = SeriesRunner(runner, original, base, base / "startup", trial.jobs, say)
+        try:
+            proof = _prove(trial, lived, base)
+        except ProveError:
+            stack.pop_all()  # the output that its message names stays
+            shutil.rmtree(sockets, ignore_errors=True)
+            raise
+        proof.lives, proof.seconds = lived.count, clock.monotonic() - began
+        proof.copy_bytes, proof.shares_blocks = size, shares
+        return proof
+
+
+def _folder(trial: Trial, stack: ExitStack) -> Path:
+    if trial.folder is not None:
+        return trial.folder
+    made = Path(os.path.realpath(tempfile.mkdtemp(prefix="spotguard-prove-")))
+    stack.callback(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
+def _prove(trial: Trial, lived: SeriesRunner, base: Path) -> Proof:
+    lived.run(series.UNDISTURBED)
+    first, second = (lived.lives[each.name][0] for each in series.UNDISTURBED)
+    steps = _steps(first, second)
+    plain, pairs = first.records, list(zip(first.records, second.records, strict=True))
+    left_out = [compare.unsteady(*pair) for pair in pairs]
+    around = Around(threads=_threads(first, second))
+    proof = Proof(
+        verdict=ProofVerdict.EXACT,
+        steps=steps,
+        world=plain[0].world,
+        kinds=plain[0].kinds,
+        not_met=series.not_met(plain),
+        unsteady=sorted({name for each in left_out for kind, name in each.items if kind == "state"}),
+        seen={what: sum(len(look.values(what)) for look in plain[0].after(1)) for what in ("input", "loss")},
+        own_end=plain[0].ended == "own end" and steps < trial.steps,
+        trouble=next((record.trouble for record in plain if record.trouble), ""),
+    )
+    per_rank = [compare.differences(*pair, out) for pair, out in zip(pairs, left_out, strict=True)]
+    if found := _first(per_rank):
+        rank = found[0].rank
+        proof.verdict, proof.differences, proof.where = ProofVerdict.UNSURE, found, second.name
+        proof.causes = causes(evidence.of_undisturbed(*pairs[rank], per_rank[rank], around))
+    else:
+        lived.run(
+            [
+                series.preempted(plain, steps, trial.tries),
+                series.killed(steps),
+                *series.around_events(plain, steps),
+            ]
+        )
+        _compare_resumed(lived, proof, plain, left_out, around)
+    every = [life for of in lived.lives.values() for life in of]
+    names = dict.fromkeys(life.records[0].said for life in every if life.records)
+    if len(names) > 1 and proof.verdict is ProofVerdict.EXACT:
+        proof.verdict, proof.where = ProofVerdict.INEXACT, second.name
+        proof.causes = causes(evidence.Evidence(first=None, names=tuple(names)))
+    of_each = [together([life.files.outside(base) for life in of]) for of in lived.lives.values()]
+    proof.leaks = leaks(of_each)
+    proof.watched = all(record.early for life in every for record in life.records)
+    if proof.leaks:
+        proof.verdict = ProofVerdict.UNSURE
+    return proof
+
+
+def _steps(first: Life, second: Life) -> int:
+    """The steps that both undisturbed lives have made.
+
+    Raises:
+        ProveError: too few, or none that anybody could see.
+    """
+    for life in (first, second):
+        output = f"(its output is in {life.console})"
+        if not life.records:
+            raise ProveError(
+                f"the command ended without a call of spotguard.register {output}; name the command that trains, with a Python "
+                "that spotguard is installed in"
+            )
+        if life.began is None:
+            raise ProveError(
+                f"the command called register and not restore {output}; call done = guard.restore() before the loop"
+            )
+        if steps := max(record.never for record in life.records):
+            raise ProveError(
+                f"the command trained {steps} optimizer steps and never called guard.step(); call it once at the end of each "
+                "turn of the loop"
+            )
+    if len(first.records) != len(second.records):
+        raise ProveError(
+            f"{len(first.records)} ranks registered in one run and {len(second.records)} in another; start the same number "
+            "each time"
+        )
+    last = min(record.last for life in (first, second) for record in life.records)
+    if last < series.FEWEST_STEPS:
+        raise ProveError(
+            f"the command came to {last} completed steps, too few to be preempted inside: expected {series.FEWEST_STEPS} or "
+            "more; have it train longer"
+        )
+    return last
+
+
+def _compare_resumed(
+    lived: SeriesRunner,
+    proof: Proof,
+    plain: Sequence[Record],
+    left_out: Sequence[Unsteady],
+    around: Around,
+) -> None:
+    """Each resumed life with the undisturbed one. The first that differs says why."""
+    for name, of in lived.lives.items():
+        for before, life in pairwise(of):
+            records = [*life.records, *(Record(began=life.began) for _ in plain[len(life.records) :])]
+            per_rank = [
+                compare.differences(a, b, o) for a, b, o in zip(plain, records, left_out, strict=False)
+            ]
+            found = _first(per_rank)
+            own = sorted(life.files.within(life.workdir).reads() & before.files.within(life.workdir).writes())
+            proof.own_files = [*dict.fromkeys([*proof.own_files, *own])]
+            proof.resumed.append(_resumed(name, before, life, found))
+            rank = found[0].rank if found else 0
+            known = Around(around.threads, tuple(own), life.failed)
+            facts = evidence.of_resumed(plain[rank], records[rank], per_rank[rank], left_out[rank], known)
+            if not (found or life.failed or facts.elsewhere):
+                stale = [each.name for each in facts.stale if not each.name.startswith("len(")]
+                proof.not_saved = [*dict.fromkeys([*proof.not_saved, *stale])]
+                continue
+            if proof.verdict is ProofVerdict.EXACT:
+                proof.verdict, proof.differences, proof.where = ProofVerdict.INEXACT, found, life.name
+                proof.causes = causes(facts)
+            break  # what goes on from a run that differs says nothing new
+
+
+def _resumed(series: str, before: Life, life: Life, found: Sequence[Difference]) -> Resumed:
+    acting = next((record for record in before.records if record.acted_at is not None), None)
+    at, place = (before.last, "boundary") if acting is None or acting.acted_at is None else acting.acted_at
+    by = (acting.asked if acting is not None else "") or "preempt"
+    return Resumed(series, by, at, place, life.began or 0, life.last, found, life.failed)
+
+
+def _first(per_rank: Sequence[Sequence[Difference]]) -> list[Difference]:
+    """Of the rank that differs first."""
+    some = [(found[0].step, rank) for rank, found in enumerate(per_rank) if found]
+    if not some:
+        return []
+    _, rank = min(some)
+    return [replace(each, rank=rank) for each in per_rank[rank]]
+
+
+def _threads(*of: Life) -> tuple[str, ...]:
+    """Where the script has started threads, by paths below its folder."""
+    found = (
+        place.removeprefix(f"{os.path.realpath(life.workdir)}{os.sep}")
+        for life in of
+        for place in life.files.threads
+    )
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,185 @@
+"""What a row of the table of causes answers: the names that the facts give for its text, or None where they do not speak for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from .evidence import Evidence
+from .record import Trained
+from .stale import Stale
+
+#: What a row has found: the names for `{names}`, `{more}` and `{first}` of its texts.
+Found = dict[str, str] | None
+
+
+def holds(fact: Callable[[Evidence], bool]) -> Callable[[Evidence], Found]:
+    return lambda facts: {} if fact(facts) else None
+
+
+def named(of: Callable[[Evidence], Sequence[str]]) -> Callable[[Evidence], Found]:
+    def evidence(facts: Evidence) -> Found:
+        found = of(facts)
+        if not found:
+            return None
+        return {"names": _listed(found), "first": found[0], "arguments": _arguments(found)}
+
+    return evidence
+
+
+def strangers(facts: Evidence) -> Found:
+    if not facts.strangers:
+        return None
+    said = "; ".join(
+        f"{_optimizer(each)} trains {_trains(each)} and is not registered" for each in facts.strangers
+    )
+    modules = [name for name in facts.modules if name not in {each.name for each in facts.strangers}]
+    return {"said": said, "arguments": _arguments([*(each.name for each in facts.strangers), *modules])}
+
+
+def generators(facts: Evidence) -> Found:
+    found = [each.owner or _variable_of(each.name) for each in facts.stale if each.is_generator]
+    return {"names": _listed(found)} if found else None
+
+
+def objects(facts: Evidence) -> Found:
+    """What could be registered as it is: a scheduler, a sampler."""
+    found: dict[str, Stale] = {}
+    for each in facts.stale:
+        if each.owner and not (each.is_iterators or each.is_generator or each.is_left_out):
+            found.setdefault(each.owner, each)
+    if not found:
+        return None
+    said = "; ".join(_object(name, each) for name, each in [*found.items()][:3])
+    return {"said": said, "arguments": _arguments([*found][:3])}
+
+
+def left_out(facts: Evidence) -> Found:
+    found = [each for each in facts.stale if each.is_left_out and not each.is_generator]
+    if not found:
+        return None
+    owners = list(dict.fromkeys(each.owner for each in found))
+    return {"said": "; ".join(map(_variable, found[:3])), "owners": _listed(owners)}
+
+
+def variables(facts: Evidence) -> Found:
+    found = [
+        each for each in facts.stale if not (each.name.startswith("len(") or each.owner or each.is_generator)
+    ][:3]
+    if not found:
+        return None
+    numbers = all(each.plain.lstrip("-").isdigit() for each in found)
+    values = ", ".join(f"{key!r}: {key}" for key in _keys([each.name for each in found]))
+    return {
+        "said": "; ".join(map(_variable, found)),
+        "begin": "begin it at what restore() returns, or " if numbers else "",
+        "values": "{" + values + "}",
+    }
+
+
+def behind_boundary(facts: Evidence) -> Found:
+    if not facts.behind_boundary:
+        return None
+    named = [name for name in facts.behind_boundary if name]
+    return {"names": " and ".join(f"{name}.step()" for name in named)}
+
+
+def ahead(facts: Evidence) -> Found:
+    if facts.data != "ahead":
+        return None
+    return {"count": "a batch is" if facts.shift == 1 else f"{facts.shift} batches are"}
+
+
+def unseeded(facts: Evidence) -> Found:
+    if not facts.unseeded:
+        return None
+    by = (
+        "by the process's number"
+        if facts.seeded_by_pid
+        else "by the process's number, the time or the system's entropy"
+    )
+    return {"names": _listed(facts.unseeded), "by": by}
+
+
+def own_generators(facts: Evidence) -> Found:
+    return {"names": _listed([each.name for each in facts.stale])} if facts.stale else None
+
+
+def differs_first_in(*kinds: str) -> Callable[[Evidence], bool]:
+    return lambda facts: facts.first is not None and facts.first.kind in kinds
+
+
+def unlike(*kinds: str) -> Callable[[Evidence], Found]:
+    """Two undisturbed runs differ in one of these kinds first; with the variables that differ from the start."""
+
+    def evidence(facts: Evidence) -> Found:
+        if not differs_first_in(*kinds)(facts):
+            return None
+        names = [_variable_of(name) for name in facts.unlike]
+        return {"variables": f". From the start they differ in {_listed(names)}" if names else ""}
+
+    return evidence
+
+
+def _optimizer(each: Trained) -> str:
+    return f"optimizer `{each.name}` ({each.kind})"
+
+
+def _trains(each: Trained) -> str:
+    shown = [f"`{name}`" for name in each.trains[:3]]
+    more = each.count - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def _object(name: str, each: Stale) -> str:
+    kind = f" ({each.kind})" if each.kind else ""
+    field = each.name.rpartition(".")[2]
+    if not each.kind or _is_long(each):
+        return f"`{name}`{kind} stands as at the start"
+    return (
+        f"`{name}`{kind} has {field} {each.plain} in a run that goes on and {each.resumed} after the restore"
+    )
+
+
+def _variable(each: Stale) -> str:
+    function, _, name = each.name.rpartition(": ")
+    called = f"`{name}`{f' in {function}' if function else ''}"
+    if _is_long(each):
+        return f"{called} stands as at the start"
+    return f"{called} is {each.plain} in a run that goes on and {each.resumed} after the restore"
+
+
+def _is_long(each: Stale) -> bool:
+    return "[" in each.plain or len(each.plain) + len(each.resumed) > 60
+
+
+def _variable_of(name: str) -> str:
+    return name.rpartition(": ")[2]
+
+
+def off(facts: Evidence) -> bool:
+    """The batches are not those of the step."""
+    return facts.data in ("anew", "behind") or (
+        facts.data == "other" and any(each.is_iterators for each in facts.stale)
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = [f"`{name}`" for name in names[:3]]
+    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _keys(names: Sequence[str]) -> list[str]:
+    """By which they could be named in a call of `register`, or in a dict."""
+    plain = [
+        re.split(r"\[", _variable_of(name), maxsplit=1)[0].split("'s ")[-1].split(".")[-1] for name in names
+    ]
+    return list(dict.fromkeys(name for name in plain if name.isidentifier()))
+
+
+def _arguments(names: Sequence[str]) -> str:
+    """As they would be said to `register`: `ema=self.ema`."""
+    said = {
+        key: re.split(r"\[", _variable_of(name), maxsplit=1)[0] for name in names for key in _keys([name])
+    }
+    return ", ".join(f"{key}={value}" for key, value in said.items()) or "…"

@@ -1,0 +1,21 @@
+"""Plant: the scheduler steps after the boundary."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import spotguard
+
+torch.manual_seed(0)
+model = nn.Linear(8, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=200)
+guard = spotguard.register(model=model, optimizer=optimizer, scheduler=scheduler)
+for _ in range(guard.restore(), 200):
+    x = torch.randn(4, 8)
+    optimizer.zero_grad()
+    (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+    optimizer.step()
+    guard.step()
+    scheduler.step()

@@ -1,0 +1,185 @@
+"""From two records to the likely cause, for what programs of `programs/` have written down; without torch."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from spotguard.prove import compare, evidence
+from spotguard.prove.causes import _RESUMED, _UNDISTURBED, Cause, causes
+from spotguard.prove.evidence import Around, Evidence
+from spotguard.prove.stale import Stale
+from tests.prove.recorded import RECORDS, recorded
+
+#: Of each program: the cause, and words of it and of its mend.
+PLANTS = {
+    "another_name": ("another-name", "another store or run id at each start", "leave both out"),
+    "another_run": (
+        "another-run",
+        "begins from that run at every start",
+        "guard.restore() or guard.restore(run_id='base')",
+    ),
+    "carried": ("variable", "`hidden` in main() stands as at the start", "progress = {'hidden': hidden}"),
+    "changed_after": ("changed-after-restore", "`model` is brought back", "set it up before restore()"),
+    "clock": ("operation", "other bits: .* they differ in `begun`", "use_deterministic_algorithms"),
+    "closure": ("variable", "`rate's taken` is 4 .* and 0 after", "begin it at what restore"),
+    "counter": ("variable", "`self.seen` in train() is 16 .* and 0 after", "begin it at what restore"),
+    "ema": ("module", "module `averaged` changes", "register(…, averaged=averaged)"),
+    "ema_by_hand": ("kept", "`shadow` holds tensors in the shapes", "register(…, shadow=shadow)"),
+    "evaluation": ("evaluation", "an evaluation after guard.step()", "evaluate before guard.step()"),
+    "gathering": ("gathering", "while gradients are being gathered", "only where the optimizer has stepped"),
+    "generator_function": (
+        "variable",
+        "`source's at` in main() is 16 .* and 0 after",
+        "begin it at what restore",
+    ),
+    "hash_order": ("order", "the order of a set, .* differ in `order`", "sort what is listed"),
+    "iterator": (
+        "iterator-before-restore",
+        "iterator was made before restore()",
+        "draws from torch's generator",
+    ),
+    "left_out": ("left-out", "`sampler.at` is 16 .* without it", "have state_dict() give it"),
+    "module": ("module", "module `centre` changes", "register(…, centre=centre)"),
+    "momentum": ("variable", "`self.momentum[0]` in train() stands as at the start", "registered"),
+    "non_persistent": (
+        "left-out",
+        "`model.scale` is .*: the state that `model` gives out",
+        "make it a buffer",
+    ),
+    "optimizer": (
+        "optimizer",
+        "optimizer `ob` (AdamW) trains `b.weight`, `b.bias` and is not",
+        "register(…, ob=ob)",
+    ),
+    "own_file": ("own-file", "the resumed run reads `place.txt`", "registered dict"),
+    "own_generator": ("generator", "generator `draws` is not registered", "register it"),
+    "pid": (
+        "unseeded",
+        "generator `torch` begins differently .* by the process's number, or",
+        "torch.manual_seed(0)",
+    ),
+    "plain_loader": (
+        "iterator-draws",
+        "the loader's iterator draws from generator `torch`",
+        "StatefulDataLoader",
+    ),
+    "prefetch": ("prefetch", "a batch is fetched before the boundary", "fetch a batch after guard.step()"),
+    "rebound": ("rebound", "`notes` means another object", "notes.update"),
+    "restore_ignored": ("variable", "`step` is 4 .* and 0 after", "begin it at what restore() returns"),
+    "scaler": ("object", "`scaler` (GradScaler) .* is not registered", "register(…, scaler=scaler)"),
+    "scheduler": (
+        "object",
+        "`scheduler` (CosineAnnealingLR) has last_epoch 4",
+        "register(…, scheduler=scheduler)",
+    ),
+    "seeded_again": ("seeded-after-restore", "generator `torch` is seeded anew", "seed before restore()"),
+    "unseeded": ("drawn-anew", "`projection` is made of random numbers", "seed before it is made"),
+    "step_between": (
+        "step-before-optimizer",
+        "guard.step() stands before ob.step()",
+        "at the end of the turn",
+    ),
+    "step_early": (
+        "after-boundary",
+        "`scheduler`.* between guard.step() and the next",
+        "after it, at the end",
+    ),
+    "step_first": (
+        "step-before-optimizer",
+        "guard.step() stands before optimizer.step()",
+        "at the end of the turn",
+    ),
+    "thread": ("thread", "a thread that is started at `train.py:", "in a fixed order"),
+}
+
+
+def judged(name: str) -> tuple[list[compare.Difference], list[Cause]]:
+    """As `proof` does, of one rank."""
+    lives = recorded(name)
+    first, second = lives["plain-1"][0], lives["plain-2"][0]
+    before, after = lives["preempted"][0], lives["preempted"][-1]
+    left_out = compare.unsteady(first.record, second.record)
+    around = Around(threads=tuple(first.files.threads))
+    if found := compare.differences(first.record, second.record, left_out):
+        return found, causes(evidence.of_undisturbed(first.record, second.record, found, around))
+    found = compare.differences(first.record, after.record, left_out)
+    own = {path.rpartition("/work/")[2] for path in after.files.reads() & before.files.writes()}
+    known = Around(around.threads, tuple(own), after.failed)
+    facts = evidence.of_resumed(first.record, after.record, found, left_out, known)
+    said = {first.record.said, second.record.said, before.record.said, after.record.said}
+    if len(said) > 1 and not found:
+        facts = Evidence(first=None, names=tuple(sorted(said)))
+    return found, causes(facts) if found or facts.elsewhere or facts.names else []
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_plant_is_found_with_its_cause(name: str) -> None:
+    found, told = judged(f"plant_{name}")
+    id, text, mend = PLANTS[name]
+    assert told, f"no cause; differs in {found[:3]}"
+    assert told[0].id == id, [(each.id, each.text) for each in told]
+    assert re.search(re.escape(text).replace(r"\.\*", ".*"), told[0].text), told[0].text
+    assert mend in told[0].mend
+
+
+@pytest.mark.parametrize("path", sorted(RECORDS.glob("exact_*.json.gz")), ids=lambda path: path.name)
+def test_an_exact_script_raises_no_alarm(path) -> None:  # type: ignore[no-untyped-def]
+    assert judged(path.name.removesuffix(".json.gz")) == ([], [])
+
+
+def test_every_program_has_its_record() -> None:
+    programs = {path.stem for path in RECORDS.parent.joinpath("programs").glob("*.py")}
+    assert {path.name.removesuffix(".json.gz") for path in RECORDS.glob("*.gz")} == {
+        name for name in programs if not name.endswith("ranks")
+    }
+    assert {f"plant_{name}" for name in PLANTS} == {
+        name for name in programs if name.startswith("plant_") and name != "plant_ranks"
+    }
+
+
+#: Rows that no program shows.
+ROWS = [
+    ("failed", Evidence(first=None, failed="exit code 1: KeyError: 'step'"), "KeyError: 'step'"),
+    ("not-put-back", Evidence(first=None, unrestored=("draws",)), "`draws` does not come back"),
+    ("loader", Evidence(first=None, fetched=True, data="anew"), "the loader's batches begin anew"),
+    ("batches", Evidence(first=None, data="behind"), "the batches begin anew"),
+    (
+        "drawn-before-loop",
+        Evidence(first=None, moved=("numpy",), moved_by="code"),
+        "generator `numpy` is drawn",
+    ),
+    (
+        "workers",
+        Evidence(first=compare.Difference(3, "input", "1", "a", "b"), workers=True),
+        "worker processes draw",
+    ),
+    ("thread", Evidence(first=None, threads=("train.py:3",)), "started at `train.py:3`"),
+    (
+        "own-generator",
+        Evidence(first=None, undisturbed=True, stale=(Stale("rng", "generator a", "generator b"),)),
+        "`rng` begins differently at each start",
+    ),
+    (
+        "workers",
+        Evidence(first=compare.Difference(3, "input", "1", "a", "b"), undisturbed=True, workers=True),
+        "give other samples in each run",
+    ),
+]
+
+
+@pytest.mark.parametrize(("id", "facts", "text"), ROWS)
+def test_a_row_of_the_table(id: str, facts: Evidence, text: str) -> None:
+    told = causes(facts)
+    assert told[0].id == id
+    assert text in told[0].text
+
+
+def test_each_row_is_shown_by_a_program_or_by_hand() -> None:
+    shown = {id for id, _, _ in PLANTS.values()} | {id for id, _, _ in ROWS}
+    assert {row.id for row in (*_RESUMED, *_UNDISTURBED)} == shown
+
+
+def test_nothing_speaks_for_a_cause() -> None:
+    assert causes(Evidence(first=compare.Difference(3, "state", "w", "a", "b"), data="same")) == []

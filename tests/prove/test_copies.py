@@ -1,0 +1,87 @@
+"""Copies of the working folder, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from spotguard.prove.copies import Original, check_size, copy, links
+from spotguard.providers.errors import UsageError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "job"
+    (made / "src").mkdir(parents=True)
+    (made / "train.py").write_text("print('trained')")
+    (made / "src" / "data.py").write_text("x = 1")
+    (made / "data").mkdir()
+    (made / "data" / "large.bin").write_bytes(b"0" * 4096)
+    (made / "spotguard-checkpoints").mkdir()
+    (made / "spotguard-checkpoints" / "chunk").write_text("of another run")
+    (made / "latest").symlink_to("train.py")
+    return made
+
+
+def test_a_copy_has_the_files_and_not_the_checkpoints(folder: Path, tmp_path: Path) -> None:
+    os.chmod(folder / "train.py", 0o755)
+    copy(Original(folder), tmp_path / "copy")
+    found = sorted(path.relative_to(tmp_path / "copy").as_posix() for path in (tmp_path / "copy").rglob("*"))
+    assert found == ["data", "data/large.bin", "latest", "src", "src/data.py", "train.py"]
+    assert os.readlink(tmp_path / "copy" / "latest") == "train.py"
+    assert os.stat(tmp_path / "copy" / "train.py").st_mode & 0o777 == 0o755
+    (tmp_path / "copy" / "train.py").write_text("changed")
+    assert (folder / "train.py").read_text() == "print('trained')"
+
+
+def test_folders_that_are_only_read_are_linked_to(folder: Path, tmp_path: Path) -> None:
+    """By their name, because somebody said so, and an environment by what lies in it."""
+    (folder / ".git").mkdir()
+    (folder / "env").mkdir()
+    (folder / "env" / "pyvenv.cfg").touch()
+    original = Original(folder, links(folder, ["data"]))
+    copy(original, tmp_path / "copy")
+    for name in (".git", "env", "data"):
+        assert os.readlink(tmp_path / "copy" / name) == str(folder / name)
+    assert original.size() == len("print('trained')") + len("x = 1")
+
+
+def test_what_is_left_out_is_not_copied_into_itself(folder: Path) -> None:
+    (folder / "proved").mkdir()
+    original = Original(folder).outside_of(folder / "proved")
+    assert Original(folder).outside_of(folder.parent) == Original(folder)
+    copy(original, folder / "proved" / "copy")
+    assert (folder / "proved" / "copy" / "train.py").exists()
+    assert not (folder / "proved" / "copy" / "proved").exists()
+
+
+def test_a_folder_that_is_too_large_is_refused_with_the_ways_out(folder: Path, tmp_path: Path) -> None:
+    size, shares = check_size(Original(folder), tmp_path, 10_000, 2)
+    assert size == 4096 + len("print('trained')") + len("x = 1")
+    if shares:
+        pytest.skip("this file system shares blocks, so no copy is too large")
+    with pytest.raises(
+        UsageError, match=r"holds 4.0 KiB.* more than --copy-limit 1.0 KiB; link what is only read"
+    ):
+        check_size(Original(folder), tmp_path, 1024, 2)
+    with pytest.raises(UsageError, match=r"copies of the working folder .* are free in"):
+        check_size(Original(folder), tmp_path, 2**60, 2**50)
+    assert not (tmp_path / ".shares").exists()
+
+
+def test_what_cannot_be_read_is_named(folder: Path, tmp_path: Path) -> None:
+    """A link to itself stands for what even root cannot open."""
+    (folder / "src" / "data.py").unlink()
+    os.mkfifo(folder / "src" / "pipe")
+    copy(Original(folder), tmp_path / "copy")
+    assert not (tmp_path / "copy" / "src" / "pipe").exists(), "neither a file nor a folder"
+    with pytest.raises(UsageError, match=r"nowhere cannot be copied: No such file or directory; link to"):
+        copy(Original(folder / "nowhere"), tmp_path / "other")
+
+
+@pytest.mark.parametrize("said", ["nowhere", "train.py", "..", ".", "/etc"])
+def test_only_folders_inside_the_working_folder_are_linked_to(folder: Path, said: str) -> None:
+    with pytest.raises(UsageError, match="expected a folder inside the working folder"):
+        links(folder, [said])

@@ -1,0 +1,125 @@
+"""One life: its environment, its words, and its ends. Of commands that never load torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from spotguard.hooks.recorder.plan import VARIABLE
+from spotguard.prove.runner import Ground, ProveError, Runner, environment, write_startup
+from spotguard.providers.clock import SystemClock
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Ground:
+    for name in ("job", "series", "series/work"):
+        (tmp_path / name).mkdir()
+    write_startup(tmp_path / "startup")
+    return Ground(
+        folder=tmp_path / "series",
+        original=tmp_path / "job",
+        workdir=tmp_path / "series" / "work",
+        store=(tmp_path / "series" / "store").as_uri(),
+        run_id="prove-plain-1",
+        startup=tmp_path / "startup",
+    )
+
+
+def runner(ground: Ground, code: str, stall: float = 60.0) -> Runner:
+    command = [sys.executable, "-c", code]
+    return Runner(command, dict(os.environ), 10, stall, ground.folder, SystemClock())
+
+
+def test_trackers_are_offline_and_nothing_of_another_run_is_seen(ground: Ground) -> None:
+    env = {"SPOTGUARD_STORE": "s3://bucket/real", "WANDB_MODE": "online", "LR": "0.1", "PYTHONPATH": "/lib"}
+    found = environment(env, Path("/plan.json"), Path("/scratch"), ground)
+    assert (found["WANDB_MODE"], found["HF_HUB_OFFLINE"], found["LR"]) == ("offline", "1", "0.1")
+    assert found["MLFLOW_TRACKING_URI"] == "file:/scratch/mlruns"
+    assert found["PYTHONPATH"] == f"{ground.startup}{os.pathsep}/lib"
+    assert [name for name in found if name.startswith("SPOTGUARD_")] == [VARIABLE]
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("train.py", "train.py"),
+        ("{job}/train.py", "{work}/train.py"),
+        ("{job}", "{work}"),
+        ("--out={job}/out", "--out={work}/out"),
+        ("--lr=0.1", "--lr=0.1"),
+        ("{job}-2/train.py", "{job}-2/train.py"),
+        ("/usr/bin/python3", "/usr/bin/python3"),
+    ],
+)
+def test_words_that_name_the_working_folder_name_the_copy(ground: Ground, word: str, found: str) -> None:
+    places = {"job": ground.original, "work": ground.workdir}
+    assert ground.moved(word.format(**places)) == found.format(**places)
+
+
+def test_a_command_that_fails_is_told_with_its_last_words(ground: Ground) -> None:
+    life = runner(ground, "import sys; print('loss 1.0'); sys.exit('no data here')").live(
+        ground, "plain-1", None
+    )
+    assert (life.failed, life.taken, life.records) == ("exit code 1: no data here", False, [])
+    assert life.console.read_text().splitlines() == ["loss 1.0", "no data here"]
+
+
+def test_a_command_that_cannot_be_started_is_named(ground: Ground) -> None:
+    made = Runner(["no-such-command"], dict(os.environ), 10, 60.0, ground.folder, SystemClock())
+    with pytest.raises(ProveError, match="'no-such-command' cannot be started: No such file or directory"):
+        made.live(ground, "plain-1", None)
+
+
+#: Says that it is there, and leaves a child in a session of its own.
+HANGS = """
+import os, signal, sys
+def train_for_ever():
+    if os.fork() == 0:
+        os.setsid()
+    fifo = os.open("{fifo}", os.O_WRONLY)
+    signal.pause()
+train_for_ever()
+"""
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    os.mkfifo(tmp_path / "fifo")
+    return tmp_path / "fifo"
+
+
+def test_a_life_that_hangs_is_named_with_its_stack_and_ended_with_its_children(
+    ground: Ground, fifo: Path
+) -> None:
+    end = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(
+        ProveError, match=r"(?s)life 'plain-1' .* before it called .*: it stands in .*train_for_ever"
+    ):
+        runner(ground, HANGS.format(fifo=fifo), stall=2.0).live(ground, "plain-1", None)
+    os.set_blocking(end, True)
+    assert os.read(end, 1) == b"", "somebody still holds the other end"
+    os.close(end)
+
+
+def test_a_life_that_is_stopped_ends_with_its_children(ground: Ground, fifo: Path) -> None:
+    made = runner(ground, HANGS.format(fifo=fifo))
+    ends: list[KeyboardInterrupt] = []
+
+    def live() -> None:
+        try:
+            made.live(ground, "plain-1", None)
+        except KeyboardInterrupt as error:
+            ends.append(error)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    end = os.open(fifo, os.O_RDONLY)  # until it is there
+    made.stop.set()
+    thread.join(60)
+    assert os.read(end, 1) == b""
+    os.close(end)
+    assert len(ends) == 1

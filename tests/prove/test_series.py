@@ -1,0 +1,153 @@
+"""Which lives there are, and which of them ends everything."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from spotguard.hooks.recorder.plan import Action
+from spotguard.prove import series
+from spotguard.prove.copies import Original
+from spotguard.prove.record import Files, Record
+from spotguard.prove.runner import Ground, Life, ProveError, Runner
+from spotguard.prove.series import UNDISTURBED, LifeSeries, SeriesRunner
+from spotguard.providers.clock import SystemClock
+from tests.prove.recorded import boundary, record
+
+
+def met(**turns: Sequence[int]) -> Record:
+    """A run of ten steps, with these events in these turns."""
+    return record(
+        *(
+            boundary(n, turn=[(what.replace("_", " "), "", "") for what, of in turns.items() if n in of])
+            for n in range(11)
+        )
+    )
+
+
+def test_notices_are_spread_over_the_run_and_over_the_turn() -> None:
+    """The first one goes the way of a cloud's."""
+    every = range(11)
+    found = series.preempted([met(input=every, step=every)], 10, 4)
+    assert found.actions == (
+        Action("notice", 2),
+        Action("preempt", 4, "forward"),
+        Action("preempt", 6, "optimizer"),
+        Action("preempt", 8, "after optimizer"),
+        None,
+    )
+
+
+def test_no_notice_waits_at_a_place_that_no_turn_passes() -> None:
+    """Of a script that steps by hand and calls no module."""
+    found = series.preempted([met()], 10, 3)
+    assert [each.at for each in found.actions if each is not None] == ["boundary"] * 3
+
+
+def test_the_kill_comes_late_and_checkpoints_before_it() -> None:
+    found = series.killed(50)
+    assert (found.actions, found.every) == ((Action("kill", 30), None), 5)
+
+
+def test_an_event_has_a_notice_before_it_in_it_and_after_it() -> None:
+    (found,) = series.around_events([met(save=[4, 8])], 10)
+    assert found.name == "save"
+    assert found.actions == (Action("preempt", 3), Action("preempt", 3, "save"), Action("preempt", 4), None)
+
+
+@pytest.mark.parametrize("turns", [[], [1], [10], list(range(11))])
+def test_an_event_at_an_end_or_in_each_turn_has_none(turns: list[int]) -> None:
+    """A teacher's forward without gradients in every turn is no evaluation."""
+    assert [*series.around_events([met(evaluation=turns)], 10)] == []
+
+
+def test_events_that_no_turn_has_had_are_named() -> None:
+    assert series.not_met([met(evaluation=[3])]) == ["epoch end", "save"]
+
+
+class Scripted(Runner):
+    """Has each life end as it is told to; nothing is started."""
+
+    def __init__(self, lives: Sequence[Life]) -> None:
+        super().__init__(["train"], os.environ, 10, 1.0, Path("/nowhere"), SystemClock())
+        self._lives = list(lives)
+        self.asked: list[str] = []
+        self._lock = threading.Lock()
+
+    def live(self, ground: Ground, name: str, action: Action | None, every: int = 0) -> Life:
+        with self._lock:
+            self.asked.append(name)
+            return self._lives.pop(0)
+
+
+def life(
+    name: str, began: int, last: int, *, taken: bool = False, code: int = 0, elsewhere: str = ""
+) -> Life:
+    """It has said that it failed, where its code is not 0."""
+    looks = record(*(boundary(n) for n in range(began, last + 1)), elsewhere=elsewhere)
+    return Life(name, [looks], code, taken, 1.0, Files({}), "ValueError: no", Path("/console"), Path("/work"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "base").mkdir()
+    return tmp_path
+
+
+def run(folder: Path, *lives: Life, actions: Sequence[Action | None] = (None,)) -> SeriesRunner:
+    scripted = Scripted(lives)
+    made = SeriesRunner(
+        scripted, Original(folder / "work"), folder / "base", folder / "startup", 1, lambda line: None
+    )
+    made.run([LifeSeries("preempted", tuple(actions))])
+    return made
+
+
+TWICE = (Action("preempt", 3), Action("preempt", 6), None)
+
+
+def test_each_life_goes_on_where_the_one_before_was_ended(folder: Path) -> None:
+    made = run(
+        folder, life("a", 0, 3, taken=True), life("b", 3, 6, taken=True), life("c", 6, 10), actions=TWICE
+    )
+    assert [each.began for each in made.lives["preempted"]] == [0, 3, 6]
+    assert not (folder / "base" / "preempted" / "work").exists(), "the copy is gone with its last life"
+
+
+def test_a_resume_at_step_0_proves_nothing(folder: Path) -> None:
+    with pytest.raises(ProveError, match=r"'b' began at step 0 .* nothing was proven"):
+        run(folder, life("a", 0, 3, taken=True), life("b", 0, 10), actions=TWICE)
+
+
+def test_a_run_that_begins_from_another_one_is_a_finding(folder: Path) -> None:
+    made = run(folder, life("a", 0, 3, taken=True), life("b", 0, 10, elsewhere="base"), actions=TWICE)
+    assert len(made.lives["preempted"]) == 2
+
+
+def test_a_life_that_nothing_has_ended_proves_nothing(folder: Path) -> None:
+    """The kill waits for a checkpoint, which did not come."""
+    with pytest.raises(ProveError, match="came to step 10 and was not ended before it"):
+        run(folder, life("a", 0, 10), actions=(Action("kill", 6), None))
+
+
+def test_a_command_that_fails_by_itself_proves_nothing(folder: Path) -> None:
+    with pytest.raises(ProveError, match="'plain-1' ended with exit code 1: ValueError: no"):
+        run(folder, life("plain-1", 0, 3, code=1))
+
+
+def test_a_resumed_command_that_fails_is_a_finding(folder: Path) -> None:
+    made = run(folder, life("a", 0, 3, taken=True), life("b", 3, 3, code=1), actions=TWICE)
+    assert made.lives["preempted"][-1].failed == "exit code 1: ValueError: no"
+
+
+def test_the_first_error_ends_the_other_lives(folder: Path) -> None:
+    scripted = Scripted([life("plain-1", 0, 3, code=1), life("plain-2", 0, 10)])
+    made = SeriesRunner(scripted, Original(folder / "work"), folder / "base", folder, 1, lambda line: None)
+    with pytest.raises(ProveError):
+        made.run(UNDISTURBED)
+    assert scripted.stop.is_set()
