@@ -17,7 +17,7 @@ COMMAND = ["python", "train.py"]
 def proof(verdict: ProofVerdict = ProofVerdict.EXACT, world: int = 1) -> Proof:
     made = Proof(verdict, 50, world, {"model": "Linear", "optimizer": "AdamW"})
     made.seen, made.lives, made.seconds, made.copy_bytes = {"loss": 50, "input": 50}, 7, 21.0, 2048
-    made.not_met = ["evaluation", "save"]
+    made.not_tried = ["evaluation", "save"]
     made.resumed = [
         Resumed("preempted", "notice", 17, "boundary", 17, 33),
         Resumed("preempted", "preempt", 33, "forward", 33, 50),
@@ -33,7 +33,7 @@ def text(made: Proof, width: int | None = None) -> str:
 def differing() -> Proof:
     made = proof(ProofVerdict.INEXACT)
     first = Difference(18, "state", "b.weight", "float32[1, 32] 0000000a", "float32[1, 32] 0000000b")
-    made.differences, made.where = [first, first], "preempted, life 2"
+    made.differences, made.where = [first, first], "preempted, run 2"
     made.resumed = [Resumed("preempted", "notice", 17, "boundary", 17, 50, [first])]
     made.causes = [
         Cause("optimizer", "optimizer `ob` trains `b.weight` and is not registered", "register it: …")
@@ -49,7 +49,7 @@ def test_an_exact_proof() -> None:
   compared       50 steps: model (Linear), optimizer (AdamW); generators, losses (50), inputs (50). 7 runs in 21 s, in copies of 2.0 KiB
   preempted      noticed through `spotguard run` after step 17, resumed at 17; preempted after step 33, in the next forward, resumed at 33: the same to step 50
   killed         killed after step 30, resumed at 26: the same to step 50
-  not seen       evaluation, save: nothing was tried around them; --steps reaches farther
+  not tried      evaluation, save: no step from 2 to 49 has them; --steps reaches farther
 EXACT: a preempted run resumes with the bits of an uninterrupted one"""
     )
 
@@ -57,7 +57,7 @@ EXACT: a preempted run resumes with the bits of an uninterrupted one"""
 def test_an_inexact_proof_says_what_differs_first_why_and_what_to_do() -> None:
     found = text(differing())
     assert (
-        "b.weight, at step 18: float32[1, 32] 0000000a undisturbed, float32[1, 32] 0000000b in preempted, life 2"
+        "b.weight, at step 18: float32[1, 32] 0000000a undisturbed, float32[1, 32] 0000000b in preempted, run 2"
         in found
     )
     assert "1 more differ there" in found
@@ -85,7 +85,7 @@ def test_two_runs_that_differ_by_themselves() -> None:
     made.differences = [Difference(0, "state", "w", "a", "b", restored=True)]
     found = text(made)
     assert "w, right after the restore: a undisturbed, b in plain-2" in found
-    assert "not seen" not in found, "nothing was tried around anything"
+    assert "not tried" not in found, "nothing was tried around anything"
     assert found.endswith("UNSURE: a resume cannot be judged; two undisturbed runs differ already")
 
 

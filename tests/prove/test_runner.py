@@ -12,6 +12,7 @@ import pytest
 from spotguard.hooks.recorder.plan import VARIABLE
 from spotguard.prove.runner import Ground, ProveError, Runner, environment, write_startup
 from spotguard.providers.clock import SystemClock
+from spotguard.providers.errors import UsageError
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_a_command_that_fails_is_told_with_its_last_words(ground: Ground) -> Non
 
 def test_a_command_that_cannot_be_started_is_named(ground: Ground) -> None:
     made = Runner(["no-such-command"], dict(os.environ), 10, 60.0, ground.folder, SystemClock())
-    with pytest.raises(ProveError, match="'no-such-command' cannot be started: No such file or directory"):
+    with pytest.raises(UsageError, match="'no-such-command' cannot be started: No such file or directory"):
         made.live(ground, "plain-1", None)
 
 
@@ -97,7 +98,7 @@ def test_a_life_that_hangs_is_named_with_its_stack_and_ended_with_its_children(
 ) -> None:
     end = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(
-        ProveError, match=r"(?s)life 'plain-1' .* before it called .*: it stands in .*train_for_ever"
+        ProveError, match=r"(?s)run 'plain-1' .* before it called .*: it stands in .*train_for_ever"
     ):
         runner(ground, HANGS.format(fifo=fifo), stall=2.0).live(ground, "plain-1", None)
     os.set_blocking(end, True)

@@ -32,7 +32,7 @@ def met(**turns: Sequence[int]) -> Record:
 def test_notices_are_spread_over_the_run_and_over_the_turn() -> None:
     """The first one goes the way of a cloud's."""
     every = range(11)
-    found = series.preempted([met(input=every, step=every)], 10, 4)
+    found = series.preempted(met(input=every, step=every), 10, 4)
     assert found.actions == (
         Action("notice", 2),
         Action("preempt", 4, "forward"),
@@ -44,7 +44,7 @@ def test_notices_are_spread_over_the_run_and_over_the_turn() -> None:
 
 def test_no_notice_waits_at_a_place_that_no_turn_passes() -> None:
     """Of a script that steps by hand and calls no module."""
-    found = series.preempted([met()], 10, 3)
+    found = series.preempted(met(), 10, 3)
     assert [each.at for each in found.actions if each is not None] == ["boundary"] * 3
 
 
@@ -54,7 +54,7 @@ def test_the_kill_comes_late_and_checkpoints_before_it() -> None:
 
 
 def test_an_event_has_a_notice_before_it_in_it_and_after_it() -> None:
-    (found,) = series.around_events([met(save=[4, 8])], 10)
+    (found,) = series.around_events(met(save=[4, 8]), 10)
     assert found.name == "save"
     assert found.actions == (Action("preempt", 3), Action("preempt", 3, "save"), Action("preempt", 4), None)
 
@@ -62,11 +62,14 @@ def test_an_event_has_a_notice_before_it_in_it_and_after_it() -> None:
 @pytest.mark.parametrize("turns", [[], [1], [10], list(range(11))])
 def test_an_event_at_an_end_or_in_each_turn_has_none(turns: list[int]) -> None:
     """A teacher's forward without gradients in every turn is no evaluation."""
-    assert [*series.around_events([met(evaluation=turns)], 10)] == []
+    assert [*series.around_events(met(evaluation=turns), 10)] == []
 
 
-def test_events_that_no_turn_has_had_are_named() -> None:
-    assert series.not_met([met(evaluation=[3])]) == ["epoch end", "save"]
+def test_events_around_which_nothing_can_be_tried_are_named() -> None:
+    """Those that no turn has, and those of the first turn or the last alone. Not those of each turn."""
+    assert series.not_tried(met(evaluation=[3]), 10) == ["epoch end", "save"]
+    assert series.not_tried(met(evaluation=[1], save=[10]), 10) == ["epoch end", "evaluation", "save"]
+    assert series.not_tried(met(evaluation=range(11)), 10) == ["epoch end", "save"]
 
 
 class Scripted(Runner):
@@ -85,11 +88,21 @@ class Scripted(Runner):
 
 
 def life(
-    name: str, began: int, last: int, *, taken: bool = False, code: int = 0, elsewhere: str = ""
+    name: str,
+    began: int,
+    last: int,
+    *,
+    taken: bool = False,
+    code: int = 0,
+    elsewhere: str = "",
+    words: str = "ValueError: no",
 ) -> Life:
-    """It has said that it failed, where its code is not 0."""
+    """
+    Args:
+        words: what it has printed last.
+    """
     looks = record(*(boundary(n) for n in range(began, last + 1)), elsewhere=elsewhere)
-    return Life(name, [looks], code, taken, 1.0, Files({}), "ValueError: no", Path("/console"), Path("/work"))
+    return Life(name, [looks], code, taken, 1.0, Files({}), words, Path("/console"), Path("/work"))
 
 
 @pytest.fixture
@@ -138,6 +151,12 @@ def test_a_life_that_nothing_has_ended_proves_nothing(folder: Path) -> None:
 def test_a_command_that_fails_by_itself_proves_nothing(folder: Path) -> None:
     with pytest.raises(ProveError, match="'plain-1' ended with exit code 1: ValueError: no"):
         run(folder, life("plain-1", 0, 3, code=1))
+
+
+def test_a_full_disk_is_no_finding(folder: Path) -> None:
+    words = "OSError: [Errno 28] No space left on device"
+    with pytest.raises(ProveError, match="No space left on device; run the command by itself"):
+        run(folder, life("a", 0, 3, taken=True), life("b", 3, 3, code=1, words=words), actions=TWICE)
 
 
 def test_a_resumed_command_that_fails_is_a_finding(folder: Path) -> None:

@@ -53,7 +53,7 @@ def test_a_plain_loop_is_exact(prove: Prove) -> None:
         ("preempted", "notice", True),
         ("killed", "kill", True),
     ]
-    assert found.body["not_seen"] == ["epoch end", "evaluation", "save"]
+    assert found.body["not_tried"] == ["epoch end", "evaluation", "save"]
     assert (found.body["inputs"], found.body["losses"], found.body["files_watched"]) == (8, 8, True)
 
 
@@ -77,7 +77,7 @@ def test_an_exact_script_raises_no_alarm(prove: Prove, name: str) -> None:
 @pytest.mark.slow
 def test_events_have_a_notice_before_in_and_after_them(prove: Prove) -> None:
     found = prove("exact_epochs", "--steps", "20", "--tries", "4")
-    assert (found.code, found.body["not_seen"]) == (0, []), found
+    assert (found.code, found.body["not_tried"]) == (0, []), found
     ended = [(each["series"], each["ended_at"], each["place"]) for each in found.body["resumed"]]
     for event, turn in (("epoch end", 17), ("evaluation", 6), ("save", 12)):
         assert [each[1:] for each in ended if each[0] == event] == [

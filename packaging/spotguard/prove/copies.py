@@ -5,6 +5,8 @@ Blocks are shared with the original where the file system can (btrfs, XFS, bcach
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -52,6 +54,8 @@ class Original:
             try:
                 entries = sorted(os.scandir(self.folder / below), key=lambda entry: entry.name)
             except OSError as error:
+                if isinstance(error, FileNotFoundError) and below.parts:
+                    continue  # removed meanwhile
                 raise UsageError(_unread(self.folder / below, error)) from error
             for entry in entries:
                 path = below / entry.name
@@ -68,11 +72,13 @@ class Original:
 
     def size(self) -> int:
         """Bytes that a copy holds."""
-        return sum(
-            entry.stat(follow_symlinks=False).st_size
-            for _, entry in self.files()
-            if entry.is_file(follow_symlinks=False)
-        )
+        total = 0
+        for _, entry in self.files():
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                total += (
+                    entry.stat(follow_symlinks=False).st_size if entry.is_file(follow_symlinks=False) else 0
+                )
+        return total
 
 
 def check_size(original: Original, at: Path, most: int, copies: int) -> tuple[int, bool]:
@@ -98,7 +104,7 @@ def check_size(original: Original, at: Path, most: int, copies: int) -> tuple[in
     )
     if size > most:
         raise UsageError(
-            f"the working folder {original.folder} holds {amount(size)}, and each series of lives has a copy of it: more "
+            f"the working folder {original.folder} holds {amount(size)}, and each series of runs has a copy of it: more "
             f"than --copy-limit {amount(most)}; {ways}, or raise the limit"
         )
     free = shutil.disk_usage(at).free
@@ -133,6 +139,7 @@ def copy(original: Original, to: Path) -> None:
 
     Raises:
         UsageError: something in the folder cannot be read.
+        OSError: there is no room for it.
     """
     to.mkdir(mode=0o700)
     for path, entry in original.files():
@@ -147,7 +154,11 @@ def copy(original: Original, to: Path) -> None:
                     target.mkdir(mode=0o700)
             elif stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
                 _copy_file(source, target)
+        except FileNotFoundError:  # removed meanwhile
+            continue
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
             raise UsageError(_unread(source, error)) from error
 
 

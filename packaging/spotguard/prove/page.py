@@ -63,10 +63,11 @@ def _rows(proof: Proof, command: Sequence[str]) -> Iterator[tuple[str, str, str]
         resumed = list(group)
         differs = bool(resumed[-1].differences or resumed[-1].failed)
         yield name, _series(resumed), "bold red" if differs else ""
-    if proof.resumed and proof.not_met:
+    if proof.resumed and proof.not_tried:
+        farther = "" if proof.own_end else "; --steps reaches farther"
         yield (
-            "not seen",
-            f"{', '.join(proof.not_met)}: nothing was tried around them; --steps reaches farther",
+            "not tried",
+            f"{', '.join(proof.not_tried)}: no step from 2 to {proof.steps - 1} has them{farther}",
             "",
         )
     if proof.unsteady:
@@ -124,7 +125,7 @@ def as_json(proof: Proof, command: Sequence[str]) -> dict[str, Any]:
         "causes": [{"id": each.id, "cause": each.text, "what_to_do": each.mend} for each in proof.causes],
         "shared_files": list(proof.leaks),
         "own_files": list(proof.own_files),
-        "not_seen": list(proof.not_met),
+        "not_tried": list(proof.not_tried),
         "left_out": list(proof.unsteady),
         "not_saved": list(proof.not_saved),
         "files_watched": proof.watched,

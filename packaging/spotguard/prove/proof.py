@@ -84,8 +84,8 @@ class Proof:
     causes: Sequence[Cause] = ()
     #: Files outside the copies that one series has written and another one has read.
     leaks: Sequence[str] = ()
-    #: Events that no turn has had.
-    not_met: Sequence[str] = ()
+    #: Events around which nothing could be tried.
+    not_tried: Sequence[str] = ()
     #: Registered values that differ in each run by themselves.
     unsteady: Sequence[str] = ()
     #: Variables that begin anew, in a run that is exact all the same.
@@ -121,17 +121,26 @@ def prove(trial: Trial, clock: Clock, say: Callable[[str], None]) -> Proof:
         base = _folder(trial, stack)
         sockets = Path(tempfile.mkdtemp(prefix="sg-", dir="/tmp"))
         stack.callback(shutil.rmtree, sockets, ignore_errors=True)
-        original = trial.original.outside_of(base)
-        size, shares = copies.check_size(original, base, trial.most, trial.jobs)
-        write_startup(base / "startup")
-        runner = Runner(trial.command, trial.env, trial.steps, trial.stall, sockets, clock)
-        lived = SeriesRunner(runner, original, base, base / "startup", trial.jobs, say)
         try:
+            original = trial.original.outside_of(base)
+            size, shares = copies.check_size(original, base, trial.most, trial.jobs)
+            write_startup(base / "startup")
+            runner = Runner(
+                trial.command,
+                trial.env,
+                trial.steps,
+                trial.stall,
+                sockets,
+                clock,
+                keeps=trial.folder is not None,
+            )
+            lived = SeriesRunner(runner, original, base, base / "startup", trial.jobs, say)
             proof = _prove(trial, lived, base)
-        except ProveError:
-            stack.pop_all()  # the output that its message names stays
-            shutil.rmtree(sockets, ignore_errors=True)
-            raise
+        except OSError as error:
+            raise ProveError(
+                f"copies and records cannot be written to {base}: {error.strerror}; make room there, or name another folder "
+                "with --folder"
+            ) from error
         proof.lives, proof.seconds = lived.count, clock.monotonic() - began
         proof.copy_bytes, proof.shares_blocks = size, shares
         return proof
@@ -157,7 +166,7 @@ def _prove(trial: Trial, lived: SeriesRunner, base: Path) -> Proof:
         steps=steps,
         world=plain[0].world,
         kinds=plain[0].kinds,
-        not_met=series.not_met(plain),
+        not_tried=series.not_tried(plain[0], steps),
         unsteady=sorted({name for each in left_out for kind, name in each.items if kind == "state"}),
         seen={what: sum(len(look.values(what)) for look in plain[0].after(1)) for what in ("input", "loss")},
         own_end=plain[0].ended == "own end" and steps < trial.steps,
@@ -171,9 +180,9 @@ def _prove(trial: Trial, lived: SeriesRunner, base: Path) -> Proof:
     else:
         lived.run(
             [
-                series.preempted(plain, steps, trial.tries),
+                series.preempted(plain[0], steps, trial.tries),
                 series.killed(steps),
-                *series.around_events(plain, steps),
+                *series.around_events(plain[0], steps),
             ]
         )
         _compare_resumed(lived, proof, plain, left_out, around)
@@ -197,15 +206,15 @@ def _steps(first: Life, second: Life) -> int:
         ProveError: too few, or none that anybody could see.
     """
     for life in (first, second):
-        output = f"(its output is in {life.console})"
         if not life.records:
             raise ProveError(
-                f"the command ended without a call of spotguard.register {output}; name the command that trains, with a Python "
-                "that spotguard is installed in"
+                "the command ended without a call of spotguard.register; name the command that trains, with a Python that "
+                f"spotguard is installed in ({life.output})"
             )
         if life.began is None:
             raise ProveError(
-                f"the command called register and not restore {output}; call done = guard.restore() before the loop"
+                "the command called register and not restore; call done = guard.restore() before the loop "
+                f"({life.output})"
             )
         if steps := max(record.never for record in life.records):
             raise ProveError(

@@ -17,7 +17,7 @@ from spotguard.hooks.preempted import EX_TEMPFAIL
 from spotguard.hooks.recorder import startup
 from spotguard.hooks.recorder.plan import VARIABLE, Action, LifePlan
 from spotguard.providers.clock import Clock
-from spotguard.providers.errors import SpotguardError
+from spotguard.providers.errors import SpotguardError, UsageError
 
 from .processes import Processes
 from .record import Files, Record, RecordReader, read_files
@@ -88,6 +88,8 @@ class Life:
     last_words: str
     console: Path
     workdir: Path
+    #: For an error: how a person comes to what it has printed.
+    output: str = ""
 
     @property
     def began(self) -> int | None:
@@ -171,6 +173,7 @@ class Runner:
         env: the user's.
         stall: seconds without a completed step after which a life counts as hung.
         sockets: a folder with a short path, for the agents' sockets.
+        keeps: whether what lives print is there after the end.
         stop: set: every life ends at once.
     """
 
@@ -180,12 +183,14 @@ class Runner:
     stall: float
     sockets: Path
     clock: Clock
+    keeps: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
 
     def live(self, ground: Ground, name: str, action: Action | None, every: int = 0) -> Life:
         """
         Raises:
-            ProveError: it hung, or could not be started.
+            ProveError: it hung.
+            UsageError: it cannot be started.
             KeyboardInterrupt: it was stopped.
         """
         number = len(list(ground.folder.glob("life-*")))
@@ -211,8 +216,8 @@ class Runner:
         try:
             processes.start(words, ground.workdir, environment(self.env, path, scratch, ground))
         except OSError as error:
-            raise ProveError(
-                f"{self.command[0]!r} cannot be started: {error.strerror}; say it as a shell would find it"
+            raise UsageError(
+                f"{self.command[0]!r} cannot be started: {error.strerror}; name a program as a shell finds it"
             ) from error
         try:
             self._watch(plan, processes, reading)
@@ -230,7 +235,11 @@ class Runner:
             last_words=processes.last_words(),
             console=processes.console,
             workdir=ground.workdir,
+            output=self._output(processes.console),
         )
+
+    def _output(self, console: Path) -> str:
+        return f"its output is in {console}" if self.keeps else "--folder DIR keeps its output"
 
     def _words(self, ground: Ground, action: Action | None) -> list[str]:
         command = [*map(ground.moved, self.command)]
@@ -265,9 +274,9 @@ class Runner:
         where = f"after step {step}" if records else "before it called spotguard.register"
         stack = _stack(Path(plan.folder))
         return (
-            f"life {plan.name!r} did not complete a step for {self.stall:g} s, {where}"
-            f"{f': it stands in {stack}' if stack else ''}; give it longer with --timeout, or look at "
-            f"{Path(plan.folder) / 'console.txt'}"
+            f"run {plan.name!r} did not complete a step for {self.stall:g} s, {where}"
+            f"{f': it stands in {stack}' if stack else ''}; give it longer with --timeout "
+            f"({self._output(Path(plan.folder, 'console.txt'))})"
         )
 
 

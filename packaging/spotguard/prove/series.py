@@ -6,6 +6,7 @@ on where the one before was ended, are a *series*. Some series live at one time.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -47,16 +48,16 @@ class LifeSeries:
 
     def life(self, number: int) -> str:
         """What the life of this number, from 0, is called on the page and in errors."""
-        return self.name if len(self.actions) == 1 else f"{self.name}, life {number + 1}"
+        return self.name if len(self.actions) == 1 else f"{self.name}, run {number + 1}"
 
 
 UNDISTURBED = (LifeSeries("plain-1"), LifeSeries("plain-2"))
 
 
-def preempted(records: Sequence[Record], steps: int, tries: int) -> LifeSeries:
+def preempted(plain: Record, steps: int, tries: int) -> LifeSeries:
     """Notices at steps that are spread over the run. The first comes through `spotguard run`, as a cloud's would; the
     others by hand, in the middle of a turn, where a signal could not be aimed at."""
-    met = {entry.what for record in records for look in record.after(1) for entry in look.turn}
+    met = {entry.what for look in plain.after(1) for entry in look.turn}
     places = cycle([place for place, what in _PLACES if not what or what in met])
     first, *others = _spread(steps, tries)
     later = (Action("preempt", step, next(places)) for step in others)
@@ -73,27 +74,32 @@ def _spread(steps: int, tries: int) -> list[int]:
     return list(found)
 
 
-def around_events(records: Sequence[Record], steps: int) -> Iterator[LifeSeries]:
+def around_events(plain: Record, steps: int) -> Iterator[LifeSeries]:
     """For each event that was met: a notice before it, in it and after it."""
     for event in EVENTS:
-        if (turn := turn_of(event, records, steps)) is not None:
+        if (turn := turn_of(event, plain, steps)) is not None:
             before, within = Action("preempt", turn - 1), Action("preempt", turn - 1, event)
             yield LifeSeries(event, (before, within, Action("preempt", turn), None))
 
 
-def turn_of(event: Place, records: Sequence[Record], steps: int) -> int | None:
+def turn_of(event: Place, plain: Record, steps: int) -> int | None:
     """The first turn with this event that has a boundary before it and one after it; None where there is none."""
-    looks = [look for record in records for look in record.after(1)]
-    met = sorted({look.step for look in looks if look.has(event)})
-    if event != "save" and len(met) > _USUAL * steps:
+    if _is_usual(event, plain, steps):
         return None
-    return next((step for step in met if 2 <= step < steps), None)
+    return next((look.step for look in plain.after(2) if look.has(event) and look.step < steps), None)
 
 
-def not_met(records: Sequence[Record]) -> list[Place]:
-    """The events that no turn has had."""
-    looks = [look for record in records for look in record.after(1)]
-    return [event for event in EVENTS if not any(look.has(event) for look in looks)]
+def not_tried(plain: Record, steps: int) -> list[Place]:
+    """The events around which no notice can be had: no turn, or only the first one or the last, has them."""
+    return [
+        event
+        for event in EVENTS
+        if turn_of(event, plain, steps) is None and not _is_usual(event, plain, steps)
+    ]
+
+
+def _is_usual(event: Place, plain: Record, steps: int) -> bool:
+    return event != "save" and sum(look.has(event) for look in plain.after(1)) > _USUAL * steps
 
 
 class SeriesRunner:
@@ -174,22 +180,21 @@ class SeriesRunner:
             ProveError: this one has nothing.
         """
         resumed = len(self.lives[series.name]) > 1
-        output = f"(its output is in {life.console})"
-        if life.failed and not resumed:
+        if life.failed and (not resumed or os.strerror(errno.ENOSPC) in life.failed):
             raise ProveError(
-                f"life {life.name!r} ended with {life.failed} {output}; run the command by itself first"
+                f"run {life.name!r} ended with {life.failed}; run the command by itself first ({life.output})"
             )
         if life.failed:
             return False  # that it does not come back is a finding
         if resumed and life.began == 0 and not any(record.elsewhere for record in life.records):
             raise ProveError(
-                f"life {life.name!r} began at step 0 though the one before it was ended later, so nothing was proven: no "
-                f"checkpoint was found {output}; see that every start registers, and calls restore"
+                f"run {life.name!r} began at step 0 though the one before it was ended later, so nothing was proven: no "
+                f"checkpoint was found; see that every start registers, and calls restore ({life.output})"
             )
         if not (last or life.taken or resumed):
             raise ProveError(
-                f"life {life.name!r} came to step {life.last} and was not ended before it: no checkpoint was committed by "
-                f"then {output}; give it more --steps"
+                f"run {life.name!r} came to step {life.last} and was not ended before it: no checkpoint was committed by "
+                f"then; give it more --steps ({life.output})"
             )
         return not last and life.taken
 
