@@ -69,6 +69,15 @@ def test_a_command_that_fails_is_told_with_its_last_words(ground: Ground) -> Non
     assert life.console.read_text().splitlines() == ["loss 1.0", "no data here"]
 
 
+def test_a_launchers_summary_hides_no_exception(ground: Ground) -> None:
+    console = (
+        "[rank1]: Traceback (most recent call last):\n[rank1]: ValueError: no data\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n  RuntimeError: of its words\n====\n"
+    )
+    life = runner(ground, f"import sys; print({console!r}); sys.exit(1)").live(ground, "plain-1", None)
+    assert life.failed == "exit code 1: ValueError: no data"
+
+
 def test_a_command_that_cannot_be_started_is_named(ground: Ground) -> None:
     made = Runner(["no-such-command"], dict(os.environ), 10, 60.0, ground.folder, SystemClock())
     with pytest.raises(UsageError, match="'no-such-command' cannot be started: No such file or directory"):

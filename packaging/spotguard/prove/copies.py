@@ -5,7 +5,6 @@ Blocks are shared with the original where the file system can (btrfs, XFS, bcach
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -68,17 +67,11 @@ class Original:
     def is_linked(self, path: Path) -> bool:
         """By its name, because somebody said so, or as what `python -m venv` makes."""
         known = path.name in _LINKED or path in self.linked
-        return known or (self.folder / path / "pyvenv.cfg").is_file()
+        return known or os.path.isfile(self.folder / path / "pyvenv.cfg")
 
     def size(self) -> int:
         """Bytes that a copy holds."""
-        total = 0
-        for _, entry in self.files():
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                total += (
-                    entry.stat(follow_symlinks=False).st_size if entry.is_file(follow_symlinks=False) else 0
-                )
-        return total
+        return sum(_size(entry) for _, entry in self.files())
 
 
 def check_size(original: Original, at: Path, most: int, copies: int) -> tuple[int, bool]:
@@ -118,9 +111,7 @@ def check_size(original: Original, at: Path, most: int, copies: int) -> tuple[in
 
 def can_share(original: Original, at: Path) -> bool:
     """Whether the file system gives a file of the folder to another name there without copying it. One is tried."""
-    first = next(
-        (p for p, e in original.files() if e.is_file(follow_symlinks=False) and e.stat().st_size), None
-    )
+    first = next((path for path, entry in original.files() if _size(entry)), None)
     if first is None:
         return False
     trial = at / ".shares"
@@ -188,6 +179,14 @@ def links(folder: Path, said: Collection[str]) -> frozenset[Path]:
             )
         found.add(path.relative_to(folder))
     return frozenset(found)
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    """Bytes of a file; 0 of anything else, and of what was removed meanwhile."""
+    try:
+        return entry.stat(follow_symlinks=False).st_size if entry.is_file(follow_symlinks=False) else 0
+    except OSError:
+        return 0
 
 
 def _unread(path: Path, error: OSError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -10,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from spotguard.providers.clock import Clock
+
+#: The last line of a traceback, with a rank before it or not. torchrun's own says no more than that there was another.
+_RAISED = re.compile(r"(?:\[\w+\]: ?)?((?![\w.]*ChildFailedError)[\w.]+(?:Error|Exception|Warning)\b.*)")
 
 
 class Processes:
@@ -76,9 +80,11 @@ class Processes:
         return len(killed)
 
     def last_words(self) -> str:
-        """The last line on the console that spotguard did not write: of a script that failed, why."""
-        lines = [line.strip() for line in self.console.read_text(errors="replace").split("\n")]
-        return next((line for line in reversed(lines) if line and not line.startswith("spotguard ")), "")
+        """Why the command failed: the last exception that the console shows, else the last line that spotguard did not write."""
+        lines = self.console.read_text(errors="replace").split("\n")
+        raised = [match[1] for line in lines if (match := _RAISED.match(line))]
+        own = [line.strip() for line in lines if line.strip(" \r=-*") and not line.startswith("spotguard ")]
+        return next(iter([*raised[-1:], *own[-1:]]), "")
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         self.returncode = process.wait()

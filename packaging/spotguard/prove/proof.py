@@ -121,9 +121,9 @@ def prove(trial: Trial, clock: Clock, say: Callable[[str], None]) -> Proof:
         base = _folder(trial, stack)
         sockets = Path(tempfile.mkdtemp(prefix="sg-", dir="/tmp"))
         stack.callback(shutil.rmtree, sockets, ignore_errors=True)
+        original = trial.original.outside_of(base)
+        size, shares = copies.check_size(original, base, trial.most, trial.jobs)
         try:
-            original = trial.original.outside_of(base)
-            size, shares = copies.check_size(original, base, trial.most, trial.jobs)
             write_startup(base / "startup")
             runner = Runner(
                 trial.command,

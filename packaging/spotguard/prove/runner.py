@@ -5,7 +5,10 @@ Nothing here compares or judges: whoever wants to try a command under a notice c
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
+import shutil
 import signal
 import sys
 import threading
@@ -225,6 +228,9 @@ class Runner:
             processes.end()
         reading.go_on()
         records, code = reading.records, processes.returncode or 0
+        words = processes.last_words()
+        if not words and shutil.disk_usage(folder).free < resource.getpagesize():
+            words = os.strerror(errno.ENOSPC)  # it could not even say so
         return Life(
             name=name,
             records=records,
@@ -232,7 +238,7 @@ class Runner:
             taken=any(_taken(record, code) for record in records),
             seconds=self.clock.monotonic() - began,
             files=read_files(folder),
-            last_words=processes.last_words(),
+            last_words=words,
             console=processes.console,
             workdir=ground.workdir,
             output=self._output(processes.console),
