@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from spotguard.prove.copies import Original, check_size, copy, links
+from spotguard.prove.copies import Original, beside, check_size, copy, links
 from spotguard.providers.errors import UsageError
 
 
@@ -46,6 +47,20 @@ def test_folders_that_are_only_read_are_linked_to(folder: Path, tmp_path: Path) 
     for name in (".git", "env", "data"):
         assert os.readlink(tmp_path / "copy" / name) == str(folder / name)
     assert original.size() == len("print('trained')") + len("x = 1")
+
+
+def test_a_path_out_of_a_copy_leads_to_the_real_file(folder: Path, tmp_path: Path) -> None:
+    """A link of its own into the folder leads into the copy; and whoever removes the copy removes nothing else."""
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "sets" / "words").write_text("a b")
+    (folder / "into").symlink_to(folder / "data")
+    at = beside(folder, tmp_path / "root")
+    copy(Original(folder), at)
+    assert (at / ".." / "sets" / "words").read_text() == "a b"
+    assert (at / "into").resolve() == (at / "data").resolve() != (folder / "data").resolve()
+    shutil.rmtree(tmp_path / "root")
+    assert (tmp_path / "sets" / "words").exists()
+    assert (folder / "data" / "large.bin").exists()
 
 
 def test_what_is_left_out_is_not_copied_into_itself(folder: Path) -> None:

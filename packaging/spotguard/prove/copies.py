@@ -5,6 +5,7 @@ Blocks are shared with the original where the file system can (btrfs, XFS, bcach
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -125,6 +126,26 @@ def can_share(original: Original, at: Path) -> bool:
     return True
 
 
+def beside(original: Path, root: Path) -> Path:
+    """Make the folders above a copy, whose other entries are links to the real ones: `../data` is what it is.
+
+    Args:
+        root: a new folder. It stands for `/`.
+
+    Returns:
+        The folder that the copy is to be.
+    """
+    real, here = Path(original.root), root
+    for part in original.parts[1:]:
+        here.mkdir(mode=0o700)
+        with contextlib.suppress(PermissionError):  # nobody finds a name in there
+            for name in os.listdir(real):
+                if name != part:
+                    (here / name).symlink_to(real / name)
+        real, here = real / part, here / part
+    return here
+
+
 def copy(original: Original, to: Path) -> None:
     """Make a copy. Links stay links, and what is neither a file nor a folder is left out.
 
@@ -137,7 +158,9 @@ def copy(original: Original, to: Path) -> None:
         source, target = original.folder / path, to / path
         try:
             if entry.is_symlink():
-                target.symlink_to(os.readlink(source))
+                named = Path(os.readlink(source))
+                inside = named.is_relative_to(original.folder)
+                target.symlink_to(to / named.relative_to(original.folder) if inside else named)
             elif entry.is_dir(follow_symlinks=False):
                 if original.is_linked(path):
                     target.symlink_to(source)

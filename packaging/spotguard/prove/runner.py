@@ -215,9 +215,9 @@ class Runner:
         plan.write(path)
         processes = Processes((VARIABLE, str(path)), folder / "console.txt", self.clock)
         reading, began = RecordReader(folder), self.clock.monotonic()
-        words = self._words(ground, action)
+        command = self._command(ground, action)
         try:
-            processes.start(words, ground.workdir, environment(self.env, path, scratch, ground))
+            processes.start(command, ground.workdir, environment(self.env, path, scratch, ground))
         except OSError as error:
             raise UsageError(
                 f"{self.command[0]!r} cannot be started: {error.strerror}; name a program as a shell finds it"
@@ -247,7 +247,7 @@ class Runner:
     def _output(self, console: Path) -> str:
         return f"its output is in {console}" if self.keeps else "--folder DIR keeps its output"
 
-    def _words(self, ground: Ground, action: Action | None) -> list[str]:
+    def _command(self, ground: Ground, action: Action | None) -> list[str]:
         command = [*map(ground.moved, self.command)]
         if action is None or action.kind != "notice":
             return command

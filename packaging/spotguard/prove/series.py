@@ -22,6 +22,8 @@ from . import copies
 from .record import Record
 from .runner import Ground, Life, ProveError, Runner
 
+#: Of a series' folder: where the copy is.
+_COPY = "work"
 #: What is too short to be preempted inside.
 FEWEST_STEPS = 3
 #: A place that this share of all turns passes is no event, but part of each step: a teacher's forward, a loader of one batch.
@@ -171,7 +173,7 @@ class SeriesRunner:
                 if not self._goes_on(series, life, last=action is None):
                     return
         finally:
-            shutil.rmtree(ground.workdir, ignore_errors=True)
+            shutil.rmtree(ground.folder / _COPY, ignore_errors=True)
 
     def _goes_on(self, series: LifeSeries, life: Life, *, last: bool) -> bool:
         """Whether the next life of the series has something to show.
@@ -205,7 +207,7 @@ class SeriesRunner:
         return Ground(
             folder=folder,
             original=self._original.folder,
-            workdir=folder / "work",
+            workdir=copies.beside(self._original.folder, folder / _COPY),
             store=(folder / "store").as_uri(),
             run_id=f"prove-{name}-{os.getpid()}",
             startup=self._startup,
