@@ -52,9 +52,7 @@ _SOME_ITERATORS: tuple[object, ...] = (
 )
 _ITERATORS = tuple(map(type, _SOME_ITERATORS))
 #: Of a module's or a scheduler's own attributes, what is state elsewhere, or none.
-_LEFT_OUT = frozenset(
-    {"optimizer", "_parameters", "_buffers", "_modules", "_iterator", "dataset", "_opt_called"}
-)
+_LEFT_OUT = frozenset({"optimizer", "_parameters", "_buffers", "_modules", "_iterator", "_opt_called"})
 
 
 class Code:

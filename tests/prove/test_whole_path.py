@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,9 +41,9 @@ EXACT = [
 ]
 
 
-def check(prove: Prove, name: str) -> None:
+def check(prove: Prove, name: str, **how: Any) -> None:
     code, cause = LISTED[name]
-    found = prove(f"plant_{name}", *SHORT)
+    found = prove(f"plant_{name}", *SHORT, **how)
     assert (found.code, found.causes[:1]) == (code, [cause]), found
 
 
@@ -94,6 +95,7 @@ def test_events_have_a_notice_before_in_and_after_them(prove: Prove) -> None:
 
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+GROUP = (*TORCHRUN, str(Path(__file__).with_name("in_a_group.py")))
 
 
 @pytest.mark.slow
@@ -104,6 +106,19 @@ def test_two_ranks_below_torchrun(prove: Prove, name: str, code: int, cause: lis
     found = prove(name, *SHORT, "--jobs", "1", command=TORCHRUN, light=False)
     assert (found.code, found.causes[:1]) == (code, cause), found
     assert found.body["ranks"] == 2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", LISTED)
+def test_a_plant_is_found_with_its_cause_in_two_ranks(prove: Prove, name: str) -> None:
+    check(prove, name, command=GROUP, light=False)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", EXACT)
+def test_an_exact_script_raises_no_alarm_in_two_ranks(prove: Prove, name: str) -> None:
+    found = prove(f"exact_{name}", *SHORT, command=GROUP, light=False)
+    assert (found.code, found.causes, found.body["ranks"]) == (0, [], 2), found
 
 
 #: Names a store, a run, a stage and a function of its own; all but `SHARED` must be as if it had not.

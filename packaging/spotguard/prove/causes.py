@@ -243,7 +243,9 @@ _RESUMED = (
     ),
     Row(
         "batches",
-        wording.holds(lambda facts: not (facts.fetched or facts.stale) and wording.off(facts)),
+        wording.holds(
+            lambda facts: not facts.fetched and all(e.is_length for e in facts.stale) and wording.off(facts)
+        ),
         "the batches begin anew after a restore: nothing that is registered knows how far they were",
         "draw each batch from the number of its step, or register what yields them",
     ),

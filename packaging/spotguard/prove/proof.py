@@ -257,7 +257,7 @@ def _compare_resumed(
             known = Around(around.threads, tuple(own), life.failed)
             facts = evidence.of_resumed(plain[rank], records[rank], per_rank[rank], left_out[rank], known)
             if not (found or life.failed or facts.elsewhere):
-                stale = [each.name for each in facts.stale if not each.name.startswith("len(")]
+                stale = [each.name for each in facts.stale if not each.is_length]
                 proof.not_saved = [*dict.fromkeys([*proof.not_saved, *stale])]
                 continue
             if proof.verdict is ProofVerdict.EXACT:

@@ -30,6 +30,10 @@ class Stale:
         return self.kind.startswith("registered ")
 
     @property
+    def is_length(self) -> bool:
+        return self.name.startswith("len(")
+
+    @property
     def is_generator(self) -> bool:
         return self.plain.startswith("generator ")
 
@@ -104,7 +108,7 @@ def _telling(stale: Stale) -> int:
     """Rank of a variable by what it is: the smaller, the likelier that training depends on it."""
     if stale.plain.startswith("generator "):
         return 0
-    if stale.name.startswith("len("):
+    if stale.is_length:
         return 5
     if _NUMBER.match(stale.plain):
         return 1

@@ -63,12 +63,14 @@ def left_out(facts: Evidence) -> Found:
 
 
 def variables(facts: Evidence) -> Found:
-    found = [
-        each for each in facts.stale if not (each.name.startswith("len(") or each.owner or each.is_generator)
-    ][:3]
-    if not found:
+    unowned = [each for each in facts.stale if not (each.owner or each.is_generator)]
+    # A length speaks where nothing else does: of a buffer whose items come and go.
+    found = [each for each in unowned if not each.is_length] or [
+        each for each in unowned if each.resumed == "0"
+    ]
+    if not (found := found[:3]):
         return None
-    numbers = all(each.plain.lstrip("-").isdigit() for each in found)
+    numbers = all(each.plain.lstrip("-").isdigit() and not each.is_length for each in found)
     values = ", ".join(f"{key!r}: {key}" for key in _keys([each.name for each in found]))
     return {
         "said": "; ".join(map(_variable, found)),
@@ -171,15 +173,17 @@ def _listed(names: Sequence[str]) -> str:
 
 def _keys(names: Sequence[str]) -> list[str]:
     """By which they could be named in a call of `register`, or in a dict."""
-    plain = [
-        re.split(r"\[", _variable_of(name), maxsplit=1)[0].split("'s ")[-1].split(".")[-1] for name in names
-    ]
+    plain = [_argument(name).split("'s ")[-1].split(".")[-1] for name in names]
     return list(dict.fromkeys(name for name in plain if name.isidentifier()))
+
+
+def _argument(name: str) -> str:
+    """The variable that an item of it, or its length, belongs to."""
+    inside = name[len("len(") : -1] if name.startswith("len(") else name
+    return re.split(r"\[", _variable_of(inside), maxsplit=1)[0]
 
 
 def _arguments(names: Sequence[str]) -> str:
     """As they would be said to `register`: `ema=self.ema`."""
-    said = {
-        key: re.split(r"\[", _variable_of(name), maxsplit=1)[0] for name in names for key in _keys([name])
-    }
+    said = {key: _argument(name) for name in names for key in _keys([name])}
     return ", ".join(f"{key}={value}" for key, value in said.items()) or "…"
