@@ -287,6 +287,8 @@ class Census:
             items = list(value)
             if all(isinstance(item, checksums.ATOMS) for item in items):
                 self.values[path] = checksums.of_text(self._code.portable(repr(items)))
+                if not items:  # it may be filled with what has no text
+                    self._length(path, items)
                 return
             self._length(path, items)
             yield from _some((f"{path}[{number}]", item) for number, item in enumerate(items))

@@ -244,7 +244,11 @@ _RESUMED = (
     Row(
         "batches",
         wording.holds(
-            lambda facts: not facts.fetched and all(e.is_length for e in facts.stale) and wording.off(facts)
+            lambda facts: (
+                not facts.fetched
+                and all(each.is_length or each.is_iterator for each in facts.stale)
+                and wording.off(facts)
+            )
         ),
         "the batches begin anew after a restore: nothing that is registered knows how far they were",
         "draw each batch from the number of its step, or register what yields them",

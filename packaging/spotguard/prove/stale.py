@@ -38,7 +38,12 @@ class Stale:
         return self.plain.startswith("generator ")
 
     @property
-    def is_iterators(self) -> bool:
+    def is_iterator(self) -> bool:
+        """The interpreter's own, over a list or the like."""
+        return self.plain.startswith("iterator ")
+
+    @property
+    def is_loaders_iterator(self) -> bool:
         """It is how far a loader's iterator is."""
         return self.kind.endswith("DataLoaderIter")
 
@@ -114,7 +119,7 @@ def _telling(stale: Stale) -> int:
         return 1
     if is_tensor(stale.plain):
         return 2 if "[" in stale.plain else 4
-    return 3 if _FLOAT.match(stale.plain) or stale.plain.startswith("iterator ") else 4
+    return 3 if _FLOAT.match(stale.plain) or stale.is_iterator else 4
 
 
 def within(name: str, owner: str) -> bool:

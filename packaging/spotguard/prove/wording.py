@@ -38,7 +38,11 @@ def strangers(facts: Evidence) -> Found:
 
 
 def generators(facts: Evidence) -> Found:
-    found = [each.owner or _variable_of(each.name) for each in facts.stale if each.is_generator]
+    found = [
+        _variable_of(each.name) if not each.owner or "Loader" in each.kind else each.owner
+        for each in facts.stale
+        if each.is_generator
+    ]
     return {"names": _listed(found)} if found else None
 
 
@@ -46,7 +50,7 @@ def objects(facts: Evidence) -> Found:
     """What could be registered as it is: a scheduler, a sampler."""
     found: dict[str, Stale] = {}
     for each in facts.stale:
-        if each.owner and not (each.is_iterators or each.is_generator or each.is_left_out):
+        if each.owner and not (each.is_loaders_iterator or each.is_generator or each.is_left_out):
             found.setdefault(each.owner, each)
     if not found:
         return None
@@ -63,7 +67,11 @@ def left_out(facts: Evidence) -> Found:
 
 
 def variables(facts: Evidence) -> Found:
-    unowned = [each for each in facts.stale if not (each.owner or each.is_generator)]
+    unowned = [
+        each
+        for each in facts.stale
+        if not (each.owner or each.is_generator or (each.is_iterator and off(facts)))
+    ]
     # A length speaks where nothing else does: of a buffer whose items come and go.
     found = [each for each in unowned if not each.is_length] or [
         each for each in unowned if each.resumed == "0"
@@ -162,7 +170,7 @@ def _variable_of(name: str) -> str:
 def off(facts: Evidence) -> bool:
     """The batches are not those of the step."""
     return facts.data in ("anew", "behind") or (
-        facts.data == "other" and any(each.is_iterators for each in facts.stale)
+        facts.data == "other" and any(each.is_loaders_iterator for each in facts.stale)
     )
 
 
