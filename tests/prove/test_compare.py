@@ -110,6 +110,17 @@ def test_an_average_that_is_kept_in_variables_differs_to_the_end() -> None:
     assert differences(run(0, 50, 1), run(2, 50, 2), NOTHING) == [], "it differs at one step only"
 
 
+def test_a_list_of_copies_that_a_resumed_run_fills_anew_is_a_log() -> None:
+    def run(begin: int, length: int) -> Record:
+        kept = {"seen[0]": tensor(begin), "len(seen)": str(length)}
+        return record(
+            *(boundary(n, state={"model.weight": tensor(n)}, variables=kept) for n in range(begin, 6))
+        )
+
+    assert differences(run(0, 5), run(2, 3), NOTHING) == []
+    assert [each.name for each in differences(run(0, 5), run(2, 5), NOTHING)] == ["seen[0]"]
+
+
 @pytest.mark.parametrize(
     ("given", "found"),
     [

@@ -160,6 +160,12 @@ def _kept(plain: Record, other: Record, left_out: Unsteady) -> list[Difference]:
         if (match := _SHAPE.match(text))
     }
 
+    def is_log(name: str) -> bool:
+        """Whether it is an item of what has another length: a list that is filled anew says no more than that."""
+        lengths = [f"len({name[:at]})" for at, sign in enumerate(name) if sign == "["]
+        here, there = plain.looks[last].variables, other.looks[last].variables
+        return any(here.get(each) != there.get(each) for each in lengths)
+
     def differs(step: int, name: str) -> bool:
         here, there = plain.looks[step].variables.get(name, ""), other.looks[step].variables.get(name, "")
         return here != there and is_tensor(here) and is_tensor(there)
@@ -172,6 +178,7 @@ def _kept(plain: Record, other: Record, left_out: Unsteady) -> list[Difference]:
         and name not in left_out.variables
         and differs(first, name)
         and differs(last, name)
+        and not is_log(name)
     ]
 
 
