@@ -193,7 +193,11 @@ class Guard:
         self._saver.call_off("training goes back")
         self._gate.stand()  # a machine that is already being taken back begins nothing
         done = self._go_back(step, run_id)
-        self._state.at_boundary()
+        try:
+            self._state.at_boundary()
+        except BaseException:
+            self._gate.abort_boundary()
+            raise
         # Before it is ready: the others are not offered a step of the way it has left.
         self._gate.arrive(done.step)
         self._restored = self._saver.ready = True

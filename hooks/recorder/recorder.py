@@ -190,6 +190,7 @@ class Recorder:
             "vars": census.values,
             "objects": census.objects,
             "rebound": census.rebound,
+            "frozen": self._registered.frozen(),
         }
 
     def _census(self) -> Census:

@@ -60,6 +60,15 @@ class RegisteredObjects:
                 found.setdefault(id(tensor), f"{name}.{key}")
         return found
 
+    def frozen(self) -> list[str]:
+        """Names of the parameters whose `requires_grad` is off."""
+        return [
+            f"{name}.{key}"
+            for name, module in self.modules()
+            for key, parameter in module.named_parameters()
+            if not parameter.requires_grad
+        ]
+
     def items(self, *, small: bool = False) -> dict[str, str]:
         """
         Args:

@@ -37,6 +37,11 @@ PLANTS = {
         "`source's at` in main() is 16 .* and 0 after",
         "begin it at what restore",
     ),
+    "frozen": (
+        "frozen",
+        "requires_grad of `model.0.bias`, `model.0.weight` is not",
+        "from the number of the step",
+    ),
     "hash_order": ("order", "the order of a set, .* differ in `order`", "sort what is listed"),
     "iterator": (
         "iterator-before-restore",

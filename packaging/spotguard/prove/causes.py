@@ -152,6 +152,12 @@ _RESUMED = (
         "change the registered object in place, as in {first}.update(…), or register the new one",
     ),
     Row(
+        "frozen",
+        wording.named(lambda facts: facts.frozen),
+        "requires_grad of {names} is not what it is in a run that goes on: no checkpoint holds it",
+        "set requires_grad from the number of the step, in each turn or once after restore()",
+    ),
+    Row(
         "not-put-back",
         wording.named(lambda facts: facts.unrestored),
         "{names} does not come back: after restore() it is not what it was at the boundary",

@@ -45,6 +45,8 @@ class Evidence:
     undone: tuple[str, ...] = ()
     #: Registered names that mean another object by now.
     rebound: tuple[str, ...] = ()
+    #: Registered parameters that are frozen in one of the runs, and trained in the other.
+    frozen: tuple[str, ...] = ()
     #: Variables, the most telling first.
     stale: tuple[Stale, ...] = ()
     #: Iterators of loaders that were made before `restore`, and registered loaders.
@@ -156,6 +158,7 @@ def of_resumed(
         late=_changed_before_forward(plain, other, begin, late=True),
         undone=_changed_before_forward(plain, other, begin, late=False),
         rebound=tuple(other.looks[other.last].rebound) if other.looks else (),
+        frozen=_frozen(plain, other, begin + 1),
         stale=stale_variables(plain, other, begin, left_out),
         early_iterators=other.iterators,
         loaders=tuple(name for name, kind in plain.kinds.items() if "Loader" in kind),
@@ -267,6 +270,11 @@ def _registered(found: Iterable[Difference], plain: Record) -> tuple[str, ...]:
         else:
             names[next((n for n in plain.kinds if within(each.name, n)), each.name)] = None
     return tuple(names)
+
+
+def _frozen(plain: Record, other: Record, step: int) -> tuple[str, ...]:
+    here, there = plain.looks.get(step), other.looks.get(step)
+    return tuple(sorted(set(here.frozen) ^ set(there.frozen))) if here and there else ()
 
 
 def _changed_before_forward(plain: Record, other: Record, begin: int, *, late: bool) -> tuple[str, ...]:

@@ -37,6 +37,8 @@ class BoundaryRecord:
     objects: Mapping[str, str] = field(default_factory=dict)
     #: Registered names that the script has bound to other objects.
     rebound: Sequence[str] = ()
+    #: Registered parameters whose `requires_grad` is off.
+    frozen: Sequence[str] = ()
 
     def values(self, what: str) -> list[str]:
         """Of the turn's entries of one kind, in order."""
@@ -160,6 +162,7 @@ def _look(body: Mapping[str, Any]) -> BoundaryRecord:
         opened.get("state", {}),
         body["objects"],
         body["rebound"],
+        body.get("frozen", ()),
     )
 
 

@@ -85,6 +85,16 @@ def test_one_changed_row_of_1000_changes_the_checksum_and_a_contiguous_copy_has_
     assert equal(copied.read(0, copied.nbytes), before)
 
 
+@pytest.mark.parametrize("kind", ["crc32", "sums"])
+@pytest.mark.parametrize("rows", [4, 1000, 50_000])  # behind the last block, in one, in several
+def test_rows_that_change_places_change_the_checksum(rows: int, kind: Any) -> None:
+    table = torch.randn(rows, 64)
+    seen = source("it", table, kind)
+    before = seen.read(0, seen.nbytes)
+    table[[1, 3]] = table[[3, 1]]
+    assert not equal(seen.read(0, seen.nbytes), before)
+
+
 def test_slices_come_round_and_a_changed_row_is_named_within_one_round() -> None:
     """50,000 rows, of which a turn changes one, each time another."""
     table, other = torch.zeros(50_000, 64), torch.zeros(1000)
