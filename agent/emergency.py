@@ -120,8 +120,8 @@ class Machine(Serving):
     @property
     def doomed(self) -> bool:
         """Whether a notice is pending that every training process is told of."""
-        p = self.pending  # (a call of one run says nothing to the others of this machine)
-        return p is not None and not p.rehearsal and p.runs is None
+        p = self.pending  # (a call of one run says nothing to the others of this machine, nor does one user's drill)
+        return p is not None and not p.rehearsal and p.runs is None and self._is_everybodys(p)
 
     @property
     def phase(self) -> str:

@@ -148,7 +148,7 @@ class Telling(Hearing):
             self._log(f"{len(missing)} more without a socket: {p.return_by - self._now:.1f} s to come back")
         elif not told:
             self._signal(p, "nobody is registered")
-        if not p.rehearsal and not p.of_peers:
+        if not p.rehearsal and not p.of_peers and self._is_everybodys(p):
             self._announce(p, p.notice)
 
     def _first_words(self, p: Pending) -> str:
@@ -161,6 +161,10 @@ class Telling(Hearing):
         if p.left_at_first < p.deadline - self._now:
             left += f", {p.deadline - self._now:.1f} s tried all the same"
         return f"{notice.kind} notice from {notice.source}: {left}, {p.reserve:.1f} s in reserve"
+
+    def _is_everybodys(self, p: Pending) -> bool:
+        """Whether this concerns all that the agent serves: on a shared service, one user's drill does not."""
+        return self.policy.command or p.uid is None
 
     def _announce(self, p: Pending, notice: Notice) -> None:
         """To the operator's own command: after the words to those who save."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from spotguard.agent.actions import Announce
 from spotguard.hooks.protocol import Preempt
 from tests.fakes.story import Story
@@ -20,11 +18,6 @@ def alices_preemption() -> Story:
     return story
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="Whoever registers during one user's `drill --preempt` is promised a notice, and waits for it.",
-)
 def test_drill_of_another_user() -> None:
     """Bob's process is told of no notice, neither in its Welcome nor after it."""
     story = alices_preemption()
@@ -33,11 +26,6 @@ def test_drill_of_another_user() -> None:
     assert not story.machine.doomed
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="One user's `drill --preempt` runs the operator's `--on-notice` command of a shared service.",
-)
 def test_drill_of_another_user_and_the_operators_command() -> None:
     """The command of `--on-notice` may drain the whole machine: only root's drill runs it."""
     assert alices_preemption().all(Announce) == []
@@ -48,5 +36,14 @@ def test_drill_of_root_runs_the_operators_command() -> None:
     story = Story(command=False)
     story.opens(11, uid=ALICE)
     story.asks(uid=0, preempt=True)
+    assert story.machine.doomed
+    assert len(story.all(Announce)) == 1
+
+
+def test_drill_of_the_command_s_own_user_runs_all_of_it() -> None:
+    """Of `spotguard run` the user and the operator are one: whoever registers late parks."""
+    story = Story(command=True)
+    story.opens(100, uid=ALICE)
+    story.asks(uid=ALICE, preempt=True)
     assert story.machine.doomed
     assert len(story.all(Announce)) == 1
