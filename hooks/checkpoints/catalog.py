@@ -7,8 +7,9 @@ they say more.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -281,12 +282,51 @@ def _world(folder: Folder) -> int:
 
 
 def _fetch(store: Reads, keys: list[str], timeout: float | None) -> list[RankManifest]:
-    if len(keys) == 1:
-        return decode_manifests([(keys[0], store.get(keys[0], timeout=timeout))])
-    with ThreadPoolExecutor(min(_FETCHERS, len(keys)), thread_name_prefix="spotguard-manifest") as pool:
-        return decode_manifests(
-            zip(keys, pool.map(lambda key: store.get(key, timeout=timeout), keys), strict=True)
-        )
+    objects = side_by_side(lambda key: store.get(key, timeout=timeout), keys)
+    return decode_manifests(zip(keys, objects, strict=True))
+
+
+def side_by_side(get: Callable[[str], bytes], keys: Sequence[str]) -> list[bytes]:
+    """The objects of these keys, in order, got by several threads of which the caller is one.
+
+    No thread pool: at interpreter exit none takes work, and Python 3.12 starts no thread either (python/cpython#104690).
+    The caller then gets all objects alone, because the last checkpoint of a job is marked and pruned at exit.
+
+    Raises:
+        Exception: what `get` raised, of the first key in order that failed.
+    """
+    waiting = deque(enumerate(keys))
+    got: dict[int, bytes] = {}
+    failed: dict[int, Exception] = {}
+
+    def work() -> None:
+        while not failed:
+            try:
+                at, key = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                got[at] = get(key)
+            except Exception as error:  # noqa: BLE001 - raised below, by the caller
+                failed[at] = error
+
+    helpers: list[threading.Thread] = []
+    try:
+        for number in range(1, min(_FETCHERS, len(keys))):
+            helper = threading.Thread(target=work, name=f"spotguard-manifest-{number}", daemon=True)
+            try:
+                helper.start()
+            except RuntimeError:  # at interpreter exit, or the machine is out of threads
+                break
+            helpers.append(helper)
+        work()
+    finally:
+        waiting.clear()  # Ctrl-C: nothing more is begun
+        for helper in helpers:
+            helper.join()
+    if failed:
+        raise failed[min(failed)]
+    return [got[at] for at in range(len(keys))]
 
 
 def _belongs(merged: Coverage, folder: Folder) -> None:

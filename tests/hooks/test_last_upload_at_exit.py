@@ -18,11 +18,6 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "programs" / "last_upload.py"
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="At exit no thread pool takes work, so the rank that marks the last checkpoint reports it as failed and prunes nothing.",
-)
 def test_last_upload_at_exit(folder: Path) -> None:
     """It is committed, nothing is said to have failed, and of `--keep 1` the one before is gone."""
     ended = subprocess.run(
