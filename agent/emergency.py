@@ -120,7 +120,8 @@ class Machine(Serving):
     @property
     def doomed(self) -> bool:
         """Whether a notice is pending that every training process is told of."""
-        p = self.pending  # (a call of one run says nothing to the others of this machine, nor does one user's drill)
+        # A call of one run says nothing to the others of this machine. Nor does one user's drill.
+        p = self.pending
         return p is not None and not p.rehearsal and p.runs is None and self._is_everybodys(p)
 
     @property

@@ -397,6 +397,6 @@ class Guard:
         self._agent.end()
         self._gate.retire()
         self._state.close()
-        if self._channel is not None:
-            self._channel.close()
+        if self._ranks is not None:
+            self._ranks.close()
         self._agent.close()

@@ -16,6 +16,7 @@ from ..providers.clock import Clock
 from ..providers.errors import SpotguardError
 from . import protocol
 from .agreed import Agreed
+from .agreement.callers import Callers
 from .agreement.calls import AtBoundary, Background, Call, Failed, Manual, Notice, Withdrawn
 from .agreement.channel import Channel
 from .agreement.offers import Decision, Offer, shared
@@ -55,6 +56,7 @@ class Ranks:
     def __init__(self, channel: Channel, clock: Clock, send: Send) -> None:
         self.channel = channel
         self._clock = clock
+        self._callers = Callers(clock)
         self._send = send
         self._machine = channel.machines[channel.rank]
         #: Two machines may be given notices of one id: AWS's says no more than when.
@@ -72,8 +74,6 @@ class Ranks:
         self.speaks = self.first
         #: Ranks whose save has failed, and why, by the call that asked for it.
         self._failed: dict[int, dict[int, str]] = {}
-        #: What is said to the others now, or was said last.
-        self._last: threading.Thread | None = None
 
     def begin(self, saver: Orders, checkpointer: Checkpointer, state: State, report: Listener) -> None:
         """From here on calls are heard."""
@@ -82,7 +82,13 @@ class Ranks:
         self._state = state
         self._report = report
         self._cards = gather_holdings(self.channel, state)
+        self._callers.begin()
         self.channel.listen(self._hear)
+
+    def close(self) -> None:
+        """Nothing more is called, or heard."""
+        self._callers.close()
+        self.channel.close()
 
     def welcomed(self, knows: bool) -> None:
         """An agent is there, or is back. It hears of the calls that stand, if it knows what that is: an older one would drop
@@ -193,10 +199,7 @@ class Ranks:
     def _call(self, call: Call, seconds: float, unheard: Callable[[str], None]) -> None:
         until = self._clock.monotonic() + seconds
 
-        def run(before: threading.Thread | None) -> None:
-            # A notice and its withdrawal are heard in the order in which they were said.
-            if before is not None:
-                before.join(max(0.0, until - self._clock.monotonic()))
+        def run() -> None:
             try:
                 self.channel.call(call, lambda: max(0.0, until - self._clock.monotonic()))
             except SpotguardError as error:
@@ -205,10 +208,8 @@ class Ranks:
             if self.channel.lost:  # the others have heard it, and this one never will
                 unheard("calls are not heard here any more")
 
-        with self._lock:
-            # (A thread forgets its arguments when it has run: this is no chain.)
-            self._last = threading.Thread(target=run, args=(self._last,), name="spotguard-call", daemon=True)
-            self._last.start()
+        # A notice and its withdrawal are heard in the order in which they were said.
+        self._callers.give(run, until)
 
     def _nothing_newer(self, alarm: Alarm, why: str) -> None:
         """The others cannot be called any more: say what there is. On the saving thread: it is put into the store too."""

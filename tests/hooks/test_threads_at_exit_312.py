@@ -19,11 +19,6 @@ def refused(thread: threading.Thread) -> None:
     raise RuntimeError("can't create new thread at interpreter shutdown")
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=RuntimeError,
-    reason="Each call to the other ranks starts a thread, which Python 3.12 refuses at exit: they are never told.",
-)
 def test_threads_at_exit_312(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ranks save the step on which they stand, by threads that are there already."""
     store = FakeStore()

@@ -1,0 +1,91 @@
+"""The threads that call the other ranks, started before a notice and kept.
+
+A call waits for the job's store, so none is made on the thread that asks for it. Python 3.12 starts no thread once the
+interpreter exits (python/cpython#104690), and a notice may come then: the threads must be there already.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ...providers.clock import Clock
+
+log = logging.getLogger("spotguard")
+
+#: Threads that are started beforehand: one call may wait for a store that is silent while the next one is given up.
+_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    call: Callable[[], object]
+    #: Monotonic seconds: until then the call before this one is waited for.
+    until: float
+    before: threading.Event | None
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class Callers:
+    """Makes calls in the order in which they are given. `begin` starts the threads, `close` ends them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards what follows
+        self._threads = 0
+        #: Orders that no thread has finished.
+        self._open = 0
+        self._last: threading.Event | None = None
+        self._closed = False
+
+    def begin(self) -> None:
+        with self._lock:
+            while self._threads < _AHEAD and self._start():
+                pass
+
+    def give(self, call: Callable[[], object], until: float) -> None:
+        """Have a thread make this call after the ones before it, or at `until`. Returns at once."""
+        with self._lock:
+            order = _Order(call, until, self._last)
+            self._last = order.done
+            self._open += 1
+            if self._open > self._threads:
+                self._start()
+            self._orders.put(order)
+            if self._closed:
+                self._orders.put(None)
+
+    def close(self) -> None:
+        """The threads end when they have done what they were given. Nobody waits for a store that is silent."""
+        with self._lock:
+            count, self._threads, self._closed = self._threads, 0, True
+            for _ in range(count):
+                self._orders.put(None)
+
+    def _start(self) -> bool:
+        """Under the lock. False where no thread starts: the order then waits for one that is there."""
+        thread = threading.Thread(target=self._run, name="spotguard-call", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.debug("no further thread for calls to the other ranks: %s", error)
+            return False
+        self._threads += 1
+        return True
+
+    def _run(self) -> None:
+        while (order := self._orders.get()) is not None:
+            if order.before is not None:
+                self._clock.wait(order.before, max(0.0, order.until - self._clock.monotonic()))
+            try:
+                order.call()
+            except Exception:  # a bug of ours must not leave the other ranks uncalled from now on
+                log.exception("spotguard failed inside; please report this")
+            order.done.set()
+            with self._lock:
+                self._open -= 1
+            del order  # it holds the notice
