@@ -300,6 +300,8 @@ class Guard:
                 log.info("guard.save() waits: %s", why)
             finally:
                 self._gate.stand()  # a notice ends in Preempted here, or lets us go on
+            if (saved := self._saver.made_meanwhile()) is not None:
+                return saved
 
     def _only_here(self, method: str) -> None:
         if self.closed and not self._forked:

@@ -366,6 +366,26 @@ class Orders:
         assert job.saved is not None
         return job.saved
 
+    def made_meanwhile(self) -> Saved | None:
+        """Of several ranks: the full checkpoint of this very step, where a notice fell into `manual` and it is there all the same.
+
+        Rank 0 may have it already and go on. A rank that asked again would wait for a call that never comes.
+        """
+        if self._assembly is None:
+            return None
+        looked = threading.Event()
+
+        def look() -> None:
+            try:
+                self._checkpointer.look_back()
+            finally:
+                looked.set()
+
+        self.in_turn(look)  # behind the save that was called off
+        self._clock.wait(looked, _WINDING_DOWN)
+        saved = self.committed
+        return saved if saved is not None and saved.level == "full" else None
+
     @staticmethod
     def _see_alive(assembly: Assembly) -> None:
         if assembly.lost:
