@@ -15,7 +15,7 @@ from .actions import Announce, Publish, Send, SignalGroup, Tell
 from .events import Asked
 from .hearing import Hearing
 from .outcome import WITHDRAWN
-from .pending import Pending, same_notice
+from .pending import Pending, one_end, same_notice
 from .roster import TEXT, Session, clip
 
 #: A hook that lost its socket tries once a second (`hooks.client.RECONNECT`).
@@ -65,7 +65,7 @@ class Telling(Hearing):
                 del self._settled[said.id]
 
     def _had_its_end(self, notice: Notice) -> bool:
-        return any(same_notice(notice, known) for known in self._settled.values())
+        return any(same_notice(notice, known) or one_end(notice, known) for known in self._settled.values())
 
     def _noticed(self, said: Notice) -> None:
         """A notice that ends the machine, or the command."""

@@ -41,6 +41,7 @@ class InstanceAction(Key):
     """`spot/instance-action` as a `NoticeSource`. Its withdrawal is not documented, so it withdraws nothing."""
 
     key = _ACTION
+    single = True
     # AWS advises 5 s: a twenty-fourth of the window. The service is local and 0.2 ms of our CPU a look.
     interval = 1.0
 
@@ -61,6 +62,7 @@ class TerminationTime(Key):
     too, under the same id: it is one notice. It is told at the second look, so that it is the other's where that sees."""
 
     key = _TIME
+    single = True
 
     def __init__(self, imds: Imds, clock: Clock) -> None:
         super().__init__(imds, clock)

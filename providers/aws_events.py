@@ -48,6 +48,7 @@ class Rebalance(Key):
     """`events/recommendations/rebalance` as a `NoticeSource`. It stays, once it is there, and so does the advice."""
 
     key = _REBALANCE
+    single = True
 
     def read(self, body: bytes, *, sure: bool) -> Sighting:
         return parse_rebalance(body, self._clock, strict=not sure)

@@ -7,6 +7,7 @@ and an answer that cannot be read is blindness, whatever its status says.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import replace
@@ -17,7 +18,7 @@ from .aws_imds import GET_TIMEOUT, Imds
 from .clock import Clock
 from .health import SEEING, Health, Sight, blind, wrong_server
 from .metadata import Answer, coded
-from .notice import JITTER, Notice, NoticeKind, Sighting, looked
+from .notice import JITTER, Notice, NoticeKind, Severity, Sighting, looked
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,9 @@ SHORT_WINDOW = 30.0
 #: and a clock may be a minute off: three times that is still taken as "now". Clocks that are wrong by more are wrong by
 #: hours, for which no figure is right; a value that was seen to appear is never old.
 STALE = 180.0
+
+#: Seconds within which a key that holds something else again holds a time that moves, and no new advice.
+_MOVES = 60.0
 
 _DATE = re.compile(
     r"(?:[A-Z][a-z]{2}, )?([0-9]{1,2}) ([A-Z][a-z]{2}) ([0-9]{4}) ([0-9]{2}):([0-9]{2}):([0-9]{2}) (?:GMT|UTC)"
@@ -51,6 +55,9 @@ class Key(ABC):
     #: What is asked for behind the read shares its time, and has a tenth of a second each where none is left.
     longest: float = GET_TIMEOUT + 1.0
     withdraws = False
+    #: Whether the key holds one warning at most: with another time it is still that one, and the earliest time stands.
+    #: AWS's public mock writes the time of each request into it (amazon-ec2-metadata-mock, without `-t`).
+    single = False
 
     def __init__(self, imds: Imds, clock: Clock) -> None:
         self.name = f"aws {self.key}"
@@ -58,6 +65,11 @@ class Key(ABC):
         self._clock = clock
         #: What was shown by the last look that showed anything.
         self._shown: dict[str, Notice] = {}
+        #: Since the last warning the key was seen without one: what it holds next is new.
+        self._cleared = False
+        #: What the key held last, before any tolerance, and since when.
+        self._last_id = ""
+        self._new_at = -math.inf
 
     @abstractmethod
     def read(self, body: bytes, *, sure: bool) -> Sighting:
@@ -101,11 +113,12 @@ class Key(ABC):
             return Sighting(coded(stranger, answer))
         if (absent or said.health.seeing) and (problem := self._imds.doubt()):
             return Sighting(problem)
+        self._cleared |= absent or said.health.seeing
         return self.absent() if absent else replace(said, health=coded(said.health, answer))
 
     def _kept(self, said: Sighting) -> Sighting:
         """One warning is one value, first read when it was first read."""
-        notices = tuple(_same(self._shown.get(notice.id), notice) for notice in said.notices)
+        notices = tuple(_same(self._known(notice), notice) for notice in said.notices)
         for notice in notices:
             if notice.kind is NoticeKind.UNKNOWN and notice.id not in self._shown:
                 log.warning("%s: %s; please report it", self.name, notice.detail)
@@ -116,6 +129,22 @@ class Key(ABC):
         if health.seeing and self._imds.trouble:
             health = Health(Sight.SEEING, detail=health.detail or self._imds.trouble)
         return Sighting(health, notices)
+
+    def _known(self, notice: Notice) -> Notice | None:
+        """The warning that this one repeats, if any."""
+        old = self._shown.get(notice.id)
+        now, cleared = self._clock.monotonic(), self._cleared
+        self._cleared = False
+        stands, moves = notice.id == self._last_id, now - self._new_at <= _MOVES
+        if not stands:
+            self._last_id, self._new_at = notice.id, now
+        if old is None and self.single and not cleared:
+            for each in self._shown.values():
+                # The end of this machine comes once. Advice that stood still for a while and is new is new advice.
+                goes_on = moves if each.severity is Severity.ADVISORY else now <= each.deadline + STALE
+                if each.kind is notice.kind and (stands or goes_on):
+                    return each
+        return old
 
 
 def _same(old: Notice | None, new: Notice) -> Notice:

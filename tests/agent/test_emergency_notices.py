@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from spotguard.agent.actions import Log
+from spotguard.agent.actions import Finish, Log
 from spotguard.hooks.protocol import Leave, Preempt, Progress, Withdrawn
 from spotguard.providers.notice import NoticeKind
-from tests.fakes.story import Story
+from tests.fakes.story import START, Story
 
 TERM, KILL, CONT, INT = signal.SIGTERM, signal.SIGKILL, signal.SIGCONT, signal.SIGINT
 
@@ -214,3 +214,34 @@ def test_a_commit_for_another_notice_does_not_count() -> None:
     story.says(session, Committed("drill-1", 3, 10, 0.1, "u", story.now))
     story.says(session, Committed("", 3, 10, 0.1, "u", story.now))
     assert not story.sent(Leave)
+
+
+def test_a_deadline_that_is_new_at_each_look_is_told_once() -> None:
+    """AWS's public mock gives two minutes from each request on: the run ends at the deadline that it named."""
+    story = Story()
+    session = story.opens()
+    story.notice(120, id="first")
+    for second in range(1, 100):
+        story.until(second)
+        story.notice(120, id=f"look-{second}")
+    assert len(story.sent(Preempt)) == 1
+    assert not [a for _, a in story.log if isinstance(a, Log) and "another notice" in a.text]
+    assert story.machine.pending is not None
+    assert story.machine.pending.machine_deadline == START + 120
+    story.commits(session)
+    story.ends(75)
+    assert len(story.outcomes) == 1
+
+
+def test_a_run_that_began_in_vain_ends_at_the_deadline_that_it_named() -> None:
+    """Though a further one is shown at each look."""
+    story = Story(age=0.0)
+    story.notice(120, id="first")
+    story.opens()
+    story.ends(1)
+    for second in range(1, 125):
+        story.until(second)
+        story.notice(120, id=f"look-{second}")
+    assert story.code == 75
+    assert story.times(Finish) == [120.0]
+    assert len(story.outcomes) == 1

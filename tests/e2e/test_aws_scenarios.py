@@ -59,6 +59,21 @@ def test_a_token_that_expires_hides_no_notice(
     assert not re.search(r"\b401\b", running.err.to_the_end())
 
 
+def test_a_time_that_is_new_at_each_look_is_one_notice(machine: Machine, aws: AwsSimulator) -> None:
+    """AWS's public mock (amazon-ec2-metadata-mock) at its defaults: two minutes from each request on, and a new recommendation."""
+    running = watching(machine, aws)
+    for look in range(1, 5):
+        aws.rebalance()
+        aws.preempt()
+        assert aws.wait_for(look, path=KEY, status=200, timeout=TIMEOUT)
+    kind, left = told(running)
+    assert (kind, 115 < left <= 120) == ("terminate", True)
+    said = running.err.to_the_end()
+    assert len(re.findall("in reserve, telling", said)) == 1
+    assert not re.search("ERROR|another notice|moved earlier", said)
+    assert len(re.findall("a warning, and no end of this machine", said)) <= 1
+
+
 @pytest.mark.parametrize(
     ("action", "window", "kind", "most"),
     [("stop", 8, "stop", 8), ("terminate", -3, "terminate", 10), ("hibernate", 0, "hibernate", 10)],
