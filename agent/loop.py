@@ -66,6 +66,9 @@ _LONGEST_SLEEP = 3600.0
 class Watches(Protocol):
     """A `Watcher` or a `Relay`."""
 
+    @property
+    def alive(self) -> bool: ...
+
     def start(self) -> None: ...
 
     def stop(self, timeout: float = 0.0) -> None: ...
@@ -129,11 +132,14 @@ class Agent:
         return self._code
 
     def _report(self) -> None:
-        if (
-            self._server.serves
-        ):  # without its socket an agent that turns is no good to anybody: it is started again
+        if self._lives:
             self._manager.live(self._clock.monotonic())
         self._manager.status(in_a_line(self._machine, self._board))
+
+    @property
+    def _lives(self) -> bool:
+        """Whether every thread that matters is there. Without its socket or a source the agent is no use: it is started again."""
+        return self._server.serves and all(watch.alive for watch in self._watches)
 
     def _hear_out(self) -> None:
         """The operator's command has what is left of the window, unless somebody asks for the end."""
@@ -147,7 +153,7 @@ class Agent:
 
     def _next(self) -> Event | None:
         check = self._check_at if self._watches else None
-        sign = self._manager.next_sign if self._server.serves else None
+        sign = self._manager.next_sign if self._lives else None
         times = (self._machine.next_wake, self._board.next_beat, check, sign)
         due = [t for t in times if t is not None]
         timeout = min(max(0.0, min(due) - self._clock.monotonic()), _LONGEST_SLEEP) if due else None

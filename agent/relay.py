@@ -90,6 +90,12 @@ class Relay:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="spotguard-relay", daemon=True)
 
+    @property
+    def alive(self) -> bool:
+        """As a `Watcher`'s: its own thread, and those of the watchers that look in the service's place."""
+        here = self._stop.is_set() or self._thread.ident is None or self._thread.is_alive()
+        return here and all(watcher.alive for watcher in self._own)
+
     def start(self) -> None:
         self._thread.start()
 

@@ -75,6 +75,11 @@ class Watcher:
         """The source's."""
         return self._source.withdraws
 
+    @property
+    def alive(self) -> bool:
+        """Whether its thread looks for notices. False: it has died, though nobody has stopped it."""
+        return self._stop.is_set() or self._thread.ident is None or self._thread.is_alive()
+
     def start(self) -> None:
         self._thread.start()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import selectors
 import signal
 import socket
@@ -15,12 +16,15 @@ import pytest
 from spotguard.agent.emergency import Machine, Policy
 from spotguard.agent.events import Closed, Signalled
 from spotguard.agent.loop import Agent
+from spotguard.agent.server import Server
 from spotguard.agent.status import Facts
 from spotguard.agent.systemd import Manager
+from spotguard.agent.watcher import Watcher
 from spotguard.hooks.protocol import Position, Register
 from spotguard.providers.clock import SystemClock
 from tests.fakes.hook import FakeHook
 from tests.fakes.serving import Events, Serving, is_fine, registered
+from tests.fakes.source import FakeSource
 from tests.fakes.talk import TIMEOUT
 
 
@@ -102,29 +106,68 @@ def test_a_process_that_cannot_be_watched_costs_nobody_else(
     assert kernel.died == ""
 
 
+class Fed(Manager):
+    """Counts the signs of life."""
+
+    count = 0
+
+    def ready(self, now: float) -> None:
+        """Once, whatever comes of it."""
+
+    def live(self, now: float) -> None:
+        self.count += 1
+
+
+def signs_of_life(server: Server, events: Events, *watches: Watcher) -> int:
+    """Of an agent that turns until it is told to end."""
+    manager = Fed("")
+    events.queue.put(Signalled(signal.SIGTERM))
+    facts = Facts("run", os.getpid(), "a.sock", True, 0.0)
+    machine = Machine(Policy(command=False))
+    agent = Agent(machine, server, SystemClock(), events.queue, facts, watches=watches, manager=manager)
+    assert agent.run() == 0
+    return manager.count
+
+
 @pytest.mark.parametrize("broken", [False, True], ids=["there", "gone"])
 def test_the_watchdog_speaks_for_the_socket_too(
     broken: bool, serve: Serving, events: Events, kernel: Kernel
 ) -> None:
     """An agent whose loop turns, and who hears nobody, is started again by systemd."""
-
-    class Fed(Manager):
-        count = 0
-
-        def ready(self, now: float) -> None:
-            """Once, whatever comes of it."""
-
-        def live(self, now: float) -> None:
-            self.count += 1
-
-    server, manager = serve(), Fed("")
+    server = serve()
     if broken:
         kernel.broken = True
         server.send(1, Position(1))  # wakes it
         assert kernel.after.wait(TIMEOUT)
         server._thread.join(TIMEOUT)
-    events.queue.put(Signalled(signal.SIGTERM))
-    facts = Facts("run", os.getpid(), "a.sock", True, 0.0)
-    machine = Machine(Policy(command=False))
-    assert Agent(machine, server, SystemClock(), events.queue, facts, manager=manager).run() == 0
-    assert bool(manager.count) is not broken
+    assert bool(signs_of_life(server, events)) is not broken
+
+
+class Promised(FakeSource):
+    """Its watcher reads `told` after each look."""
+
+    broken = False
+
+    @property
+    def told(self) -> float | None:
+        if self.broken:
+            raise MemoryError("a mistake outside the look")
+        return None
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["there", "gone"])
+def test_the_watchdog_speaks_for_who_looks_for_notices_too(
+    broken: bool, serve: Serving, events: Events, kernel: Kernel
+) -> None:
+    """An agent that is blind because a thread of its own died is started again too."""
+    source = Promised()
+    source.broken = broken
+    watcher = Watcher(source, events.queue.put, SystemClock(), random.Random(1))
+    watcher.start()
+    if broken:
+        assert kernel.after.wait(TIMEOUT)
+        watcher._thread.join(TIMEOUT)
+        assert not watcher.alive
+    assert bool(signs_of_life(serve(), events, watcher)) is not broken
+    watcher.stop(TIMEOUT)
+    assert watcher.alive
