@@ -61,6 +61,7 @@ class Options:
     lossy_moments: bool
     #: In steps of training.
     extras_worth: int
+    begin_anew: bool
     #: None: the default of the run id, or of the service.
     socket: str | None
     #: For a command of which nobody registered.
@@ -211,6 +212,9 @@ SETTINGS: tuple[Setting, ...] = (
         "STEPS",
         "steps that the extras of a rank that died are worth at a restore (default: 100)",
         RUN,
+    ),
+    Setting(
+        "begin-anew", values.yes_or_no, False, "", "if every checkpoint is damaged, begin at 0, once", RUN
     ),
     Setting(
         "keep",

@@ -50,6 +50,8 @@ LINGER = 0.5
 FIRST_LOOK = 10.0
 #: A command that a person ended at the terminal did not crash.
 BY_HAND = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+#: `EX_CONFIG`: every checkpoint is damaged (`hooks.anew`). Another start would find the same.
+BEYOND_US = 78
 #: Notices behind which no machine goes away.
 OF_A_PERSON = frozenset({NoticeKind.SIGNAL, NoticeKind.DRILL})
 
@@ -336,7 +338,11 @@ class Machine(Serving):
                 self._over(command, self.policy.exit_code)
         elif code != 0 and not self._by_hand(code) and self._is_alone(command):
             self._look_again(code)
-        elif code != 0 and not self._by_hand(code) and self.restarts < self.policy.max_restarts:
+        elif (
+            code not in (0, BEYOND_US)
+            and not self._by_hand(code)
+            and self.restarts < self.policy.max_restarts
+        ):
             self.restarts += 1
             self._relaunch(f"it crashed with {code}, restart {self.restarts} of {self.policy.max_restarts}")
         else:

@@ -34,6 +34,7 @@ def exported(options: Options, socket: Path, env: Mapping[str, str]) -> dict[str
         "SPOTGUARD_STAGE": options.stage,
         "SPOTGUARD_LOSSY_MOMENTS": "yes" if options.lossy_moments else "",
         "SPOTGUARD_EXTRAS_WORTH": options.extras_worth,
+        "SPOTGUARD_BEGIN_ANEW": "yes" if options.begin_anew else "",
     }
     # Its endpoint is one agent's: a `spotguard run` inside the command would find the port taken, and refuse to start.
     env = {name: value for name, value in env.items() if name != "SPOTGUARD_METRICS_PORT"}

@@ -15,7 +15,7 @@ from ..providers.clock import Clock
 from ..providers.secrecy import redacted
 from ..providers.stores.store import BlobStore
 from .agreement.channel import Channel
-from .arguments import extras_worth
+from .arguments import extras_worth, yes
 from .checkpoints.commit import claim_attempt
 from .checkpoints.patience import PatientStore
 from .checkpoints.probe import probe
@@ -40,6 +40,7 @@ class Beginning:
         self._clock = clock
         self._channel = channel
         self._extras_worth = extras_worth()
+        self._anew = yes("SPOTGUARD_BEGIN_ANEW")
         #: This run's folder on this machine, where it has one.
         self.stage: Stage | None = None
 
@@ -100,11 +101,25 @@ class Beginning:
             self._ask(partial(say_what_stays_behind, store, self._run_id, run_id))
         if self._channel is not None:
             return restore_together(
-                self._channel, store, run_id, state, step=step, must=other, extras_worth=self._extras_worth
+                self._channel,
+                store,
+                run_id,
+                state,
+                step=step,
+                must=other,
+                extras_worth=self._extras_worth,
+                anew=self._anew,
             )
-        stage = None if other else self.stage
-        worth = self._extras_worth
-        return restore(store, run_id, state, step=step, must=other, stage=stage, extras_worth=worth)
+        return restore(
+            store,
+            run_id,
+            state,
+            step=step,
+            must=other,
+            stage=None if other else self.stage,
+            extras_worth=self._extras_worth,
+            anew=self._anew,
+        )
 
     def _ask(self, what: Callable[[], int]) -> int:
         return what() if self._channel is None else of_the_first(self._channel, what)

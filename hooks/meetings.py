@@ -26,6 +26,7 @@ from ..providers.errors import (
 from ..providers.stores.store import BlobStore
 from .agreement.c10d import Silent
 from .agreement.channel import Channel
+from .anew import AllDamagedError, Damages
 from .checkpoints.catalog import Gone, Whole, examine, scan
 from .checkpoints.shelf import Reads, Shelf, own_folder
 from .checkpoints.worth import EXTRAS_WORTH
@@ -48,7 +49,8 @@ _AGAIN = "again"
 
 #: By which name an error crosses; whoever hears another one takes it for the store's.
 _ERRORS: dict[str, type[SpotguardError]] = {
-    cls.__name__: cls for cls in (StateError, StoreError, CheckpointError, NewerFormatError, UsageError)
+    cls.__name__: cls
+    for cls in (StateError, StoreError, CheckpointError, NewerFormatError, UsageError, AllDamagedError)
 }
 _T = TypeVar("_T", int, str)
 #: Seconds for which who cannot begin looks for somebody to tell.
@@ -118,6 +120,7 @@ def restore_together(
     step: int | None,
     must: bool,
     extras_worth: int = EXTRAS_WORTH,
+    anew: bool = False,
 ) -> Restored:
     """As `restore.restore`, of all ranks at once: all of them raise where one does.
 
@@ -126,9 +129,9 @@ def restore_together(
         CheckpointError: as `restore`.
         StoreError: as `restore`, of any rank; or not all ranks came.
     """
-    failed = ""
+    failed, damages = "", Damages(store, run_id, allowed=anew)
     with _shelf(channel, store) as shelf:
-        pick = _Pick(shelf, run_id, step, extras_worth)
+        pick = _Pick(shelf, run_id, step, damages, extras_worth)
         while True:
             said = of_the_first(channel, pick.next)
             if said == _AGAIN:
@@ -136,6 +139,12 @@ def restore_together(
             word, *stand_ins = said.split(" ")
             name = CheckpointName.parse(word)
             if name is None:
+                if (
+                    step is None
+                    and not must
+                    and of_the_first(channel, lambda: int(damages.forgiven(state.poisoned)))
+                ):
+                    return Restored(0, None)
                 return none_left(store, run_id, step, must, failed)
             pairs = (each.split("=") for each in stand_ins)
             trial = _Trial(channel, state, name, {int(rank): int(other) for rank, other in pairs})
@@ -147,6 +156,8 @@ def restore_together(
             shelf.forget(checkpoint_prefix(run_id, name))
             if trial.gone:
                 pick.look_again()
+            else:
+                damages.add(name, failed)
 
 
 @contextmanager
@@ -191,9 +202,11 @@ class _Pick:
     """What the first rank would take next. What went away while it was read was pruned for something newer, perhaps: it looks
     again."""
 
-    def __init__(self, store: Reads, run_id: str, step: int | None, extras_worth: int) -> None:
+    def __init__(
+        self, store: Reads, run_id: str, step: int | None, damages: Damages, extras_worth: int
+    ) -> None:
         self._store, self._run_id, self._step = store, run_id, step
-        self._extras_worth = extras_worth
+        self._damages, self._extras_worth = damages, extras_worth
         self._looks = 0
         self._tried: set[CheckpointName] = set()
         self._gone: list[CheckpointName] = []
@@ -205,7 +218,9 @@ class _Pick:
         if self._found is None:
             self._gone = []
             self._looks += 1
-            self._found = candidates(self._store, self._run_id, self._step, self._gone, self._extras_worth)
+            self._found = candidates(
+                self._store, self._run_id, self._step, self._gone, self._damages, self._extras_worth
+            )
         for whole in self._found:
             if whole.name not in self._tried:
                 self._tried.add(whole.name)

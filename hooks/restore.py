@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from ..providers.errors import CheckpointError, CorruptError, NotFoundError, StateError, StoreError
 from ..providers.stores.store import BlobStore
-from .checkpoints.catalog import Gone, Whole, passed_over, scan, whole_checkpoints
+from .anew import Damages
+from .checkpoints.catalog import Gone, Partial, Whole, passed_over, scan, whole_checkpoints
 from .checkpoints.meter import Meter
 from .checkpoints.reader import read
 from .checkpoints.shelf import Reads
@@ -48,6 +49,7 @@ def restore(
     must: bool = False,
     stage: Stage | None = None,
     extras_worth: int = EXTRAS_WORTH,
+    anew: bool = False,
 ) -> Restored:
     """Load the newest whole checkpoint of a run, or that of `step`.
 
@@ -55,6 +57,7 @@ def restore(
         must: a run without a checkpoint is an error, and no fresh start.
         stage: where this run has staged its own, on this machine.
         extras_worth: as of `worth_it`.
+        anew: `--begin-anew` was passed.
 
     Raises:
         NewerFormatError: the newest may be good, and this version cannot read it.
@@ -64,11 +67,11 @@ def restore(
         CheckpointError: there is none where there must be one, or all that were tried are damaged.
         StoreError: the store failed. That is no damage: no older checkpoint is taken for it.
     """
-    failed = ""
+    failed, damages = "", Damages(store, run_id, allowed=anew)
     tried: set[tuple[type[Whole], CheckpointName]] = set()
     for look in range(1, LOOKS + 1):
         gone: list[CheckpointName] = []
-        for whole in _in_order(_near_and_far(store, run_id, step, stage, gone), step, extras_worth):
+        for whole in _in_order(_near_and_far(store, run_id, step, stage, gone, damages), step, extras_worth):
             if gone and look < LOOKS:
                 break  # pruned for a newer one, perhaps: what is older may be gone as well
             if (key := (type(whole), whole.name)) in tried:
@@ -91,6 +94,7 @@ def restore(
                     gone.append(whole.name)
                     log.warning("checkpoint %s went away while it was read: %s", whole.name, failed)
                 else:
+                    damages.add(whole.name, failed)
                     log.error("checkpoint %s is damaged, the next older one is taken: %s", whole.name, failed)
                 continue
             said_of(whole)
@@ -98,6 +102,8 @@ def restore(
         if not gone:
             break
         failed = failed or f"checkpoint {gone[0]} went away while it was read"
+    if step is None and not must and damages.forgiven(state.poisoned):
+        return Restored(0, None)
     return none_left(store, run_id, step, must, failed)
 
 
@@ -154,17 +160,34 @@ def _found(store: BlobStore, whole: Whole, near: bool) -> Restored:
 
 
 def candidates(
-    store: Reads, run_id: str, step: int | None, gone: list[CheckpointName], extras_worth: int = EXTRAS_WORTH
+    store: Reads,
+    run_id: str,
+    step: int | None,
+    gone: list[CheckpointName],
+    damages: Damages,
+    extras_worth: int = EXTRAS_WORTH,
 ) -> Iterator[Whole]:
-    """What to try, in this order; `gone` is told of what went away before it could be examined."""
-    return _in_order(_all(store, run_id, step, gone), step, extras_worth)
+    """What to try, in this order.
+
+    Args:
+        gone: is told of what went away before it could be examined.
+        damages: is told of what turned out damaged then.
+    """
+    found = _all(store, run_id, step, gone, damages)
+    return _in_order(found if step is not None else damages.sound(found), step, extras_worth)
 
 
 def _near_and_far(
-    store: BlobStore, run_id: str, step: int | None, stage: Stage | None, gone: list[CheckpointName]
+    store: BlobStore,
+    run_id: str,
+    step: int | None,
+    stage: Stage | None,
+    gone: list[CheckpointName],
+    damages: Damages,
 ) -> Iterator[Whole]:
     """All, with what lies on this machine's disk."""
-    found = _all(store, run_id, step, gone)
+    found = _all(store, run_id, step, gone, damages)
+    found = found if step is not None else damages.sound(found)
     return found if stage is None else newest_first(stage.wholes(store, step=step), found)
 
 
@@ -173,13 +196,19 @@ def _in_order(found: Iterator[Whole], step: int | None, extras_worth: int) -> It
 
 
 def _all(
-    store: Reads, run_id: str, step: int | None = None, gone: list[CheckpointName] | None = None
+    store: Reads,
+    run_id: str,
+    step: int | None = None,
+    gone: list[CheckpointName] | None = None,
+    damages: Damages | None = None,
 ) -> Iterator[Whole]:
     """Of each level, newest first."""
 
     def skipped(name: CheckpointName, error: CheckpointError) -> None:
         if isinstance(error, Gone) and gone is not None:
             gone.append(name)
+        if damages is not None and not isinstance(error, Partial):
+            damages.add(name, str(error))
         passed_over(run_id, name, error)
 
     return whole_checkpoints(store, run_id, step=step, levels=LEVELS, skipped=skipped)

@@ -80,6 +80,11 @@ def outcome_key(run_id: str, attempt: int, number: int, rank: int = 0) -> str:
     return f"{run_id}/outcomes/{attempt:04d}-{number:02d}{other}.json"
 
 
+def anew_key(run_id: str) -> str:
+    """Up to which damaged checkpoint `--begin-anew` was spent."""
+    return f"{run_id}/begun-anew.json"
+
+
 def probe_key(run_id: str, token: str) -> str:
     """What a start writes and removes to see that it may: of no meaning once it is over."""
     return f"{run_id}/probes/{token}"

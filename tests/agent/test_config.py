@@ -40,6 +40,7 @@ EXAMPLES: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, obj
     "stage": (("/tmp/a", "/tmp/a"), ("/tmp/b/c", "/tmp/b/c"), ('"/tmp"', "/tmp")),
     "lossy-moments": (("yes", True), ("no", False), ("true", True)),
     "extras-worth": (("0", 0), ("100", 100), ("999999999", 999_999_999)),
+    "begin-anew": (("yes", True), ("no", False), ("true", True)),
     "socket": (("/a.sock", "/a.sock"), ("/b.sock", "/b.sock"), ('"/c.sock"', "/c.sock")),
     "signal": (("none", None), ("USR1", 10), ('"SIGUSR2"', 12)),
     "max-restarts": (("1", 1), ("2", 2), ("3", 3)),

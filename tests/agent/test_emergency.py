@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from spotguard.agent.actions import Log, Tell
+from spotguard.agent.actions import Launch, Log, Tell
 from spotguard.agent.events import Asked
 from spotguard.hooks.protocol import Bye, Leave, Position, Preempt
 from tests.agent.telling import only
@@ -324,3 +324,12 @@ def test_0_after_a_term_is_not_success() -> None:
     assert only(story.signals) == [TERM]
     story.ends(0)
     assert story.code == 75
+
+
+def test_a_command_whose_checkpoints_are_all_damaged_is_not_started_again() -> None:
+    """Exit code 78: the next start would find the same."""
+    story = Story(max_restarts=3)
+    story.ends(78)
+    story.until(5)
+    assert story.code == 78
+    assert len(story.all(Launch)) == 1

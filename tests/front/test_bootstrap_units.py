@@ -71,7 +71,7 @@ def test_a_job_outlives_the_beginning_of_a_shutdown() -> None:
 def test_what_was_said_wrongly_is_not_said_again_every_few_seconds() -> None:
     """`Restart=` in the drop-in has no say in it: a deadline that is past stays past."""
     said = UNITS.joinpath("spotguard-run@.service").read_text()
-    assert "\nRestartPreventExitStatus=2\n" in said
+    assert "\nRestartPreventExitStatus=2 78\n" in said
 
 
 # --- parts of the setup ---------------------------------------------------------------------------------------

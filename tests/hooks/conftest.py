@@ -33,6 +33,7 @@ NEEDS_TORCH = [
         f"test_{name}.py"
         for name in (
             "arguments",
+            "begin_anew",
             "checkpointer",
             "damage",
             "damage_meanwhile",

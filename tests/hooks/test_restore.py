@@ -150,9 +150,12 @@ def test_where_all_are_damaged_training_does_not_start() -> None:
         damage(store, step)
     with (
         guarded(store, small().values) as guard,
-        pytest.raises(CheckpointError, match="Training was not started; choose another run id"),
+        pytest.raises(
+            CheckpointError, match="Training was not started; run once with --begin-anew"
+        ) as caught,
     ):
         guard.restore()
+    assert all(f"{step:09d}-" in str(caught.value) for step in (2, 3, 4))
     with pytest.raises(Exception, match=r"call guard\.restore\(\) again"):
         guard.step()
 

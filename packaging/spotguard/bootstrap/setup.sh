@@ -165,7 +165,7 @@ case "$restart:\$SERVICE_RESULT:\$EXIT_STATUS" in
     *:setup:*) ;;
     # SIGTERM as its end, or no process yet: stopped before \`run\` could take it.
     *:75 | *:timeout:* | *:success:TERM | *:success:) exit 0 ;;
-    on-failure:success:* | on-failure:exit-code:2) ;;  # the unit's RestartPreventExitStatus=
+    on-failure:success:* | on-failure:exit-code:2 | on-failure:exit-code:78) ;;  # the unit's RestartPreventExitStatus=
     on-failure:*) exit 0 ;;
 esac
 echo "spotguard: run $run_id is over (\$EXIT_STATUS): $runs.then in a minute, unless: systemctl stop spotguard-then.timer"
