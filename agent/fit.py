@@ -25,12 +25,13 @@ def expected_window(cloud: str, said: float | None) -> float:
     return said if cloud not in ("aws", "azure") else min(said, usual)
 
 
-def reserve_of(window: float, left: float, said: float | None) -> float:
-    """Seconds that are kept back to end in order: for TERM, KILL and the outcome.
+def reserve_of(left: float, said: float | None) -> float:
+    """Seconds of those that are left that are kept back to end in order: for TERM, KILL and the outcome.
 
-    Never more than half of what is left, so that a notice seen late, or a short `--window`, leaves time to save.
+    A tenth, and not of the cloud's usual warning: of a notice that is seen with 29 s left, 12 s would be thrown away. Never
+    more than half, so that a short `--window` leaves time to save.
     """
-    return min(max(3.0, window / 10) if said is None else said, left / 2)
+    return min(max(3.0, left / 10) if said is None else said, left / 2)
 
 
 def window_for(seconds: float, said: float | None) -> float:

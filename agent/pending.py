@@ -261,7 +261,7 @@ class Pending:
         moved = self.deadline - deadline >= MOVED
         self.deadline = deadline
         stays = notice.kind is NoticeKind.PEER
-        reserve = 0.0 if stays else reserve_of(notice.window, left, self._wanted)
+        reserve = 0.0 if stays else reserve_of(left, self._wanted)
         self.limit = min(self.limit, deadline - reserve)
         self.reserve = self.deadline - self.limit
         return moved

@@ -143,7 +143,7 @@ def window(r: Reading) -> float:
 
 
 def reserve(r: Reading) -> float:
-    return reserve_of(window(r), window(r), r.facts.reserve)
+    return reserve_of(window(r), r.facts.reserve)
 
 
 def expected_slack(r: Reading) -> Iterator[Sample]:

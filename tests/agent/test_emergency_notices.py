@@ -53,7 +53,7 @@ def test_an_earlier_deadline_is_told_again_with_fewer_seconds() -> None:
     story.notice(60)
     lefts = [preempt.seconds_left for _, preempt in story.sent(Preempt)]
     assert lefts == [120.0, 60.0]
-    story.until(58)
+    story.until(64)
     assert story.killed
 
 
@@ -63,7 +63,7 @@ def test_a_later_deadline_is_not_believed() -> None:
     story.opens()
     story.notice(60, id="a")
     story.notice(120, id="b", kind=NoticeKind.STOP)
-    story.until(48)
+    story.until(54)
     assert story.killed
 
 
@@ -146,13 +146,15 @@ def test_an_end_by_the_signal_of_a_withdrawn_notice_is_a_preemption() -> None:
 @pytest.mark.parametrize(
     ("left", "window", "reserve", "limit"),
     [
-        (120, 120, None, 108),  # a tenth of the window
+        (120, 120, None, 108),  # a tenth of what is left
         (25, 25, None, 22),  # three seconds
         (120, 120, 30.0, 90),  # as said
-        (10, 120, None, 5),  # seen late: half of what is left
+        (29, 120, None, 26),  # seen late
+        (10, 120, None, 7),
+        (4, 120, None, 2),  # half of what is left
         (2, 120, None, 1),
         (0, 0, None, 7),  # hibernation: no window, still a try of 10 s
-        (-5, 120, None, 5),  # past
+        (-5, 120, None, 7),  # past
     ],
 )
 def test_the_kill_comes_when_the_reserve_begins(

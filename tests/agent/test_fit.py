@@ -63,19 +63,19 @@ def test_the_window_is_the_clouds_or_what_was_said(cloud: str, said: float | Non
 
 
 def test_the_reserve_leaves_time_to_save() -> None:
-    assert [reserve_of(window, window, None) for window in (120.0, 30.0, 4.0)] == [12.0, 3.0, 2.0]
-    assert [reserve_of(window, window, 20.0) for window in (120.0, 30.0)] == [20.0, 15.0]
-    assert reserve_of(120.0, 10.0, None) == 5.0, "seen late"
+    assert [reserve_of(window, None) for window in (120.0, 30.0, 4.0)] == [12.0, 3.0, 2.0]
+    assert [reserve_of(window, 20.0) for window in (120.0, 30.0)] == [20.0, 15.0]
+    assert [reserve_of(left, None) for left in (29.0, 10.0)] == [3.0, 3.0], "seen late"
 
 
 @cases("said", [None, 0.0, 5.0, 20.0])
 @cases("seconds", [0.5, 2.0, 4.0, 27.0, 35.0, 60.0, 100.0, 107.9, 110.0, 5000.0])
 def test_the_window_that_would_be_enough_is_enough(seconds: float, said: float | None) -> None:
     """With the reserve of such a window, which grows with it; and a little less is too little."""
-    enough = Fit(int(seconds * 1000), 1000.0, 30.0, reserve_of(30.0, 30.0, said), said=said).enough
+    enough = Fit(int(seconds * 1000), 1000.0, 30.0, reserve_of(30.0, said), said=said).enough
     assert enough is not None
     for window, fits in ((enough + 0.01, True), (enough - 0.01, False)):
-        there = Fit(int(seconds * 1000), 1000.0, window, reserve_of(window, window, said), said=said)
+        there = Fit(int(seconds * 1000), 1000.0, window, reserve_of(window, said), said=said)
         assert there.fits is fits, window
 
 

@@ -80,7 +80,7 @@ def judge(outcome: Mapping[str, Any], before: Sequence[job.Session]) -> Rehearse
     # What it took beside its bytes: until the state stood still and the first of them left.
     took = None if short else outcome["committed"]
     beside = took - sent / rate if took is not None and rate else outcome["first_byte"] or 0.0
-    usual = isclose(reserve, reserve_of(outcome.get("window", left), left, None), abs_tol=0.05)
+    usual = isclose(reserve, reserve_of(left, None), abs_tol=0.05)
     fit = Fit(
         nbytes, rate or _known(before), left, reserve, max(0.0, beside), None if usual else float(reserve)
     )

@@ -60,7 +60,7 @@ def count_on(
     if run is not None and said is None and run.seconds != seconds:
         seconds, whence = run.seconds, f"what run {run.run_id} counts on"
     reserve = run.reserve if run is not None and reserve is None else reserve
-    kept = reserve_of(seconds, seconds, reserve)
+    kept = reserve_of(seconds, reserve)
     found = f"{seconds:g} s of warning ({whence}), {kept:g} s in reserve: {seconds - kept:g} s for a save"
     facts: dict[str, Any] = {
         "warning_seconds": seconds,
