@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,11 +33,16 @@ from .store import Credentials, ObjectInfo, Sent, check_key, check_prefix
 from .transport import CONNECTIONS, fill, remaining, within
 from .urls import Location
 
+log = logging.getLogger(__name__)
+
 #: Bytes that are copied at a time for google_crc32c, which takes nothing but `bytes`: they stay in the cache.
 _CRC_PIECE = 256 * 2**10
 
 #: How an object's metadata call what X-Goog-Hash calls so.
 _IN_METADATA = {"crc32c": "crc32c", "md5": "md5Hash"}
+
+#: How a service without batch requests answers one: Google's own storage-testbench with 501.
+_NO_BATCH = {404, 405, 501}
 
 _PROXY = "a proxy may be in between"
 
@@ -82,6 +88,8 @@ class GCSStore:
         self.parallel = CONNECTIONS
         self._at = location
         self._page, self._calls = page, calls
+        #: Until the service has said that it knows no batch requests.
+        self._batches = True
         self._session = GCSSession(location)
         options = location.options
         self._all_options: dict[str, str] = {}
@@ -169,12 +177,16 @@ class GCSStore:
             asked["pageToken"] = more
 
     def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
-        """Remove objects, a hundred with one request."""
+        """Remove objects, a hundred with one request where the service knows that."""
         doing, left = f"delete {self.url}", remaining(timeout)
         paths = [self._object(check_key(key)) for key in keys]
         for at in range(0, len(paths), self._calls):
             with within(left()), answered(doing, DELETE):
-                self._delete(doing, paths[at : at + self._calls])
+                some = paths[at : at + self._calls]
+                if self._batches:
+                    self._delete(doing, some)
+                else:
+                    self._delete_singly(some)
 
     def credentials(self) -> Credentials | None:
         """As whom it asks."""
@@ -207,13 +219,31 @@ class GCSStore:
     def _delete(self, doing: str, paths: Sequence[str]) -> None:
         query = f"?{urlencode(self._all_options)}" if self._all_options else ""
         targets = [path + query for path in paths]
-        response = self._ask("POST", "/batch/storage/v1", {}, batch(targets), {"Content-Type": CONTENT_TYPE})
+        try:
+            response = self._ask(
+                "POST", "/batch/storage/v1", {}, batch(targets), {"Content-Type": CONTENT_TYPE}
+            )
+        except GoogleAPICallError as error:
+            if error.code not in _NO_BATCH:
+                raise
+            log.info("%s has no batch requests (%s): objects are deleted one by one", self.url, error.code)
+            self._batches = False
+            self._delete_singly(paths)
+            return
         try:
             for answer in answers(response, targets):
                 if answer.status_code >= 300 and answer.status_code != 404:
                     raise _failure(answer)
         except ValueError as error:
             raise UnavailableError(f"{doing}: this is no answer to a batch ({error}): {_PROXY}") from error
+
+    def _delete_singly(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            try:
+                self._ask("DELETE", path, {}).close()
+            except GoogleAPICallError as error:
+                if error.code != 404:
+                    raise
 
     def _media(self, key: str, wanted: str | None = None) -> requests.Response:
         """The bytes of an object, or a range of them, as a stream."""

@@ -258,6 +258,21 @@ def test_a_listing_that_breaks_off_is_no_listing(google: FakeGoogle, store: Blob
             list(store.list(""))
 
 
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_a_service_without_batch_requests_is_asked_for_each_object(
+    google: FakeGoogle, store: BlobStore, status: int
+) -> None:
+    """That is an answer and no outage: single deletes, and no batch is tried again."""
+    google.says.extend([BAD(status, "notImplemented"), Say(204), BAD(404, "notFound"), Say(204)])
+    store.delete(["a", "b"])
+    store.delete(["c"])
+    asked = [(each.method, each.path.rpartition("%2F")[2].rpartition("/")[2]) for each in google.asked]
+    assert asked == [("POST", "v1"), ("DELETE", "a"), ("DELETE", "b"), ("DELETE", "c")]
+    google.says.append(BAD(403, "forbidden"))
+    with pytest.raises(DeniedError):
+        store.delete(["d"])
+
+
 def test_a_batch_says_which_delete_was_refused(google: FakeGoogle, store: BlobStore) -> None:
     """A key that was not there hides no other answer."""
     parts = [
