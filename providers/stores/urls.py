@@ -82,8 +82,13 @@ def check_url(url: str) -> None:
     """
     if _SCHEME.match(url) is None:
         # absolute() only turns a relative path into the absolute one that an URL needs.
+        scheme, colon, rest = url.partition(":")
         path = url.removeprefix("file:")
-        hint = Path(path).absolute().as_uri() if path and "\0" not in path else _EXAMPLE
+        if colon and scheme.lower() in CLOUDS:
+            place = rest.strip("/")
+            hint = f"{scheme.lower()}://{place or f'{CLOUDS[scheme.lower()].place}/prefix'}"
+        else:
+            hint = Path(path).absolute().as_uri() if path and "\0" not in path else _EXAMPLE
         raise UsageError(f"store {shown(url)!r} is not an URL; write it as {hint}")
     try:
         parts = urlsplit(url)
