@@ -62,7 +62,7 @@ class Checkpointer:
         self._store = store
         self._lossy = lossy
         self._run_id = run_id
-        self._attempt = attempt
+        self.attempt = attempt
         self._clock = clock
         self._keep = keep
         self._world = world
@@ -70,7 +70,7 @@ class Checkpointer:
         #: By the writer's connections, for whoever wants something small.
         self.errands = Errands(self._writer, run_id, clock)
         self._committer = Committer(run_id, clock, rank=rank, world=world, incarnation=incarnation)
-        self._tidier = Tidier(store, run_id, self._writer)
+        self.tidier = Tidier(store, run_id, self._writer)
         self._stager = None if stage is None else Stager(stage, self._writer)
         self._count = itertools.count()
         self._snapshot = Snapshot()
@@ -139,7 +139,7 @@ class Checkpointer:
 
     def begin_attempt(self, attempt: int) -> None:
         """What is saved from here on is newer than all that was: training went back, and goes another way."""
-        self._attempt = attempt
+        self.attempt = attempt
         self._count = itertools.count()
         self._writer.forget()
         if self._stager is not None:
@@ -233,9 +233,9 @@ class Checkpointer:
         except (StoreError, Spoiled):
             # Not while a notice waits for it; nor what other ranks may be making whole without this one's looking on.
             if save.effort.left() is None and self._world == 1:
-                self._tidier.discard(name, save.effort)
+                self.tidier.discard(name, save.effort)
             raise
-        if name.attempt == self._attempt:
+        if name.attempt == self.attempt:
             self._writer.committed(draft)
         saved = self._saved(name, draft, started, *save.agreed.extent, blocked=blocked)
         if save.effort.left() is None:
@@ -250,7 +250,7 @@ class Checkpointer:
         draft, fill = Draft(outline, roles=save.agreed.roles), None if held is None else held.fill
         if not save.in_place and self._world > 1:
             save = replace(save, digests=save.state.digests(leaves, save.effort.check))
-            self._tidier.see_referred(save.effort)
+            self.tidier.see_referred(save.effort)
         if not save.in_place:
             self._upload = Upload(self._writer, self._clock, draft, save.step, started)
         try:
@@ -282,7 +282,7 @@ class Checkpointer:
         stager, last, name = self._stager, self.last, whole.name
         if stager is None or (last is not None and last.step >= name.step):
             return None
-        started, attempt = self._clock.monotonic(), self._attempt
+        started, attempt = self._clock.monotonic(), self.attempt
         manifest = whole.manifests[0]
         held = stager.left_behind(manifest, effort)
         draft = Draft(held.draft.outline)
@@ -356,7 +356,7 @@ class Checkpointer:
         otherwise. It stays where it is, also where this rank has seen it whole: others may not have."""
         outline, roles = self._plan(save), save.agreed.roles
         before = self._shared
-        key = (self._attempt, save.step, save.state.taken)
+        key = (self.attempt, save.step, save.state.taken)
         if before is not None and before[0] == key and before[1].outline is outline:
             draft = before[1].with_roles(roles)
         else:
@@ -373,7 +373,7 @@ class Checkpointer:
         return self._outline
 
     def _name(self, save: Save) -> CheckpointName:
-        return CheckpointName(self._attempt, save.step, next(save.numbers))
+        return CheckpointName(self.attempt, save.step, next(save.numbers))
 
     def _saved(
         self,
@@ -389,12 +389,12 @@ class Checkpointer:
         url = inside(self._store.url, checkpoint_prefix(self._run_id, name))
         nbytes = draft.put_of(WEIGHTS if level == "weights" else ALL)
         saved = Saved(name.step, url, nbytes, at - started, at, level, why, blocked).lacking(self._lacks)
-        if name.attempt == self._attempt:  # or training went back meanwhile, and goes on from elsewhere
+        if name.attempt == self.attempt:  # or training went back meanwhile, and goes on from elsewhere
             self.last = saved
         return saved
 
     def _prune(self, effort: Effort, name: CheckpointName, attempt: int) -> None:
         """`name` is committed, so old checkpoints go, unless a newer attempt has begun."""
-        self._tidier.prune(self._keep, attempt, effort)
+        self.tidier.prune(self._keep, attempt, effort)
         if self._stager is not None and not effort.abandoned:  # or who goes back may be reading there
             self._stager.in_the_store(name, self.nbytes, effort)

@@ -248,7 +248,7 @@ class Orders:
         holds = not (epoch or at_boundary or self._state.boundary_only)
         job = Job("background", self._effort(None), epoch=epoch, at_boundary=at_boundary, holds=holds)
         with self._lock:
-            if self._alarm is not None or (self._has_beside() and not epoch):
+            if self._alarm is not None or ((self._has_beside() or self._overtaken) and not epoch):
                 return False
             self._supersede_beside()
             self._beside.append(job)
@@ -280,7 +280,11 @@ class Orders:
     def idle(self) -> bool:
         """Whether a background checkpoint may be asked for: no notice holds this process, and none is under way."""
         with self._lock:
-            return self._alarm is None and not self._has_beside()
+            return self._alarm is None and not self._has_beside() and not self._overtaken
+
+    @property
+    def _overtaken(self) -> bool:
+        return self._checkpointer.tidier.overtaken(self._checkpointer.attempt)
 
     def _has_beside(self) -> bool:
         return any(job.is_checkpoint for job in self._beside)

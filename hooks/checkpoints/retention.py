@@ -61,6 +61,8 @@ class Pruning:
     protected: frozenset[str]
     #: What is newer than all that is kept, has its manifests and is not whole; and why. The newest first.
     damaged: Mapping[CheckpointName, str] = field(default_factory=dict)
+    #: The newer attempt that has begun: nothing is deleted. 0: there is none.
+    fenced_by: int = 0
 
     def steps(self) -> Iterator[list[str]]:
         """Keys to delete, group after group; a group only when all before it are gone.
@@ -124,8 +126,9 @@ def plan_pruning(
         raise UsageError(f"keep {keep} would delete the last good checkpoint; use 1 or more")
     folders = scan(store, run_id, timeout=timeout)
     # Claims are read after the listing: who claims later than this lists later, and finds what is kept here.
-    if attempt is not None and _fenced(store, run_id, attempt, folders, timeout):
-        return Pruning((), (), frozenset())
+    if attempt is not None and (newest := _newest(store, run_id, folders, timeout)) > attempt:
+        log.info("attempt %d of run %s deletes nothing: attempt %d has begun", attempt, run_id, newest)
+        return Pruning((), (), frozenset(), fenced_by=newest)
     damaged: dict[CheckpointName, str] = {}
     kept, light, newer, older = _sort(store, folders, keep, timeout, damaged)
     names = tuple(whole.name for whole in (*light, *kept))
@@ -144,13 +147,9 @@ def plan_pruning(
     return Pruning(names, tuple(reversed(doomed)), frozenset(_referred(manifests)), damaged)
 
 
-def _fenced(
-    store: BlobStore, run_id: str, attempt: int, folders: list[Folder], timeout: float | None
-) -> bool:
-    newest = max([newest_claim(store, run_id, timeout=timeout), *(folder.name.attempt for folder in folders)])
-    if newest > attempt:
-        log.info("attempt %d of run %s deletes nothing: attempt %d has begun", attempt, run_id, newest)
-    return newest > attempt
+def _newest(store: BlobStore, run_id: str, folders: list[Folder], timeout: float | None) -> int:
+    """The highest attempt that has begun."""
+    return max([newest_claim(store, run_id, timeout=timeout), *(folder.name.attempt for folder in folders)])
 
 
 def _sort(

@@ -28,6 +28,12 @@ class Tidier:
         self._store = store
         self._run_id = run_id
         self._writer = writer
+        #: The attempts that a newer one has overtaken.
+        self._overtaken: set[int] = set()
+
+    def overtaken(self, attempt: int) -> bool:
+        """Whether a newer attempt was seen to have begun: two processes train this run."""
+        return attempt in self._overtaken
 
     def see_referred(self, effort: Effort) -> None:
         """Have the next save refer to nothing that is gone: of several ranks only the one that prunes sees what is damaged. One
@@ -64,6 +70,15 @@ class Tidier:
         try:
             effort.check()
             self._writer.ask(look, effort, again=False)
+            if (newest := found[0].fenced_by) and not self.overtaken(attempt):
+                self._overtaken.add(attempt)
+                log.error(
+                    "attempt %d of run %s has begun while this one, attempt %d, still trains: end one of the two. This one "
+                    "makes no more background checkpoints; a notice and guard.save() still save",
+                    newest,
+                    self._run_id,
+                    attempt,
+                )
             if damaged := [*found[0].damaged.items()]:
                 # Most likely what it refers to was deleted by somebody else, and all that come would refer to it too.
                 self._writer.forget()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotguard.hooks import protocol
+from spotguard.hooks.checkpoints.commit import claim_attempt
 from spotguard.providers.errors import FullError
 from tests.fakes.noticed import notice, trained
 from tests.fakes.store import Fault
@@ -78,3 +79,26 @@ def test_one_that_fails_under_a_notice_is_not_tidied_up() -> None:
         store.let_go()
         assert heard.wait(protocol.Committed).id == "n1"
         assert {verb for verb, _ in store.calls} == {"put"}
+
+
+def test_an_attempt_that_is_overtaken_says_so_once_and_ends_its_background_checkpoints(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Two processes train one run. A save by hand, and the one for a notice, are made all the same."""
+    store = WatchedStore()
+    with trained(store) as (guard, job, heard):
+        guard.save()
+        assert "has begun while this one" not in caplog.text
+        claim_attempt(store, "run", {})
+        for number in range(2, 5):
+            step_on(guard, job, number)
+            guard.save()
+        errors = [record for record in caplog.records if "has begun while this one" in record.message]
+        assert [record.levelname for record in errors] == ["ERROR"]
+        assert not guard._saver.background()
+        step_on(guard, job, 5)
+        guard._agent.hear(notice())
+        assert heard.wait(protocol.Committed, 5).step == 6
+        guard._agent.hear(protocol.Withdrawn("n1"))
+        guard.restore()  # it begins an attempt above the other one
+        assert guard._saver.background()
