@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..providers.clock import SystemClock
 from ..providers.errors import UsageError
+from ..providers.extras import how_to_install
 from ..providers.stores.opening import open_store
-from .agreement.torch_group import join
-from .arguments import run_name, store_url
-from .guard import Guard
-from .machine import this_machine
 from .own_frames import without_our_frames
 
 if TYPE_CHECKING:
+    from .guard import Guard
     from .recorder.plan import LifePlan
 
 _current: Guard | None = None
@@ -42,6 +40,17 @@ def register(store: str | None = None, /, *, run_id: str | None = None, **state:
         StoreError: the store cannot be used. A job that could never save says so now.
     """
     global _current
+    try:  # here, so that a script without torch is told what to install, and not where an import failed
+        from .agreement.torch_group import join
+        from .arguments import run_name, store_url
+        from .guard import Guard
+        from .machine import this_machine
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "numpy"):
+            raise
+        raise UsageError(
+            f"register() saves what PyTorch trains, and there is no {error.name} here: {how_to_install('torch')}"
+        ) from None
     if _current is not None and not _current.closed:
         raise UsageError("register() was called before in this process; register everything in one call")
     if not state:

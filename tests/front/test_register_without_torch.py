@@ -1,0 +1,39 @@
+"""A script that calls `register` where there is no PyTorch is told what to install."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+#: Hides torch, as in an environment that has none, and begins as a training script does.
+SCRIPT = """
+import sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+import spotguard
+spotguard.register(model=object())
+"""
+
+
+def test_register_without_torch_says_in_one_line_what_to_install() -> None:
+    """The script's own line, and the message: no way through our imports, and none of torch's."""
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "packaging")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    said = ended.stderr.splitlines()[-1]
+    assert "there is no torch here: pip install 'torch>=2.6' 'numpy>=1.26' (spotguard's extra torch)" in said
+    assert "ModuleNotFoundError" not in ended.stderr
