@@ -28,6 +28,8 @@ from .health import Health, blind, wrong_server
 #: Bytes. The largest answer in use is an instance identity document of some 500; a captive portal's page fits
 #: too, so that it can be named as what it is.
 MAX_BODY = 64 * 1024
+#: Bytes of one answer on the wire, headers included: the largest body that anybody allows (Azure's), and some more.
+_MOST = 1280 * 1024
 
 #: Seconds for one whole request, connecting included. The services answer within milliseconds; the vendors'
 #: own watcher for AWS allows 2 as well (aws-node-termination-handler, pkg/ec2metadata).
@@ -186,18 +188,24 @@ class MetadataClient:
             response.raw.close()
 
 
+class _TooLarge(OSError):
+    """More was received for one answer than any has."""
+
+
 class _WholeAnswerSocket(socket.socket):
-    """A socket whose timeout is for all that is received, until it is set anew.
+    """A socket whose timeout is for all that is received, until it is set anew. So is its cap.
 
     The ordinary timeout starts again with every byte, so a server that trickles holds its client for ever, in
     the headers just as in the body. urllib3 sets the timeout once before each answer.
     """
 
     _end: float | None = None
+    _received = 0
 
     def settimeout(self, value: float | None, /) -> None:
         # The machine's own clock, whatever Clock the caller holds: the kernel's timeouts are real time.
         self._end = None if value is None else time.monotonic() + value
+        self._received = 0
         super().settimeout(value)
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0, /) -> int:
@@ -206,7 +214,12 @@ class _WholeAnswerSocket(socket.socket):
             if left <= 0:
                 raise TimeoutError("the answer took too long")
             super().settimeout(left)
-        return super().recv_into(buffer, nbytes, flags)
+        # Headers too: http.client reads any number of answers with status 100 before the one that counts (97 MiB: seen).
+        if self._received > _MOST:
+            raise _TooLarge("the answer is too large")
+        count = super().recv_into(buffer, nbytes, flags)
+        self._received += count
+        return count
 
 
 class _Connection(urllib3.connection.HTTPConnection):
@@ -251,6 +264,10 @@ def _failure(request: requests.PreparedRequest, error: Exception, seconds: float
         isinstance(cause, (urllib3.exceptions.TimeoutError, TimeoutError)) for cause in causes
     ) and not any(isinstance(cause, urllib3.exceptions.NewConnectionError) for cause in causes):
         return Failure("timeout", f"{_line(request)}: no answer in {seconds:g} s", status=status)
+    if any(isinstance(cause, _TooLarge) for cause in causes):
+        return Failure(
+            "too-large", f"{_line(request)}: more than {_MOST} bytes with its headers", status=status
+        )
     for cause in causes:
         if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException):
             why = f"{_line(request)}: {cause.strerror or 'the connection broke'}"

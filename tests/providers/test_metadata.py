@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -194,6 +195,24 @@ def test_a_body_is_read_up_to_the_cap_and_no_further(size: int) -> None:
     else:
         assert isinstance(answer, Failure)
         assert answer.kind == "too-large"
+
+
+def test_headers_are_read_up_to_a_cap_too() -> None:
+    """http.client reads every answer with status 100 before the one that counts, each with up to 6 MB of headers."""
+    sent = 0
+
+    def endless(connection: socket.socket, number: int) -> None:
+        nonlocal sent
+        early = b"HTTP/1.1 100 Continue\r\n" + b"X: %s\r\n" % (b"y" * 60_000) * 90 + b"\r\n"
+        connection.recv(4096)
+        with suppress(OSError):
+            for _ in range(20):
+                connection.sendall(early)
+                sent += len(early)
+
+    with RawServer(endless) as server:
+        assert failure(server.url).kind == "too-large"
+    assert sent < 20 * 1024 * 1024
 
 
 def test_who_expects_more_than_others_can_say_so() -> None:
