@@ -357,9 +357,7 @@ def _variable_near(name: str, known: list[str]) -> str:
 def _file_name(flags: Mapping[str, str], env: Mapping[str, str]) -> Given | None:
     if "config" in flags:
         return Given("--config", flags["config"])
-    if name := env.get(CONFIG_VARIABLE, ""):
-        return Given(CONFIG_VARIABLE, name)
-    return None
+    return Given(CONFIG_VARIABLE, name) if (name := env.get(CONFIG_VARIABLE, "")) else None
 
 
 def _from_file(name: Given | None) -> dict[str, Given]:
@@ -378,9 +376,8 @@ def _from_file(name: Given | None) -> dict[str, Given]:
     for key, value in content.items():
         setting = _setting(name.text, key)
         if setting.name in given:
-            raise UsageError(
-                f"{name.text}: {key} is given twice: keep one of {setting.name} and {setting.field}"
-            )
+            both = f"{setting.name} and {setting.field}"
+            raise UsageError(f"{name.text}: {key} is given twice: keep one of {both}")
         given[setting.name] = Given(f"{name.text}: {key}", values.toml_text(f"{name.text}: {key}", value))
     return given
 
