@@ -193,11 +193,6 @@ class Guard:
         self._saver.call_off("training goes back")
         self._gate.stand()  # a machine that is already being taken back begins nothing
         done = self._go_back(step, run_id)
-        try:
-            self._state.at_boundary()
-        except BaseException:
-            self._gate.abort_boundary()
-            raise
         # Before it is ready: the others are not offered a step of the way it has left.
         self._gate.arrive(done.step)
         self._restored = self._saver.ready = True
@@ -215,16 +210,17 @@ class Guard:
     def _go_back(self, step: int | None, run_id: str) -> Restored:
         if self._ranks is not None:
             self._saver.ready = False  # what it has is not what it will have: it offers nothing
+        done = None
         try:
             self._gate.begin_boundary()
             if self._restored:
                 self._checkpointer.begin_attempt(self._beginning.claim())
             done = self._beginning.load(self._state, step=step, run_id=run_id)
+            self._state.at_boundary()
         except BaseException:
-            unchanged = not self._state.poisoned
+            unchanged = done is None and not self._state.poisoned
             self._gate.abort_boundary(unchanged=unchanged)
-            if unchanged:
-                self._saver.ready = self._restored  # what it has is as good as it was
+            self._saver.ready = unchanged and self._restored  # what it has is as good as it was
             raise
         self._checkpointer.restored(done.stored)
         return done

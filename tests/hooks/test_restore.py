@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from spotguard.hooks.format.codec import decode_manifest, encode_manifest
-from spotguard.providers.errors import CheckpointError, StateError
+from spotguard.providers.errors import CheckpointError, StateError, UsageError
 from tests.fakes.training import Job, bits, different, guarded, saved_each_step, small, step_on, trajectory
 from tests.fakes.watched_store import WatchedStore
 
@@ -397,3 +397,31 @@ def test_a_lower_level_that_is_asked_for_is_taken() -> None:
     lower(store, 6)
     with guarded(store, small().values) as guard:
         assert guard.restore(step=6) == 6
+
+
+def test_what_cannot_be_copied_after_a_restore_stops_no_other_thread() -> None:
+    """The boundary that `restore` began has an end all the same: another thread's step would wait for it without one."""
+
+    class Fickle:
+        broken = False
+
+        def state_dict(self) -> dict[str, int]:
+            if self.broken:
+                raise RuntimeError("not now")
+            return {"at": 1}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.broken = True
+
+    store = WatchedStore()
+    saved_job, job = small(), small()
+    with guarded(store, {**saved_job.values, "fickle": Fickle()}) as guard:
+        guard.restore()
+        step_on(guard, saved_job, 0)
+        guard.save()
+    with guarded(store, {**job.values, "fickle": Fickle()}) as guard:
+        with pytest.raises(RuntimeError, match="not now"):
+            guard.restore()
+        assert guard._gate.place.bounding is None
+        with pytest.raises(UsageError, match=r"before guard\.restore"):
+            guard.step()
