@@ -49,8 +49,9 @@ class Damages:
         With `--begin-anew` each is read through first. A restore that fails in its middle has filled the registered objects, and
         training cannot begin with those.
         """
-        recorded = self._recorded()
+        recorded, asked = None, False
         for whole in found:
+            recorded, asked = recorded if asked else self._recorded(), True
             if recorded is not None and whole.name <= recorded:
                 self.add(whole.name, "--begin-anew was spent on it")
             elif self._allowed and recorded is None and (damages := verify(self._store, whole)):

@@ -22,7 +22,7 @@ def test_each_notice_is_announced_once_and_has_until_the_reserve() -> None:
     story.notice(120)
     story.notice(100)
     story.notice(60, id="n2", kind=NoticeKind.STOP)
-    assert announced(story) == [("n1", 120.0, 108.0), ("n2", 100.0, 88.0)]
+    assert announced(story) == [("n1", 120.0, 108.0), ("n2", 100.0, 90.0)]
     kinds = [type(action) for _, action in story.log]
     assert kinds.index(Announce) > kinds.index(Send)
 
@@ -58,7 +58,7 @@ def test_the_end_waits_for_it_until_the_reserve_and_not_when_somebody_wants_the_
     story.commits(session)
     story.ends(75)
     (finish,) = story.all(Finish)
-    assert finish == Finish(75, START + 48)
+    assert finish == Finish(75, START + 54)
     story = Story()
     story.opens()
     story.signal(signal.SIGTERM)

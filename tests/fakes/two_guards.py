@@ -47,7 +47,11 @@ def join(stores: Sequence[BlobStore], clocks: Sequence[Clock]) -> list[Trainer]:
         optimizer = torch.optim.AdamW(model.parameters())
         guard = Guard(stores[rank], "run", {"model": model, "optimizer": optimizer}, clocks[rank], channel)
         heard = Heard(guard)
-        guard.restore()
+        try:
+            guard.restore()
+        except BaseException:
+            guard.close()
+            raise
 
         def step() -> None:
             optimizer.zero_grad()
