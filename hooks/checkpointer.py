@@ -85,9 +85,9 @@ class Checkpointer:
         #: Why what is being saved lacks moments of its own accord: "" where it does not.
         self._lacks = ""
         #: Of the last save that ranks agreed on for a notice: which state that was, and what is in the store of it.
-        self._shared: tuple[tuple[int, ...], Draft] | None = None
-        #: What this rank has put its part of and not seen committed: its name, and what makes it `last`.
-        self._unseen: list[tuple[CheckpointName, Callable[[], object]]] = []
+        self._shared: tuple[tuple[int, int], Draft] | None = None
+        #: What this rank has put its part of and not seen committed: which state, its name, and what makes it `last`.
+        self._unseen: list[tuple[tuple[int, int], CheckpointName, Callable[[], object]]] = []
         #: Bytes of a full save; 0 before it is known.
         self.nbytes = 0
 
@@ -256,7 +256,7 @@ class Checkpointer:
         try:
             self._writer.write(leaves, name, save.effort, save.progress, save.moved, draft=draft, fill=fill)
             found = partial(self._saved, name, draft, started, *save.agreed.extent)
-            self._unseen = [(name, found)] if save.agreed.epoch else []
+            self._unseen = [(save.identity, name, found)] if save.agreed.epoch else []
             self._committer.commit(save, name, "full", draft.written(name), self._writer)
             self._unseen = []
         finally:
@@ -328,7 +328,8 @@ class Checkpointer:
 
         def commit(name: CheckpointName, level: Level, written: Written, effort: Effort) -> None:
             if level == "full":
-                self._unseen.append((name, partial(self._saved, name, draft, started, *save.agreed.extent)))
+                found = partial(self._saved, name, draft, started, *save.agreed.extent)
+                self._unseen.append((save.identity, name, found))
             self._committer.commit(replace(save, effort=effort), name, level, written, self._writer)
 
         share = Share(
@@ -348,7 +349,9 @@ class Checkpointer:
     def look_back(self) -> None:
         """Where a later call took the place of one for which this rank's part is there: the others may have committed that,
         and be gone. `last` says what was found."""
-        there = (found for name, found in reversed(self._unseen) if self.errands.complete(name, self._world))
+        there = (
+            found for _, name, found in reversed(self._unseen) if self.errands.complete(name, self._world)
+        )
         next(there, lambda: None)()
 
     def _begun(self, save: Save) -> Draft:
@@ -356,13 +359,14 @@ class Checkpointer:
         otherwise. It stays where it is, also where this rank has seen it whole: others may not have."""
         outline, roles = self._plan(save), save.agreed.roles
         before = self._shared
-        key = (self.attempt, save.step, save.state.taken)
-        if before is not None and before[0] == key and before[1].outline is outline:
+        if before is not None and before[0] == save.identity and before[1].outline is outline:
             draft = before[1].with_roles(roles)
         else:
             draft = Draft(outline, roles=roles)
-            self._unseen = []
-        self._shared = key, draft
+            self._unseen = [
+                each for each in self._unseen if each[0] == save.identity
+            ]  # the others may commit those yet
+        self._shared = save.identity, draft
         return draft
 
     def _plan(self, save: Save, *, renew: bool = False) -> Outline:

@@ -37,6 +37,11 @@ class Save:
     #: Of what other ranks hold too, where there is time to take them.
     digests: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def identity(self) -> tuple[int, int]:
+        """The step, and which copies of its state: those of a `restore` to the same step are others."""
+        return self.agreed.step, self.state.taken
+
     def reference(self) -> Reference | None:
         """The checksums of this boundary; None: training is parked there, and nothing is edited.
 

@@ -14,17 +14,12 @@ import pytest
 from tests.docs import snippets
 from tests.docs.pages import ROOT, Block, blocks, pages
 from tests.docs.terminal import TIMEOUT, Terminal, follows
-from tests.tiers import few_fast
 
 LANGUAGES = ("console", "python", "toml", "json", "text", "")
 
 
 def _typed(page: Path) -> list[Block]:
     return [block for block in blocks(page) if block.language == "console" and "not run" not in block.notes]
-
-
-def _is_not_readme(page: Path) -> bool:
-    return page.stem != "README"
 
 
 @pytest.fixture
@@ -34,11 +29,10 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     opened.close()
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.timeout(300)  # a page starts torch some times, each some seconds on a busy machine
-@pytest.mark.parametrize(
-    "page", few_fast(sorted(filter(_typed, pages()), key=_is_not_readme)), ids=lambda page: page.stem
-)
+@pytest.mark.parametrize("page", sorted(filter(_typed, pages())), ids=lambda page: page.stem)
 def test_what_a_page_shows_happens(page: Path, terminal: Terminal) -> None:
     """The commands of one page in their order, in one folder."""
     pytest.importorskip("torch")
@@ -67,6 +61,7 @@ def _type(block: Block, terminal: Terminal) -> None:
 
 @pytest.mark.torch
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_every_snippet_runs(terminal: Terminal) -> None:
     """Each by itself, behind what its page shares; all in one process, which loads torch once."""
     pytest.importorskip("torch")

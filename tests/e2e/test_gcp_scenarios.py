@@ -64,6 +64,7 @@ def test_the_hook_is_told_the_window_that_was_said(
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_s10_acpi_at_the_notice_is_one_save_and_one_exit(
     trainee: Trainee, machine: Machine, gcp: GcpSimulator
 ) -> None:

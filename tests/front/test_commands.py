@@ -262,6 +262,7 @@ def test_status_and_drill_on_a_live_run(
     assert [each["kind"] for each in found] == ["emergency", "emergency"]
 
 
+@pytest.mark.slow
 def test_a_run_whose_loop_is_wrong_is_green_nowhere(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

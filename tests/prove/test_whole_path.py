@@ -47,6 +47,7 @@ def check(prove: Prove, name: str, **how: Any) -> None:
     assert (found.code, found.causes[:1]) == (code, [cause]), found
 
 
+@pytest.mark.slow
 def test_a_plain_loop_is_exact(prove: Prove) -> None:
     found = prove("exact_plain", *SHORT)
     assert (found.code, found.body["verdict"], found.causes) == (0, "EXACT", [])

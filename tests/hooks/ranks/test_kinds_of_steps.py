@@ -18,12 +18,23 @@ pytestmark = pytest.mark.torch
     [
         # Of step 4 the scaler skips the optimizer: nothing closes the gate but the boundary.
         pytest.param("scaled", "ddp", 0, "backward", id="before a step that the scaler skips"),
-        pytest.param("scaled", "ddp", 1, "before boundary", id="in a step that the scaler skips"),
-        pytest.param("scaled", "fsdp", 1, "evaluation", id="after a step that the scaler skips"),
+        pytest.param(
+            "scaled",
+            "ddp",
+            1,
+            "before boundary",
+            id="in a step that the scaler skips",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "scaled", "fsdp", 1, "evaluation", id="after a step that the scaler skips", marks=pytest.mark.slow
+        ),
         pytest.param("accumulated", "ddp", 0, "forward", id="at the first forward of a step"),
-        pytest.param("accumulated", "fsdp", 1, "backward", id="at the first backward of a step"),
+        pytest.param(
+            "accumulated", "fsdp", 1, "backward", id="at the first backward of a step", marks=pytest.mark.slow
+        ),
         pytest.param("closed", "ddp", 1, "optimizer", id="before a step with a closure"),
-        pytest.param("closed", "ddp", 0, "backward", id="in a step with a closure"),
+        pytest.param("closed", "ddp", 0, "backward", id="in a step with a closure", marks=pytest.mark.slow),
     ],
 )
 def test_all_ranks_save_one_step_and_go_on_bit_for_bit(

@@ -35,7 +35,7 @@ def noticed(gang: Gang, seed: int, folder: Path) -> None:
     assert earliest <= step <= earliest + 2, f"seed {seed}: {events}"
 
 
-@pytest.mark.parametrize("seed", few_fast(range(20), 8), ids="seed-{}".format)
+@pytest.mark.parametrize("seed", few_fast(range(20), 5), ids="seed-{}".format)
 def test_all_ranks_save_one_step_wherever_the_notice_meets_them(gang: Gang, seed: int, folder: Path) -> None:
     noticed(gang, seed, folder)
 
