@@ -101,6 +101,7 @@ def deaths(trainee: Trainee, counts: list[int], *, both: bool) -> None:
     lives.close()
 
 
+@pytest.mark.slow
 def test_an_emergency_save_commits_though_its_agent_is_killed(trainee: Trainee) -> None:
     """At the first operation, within the objects, at the manifest and at the marker."""
     deaths(trainee, [1, 4, 7, 10], both=False)

@@ -14,7 +14,6 @@ from spotguard.providers.simulator.azure import AzureSimulator
 from spotguard.providers.simulator.gcp import GcpSimulator
 from tests.e2e.island import Island
 from tests.e2e.trainee import Trainee
-from tests.tiers import few_fast
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
 
@@ -28,9 +27,10 @@ CLOUDS: dict[str, tuple[Callable[[], AwsSimulator | GcpSimulator | AzureSimulato
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cloud", "address"),
-    few_fast([*((cloud, IPV4) for cloud in CLOUDS), ("aws", IPV6)]),
+    [*((cloud, IPV4) for cloud in CLOUDS), ("aws", IPV6)],
     ids=lambda value: value,
 )
 def test_a_run_with_every_default_sees_saves_and_leaves(trainee: Trainee, cloud: str, address: str) -> None:

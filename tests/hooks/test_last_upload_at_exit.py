@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "programs" / "last_upload.py"
 
 
+@pytest.mark.slow
 def test_last_upload_at_exit(folder: Path) -> None:
     """It is committed, nothing is said to have failed, and of `--keep 1` the one before is gone."""
     ended = subprocess.run(

@@ -28,6 +28,7 @@ def test_the_first_ranks_checkpoints_are_everybodys_and_old_ones_go(gang: Gang, 
     assert whole.name.step == said[0]["last"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["ddp", pytest.param("fsdp", marks=pytest.mark.soak)])
 def test_checkpoints_at_an_interval_follow_each_other_and_each_is_a_step_of_all_ranks(
     gang: Gang, way: str, folder: Path

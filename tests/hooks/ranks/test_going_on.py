@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 @pytest.mark.parametrize(
     ("way", "world"),
     few_fast(
-        [("ddp", 2), ("fsdp", 2), ("tp_fsdp", 4), ("ddp", 4), ("fsdp", 4), ("tp_fsdp", 2), ("hsdp", 4)], 3
+        [("ddp", 2), ("fsdp", 2), ("tp_fsdp", 4), ("ddp", 4), ("fsdp", 4), ("tp_fsdp", 2), ("hsdp", 4)], 2
     ),
 )
 def test_a_run_that_was_preempted_goes_on_bit_for_bit(gang: Gang, way: str, world: int, folder: Path) -> None:

@@ -28,6 +28,7 @@ def test_a_rank_whose_loader_never_returns_is_saved_with_the_others(
     assert restores(gang, 2, way, folder) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [pytest.param("ddp", marks=pytest.mark.soak), "fsdp"])
 def test_a_rank_whose_training_thread_sleeps_for_an_hour_is_saved_and_is_ended_by_a_signal(
     gang: Gang, way: str, folder: Path
