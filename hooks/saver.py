@@ -189,7 +189,9 @@ class Saver(Orders):
             job.effort.check()
             job.saved = self._checkpointer.bring(job.staged, job.effort)
             return
-        boundary_only = bool(self._state.boundary_only) or job.at_boundary
+        # By hand every rank comes to the boundary of its own call, and until then any of them may learn that it needs one.
+        by_hand = job.kind == "manual" and self._assembly is not None
+        boundary_only = bool(self._state.boundary_only) or job.at_boundary or by_hand
         self._has_it(job)
         while True:
             job.effort.check()
