@@ -30,17 +30,27 @@ class Shell:
     def front(self, group: int) -> None:
         os.tcsetpgrp(self.tty, group)
 
+    def start(self, *, front: bool) -> None:
+        """The job begins where it belongs, as below a real shell. Put there after it had begun, it would need a SIGCONT, which
+        on a busy machine came after the Ctrl-Z that it was to obey."""
+        placed, place = os.pipe()
+        os.set_inheritable(placed, True)
+        job = ["/bin/bash", "-c", f'read -r <&{placed}; exec {placed}<&-; exec "$@"', "bash", *self.job]
+        self.pid = os.posix_spawn(job[0], job, os.environ, setpgroup=0, setsigdef=self.ignored)
+        if front:
+            self.front(self.pid)
+        os.write(place, b"\n")
+        os.close(place)
+        os.close(placed)
+
     def obey(self) -> None:
         for order in self.orders:
             word = order.strip()
             if word in ("run", "run &"):
-                self.pid = os.posix_spawn(
-                    self.job[0], self.job, os.environ, setpgroup=0, setsigdef=self.ignored
-                )
-            if word in ("run", "fg", "cont"):
+                self.start(front=word == "run")
+            if word in ("fg", "cont"):
                 self.front(self.pid)
-            if word in ("run", "fg", "bg"):
-                # After "run" too: a job that looked at the terminal before it was in front was stopped.
+            if word in ("fg", "bg"):
                 os.killpg(self.pid, signal.SIGCONT)
             if word in ("run", "fg", "cont", "wait"):
                 self.wait()

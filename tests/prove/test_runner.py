@@ -11,7 +11,7 @@ import pytest
 
 from spotguard.hooks.recorder.plan import VARIABLE
 from spotguard.prove.runner import Ground, ProveError, Runner, environment, write_startup
-from spotguard.providers.clock import SystemClock
+from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import UsageError
 
 
@@ -30,9 +30,9 @@ def ground(tmp_path: Path) -> Ground:
     )
 
 
-def runner(ground: Ground, code: str, stall: float = 60.0) -> Runner:
+def runner(ground: Ground, code: str, stall: float = 60.0, clock: Clock | None = None) -> Runner:
     command = [sys.executable, "-c", code]
-    return Runner(command, dict(os.environ), 10, stall, ground.folder, SystemClock())
+    return Runner(command, dict(os.environ), 10, stall, ground.folder, clock or SystemClock())
 
 
 def test_trackers_are_offline_and_nothing_of_another_run_is_seen(ground: Ground) -> None:
@@ -102,14 +102,26 @@ def fifo(tmp_path: Path) -> Path:
     return tmp_path / "fifo"
 
 
+class OnceItHasSaidWhere(SystemClock):
+    """Stands until a process has written its stack, however long a busy machine takes to start it; then an hour passes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.began = folder, super().monotonic()
+
+    def monotonic(self) -> float:
+        said = any(path.stat().st_size for path in self.folder.rglob("stacks-*.txt"))
+        return super().monotonic() + 3600 if said else self.began
+
+
 def test_a_life_that_hangs_is_named_with_its_stack_and_ended_with_its_children(
     ground: Ground, fifo: Path
 ) -> None:
     end = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    made = runner(ground, HANGS.format(fifo=fifo), 2.0, OnceItHasSaidWhere(ground.folder))
     with pytest.raises(
         ProveError, match=r"(?s)run 'plain-1' .* before it called .*: it stands in .*train_for_ever"
     ):
-        runner(ground, HANGS.format(fifo=fifo), stall=2.0).live(ground, "plain-1", None)
+        made.live(ground, "plain-1", None)
     os.set_blocking(end, True)
     assert os.read(end, 1) == b"", "somebody still holds the other end"
     os.close(end)
