@@ -39,9 +39,18 @@ def of_tensor(tensor: torch.Tensor, *, sampled: bool = False) -> str:
     except (
         RuntimeError,
         TypeError,
+        ValueError,
         NotImplementedError,
-    ) as error:  # no bytes to be had: quantized, fake, freed
+    ) as error:  # no bytes to be had: quantized, fake, freed, of a lazy module
         return f"{type(tensor).__name__} without bytes ({type(error).__name__})"
+
+
+def address(tensor: torch.Tensor) -> int:
+    """Of its first element; 0 where it has no memory that it could share with another one."""
+    try:
+        return tensor.data_ptr() if tensor.numel() else 0
+    except (RuntimeError, ValueError):  # sparse, fake, freed; of a lazy module before its first input
+        return 0
 
 
 _NUMBERS = frozenset(

@@ -141,8 +141,10 @@ class Census:
         self._hidden = hidden
         self._tensors = set(registered.parameter_names())
         self._registered_memory = {
-            tensor.data_ptr() for _, module in registered.modules() for _, tensor in named_tensors(module)
-        }
+            checksums.address(tensor)
+            for _, module in registered.modules()
+            for _, tensor in named_tensors(module)
+        } - {0}
         #: By id. They are held as well, or a new object could have the id of one that is gone.
         self._met: dict[int, object] = {id(each): each for each in skip}
         self._taken: set[str] = set()
@@ -218,12 +220,8 @@ class Census:
     def _tensor(self, path: str, tensor: torch.Tensor) -> None:
         if id(tensor) in self._tensors:
             return
-        if tensor.numel() and tensor.layout is torch.strided and tensor.device.type != "meta":
-            try:
-                if tensor.data_ptr() in self._registered_memory:
-                    return
-            except RuntimeError:
-                return
+        if checksums.address(tensor) in self._registered_memory:
+            return
         self._name(path, tensor)
         self.values[path] = checksums.of_tensor(tensor, sampled=True)
 
@@ -247,7 +245,7 @@ class Census:
             return
         for name, tensor in named_tensors(module):
             self.names.setdefault(id(tensor), f"{called}.{name}")
-            if id(tensor) not in self._tensors and tensor.data_ptr() not in self._registered_memory:
+            if id(tensor) not in self._tensors and checksums.address(tensor) not in self._registered_memory:
                 self.modules[f"{called}.{name}"] = checksums.of_tensor(tensor)
 
     def _optimizer(self, path: str, optimizer: Optimizer) -> None:

@@ -199,6 +199,16 @@ def test_modules_that_no_variable_leads_to_are_found() -> None:
     assert "Bilinear.weight" not in census({}, hidden).modules, "what is gone is gone"
 
 
+def test_what_has_no_memory_yet_is_no_error() -> None:
+    lazy, sparse = nn.LazyLinear(2), torch.eye(2).to_sparse()
+    given = {"lazy": lazy, "weight": lazy.weight, "sparse": sparse, "meta": nn.Linear(1, 1, device="meta")}
+    assert census(given).modules["lazy.weight"] == "UninitializedParameter without bytes (ValueError)"
+    registered = census(given, lazy_too=nn.LazyLinear(3), meta_too=nn.Linear(1, 1, device="meta"))
+    assert registered.modules.keys() == census(given).modules.keys(), "two without memory share none"
+    lazy(torch.ones(1, 3))
+    assert census(given).modules["lazy.weight"].startswith("float32[2, 3] ")
+
+
 def test_circles_and_depth_come_to_an_end() -> None:
     circle: list[Any] = [1]
     circle.append(circle)
