@@ -38,8 +38,7 @@ def make(workers: int, context: str | None = None, socket: str = "") -> Job:
     )
     model = nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    batches: list[list[float]] = []
-    job = Job({"model": model, "optimizer": optimizer, "loader": loader, "notes": {"batches": batches}})
+    notes: dict[str, list[list[float]]] = {"batches": []}
     feed: Any = iter(())
 
     def step(number: int) -> None:
@@ -51,11 +50,13 @@ def make(workers: int, context: str | None = None, socket: str = "") -> Job:
             if batch is None:  # what was restored was an epoch's end
                 feed = iter(loader)
                 batch = next(feed)
-        job.values["notes"]["batches"].append(batch[:, 0].tolist())
+        notes["batches"].append(batch[:, 0].tolist())
         optimizer.zero_grad()
         model(batch[:, :1]).square().sum().backward()
         optimizer.step()
 
+    # In no circle: a loader whose queues are collected before it waits 5 s for each of its workers.
+    job = Job({"model": model, "optimizer": optimizer, "loader": loader, "notes": notes})
     job.step = step
     return job
 
