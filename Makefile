@@ -20,7 +20,7 @@ FAST := -m "not slow and not soak and not bench"
 SLOW := -m "slow and not soak and not bench"
 BOTH := -m "not soak and not bench"
 # More than cores: half of a whole-path test's time is waiting.
-JOBS ?= 4
+JOBS ?= 5
 # CI sets it to scripts/again, which runs once more what fails.
 AGAIN ?=
 

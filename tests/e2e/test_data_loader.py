@@ -29,6 +29,7 @@ def sockets_of(pid: int) -> set[str]:
     return {each for each in found if each.startswith("socket:")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
 def test_a_worker_has_nothing_of_ours(machine: Machine, method: str) -> None:
     """It holds no socket of the hook and dies of TERM; a notice after that, with the loader dead, still saves the

@@ -16,6 +16,7 @@ from tests.e2e.trainee import Trainee
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(400)]
 
 
+@pytest.mark.slow
 def test_an_emergency_save_is_killed_before_each_of_its_operations(trainee: Trainee) -> None:
     """First right at the start, then one operation on the file system later each time, until a save gets through."""
     lives = Lives.under_run(trainee)

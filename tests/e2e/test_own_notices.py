@@ -66,6 +66,7 @@ def test_a_deadline_that_is_past_starts_nothing(machine: Machine) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_file_ends_the_run(trainee: Trainee) -> None:
     """With the words that are in it; what had run is committed."""
     machine = trainee.machine

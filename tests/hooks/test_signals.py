@@ -136,6 +136,7 @@ def test_an_agent_that_ends_training_as_soon_as_it_hears_of_the_commit_is_obeyed
         assert training.ends() == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_training_that_the_same_signal_has_broken_is_saved_all_the_same(folder: Path) -> None:
     """A data loader's workers end by it, and training for want of data, before the agent's word is there."""
     with FakeAgent(folder / "a.sock") as agent:

@@ -25,7 +25,9 @@ from tests.hooks.stages import settled
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "after", [pytest.param(False, id="before"), pytest.param(True, id="after", marks=pytest.mark.slow)]
+)
 @pytest.mark.timeout(300)
 def test_killed_at_any_call_the_newest_whole_of_both_is_restored(
     after: bool, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -152,6 +152,7 @@ def killed(gang: Gang, way: str, store: Path) -> None:
         assert each["threads"] == []
 
 
+@pytest.mark.slow
 def test_the_others_save_without_a_replica_that_was_killed(gang: Gang, folder: Path) -> None:
     killed(gang, "ddp", folder)
     whole = newest(folder)
@@ -160,6 +161,7 @@ def test_the_others_save_without_a_replica_that_was_killed(gang: Gang, folder: P
     assert restores(gang, 3, "ddp", folder) == 4
 
 
+@pytest.mark.slow
 def test_nothing_is_committed_without_a_shard_that_was_killed(gang: Gang, folder: Path) -> None:
     killed(gang, "fsdp", folder)
     assert "nobody else holds the state of rank" in gang.errors()
