@@ -152,7 +152,7 @@ class Checkpointer:
             age = max(0.0, self._clock.time() - whole.manifests[0].created)
             url = inside(self._store.url, checkpoint_prefix(self._run_id, whole.name))
             self.last = Saved(
-                whole.name.step, url, whole.nbytes, 0.0, self._clock.monotonic() - age, whole.level
+                whole.name.step, url, whole.written, 0.0, self._clock.monotonic() - age, whole.level
             )
 
     def save(

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -27,7 +28,7 @@ from ..format.keys import (
     parse_manifest_name,
     parse_object_name,
 )
-from ..format.manifest import CommitMarker, Kind, Level, RankManifest
+from ..format.manifest import CommitMarker, Kind, Level, RankManifest, referred
 from .shelf import Reads
 
 log = logging.getLogger("spotguard")
@@ -75,6 +76,11 @@ class Whole:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of its objects, and of those in earlier checkpoints' folders that it refers to."""
+        return self.written + sum(referred(self.manifests).values())
+
+    @property
+    def written(self) -> int:
         """Bytes of its own objects."""
         return sum(manifest.nbytes for manifest in self.manifests)
 
@@ -97,7 +103,7 @@ class Checkpoint:
     status: Status
     #: Why it is not whole, else "".
     reason: str
-    #: Bytes of all objects in its folder.
+    #: Bytes of all objects in its folder; of a whole one, also of those elsewhere that it refers to.
     nbytes: int
     marked: bool
     #: As the names in its folder say it; None where they disagree, or say nothing.
@@ -204,7 +210,8 @@ def find_whole(
 def list_checkpoints(
     store: BlobStore, run_id: str, *, deep: bool = False, timeout: float | None = None
 ) -> list[Checkpoint]:
-    """Every checkpoint of a run with its status, newest first.
+    """Every checkpoint of a run with its status, newest first. No checkpoint any more, and left out, is a folder of which
+    pruning has left only what newer ones refer to.
 
     Args:
         store: where.
@@ -213,7 +220,16 @@ def list_checkpoints(
         timeout: of each request.
     """
     folders = scan(store, run_id, timeout=timeout)
-    return [_describe(store, folder, folders, deep, timeout) for folder in folders]
+    found = [_describe(store, folder, folders, deep, timeout) for folder in folders]
+    bare = [folder for folder in folders if not any(map(parse_manifest_name, folder.files))]
+    needed: set[str] = set()
+    for each, folder in zip(found, folders, strict=True):
+        refers = each.status == "whole" and each.nbytes > _objects(folder)[1]
+        if refers and any(other.name.attempt == each.name.attempt for other in bare):
+            with suppress(CheckpointError, NotFoundError):  # the next look says it of this one
+                needed |= referred(examine(store, folder, folders, timeout=timeout).manifests).keys()
+    kept = {each.name for each in bare if {each.prefix + file for file in each.files} <= needed}
+    return [each for each in found if each.name not in kept]
 
 
 def list_runs(store: BlobStore, *, timeout: float | None = None) -> list[str]:
@@ -231,23 +247,21 @@ def _describe(
     store: BlobStore, folder: Folder, folders: list[Folder], deep: bool, timeout: float | None
 ) -> Checkpoint:
     marked = MARKER in folder.files
-    objects = [size for name, size in folder.files.items() if parse_object_name(name)]
+    objects, nbytes = _objects(folder)
     status: Status = "whole"
     reason = ""
     try:
         if marked and not deep and (said := _said(store, folder, timeout)) is not None:
             names = [manifest_name(rank, said.world) for rank in range(said.world)]
-            if (said.objects, said.nbytes) == (len(objects), sum(objects)) and folder.files.keys() >= set(
-                names
-            ):
+            if (said.objects, said.nbytes) == (objects, nbytes) and folder.files.keys() >= set(names):
                 return Checkpoint(
-                    folder.run_id, folder.name, "whole", "", sum(objects), True,
+                    folder.run_id, folder.name, "whole", "", nbytes + said.elsewhere, True,
                     said.world, said.level, said.kind, said.created, said.missing,
                 )  # fmt: skip
         whole = examine(store, folder, folders, timeout=timeout)
         first = whole.manifests[0]
         return Checkpoint(
-            folder.run_id, folder.name, "whole", "", sum(objects), marked,
+            folder.run_id, folder.name, "whole", "", whole.nbytes, marked,
             first.world, first.level, first.kind, first.created, first.missing,
         )  # fmt: skip
     except (Partial, NotFoundError) as error:
@@ -258,7 +272,13 @@ def _describe(
         parsed[1] for name in folder.files if (parsed := parse_manifest_name(name) or parse_object_name(name))
     }
     world = worlds.pop() if len(worlds) == 1 else None
-    return Checkpoint(folder.run_id, folder.name, status, reason, sum(objects), marked, world)
+    return Checkpoint(folder.run_id, folder.name, status, reason, nbytes, marked, world)
+
+
+def _objects(folder: Folder) -> tuple[int, int]:
+    """How many it has, and their bytes."""
+    sizes = [size for name, size in folder.files.items() if parse_object_name(name)]
+    return len(sizes), sum(sizes)
 
 
 def _said(store: BlobStore, folder: Folder, timeout: float | None) -> CommitMarker | None:

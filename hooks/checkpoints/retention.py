@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from ...providers.errors import CheckpointError, NotFoundError, UsageError
 from ...providers.stores.store import BlobStore
 from ..format.codec import NewerFormatError, decode_manifest
-from ..format.keys import MARKER, CheckpointName, checkpoint_prefix, parse_manifest_name, parse_object_name
-from ..format.manifest import RankManifest
+from ..format.keys import MARKER, CheckpointName, parse_manifest_name, parse_object_name
+from ..format.manifest import RankManifest, referred
 from .catalog import Folder, Partial, Whole, examine, scan
 from .commit import newest_claim
 
@@ -144,7 +144,7 @@ def plan_pruning(
     manifests = [manifest for whole in (*light, *kept) for manifest in whole.manifests]
     for folder in [*newer, *(folder for folder in older if folder.name in spared)]:
         manifests += _readable(store, folder, timeout)
-    return Pruning(names, tuple(reversed(doomed)), frozenset(_referred(manifests)), damaged)
+    return Pruning(names, tuple(reversed(doomed)), frozenset(referred(manifests)), damaged)
 
 
 def _newest(store: BlobStore, run_id: str, folders: list[Folder], timeout: float | None) -> int:
@@ -236,10 +236,3 @@ def _readable(store: BlobStore, folder: Folder, timeout: float | None) -> Iterat
                 yield decode_manifest(store.get(folder.prefix + name, timeout=timeout), folder.prefix + name)
             except (CheckpointError, NotFoundError):
                 continue  # unreadable, so it will never restore, so it needs nothing
-
-
-def _referred(manifests: Iterable[RankManifest]) -> Iterator[str]:
-    for manifest in manifests:
-        for entry in manifest.objects:
-            if entry.checkpoint:
-                yield checkpoint_prefix(manifest.run_id, entry.checkpoint) + entry.name

@@ -282,6 +282,7 @@ def _marker(raw: dict[str, Any]) -> CommitMarker:
         kind=word(raw, "kind", KINDS),
         created=seconds(raw, "created"),
         missing=missing,
+        elsewhere=integer({"elsewhere": 0, **raw}, "elsewhere", 0),
         format=raw["format"],
     )
 

@@ -137,6 +137,16 @@ class RankManifest:
         return checkpoint_prefix(self.run_id, entry.checkpoint or self.checkpoint) + entry.name
 
 
+def referred(manifests: Iterable[RankManifest]) -> dict[str, int]:
+    """Size by key of the objects in earlier checkpoints' folders: several ranks may name the same one."""
+    return {
+        checkpoint_prefix(manifest.run_id, entry.checkpoint) + entry.name: entry.size
+        for manifest in manifests
+        for entry in manifest.objects
+        if entry.checkpoint
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class CommitMarker:
     """Says that the checkpoint was seen whole. A shortcut for listings: its absence proves nothing."""
@@ -154,6 +164,8 @@ class CommitMarker:
     created: float = 0.0
     #: As in the manifests.
     missing: tuple[int, ...] = ()
+    #: Bytes of the objects in earlier checkpoints' folders that it refers to. Older markers do not say it.
+    elsewhere: int = 0
     format: int = 1
 
     @property
@@ -179,6 +191,7 @@ class CommitMarker:
             kind=first.kind,
             created=created,
             missing=first.missing,
+            elsewhere=sum(referred(full).values()),
             format=format_of(first.level),
         )
 

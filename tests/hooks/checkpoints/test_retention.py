@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.agent import values
-from spotguard.hooks.checkpoints.catalog import find_whole, list_checkpoints, whole_checkpoints
+from spotguard.hooks.checkpoints.catalog import find_whole, list_checkpoints, scan, whole_checkpoints
 from spotguard.hooks.checkpoints.commit import claim_attempt, put_manifest
 from spotguard.hooks.checkpoints.retention import Keep, plan_pruning, prune
 from spotguard.hooks.checkpoints.verify import verify
@@ -24,7 +24,7 @@ from tests.fakes.store import FakeStore, Fault, Killed
 
 def steps(store: FakeStore) -> list[int]:
     """The steps of all folders that hold anything, newest first."""
-    return [line.name.step for line in list_checkpoints(store, "run")]
+    return [folder.name.step for folder in scan(store, "run")]
 
 
 def sound(store: FakeStore) -> None:
@@ -126,15 +126,22 @@ def test_claims_are_looked_for_after_the_listing() -> None:
 
 
 def test_what_is_referred_to_stays() -> None:
-    """The objects of an earlier checkpoint, without its manifests: it is no checkpoint any more."""
+    """The objects of an earlier checkpoint, without its manifests: it is no checkpoint any more, and in no list."""
     store, base = FakeStore(), Save(step=10)
     manifests = base.write(store)
+    nbytes = sum(manifest.nbytes for manifest in manifests)
     Save(step=20, save=1, base=manifests).write(store)
+    sizes = [line.nbytes for line in list_checkpoints(store, "run")]
+    assert sizes[1] == nbytes < sizes[0]
     prune(store, "run", keep=1, attempt=1)
     whole = find_whole(store, "run")
     assert whole is not None
     assert whole.name.step == 20
     assert verify(store, whole) == []
+    for deep in (False, True):
+        assert (
+            [line.nbytes for line in list_checkpoints(store, "run", deep=deep)] == [whole.nbytes] == sizes[:1]
+        )
     left = [key for key in store.objects if key.startswith(base.prefix)]
     assert sorted(left) == sorted(
         manifest.object_key(i) for manifest in manifests for i in range(len(manifest.objects))
@@ -177,11 +184,7 @@ def test_what_is_spared_keeps_what_it_refers_to() -> None:
     Save(step=30, save=2).write(store)
     gone = prune(store, "run", keep=1, attempt=1, protect=[spared.name])
     assert [name.step for name in gone] == [10]
-    assert [line.status for line in list_checkpoints(store, "run", deep=True)] == [
-        "whole",
-        "whole",
-        "partial",
-    ]
+    assert [line.status for line in list_checkpoints(store, "run", deep=True)] == ["whole", "whole"]
     whole = find_whole(store, "run", step=20)
     assert whole is not None
     assert verify(store, whole) == []
