@@ -189,14 +189,12 @@ class Saver(Orders):
             job.effort.check()
             job.saved = self._checkpointer.bring(job.staged, job.effort)
             return
-        # By hand every rank comes to the boundary of its own call, and until then any of them may learn that it needs one.
-        by_hand = job.kind == "manual" and self._assembly is not None
-        boundary_only = bool(self._state.boundary_only) or job.at_boundary or by_hand
+        boundary_only = bool(self._state.boundary_only) or job.at_boundary
         self._has_it(job)
         while True:
             job.effort.check()
             agreed = self._still.stand(job, boundary_only)
-            step = agreed.step
+            step, boundary_only = agreed.step, boundary_only or agreed.parked
             if agreed.roles.absent:
                 self._see_what_stands(job, agreed)
             if job.rehearsal:

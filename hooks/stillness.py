@@ -60,9 +60,10 @@ class Stillness:
             Abandoned: out of time, called off, or the ranks decided that nothing is saved.
         """
         together = self._assembly is not None and not job.rehearsal
-        # By hand, the training thread stands at its boundary and waits for us, unless a signal calls it away. (Those of
-        # other ranks may be anywhere.)
-        at_boundary = boundary_only and (together or job.kind != "manual")
+        # By hand, the training thread stands at its boundary and waits for us, unless a signal calls it away. Those of
+        # other ranks may be anywhere, on their way to their own `save()` of that step: they offer that one.
+        by_hand = job.kind == "manual"
+        at_boundary = boundary_only and not by_hand
         how = Shut.AT_BOUNDARY if at_boundary else Shut.BEFORE_CHANGE
         ahead = together and job.is_checkpoint and not at_boundary
         decision = self._decide(job, how, ahead=ahead) if together else None
@@ -72,7 +73,10 @@ class Stillness:
             if ahead and decision.step is not None:
                 self._state.audit.want(decision.step)
             self._gate.close(how, decision.step, awaited=at_boundary and decision.some_park)
-        step = self._gate.wait_steady(job.effort.left, lambda: job.effort.abandoned or self._ending())
+        step = self._steady(job)
+        if decision is not None and by_hand and step == decision.step and self._state.boundary_only:
+            self._gate.close(Shut.AT_BOUNDARY, step)
+            step, at_boundary = self._steady(job), True
         if step is None and job.effort.left() == 0:
             why = self._state.monitor.unmarked
             raise Abandoned(f"out of time: no guard.step() was reached in the window{'; ' * bool(why)}{why}")
@@ -90,6 +94,9 @@ class Stillness:
         if decision is None or self._assembly is None:
             return Agreed(step, parked=at_boundary)
         return replace(self._assembly.agreed(job, decision, step), parked=at_boundary)
+
+    def _steady(self, job: Job) -> int | None:
+        return self._gate.wait_steady(job.effort.left, lambda: job.effort.abandoned or self._ending())
 
     def refuse(self, job: Job) -> None:
         """There is no state yet: the others hear of it, and nothing is saved."""

@@ -29,6 +29,7 @@ from spotguard.hooks.format.manifest import RankManifest
 from spotguard.hooks.format.sharing import Roles
 from spotguard.hooks.gate import Gate
 from spotguard.hooks.job import Job
+from spotguard.hooks.place import Shut
 from spotguard.hooks.protocol import Message, Preempt
 from spotguard.hooks.ranks import Ranks
 from spotguard.hooks.saved import Saved
@@ -40,6 +41,7 @@ from spotguard.providers.stores.store import BlobStore
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import ManualClock
 from tests.fakes.store import FakeStore
+from tests.fakes.two_guards import on_all, two_guards
 from tests.hooks.ranks.gang import until
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
@@ -234,6 +236,21 @@ def test_a_save_by_hand_with_a_rank_that_has_no_state_ends() -> None:
             first.saver.manual()
         assert first.heard.words.empty()
         assert second.heard.words.empty()
+
+
+def test_a_rank_that_hears_the_call_on_its_way_to_its_own_save_by_hand_waits_for_it_there() -> None:
+    """It saves at boundaries only: what it has copied at the last one may be older than its step."""
+    store = FakeStore()
+    with two_guards([store, store]) as (first, second), ThreadPoolExecutor(2) as pool:
+        on_all(lambda rank: (first, second)[rank].step())
+        second.guard._state.save_at_boundaries("a test says so")
+        saves = [pool.submit(first.guard.save)]
+        place = second.guard._gate.place
+        until(lambda: second.guard._gate.place.shut is Shut.AT_BOUNDARY)
+        assert not saves[0].done()
+        saves.append(pool.submit(second.guard.save))
+        assert [save.result(PATIENCE).step for save in saves] == [1, 1]
+        assert place.shut is Shut.OPEN
 
 
 def test_a_rank_whose_store_refuses_holds_nobody() -> None:
