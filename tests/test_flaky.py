@@ -29,7 +29,7 @@ def run(folder: Path, program: str) -> tuple[int, list[str]]:
     (folder / "test_it.py").write_text(program)
     command = [
         str(ROOT / "scripts/again"), sys.executable, "-m", "pytest", "-p", "tests.conftest", "--numprocesses=2",
-        "--dist=worksteal", str(folder / "test_it.py"),
+        "--dist=worksteal", "--rootdir", str(folder), str(folder / "test_it.py"),
     ]  # fmt: skip
     env = {**os.environ, "SPOTGUARD_FLAKY": str(folder / "flaky")}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
