@@ -1,0 +1,88 @@
+"""The table of the suite's time in CONTRIBUTING.md is that of the last record, and no tier of it is above its limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.times import LIMITS, RECORD, STARTS, folders, part_of, problems, table
+
+ROOT = Path(__file__).parents[1]
+#: What no record says of a clean tree.
+SOUND = {
+    name: {"seconds": 100.0, "parts": {part: [1, 2.0, 3.0] for part in [*folders(), STARTS]}}
+    for name in LIMITS
+}
+
+
+def test_the_record_is_sound_and_the_page_shows_it() -> None:
+    record = json.loads(RECORD.read_text())
+    assert problems(record) == []
+    shown = [line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if line.startswith("|")]
+    begin = shown.index(table(record)[0])
+    assert shown[begin : begin + len(table(record))] == table(record), (
+        "paste what python -m tests.times prints"
+    )
+
+
+def test_each_problem_of_a_record_is_said() -> None:
+    assert problems(SOUND) == []
+    fast, slow = SOUND["fast"], SOUND["slow"]
+    assert problems({**SOUND, "fast": {**fast, "seconds": 301.0}}) == [
+        "the fast tier took 301 s: its limit is 300 s"
+    ]
+    assert problems({"fast": fast}) == ["the slow tier was not run: make times"]
+    assert problems({**SOUND, "nightly": slow}) == ["nightly is no tier with a limit: say fast, slow"]
+    gone = {**fast, "parts": {**fast["parts"], "tests/hooks/gone": [1, 1.0, 1.0]}}  # type: ignore[dict-item]
+    assert problems({**SOUND, "fast": gone}) == [
+        "the fast tier has tests/hooks/gone, which is not there: make times"
+    ]
+    less = {name: {"seconds": 1.0, "parts": {STARTS: [0, 0.0, 1.0]}} for name in LIMITS}
+    assert "tests/agent is in no tier: make times" in problems(less)
+
+
+def test_a_part_is_a_folder() -> None:
+    assert part_of("tests/agent/test_fit.py::test_it[a/b-c]") == "tests/agent"
+    assert part_of("tests/providers/stores/test_s3.py::test_it") == "tests/providers"
+    assert part_of("tests/hooks/ranks/test_stages.py::test_it") == "tests/hooks/ranks"
+    assert part_of("tests/hooks/test_gate.py::TestIt::test_it") == "tests/hooks"
+    assert part_of("tests/test_times.py::test_it") == "tests"
+    assert {"tests", "tests/agent", "tests/hooks", "tests/hooks/ranks"} <= folders()
+
+
+PROGRAM = """
+import subprocess, sys, pytest
+
+def test_busy():
+    subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"], check=True)
+
+@pytest.mark.slow
+def test_slow():
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_run_is_recorded_by_its_workers(tmp_path: Path) -> None:
+    """With the processor time of children; the record of another tier stays."""
+    (tmp_path / "tests" / "some").mkdir(parents=True)
+    (tmp_path / "tests" / "some" / "test_it.py").write_text(PROGRAM)
+    record = tmp_path / "times.json"
+    record.write_text(json.dumps({"soak": {}}))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "tests.conftest", "--numprocesses=1", "--rootdir", str(tmp_path), str(tmp_path)],
+        cwd=ROOT, env={**os.environ, "SPOTGUARD_TIMES": str(record)}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(record.read_text())
+    assert said.keys() == {"soak", "fast", "slow"}
+    tests, workers, processors = said["fast"]["parts"]["tests/some"]
+    assert tests == 1
+    assert workers > 0
+    assert processors > 0
+    assert said["slow"]["parts"]["tests/some"][0] == 1
