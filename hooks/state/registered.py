@@ -85,7 +85,7 @@ class State:
         #: How often it was taken: while this stays, so does what a save reads at rest.
         self.taken = 0
         self._gone = ""
-        self._before_change = before_change
+        self._before_change, self._after_change = before_change, after_change
         self._now = (clock or SystemClock()).monotonic
         self._environment = describe()
         self._threads = torch.get_num_threads()
@@ -120,7 +120,7 @@ class State:
         self._hooks = [
             handle
             for optimizer in registered.optimizers
-            for handle in hook(optimizer, self._on_step, after_change)
+            for handle in hook(optimizer, self._on_step, self._after_step)
         ]
         #: What the loop does wrong. It begins with the guard.
         saved = {part.name: part.optimizer for part in self._optimizers}
@@ -164,6 +164,10 @@ class State:
             self._stepped = True
             self._stepped_at = self._now()
             self.audit.look()
+
+    def _after_step(self, frame: FrameType) -> None:
+        self._stepped_at = self._now()
+        self._after_change(frame)
 
     def at_boundary(self) -> None:
         """Copy what changes between steps, and remember what must not.

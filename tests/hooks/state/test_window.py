@@ -14,8 +14,10 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from spotguard.hooks.preempted import Preempted
+from spotguard.hooks.state.registered import State
 from spotguard.hooks.state.window import Witness
 from spotguard.hooks.testing import preempt
+from tests.fakes.clock import ManualClock
 from tests.fakes.training import Job, different, guarded, restored, seed, small, step_on, wait_shut
 from tests.fakes.watched_store import PATIENCE, WatchedStore, is_object
 
@@ -352,3 +354,34 @@ def test_a_witness_keeps_what_it_looks_at() -> None:
     for tensor in tensors:
         tensor.data = torch.empty(0)
     assert "replaced" in witness.broken() or witness.broken() == ""
+
+
+@pytest.mark.parametrize(
+    ("stepping", "evaluating", "warned"),
+    [
+        pytest.param(4.6, 0.0, False, id="a long optimizer step"),
+        pytest.param(0.1, 4.5, True, id="evaluation before the boundary"),
+        pytest.param(0.1, 0.9, False, id="evaluation of less than a second"),
+        pytest.param(9.0, 1.5, False, id="a small part of the step"),
+    ],
+)
+def test_time_between_the_optimizer_and_the_boundary_is_warned_of(
+    stepping: float, evaluating: float, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A notice waits for it. Counted is what comes behind the optimizer's step, not the step itself; said once, at the third."""
+    clock = ManualClock()
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = State({"model": model, "optimizer": optimizer}, lambda frame: None, clock)
+    optimizer.register_step_pre_hook(lambda *_: clock.advance(stepping))
+    said = []
+    for _ in range(6):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        clock.advance(evaluating)
+        state.at_boundary()
+        said.append("call guard.step() right after the optimizer" in caplog.text)
+    state.close()
+    # The first boundary ends no whole step: from the second on three are counted.
+    assert said == [warned and turn >= 3 for turn in range(6)]
+    assert caplog.text.count("lie between") == warned
