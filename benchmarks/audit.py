@@ -32,14 +32,14 @@ SECONDS = 60.0
 
 def measure(scale: Scale) -> Iterator[Row]:
     for name, nbytes in scale.of(SIZES, {"0.1 GB": 1e6}).items():
-        turns = scale.of(60, 3)
+        turns = scale.of(150, 3)
         with _training(scale, name, int(nbytes)) as (guard, turn):
             yield from _shares(guard, turn, turns, name, scale)
             yield from _notices(guard, name, scale.of(15, 2))
 
 
 def _shares(guard: Guard, turn: Callable[[], None], turns: int, name: str, scale: Scale) -> Iterator[Row]:
-    audit, spent = guard._state.audit, [0.0]
+    audit, spent, read = guard._state.audit, [0.0], [0]
 
     def counted(what: Callable[..., object]) -> Callable[..., object]:
         def count(*args: object) -> object:
@@ -51,12 +51,18 @@ def _shares(guard: Guard, turn: Callable[[], None], turns: int, name: str, scale
 
         return count
 
+    def followed() -> None:
+        turn()
+        read[0] += sum(region.stop - region.start for region, _ in audit._slice)
+
     audit.turn, audit.look = counted(audit.turn), counted(audit.look)  # type: ignore[method-assign, assignment]
-    steps = _timed(turn, spent, turns, scale)
-    yield _share(f"slices of the first {EARLY} boundaries, {name}", steps, 2.0)
-    audit._boundaries, audit._credit = EARLY, 0.0  # as it is a while after these are over
-    steps = _timed(turn, spent, turns, scale)
-    yield _share(f"slices of later boundaries, {name}", steps, 0.1)
+    for what, figure in ((f"the first {EARLY}", 2.0), ("later", 0.1)):
+        steps = _timed(followed, spent, turns, scale)
+        yield _share(f"slices of {what} boundaries, {name}", steps, figure)
+        yield Row(
+            f"turns in which they come round, {name}", "", (audit._total * len(steps) / max(read[0], 1),)
+        )
+        audit._boundaries, audit._credit, read[0] = EARLY, 0.0, 0  # as it is a while after these are over
     started = time.perf_counter()
     audit.take(lambda: False)
     yield Row(

@@ -219,20 +219,20 @@ class State:
             self._look_at_the_rest(started - self._stepped_at, started - self.ended_at)
         else:
             self._late = 0
+        cost = self._now() - started if worked is None else time.thread_time() - worked
+        # Following what optimizers have made says nothing about the price of later boundaries.
+        if cost - once >= _COSTLY_SECONDS:
+            self._weigh(cost - once, started - self.ended_at)
+        else:
+            self._costly = 0
+        # Behind the weighing: a slice keeps within a share of its own.
         if self.boundary_only:
             self.audit.forget()
         else:
             self.audit.turn(started - self.ended_at if self._stepped else 0.0)
         self.fence.record()  # behind the slice: who saves compares it on a stream of its own
         self._stepped = False
-        ended = self._now()
-        cost = ended - started if worked is None else time.thread_time() - worked
-        # Following what optimizers have made says nothing about the price of later boundaries.
-        if cost - once >= _COSTLY_SECONDS:
-            self._weigh(cost - once, started - self.ended_at)
-        else:
-            self._costly = 0
-        self.ended_at = ended
+        self.ended_at = self._now()
 
     def save_at_boundaries(self, why: str) -> None:
         """Have saves wait for the boundary from now on."""

@@ -385,3 +385,24 @@ def test_time_between_the_optimizer_and_the_boundary_is_warned_of(
     # The first boundary ends no whole step: from the second on three are counted.
     assert said == [warned and turn >= 3 for turn in range(6)]
     assert caplog.text.count("lie between") == warned
+
+
+@pytest.mark.parametrize("slow", ["copies", "a slice of the audit"])
+def test_only_what_the_copies_cost_makes_saves_wait_for_boundaries(
+    slow: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A slice is within a share of its own: of the first boundaries it may take as much as no copy may."""
+    clock = ManualClock()
+    monkeypatch.setattr("time.thread_time", clock.monotonic)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = State({"model": model, "optimizer": optimizer}, lambda frame: None, clock)
+    busy = state.parts[0] if slow == "copies" else state.audit
+    monkeypatch.setattr(
+        busy, "at_boundary" if slow == "copies" else "turn", lambda *args: clock.advance(0.02)
+    )
+    for _ in range(6):
+        clock.advance(1.0)
+        state.at_boundary()
+    state.close()
+    assert (state.boundary_only != "") == (slow == "copies") == ("copying what changes" in caplog.text)
