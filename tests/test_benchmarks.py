@@ -39,7 +39,9 @@ pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
 ROWS = {
     "audit": [
         "slices of the first 200 boundaries, 0.1 GB",
+        "turns in which they come round, 0.1 GB",
         "slices of later boundaries, 0.1 GB",
+        "turns in which they come round, 0.1 GB",
         "checksums of all for a background checkpoint, 0.1 GB",
         "notice → the training thread is free of a checksum under way, 0.1 GB",
     ],
