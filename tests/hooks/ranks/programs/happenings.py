@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from spotguard.hooks import protocol
+from spotguard.hooks.place import Shut
 from spotguard.testing import preempt
 from tests.fakes.several import whole
 
@@ -70,6 +71,8 @@ def _noticed(life: Life, event: dict[str, Any]) -> None:
     guard = life.guard
     assert guard is not None
     until(lambda: guard._saver.alarmed)
+    if event.get("shut"):
+        until(lambda: guard._gate.place.shut is not Shut.OPEN or life.leaves())
 
 
 def _agreed(life: Life, event: dict[str, Any]) -> None:
