@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ..providers.clock import SystemClock
 from ..providers.errors import UsageError
 from ..providers.notice import Notice, NoticeKind
-from . import forks, protocol
+from . import forks, interpreter_lock, protocol
 from .client import Client
 from .naming import default_run_id
 
@@ -65,6 +65,7 @@ class Callback:
             seen_at=now,
             window=message.seconds_left,
         )
+        interpreter_lock.hurry("callback")
         threading.Thread(target=self._call, args=(notice,), name="spotguard-on-notice", daemon=True).start()
 
     def _call(self, notice: Notice) -> None:
@@ -81,6 +82,7 @@ class Callback:
     def _answer(self, message: protocol.Failed | protocol.Committed) -> None:
         self._answers[message.id] = message
         self._client.send(message)
+        interpreter_lock.relax("callback")
 
 
 def on_notice(fn: Callable[[Notice], object]) -> Callable[[Notice], object]:

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 
 from ..providers.errors import ProtocolError
-from . import credentials, protocol
+from . import credentials, interpreter_lock, protocol
 from .protocol import Message, Peer, Refused, Register, Role, Welcome
 
 log = logging.getLogger("spotguard")
@@ -79,6 +79,7 @@ class Client:
         self._thread = threading.Thread(target=self._run, name="spotguard-listener", daemon=True)
 
     def start(self) -> None:
+        interpreter_lock.stand_aside()
         self._thread.start()
 
     @property
@@ -188,6 +189,7 @@ class Client:
         connection.settimeout(SEND_TIMEOUT)
         connection.connect(self._path)
         self._check_owner(connection)
+        interpreter_lock.announce(connection)
         connection.sendall(protocol.encode(self._hello()))
         with self._lock:  # only now: a sender never waits for a connection that is being made
             self._socket = connection
@@ -202,6 +204,7 @@ class Client:
                     self._handle(message)
             elif not readable and self._joined.is_set():
                 self.tell_position()  # the lock is not held by one who is not heard
+            interpreter_lock.relax("message")  # also where the handler ran behind the message
 
     def _check_owner(self, connection: socket.socket) -> None:
         if (uid := credentials.stranger(connection, self._path)) is not None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, UsageError
+from . import interpreter_lock
 from .alarm import Alarm
 from .assembly import Assembly
 from .by_hand import ByHand
@@ -75,7 +76,6 @@ class Orders:
         self._alarm: Alarm | None = None
         #: What is saved beside training, and what is planned: waiting its turn, or under way.
         self._beside: list[Job] = []
-        #: Of several ranks.
         self._by_hand = ByHand(lambda: Job("manual", self._effort(None)))
         #: Training has begun: there is a state worth saving.
         self.ready = False
@@ -122,6 +122,7 @@ class Orders:
                 known.join(alarm)
                 alarm = known
             self._alarm = alarm
+            interpreter_lock.hurry("notice")
             self._by_hand.give_up(Abandoned("a notice came"))  # its call is void; who waits parks at the gate
             if (urgent := self._urgent) is not None:
                 urgent.effort.tighten(alarm.save_by)
@@ -213,6 +214,7 @@ class Orders:
                 self._urgent.effort.abandon(why)
                 self._urgent = None
             self._open()
+        interpreter_lock.relax("notice")
         log.info("training goes on: %s", why)
         if alarm.drill and self.ready:
             self.rehearse()  # what its save taught is made ready for the next notice, and not by it

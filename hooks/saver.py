@@ -16,6 +16,7 @@ from functools import partial
 
 from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, SpotguardError
+from . import interpreter_lock
 from .agreed import Agreed
 from .agreement.offers import it_stands
 from .assembly import Assembly, Stands
@@ -79,6 +80,7 @@ class Saver(Orders):
         self._gate.wake()  # who waits for a boundary waits in vain
         self._jobs.put(None)
         self._thread.join(timeout)
+        interpreter_lock.relax("notice")
 
     # --- the thread ---
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 
 import pytest
@@ -107,6 +108,17 @@ def test_a_notice_withdrawn_before_restore_lets_it_begin() -> None:
         guard._agent.hear(protocol.Withdrawn("n1"))
         trainer.join(PATIENCE)
         assert done == [0]
+
+
+def test_a_notice_has_waiting_threads_ask_for_the_interpreter_at_once() -> None:
+    """Until it is over: the training thread goes on beside the save."""
+    usual = sys.getswitchinterval()
+    with trained(WatchedStore()) as (guard, _, heard):
+        guard._agent.hear(notice())
+        heard.wait(protocol.Committed)
+        assert sys.getswitchinterval() < usual
+        guard._agent.hear(protocol.Withdrawn("n1"))
+        assert sys.getswitchinterval() == usual
 
 
 def test_a_step_that_is_committed_already_is_not_saved_again() -> None:
