@@ -1,4 +1,4 @@
-"""A simulated instance on a clock by hand, and the source that looks at it."""
+"""A simulated instance on a clock by hand, and the source that looks at it; and answers without a server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+from responses import RequestsMock
 
 from spotguard.providers.aws import InstanceAction
 from spotguard.providers.aws_imds import Imds
@@ -15,6 +16,14 @@ from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateAws
 from tests.providers.curl import Client
 from tests.providers.looking import MakeSource
+
+
+@pytest.fixture
+def canned() -> Iterator[RequestsMock]:
+    """Answers for whoever asks at `CANNED`. A request that has none fails the test."""
+    with RequestsMock(assert_all_requests_are_fired=False) as canned:
+        yield canned
+        assert [call.request.url for call in canned.calls if isinstance(call.response, Exception)] == []
 
 
 @pytest.fixture

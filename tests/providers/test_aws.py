@@ -1,10 +1,12 @@
-"""AWS's notice over real sockets, scenario by scenario, against the simulated instance."""
+"""AWS's notice, scenario by scenario: over real sockets against the simulated instance, and what is made of any answer."""
 
 from __future__ import annotations
 
 import socket
+from contextlib import closing
 
 import pytest
+from responses import RequestsMock
 
 from spotguard.providers.aws import PATH, InstanceAction
 from spotguard.providers.aws_imds import Imds
@@ -12,10 +14,10 @@ from spotguard.providers.health import SEEING, Sight
 from spotguard.providers.notice import NoticeKind, NoticeSource, Sighting
 from spotguard.providers.simulator.aws import AwsSimulator
 from spotguard.providers.simulator.faults import REDIRECTED
-from spotguard.providers.simulator.server import LoopbackServer, Reply, Request
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateAws
 from tests.providers.blindness import assert_blind
+from tests.providers.canned import CANNED, an_instance
 from tests.providers.looking import BLIND, IMPATIENT, MakeSource, the_notice
 
 
@@ -198,11 +200,13 @@ def test_s17_a_redirect_is_not_followed(instance: AwsSimulator, watch: MakeSourc
     ],
 )
 def test_s17_a_200_without_an_action_is_not_no_notice(
-    instance: AwsSimulator, watch: MakeSource, body: bytes, reason: str
+    canned: RequestsMock, clock: ManualClock, body: bytes, reason: str
 ) -> None:
     """The status decides nothing."""
-    instance.put("spot/instance-action", body)
-    sighting = watch(instance).poll()
+    an_instance(canned)
+    canned.get(CANNED + PATH, body=body)
+    with closing(InstanceAction(Imds(CANNED, clock), clock)) as source:
+        sighting = source.poll()
     assert (sighting.notices, sighting.health.reason) == ((), reason)
     assert not sighting.health.seeing
 
@@ -218,18 +222,13 @@ def test_s17_a_200_without_an_action_is_not_no_notice(
     ],
 )
 def test_a_notice_is_believed_under_any_status_where_it_is_one(
-    clock: ManualClock, status: int, body: bytes, seen: bool
+    canned: RequestsMock, clock: ManualClock, status: int, body: bytes, seen: bool
 ) -> None:
     """The body decides (law 5); an error's JSON that has an `action` too ends nobody's training."""
-
-    def answer(request: Request) -> Reply:
-        return Reply(200, b"token") if request.method == "PUT" else Reply(status, body)
-
-    server = LoopbackServer(answer, clock)
-    source = InstanceAction(Imds(server.start(), clock), clock)
-    sighting = source.poll()
-    source.close()
-    server.stop()
+    an_instance(canned)
+    canned.get(CANNED + PATH, status=status, body=body)
+    with closing(InstanceAction(Imds(CANNED, clock), clock)) as source:
+        sighting = source.poll()
     assert (bool(sighting.notices), sighting.health.seeing) == (seen, seen)
 
 

@@ -1,24 +1,25 @@
-"""IMDSv2's tokens over real sockets: renewed, replaced, refused, missing; and where the service is."""
+"""IMDSv2's tokens: renewed, replaced, refused, missing; and where the service is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
 
 import pytest
+from responses import RequestsMock
 
 from spotguard.providers.aws import PATH, InstanceAction
 from spotguard.providers.aws_imds import PROOF_PATH, TOKEN_HEADER, TOKEN_PATH, Imds, resolve_endpoint
 from spotguard.providers.errors import UsageError
-from spotguard.providers.health import SEEING, Sight
+from spotguard.providers.health import SEEING, Health, Sight
 from spotguard.providers.notice import NoticeKind
 from spotguard.providers.simulator.aws import AwsSimulator
-from spotguard.providers.simulator.server import LoopbackServer, Reply, Request
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateAws
+from tests.providers.canned import CANNED
 from tests.providers.looking import IMPATIENT, MakeSource, the_notice
 
-Serve = Callable[[dict[str, Reply]], InstanceAction]
 TOKEN = TOKEN_HEADER.lower()
 
 
@@ -160,81 +161,64 @@ def test_s2_a_put_that_hangs_with_all_else_is_a_timeout(instance: AwsSimulator, 
     assert "iptables" in health.advice
 
 
+def the_health(clock: ManualClock) -> Health:
+    """Of one look, which shows no notice."""
+    with closing(InstanceAction(Imds(CANNED, clock), clock)) as source:
+        sighting = source.poll()
+    assert sighting.notices == ()
+    return sighting.health
+
+
 @pytest.mark.parametrize("status", [404, 405])
-def test_a_service_without_tokens_is_somebody_else(clock: ManualClock, status: int) -> None:
+def test_a_service_without_tokens_is_somebody_else(
+    canned: RequestsMock, clock: ManualClock, status: int
+) -> None:
     """Another cloud, or an old imitation, does not know the PUT. It is named, and asked for nothing more."""
-    asked: list[str] = []
-
-    def answer(request: Request) -> Reply:
-        asked.append(request.method)
-        return Reply(status, b"", {"Server": "Metadata Server for VM"})
-
-    server = LoopbackServer(answer, clock)
-    source = InstanceAction(Imds(server.start(), clock), clock)
-    health = source.poll().health
-    source.close()
-    server.stop()
-    assert (health.sight, asked) == (Sight.WRONG_SERVER, ["PUT"])
-    assert "from 'Metadata Server for VM'" in health.detail
+    canned.put(CANNED + TOKEN_PATH, status=status, headers={"Server": "Metadata Server for VM"})
+    seen = the_health(clock)
+    assert seen.sight is Sight.WRONG_SERVER
+    assert "from 'Metadata Server for VM'" in seen.detail
+    assert len(canned.calls) == 1
 
 
 @pytest.mark.parametrize(
     "token", [b"", b"a token", b"<html>", b'{"token":1}', b"x" * 1025, b"caf\xc3\xa9", b"a\r\nX: y"]
 )
-def test_s17_a_token_that_is_none_is_a_wrong_server(clock: ManualClock, token: bytes) -> None:
+def test_s17_a_token_that_is_none_is_a_wrong_server(
+    canned: RequestsMock, clock: ManualClock, token: bytes
+) -> None:
     """It is never sent on as a header, whatever it holds."""
-    asked: list[str] = []
-
-    def answer(request: Request) -> Reply:
-        asked.append(request.method)
-        return Reply(200, token)
-
-    server = LoopbackServer(answer, clock)
-    source = InstanceAction(Imds(server.start(), clock), clock)
-    health = source.poll().health
-    source.close()
-    server.stop()
-    assert (health.reason, asked) == ("wrong-server", ["PUT"])
+    canned.put(CANNED + TOKEN_PATH, body=token)
+    assert the_health(clock).reason == "wrong-server"
+    assert len(canned.calls) == 1
 
 
 # --- who answers --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def serving(clock: ManualClock) -> Iterator[Serve]:
-    """Any server at all: a source that looks at one whose answers are these, by path."""
-    with ExitStack() as closing:
-
-        def serve(answers: dict[str, Reply]) -> InstanceAction:
-            server = LoopbackServer(
-                lambda request: answers.get(request.path, Reply(404, b"not found")), clock
-            )
-            source = InstanceAction(Imds(server.start(), clock), clock)
-            closing.callback(server.stop)
-            closing.callback(source.close)
-            return source
-
-        yield serve
-
-
 @pytest.mark.parametrize(
     ("proof", "reason"),
     [
-        (Reply(404, b"not found"), "missing-key"),
-        (Reply(200, b"ok"), "wrong-server"),
-        (Reply(200, b""), "wrong-server"),
-        (Reply(200, b"<html>i-0123</html>"), "wrong-server"),
-        (Reply(503), "server-error"),
-        (Reply(403), "forbidden"),
+        ({"status": 404, "body": b"not found"}, "missing-key"),
+        ({"body": b"ok"}, "wrong-server"),
+        ({"body": b""}, "wrong-server"),
+        ({"body": b"<html>i-0123</html>"}, "wrong-server"),
+        ({"status": 503}, "server-error"),
+        ({"status": 403}, "forbidden"),
     ],
 )
-def test_a_server_that_takes_any_put_is_no_instance(serving: Serve, proof: Reply, reason: str) -> None:
+def test_a_server_that_takes_any_put_is_no_instance(
+    canned: RequestsMock, clock: ManualClock, proof: Mapping[str, Any], reason: str
+) -> None:
     """It has a word for a token and nothing else: an absent notice there is no good news."""
-    source = serving({TOKEN_PATH: Reply(200, b"ok"), PROOF_PATH: proof})
-    for _ in range(2):
-        sighting = source.poll()
-        assert (sighting.health.reason, sighting.notices) == (reason, ())
-        assert PROOF_PATH in sighting.health.detail
+    canned.put(CANNED + TOKEN_PATH, body=b"ok")
+    canned.get(CANNED + PATH, status=404, body=b"not found")
+    canned.get(CANNED + PROOF_PATH, **proof)
+    with closing(InstanceAction(Imds(CANNED, clock), clock)) as source:
+        for _ in range(2):
+            sighting = source.poll()
+            assert (sighting.health.reason, sighting.notices) == (reason, ())
+            assert PROOF_PATH in sighting.health.detail
 
 
 def test_a_key_that_is_hidden_and_then_shown(instance: AwsSimulator, watch: MakeSource) -> None:

@@ -1,11 +1,13 @@
-"""What holds of every key of AWS's that is watched, over real sockets: S1, S2, S7, S17, key by key."""
+"""What holds of every key of AWS's that is watched: S1, S2, S7, S17, key by key."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
+from responses import RequestsMock
 
 from spotguard.providers.aws import InstanceAction, TerminationTime
 from spotguard.providers.aws_autoscaling import TargetState
@@ -16,6 +18,7 @@ from spotguard.providers.health import SEEING, Sight
 from spotguard.providers.notice import Notice, NoticeSource, Severity, Sighting
 from spotguard.providers.simulator.aws import AwsSimulator
 from tests.fakes.clock import ManualClock
+from tests.providers.canned import CANNED, an_instance
 from tests.providers.looking import BLIND, IMPATIENT, KEYS, MakeSource
 from tests.providers.looking import the_notice as the_notice_now
 
@@ -146,11 +149,13 @@ def test_s17_bytes_that_say_nothing_are_garbage(
 @pytest.mark.parametrize("body", [b"", b"<html></html>", b"[[]]", b'{"error": "try again"}', b"\xff"])
 @EVERY
 def test_s17_a_200_that_holds_no_words_of_the_key_is_not_nothing(
-    instance: AwsSimulator, watch: MakeSource, kind: type[Key], body: bytes
+    canned: RequestsMock, clock: ManualClock, kind: type[Key], body: bytes
 ) -> None:
     """The status decides nothing."""
-    instance.put(kind.key, body)
-    sighting = watch(instance, kind).poll()
+    an_instance(canned)
+    canned.get(CANNED + ROOT + kind.key, body=body)
+    with closing(kind(Imds(CANNED, clock), clock)) as source:
+        sighting = source.poll()
     assert (sighting.notices, sighting.health.seeing) == ((), False)
     assert sighting.health.reason == ("wrong-server" if body.startswith(b"<") else "garbage")
 
@@ -193,16 +198,17 @@ def test_a_bug_makes_blind_and_not_dead(instance: AwsSimulator, kind: type[Key],
     ],
 )
 def test_a_word_newer_than_this_program_is_logged_loudly_and_once(
-    instance: AwsSimulator,
-    watch: MakeSource,
+    canned: RequestsMock,
+    clock: ManualClock,
     caplog: pytest.LogCaptureFixture,
     kind: type[Key],
     body: bytes,
 ) -> None:
     """With the word, for whoever reports it."""
-    instance.put(kind.key, body)
-    source = watch(instance, kind)
-    with caplog.at_level(logging.WARNING, "spotguard"):
+    an_instance(canned)
+    canned.get(CANNED + ROOT + kind.key, body=body)
+    warnings = caplog.at_level(logging.WARNING, "spotguard")
+    with closing(kind(Imds(CANNED, clock), clock)) as source, warnings:
         assert source.poll() == source.poll()
     (line,) = (record.getMessage() for record in caplog.records)
     assert line.startswith(f"aws {kind.key}: ")

@@ -1,12 +1,13 @@
-"""What is no preemption: host maintenance, planned or near, and stops, over real sockets against the simulated VM."""
+"""What is no preemption: host maintenance, planned or near, and stops, against the simulated VM."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
+from responses import RequestsMock
 
 from spotguard.providers.gcp_key import Key
 from spotguard.providers.gcp_maintenance import MaintenanceEvent, StopState
@@ -19,6 +20,7 @@ from spotguard.providers.simulator.gcp_upcoming import NOTHING, SPELLINGS
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateGcp
 from tests.providers.blindness import assert_blind
+from tests.providers.canned import CANNED, GCP, GOOGLE
 from tests.providers.gcp_looking import BLIND
 from tests.providers.looking import IMPATIENT
 
@@ -96,9 +98,12 @@ def test_s11_the_key_is_read_from_the_start_on(vm: GcpSimulator, watch: Make) ->
 
 
 @pytest.mark.parametrize("body", [b"none", b"", b"NONE NONE", b"<html>", b"\xff", b"REBOOT"])
-def test_what_was_never_a_known_word_is_blindness(vm: GcpSimulator, watch: Make, body: bytes) -> None:
-    vm.put("instance/maintenance-event", body)
-    sighting = watch(MaintenanceEvent).poll()
+def test_what_was_never_a_known_word_is_blindness(
+    canned: RequestsMock, clock: ManualClock, body: bytes
+) -> None:
+    canned.get(f"{GCP}instance/maintenance-event", body=body, headers=GOOGLE)
+    with closing(MaintenanceEvent(GcpMetadata(CANNED), clock)) as source:
+        sighting = source.poll()
     assert (sighting.notices, sighting.health.reason) == ((), "garbage")
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
+from responses import RequestsMock
 
 from spotguard.providers.errors import UsageError
 from spotguard.providers.gcp_metadata import ENDPOINT, GcpMetadata, resolve_endpoint
 from spotguard.providers.health import Health
 from spotguard.providers.metadata import Answer
 from spotguard.providers.simulator.gcp import GcpSimulator
-from tests.fakes.raw_server import RawServer
+from tests.providers.canned import CANNED, GCP
 
 VARIABLE = "GCE_METADATA_HOST"
 
@@ -89,36 +90,24 @@ def test_one_connection_serves_all_keys_and_paths_are_not_kept_for_ever(
         (502, "server-error"),
     ],
 )
-def test_what_nobody_signed_is_no_answer(status: int, reason: str) -> None:
+def test_what_nobody_signed_is_no_answer(canned: RequestsMock, status: int, reason: str) -> None:
     """Whatever it is. A gateway's refusal is blindness; a stranger's word is a stranger's."""
-
-    def serve(connection: socket.socket, number: int) -> None:
-        while connection.recv(4096):
-            connection.sendall(f"HTTP/1.1 {status} x\r\nContent-Length: 4\r\n\r\nTRUE".encode())
-
-    with RawServer(serve) as server:
-        metadata = GcpMetadata(server.url, timeout=10)
+    for key in ("instance/preempted", "instance/id"):
+        canned.get(GCP + key, status=status, body=b"TRUE")
+    with closing(GcpMetadata(CANNED)) as metadata:
         health = metadata.get("instance/preempted")
-        metadata.close()
     assert isinstance(health, Health)
     assert health.reason == reason
     assert f": {status}" in health.detail
     assert health.advice
 
 
-def test_a_stranger_is_shown_with_what_it_said() -> None:
+def test_a_stranger_is_shown_with_what_it_said(canned: RequestsMock) -> None:
     """As short as a line of a log must be."""
-
-    def serve(connection: socket.socket, number: int) -> None:
-        while connection.recv(4096):
-            connection.sendall(
-                b"HTTP/1.1 200 OK\r\nServer: nginx\r\nMetadata-Flavor: Vanilla\r\nContent-Length: 5\r\n\r\nFALSE"
-            )
-
-    with RawServer(serve) as server:
-        metadata = GcpMetadata(server.url, timeout=10)
+    headers = {"Server": "nginx", "Metadata-Flavor": "Vanilla"}
+    canned.get(GCP + "instance/preempted", body=b"FALSE", headers=headers)
+    with closing(GcpMetadata(CANNED)) as metadata:
         health = metadata.get("instance/preempted")
-        metadata.close()
     assert isinstance(health, Health)
     assert health.detail.endswith("instance/preempted: 200 with Metadata-Flavor is 'Vanilla' from 'nginx'")
     assert "GCE_METADATA_HOST" in health.advice

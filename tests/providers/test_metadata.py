@@ -9,12 +9,14 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
+from responses import RequestsMock
 
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
 from spotguard.providers.metadata import MAX_BODY, Answer, Failure, MetadataClient, parse_endpoint
 from spotguard.providers.simulator.server import LoopbackServer, Reply
 from tests.fakes.raw_server import RawServer
+from tests.providers.canned import CANNED
 
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -71,6 +73,20 @@ def test_an_answer_is_status_headers_and_body() -> None:
     assert isinstance(answer, Answer)
     assert (answer.status, answer.body) == (404, b"none")
     assert answer.headers["SERVER"] == "EC2ws"
+
+
+@pytest.mark.parametrize("status", [200, 302, 404, 503])
+def test_a_canned_answer_is_what_comes_over_a_socket(status: int) -> None:
+    """So that what is made of an answer can be tried without one."""
+    with RawServer(says(b"HTTP/1.1 %d So\r\nServer: x\r\nContent-Length: 4\r\n\r\nnone" % status)) as server:
+        came = ask(server.url)
+    with RequestsMock() as canned:
+        canned.get(f"{CANNED}/key", status=status, body=b"none", headers={"Server": "x"})
+        given = ask(CANNED)
+    assert isinstance(came, Answer)
+    assert isinstance(given, Answer)
+    assert (given.status, given.body) == (came.status, came.body) == (status, b"none")
+    assert given.headers["SERVER"] == came.headers["SERVER"] == "x"
 
 
 def test_one_connection_serves_every_request_while_the_server_keeps_it() -> None:

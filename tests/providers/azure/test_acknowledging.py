@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 
 import pytest
+from responses import RequestsMock
 
 from spotguard.providers.azure import ScheduledEvents
-from spotguard.providers.azure_imds import NAME_PATH, Imds
+from spotguard.providers.azure_imds import EVENTS_PATH, NAME_PATH, Imds
 from spotguard.providers.health import SEEING
 from spotguard.providers.notice import Severity
 from spotguard.providers.simulator.azure import AzureSimulator
-from spotguard.providers.simulator.server import LoopbackServer, Reply, Request
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateAzure
 from tests.providers.azure.looking import Looker, Watch
+from tests.providers.canned import CANNED, a_vm_of_azure
 
 
 def test_an_event_of_ours_alone_is_acknowledged_when_somebody_asks_and_not_before(
@@ -75,31 +77,20 @@ def test_the_id_of_now_is_acknowledged(
 
 @pytest.mark.parametrize(("status", "sent"), [(200, 1), (400, 1), (410, 5), (429, 5), (500, 5)])
 def test_an_acknowledgement_that_fails_is_tried_again_and_not_for_ever(
-    clock: ManualClock, status: int, sent: int
+    canned: RequestsMock, clock: ManualClock, status: int, sent: int
 ) -> None:
     """Five times, a look apart; a refusal is an answer."""
-    posted: list[bytes] = []
-
-    def answer(request: Request) -> Reply:
-        if request.path == NAME_PATH:
-            return Reply(200, b"vm_1")
-        if request.method == "POST":
-            posted.append(request.body)
-            return Reply(status)
-        return Reply(
-            200,
-            b'{"DocumentIncarnation": 2, "Events": [{"EventId": "A", "EventType": "Reboot", "Resources": ["vm_1"],'
-            b' "EventStatus": "Scheduled", "NotBefore": "Fri, 20 Nov 2026 12:00:00 GMT"}]}',
-        )
-
-    server = LoopbackServer(answer, clock)
-    looker = Looker(ScheduledEvents(Imds(server.start(), clock), clock), clock)
-    looker.source.acknowledge(looker.the_notice().id)
-    for _ in range(10):
-        looker.look()
-    looker.source.close()
-    server.stop()
-    assert posted == [b'{"StartRequests": [{"EventId": "A"}]}'] * sent
+    a_vm_of_azure(canned)
+    event = {"EventId": "A", "EventType": "Reboot", "Resources": ["vm_1"], "EventStatus": "Scheduled"}
+    event["NotBefore"] = "Fri, 20 Nov 2026 12:00:00 GMT"
+    canned.get(CANNED + EVENTS_PATH, json={"DocumentIncarnation": 2, "Events": [event]})
+    posted = canned.post(CANNED + EVENTS_PATH, status=status)
+    with closing(ScheduledEvents(Imds(CANNED, clock), clock)) as source:
+        looker = Looker(source, clock)
+        source.acknowledge(looker.the_notice().id)
+        for _ in range(10):
+            looker.look()
+    assert [call.request.body for call in posted.calls] == [b'{"StartRequests": [{"EventId": "A"}]}'] * sent
 
 
 def test_the_last_acknowledgement_is_sent_at_the_end(vm: AzureSimulator, watch: Watch) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import closing
 
 import pytest
+from responses import RequestsMock
 
 from spotguard.providers.azure import ScheduledEvents
-from spotguard.providers.azure_imds import Imds
+from spotguard.providers.azure_imds import EVENTS_PATH, Imds
 from spotguard.providers.notice import Severity
 from spotguard.providers.simulator.azure import AzureSimulator
-from spotguard.providers.simulator.server import LoopbackServer, Reply
 from tests.fakes.clock import ManualClock
 from tests.providers.azure.looking import Watch
+from tests.providers.canned import CANNED, a_vm_of_azure
 
 
 @pytest.mark.parametrize(("skew", "left"), [(60, 29), (-60, 29), (3600, 29), (-4, 26), (4, 30)])
@@ -47,14 +48,15 @@ def test_s18_what_azure_begins_in_a_quarter_of_an_hour_is_not_past_by_a_clock_th
 
 
 @pytest.mark.parametrize("said", ["", "yesterday", "0"])
-def test_s18_a_date_that_is_none_leaves_our_own_clock(clock: ManualClock, said: str) -> None:
+def test_s18_a_date_that_is_none_leaves_our_own_clock(
+    canned: RequestsMock, clock: ManualClock, said: str
+) -> None:
     """A service of old, or a proxy that rewrites it."""
     event = {"EventId": "A", "EventType": "Preempt", "EventStatus": "Scheduled", "Resources": ["vm"]}
     events = [event | {"NotBefore": "2026-11-20T10:00:20Z"}]
-    reply = Reply(200, json.dumps({"DocumentIncarnation": 1, "Events": events}).encode(), {"Date": said})
-    server = LoopbackServer(lambda request: reply, clock)
-    source = ScheduledEvents(Imds(server.start(), clock), clock, vm_name="vm")
-    (notice,) = source.poll().notices
-    source.close()
-    server.stop()
+    document = {"DocumentIncarnation": 1, "Events": events}
+    a_vm_of_azure(canned, b"vm")
+    canned.get(CANNED + EVENTS_PATH, json=document, headers={"Date": said})
+    with closing(ScheduledEvents(Imds(CANNED, clock), clock, vm_name="vm")) as source:
+        (notice,) = source.poll().notices
     assert notice.deadline == clock.monotonic() + 20

@@ -1,19 +1,22 @@
-"""Whatever Azure's service does wrong is blindness by its name, over real sockets, and never "no notice"."""
+"""Whatever Azure's service does wrong is blindness by its name, and never "no notice"."""
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
+from responses import RequestsMock
 
 from spotguard.providers.azure import ScheduledEvents
-from spotguard.providers.azure_imds import EVENTS_PATH, NAME_PATH, Imds
+from spotguard.providers.azure_imds import EVENTS_PATH, Imds
 from spotguard.providers.health import SEEING, Sight
 from spotguard.providers.notice import Acknowledging, NoticeSource, Sighting
 from spotguard.providers.simulator.azure import AzureSimulator
 from spotguard.providers.simulator.faults import REDIRECTED
-from spotguard.providers.simulator.server import LoopbackServer, Reply, Request
 from tests.fakes.clock import ManualClock
 from tests.providers.azure.looking import IMPATIENT, Watch
 from tests.providers.blindness import EVERYWHERE, assert_blind
+from tests.providers.canned import CANNED, a_vm_of_azure
 
 BLIND = EVERYWHERE | {"410": "server-error", "garbage": "garbage"}
 
@@ -81,18 +84,13 @@ def test_s17_azure_signs_nothing_so_the_words_count(vm: AzureSimulator, watch: W
     ],
 )
 def test_s17_the_body_decides(
-    clock: ManualClock, status: int, body: bytes, reason: str, notices: int
+    canned: RequestsMock, clock: ManualClock, status: int, body: bytes, reason: str, notices: int
 ) -> None:
     """A notice is believed under any status where it is one, and nothing passes for "no notice" that is not."""
-
-    def answer(request: Request) -> Reply:
-        return Reply(200, b"vm_1") if request.path == NAME_PATH else Reply(status, body)
-
-    server = LoopbackServer(answer, clock)
-    source = ScheduledEvents(Imds(server.start(), clock), clock)
-    sighting = source.poll()
-    source.close()
-    server.stop()
+    a_vm_of_azure(canned)
+    canned.get(CANNED + EVENTS_PATH, status=status, body=body)
+    with closing(ScheduledEvents(Imds(CANNED, clock), clock)) as source:
+        sighting = source.poll()
     assert not sighting.health.seeing
     assert (sighting.health.reason, len(sighting.notices)) == (reason, notices)
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 
 import pytest
+from responses import RequestsMock
 
 from spotguard.providers.azure import ScheduledEvents
-from spotguard.providers.azure_imds import NAME_PATH, Imds
+from spotguard.providers.azure_imds import EVENTS_PATH, NAME_PATH, Imds
 from spotguard.providers.health import SEEING
 from spotguard.providers.notice import NoticeKind, Sighting
 from spotguard.providers.simulator.azure import AzureSimulator
-from spotguard.providers.simulator.server import LoopbackServer, Reply, Request
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateAzure
 from tests.providers.azure.looking import Watch
+from tests.providers.canned import CANNED, a_vm_of_azure
 
 
 @pytest.mark.parametrize("capitals", [False, True])
@@ -99,19 +101,11 @@ def test_s13_the_name_that_the_user_gives_counts_too(
 @pytest.mark.parametrize(
     "body", [b"", b"<html>Sign in</html>", b"not found", b'{"error":"x"}', b"x" * 200, b"\xff\xfe"]
 )
-def test_s13_a_name_is_one_word(clock: ManualClock, body: bytes) -> None:
+def test_s13_a_name_is_one_word(canned: RequestsMock, clock: ManualClock, body: bytes) -> None:
     """To believe in a page would make every notice somebody else's."""
-
-    def answer(request: Request) -> Reply:
-        if request.path == NAME_PATH:
-            return Reply(200, body)
-        return Reply(
-            200, b'{"DocumentIncarnation": 2, "Events": [{"EventType": "Preempt", "Resources": ["vm_1"]}]}'
-        )
-
-    server = LoopbackServer(answer, clock)
-    source = ScheduledEvents(Imds(server.start(), clock), clock)
-    sighting = source.poll()
-    source.close()
-    server.stop()
+    a_vm_of_azure(canned, body)
+    events = [{"EventType": "Preempt", "Resources": ["vm_1"]}]
+    canned.get(CANNED + EVENTS_PATH, json={"DocumentIncarnation": 2, "Events": events})
+    with closing(ScheduledEvents(Imds(CANNED, clock), clock)) as source:
+        sighting = source.poll()
     assert len(sighting.notices) == (0 if body == b"\xff\xfe" else 1)

@@ -1,11 +1,14 @@
-"""Whatever GCP's service does wrong is blindness by its name, over real sockets, and never "no notice"."""
+"""Whatever GCP's service does wrong is blindness by its name, and never "no notice"."""
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
+from responses import RequestsMock
 
 from spotguard.providers.clock import Clock
-from spotguard.providers.gcp import SOURCE, PreemptedAtOnce, Preemption
+from spotguard.providers.gcp import KEY, SOURCE, PreemptedAtOnce, Preemption
 from spotguard.providers.gcp_hanging import RETRY
 from spotguard.providers.gcp_metadata import GcpMetadata
 from spotguard.providers.health import Sight
@@ -16,6 +19,7 @@ from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateGcp
 from tests.providers import gcp_looking
 from tests.providers.blindness import assert_blind
+from tests.providers.canned import CANNED, GCP, GOOGLE
 from tests.providers.gcp_looking import at_once, plainly, the_notice
 from tests.providers.looking import IMPATIENT
 
@@ -100,11 +104,12 @@ def test_a_missing_key_without_a_signature_is_googles_where_another_key_proves_i
     ],
 )
 def test_the_body_decides_and_only_its_own_false_under_200_calms(
-    vm: GcpSimulator, source: PreemptedAtOnce, status: int, body: bytes, notice: bool, safe: bool
+    canned: RequestsMock, clock: ManualClock, status: int, body: bytes, notice: bool, safe: bool
 ) -> None:
     """A notice is believed under any status; anything else is blindness."""
-    vm.put("instance/preempted", body, status=status)
-    sighting = source.poll()
+    canned.get(GCP + KEY, status=status, body=body, headers=GOOGLE)
+    with closing(PreemptedAtOnce(GcpMetadata(CANNED), clock, Preemption(clock))) as source:
+        sighting = source.poll()
     assert bool(sighting.notices) is notice
     assert sighting.health.seeing is (notice or (safe and status == 200))
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+from contextlib import closing
 
-from spotguard.providers.gcp import SOURCE, PreemptedAtOnce, Preemption
+import pytest
+from responses import RequestsMock
+
+from spotguard.providers.gcp import KEY, SOURCE, PreemptedAtOnce, Preemption
 from spotguard.providers.gcp_hanging import HANG, RETRY
 from spotguard.providers.gcp_metadata import GcpMetadata
 from spotguard.providers.health import SEEING, Sight
 from spotguard.providers.notice import Sighting
 from spotguard.providers.simulator.gcp import GcpSimulator
-from spotguard.providers.simulator.server import LoopbackServer, Reply, Request
 from tests.fakes.clock import ManualClock
+from tests.providers.canned import CANNED, GCP, GOOGLE
 from tests.providers.gcp_looking import HELD, Looking, at_once, plainly, the_notice
 from tests.providers.looking import IMPATIENT
 
@@ -70,23 +73,15 @@ def test_a_hanging_get_that_is_never_answered_is_not_tried_again_for_a_while(
         assert vm.count(path=HELD) == 2
 
 
-def test_without_an_etag_nothing_is_held(clock: ManualClock) -> None:
+def test_without_an_etag_nothing_is_held(canned: RequestsMock, clock: ManualClock) -> None:
     """A request that waits without one may wait for a change that has been."""
-    paths = []
-
-    def answer(request: Request) -> Reply:
-        paths.append(request.path)
-        return Reply(200, b"FALSE", {"Metadata-Flavor": "Google"})
-
-    server = LoopbackServer(answer, clock)
-    source = PreemptedAtOnce(GcpMetadata(server.start(), timeout=10), clock, Preemption(clock))
-    for _ in range(3):
-        health = source.poll().health
-        assert (health.sight, source.interval) == (Sight.SEEING, 1.0)
-    source.close()
-    server.stop()
+    canned.get(GCP + KEY, body=b"FALSE", headers=GOOGLE)
+    with closing(PreemptedAtOnce(GcpMetadata(CANNED), clock, Preemption(clock))) as source:
+        for _ in range(3):
+            health = source.poll().health
+            assert (health.sight, source.interval) == (Sight.SEEING, 1.0)
     assert health.detail == "answers have no ETag: asked every 1 s"
-    assert paths == ["/computeMetadata/v1/instance/preempted"] * 3
+    assert [call.request.url for call in canned.calls] == [GCP + KEY] * 3
 
 
 # --- the plain GET beside it ----------------------------------------------------------------------------------
