@@ -15,7 +15,7 @@ from spotguard.bootstrap import machines_options
 from spotguard.providers.errors import UsageError
 from tests.cases import cases
 from tests.fakes.clock import ManualClock
-from tests.front.user_data import NEEDED, STORES, printed, refused, script_of, values_of
+from tests.front.user_data import NEEDED, STORES, noise, printed, refused, script_of, values_of
 
 
 @cases(
@@ -115,7 +115,7 @@ def test_what_is_missing_or_names_nothing_is_refused(
         (["--then", " "], "--then ' '"),
         (["--then", "poweroff", "--restart", "always"], "--then never comes with --restart always"),
         (["--startup-script"], "--startup-script is Google's"),
-        (["--prepare", "x" * 20_000], "and aws takes 16384"),
+        (["--prepare", noise(20_000)], "and aws takes 16384"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_here(
@@ -134,14 +134,22 @@ def test_what_does_not_survive_is_refused(char: str, capsys: pytest.CaptureFixtu
 def test_each_cloud_has_a_limit_and_what_fits_is_printed(
     cloud: str, limit: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Counted as the cloud counts: in bytes, before base64."""
-    empty = len(printed(capsys, cloud, "--prepare", "true").encode())
-    full = printed(capsys, cloud, "--prepare", "true" + "x" * (limit - empty))
+    """What counts is what is printed, and not how long it was before gzip."""
+    assert len(printed(capsys, cloud, "--prepare", "x" * limit).encode()) < limit
+    some = printed(capsys, cloud, "--prepare", noise(limit // 4))
+    assert limit // 4 < len(some.encode()) <= limit
+    words = [cloud, "--store", STORES[cloud], *NEEDED, "--prepare", noise(limit), "--", "torchrun", "x.py"]
+    assert f" bytes, and {cloud} takes {limit}" in refused(capsys, *words)
+
+
+def test_the_last_byte_that_fits_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A startup script is counted as it is: nothing unpacks it."""
+    words, limit = ["gcp", "--startup-script", "--store", STORES["gcp"], *NEEDED], 256 * 1024
+    empty = len(printed(capsys, "gcp", "--startup-script", "--prepare", "true").encode())
+    full = printed(capsys, "gcp", "--startup-script", "--prepare", "true" + "x" * (limit - empty))
     assert len(full.encode()) == limit
-    words = [cloud, "--store", STORES[cloud], *NEEDED, "--prepare", "true" + "x" * (limit - empty + 1)]
-    assert f"{limit + 1} bytes, and {cloud} takes {limit}" in refused(
-        capsys, *words, "--", "torchrun", "train.py"
-    )
+    words += ["--prepare", "true" + "x" * (limit - empty + 1), "--", "torchrun", "train.py"]
+    assert f"{limit + 1} bytes, and gcp takes {limit}" in refused(capsys, *words)
 
 
 # --- what is no program ---------------------------------------------------------------------------------------
@@ -289,7 +297,7 @@ def test_a_deadline_that_is_one_on_every_machine_is_taken(capsys: pytest.Capture
         ahead.strftime("%Y-%m-%d %H:%MZ"),
         str(int(ahead.timestamp())),
     ):
-        assert f'deadline = "{said}"' in printed(capsys, "aws", "--deadline", said)
+        assert f'deadline = "{said}"' in script_of(printed(capsys, "aws", "--deadline", said))
 
 
 @pytest.mark.parametrize("said", ["soon", "2035-01-01T00:00", "9999999999999999999"])

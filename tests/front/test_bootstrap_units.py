@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import ROOT
-from tests.front.user_data import functions_of, printed
+from tests.fixtures_servers import RequireServer
+from tests.front.user_data import STORES, functions_of, printed, script_of
 
 UNITS = resources.files("spotguard.bootstrap") / "systemd"
 
@@ -160,6 +161,35 @@ def test_systemd_understands_what_the_setup_writes(
     )
     assert [line for line in shown.stderr.splitlines() if "spotguard-run" in line] == []
     assert shown.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("cloud", "words"), [*((cloud, ()) for cloud in STORES), ("gcp", ("--startup-script",))]
+)
+def test_shellcheck_finds_nothing_in_what_is_printed(
+    cloud: str,
+    words: tuple[str, ...],
+    require_server: RequireServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nor in the scripts that the setup writes, with every option that puts something into one."""
+    wishes = ["--prepare", 'git clone "$GIT_URL"', "--then", 'logger "$SPOTGUARD_ENDED"', "--user", "ubuntu"]
+    text = printed(capsys, cloud, *words, *wishes)
+    script = tmp_path / "setup"
+    script.write_text(text if words else script_of(text))
+    part = Part(tmp_path, capsys, *wishes)
+    done = part.does("write_the_end; trap - EXIT; write_files", path="/opt/spotguard/bin")
+    assert done.returncode == 0, done.stderr
+    runs = part.etc / "runs"
+    scripts = [script, runs / "gpt-7b.sh", runs / "gpt-7b.over", runs / "gpt-7b.then"]
+    done = subprocess.run(
+        [require_server("shellcheck"), "--norc", *map(str, scripts)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("", 0)
 
 
 @pytest.mark.parametrize(

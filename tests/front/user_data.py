@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import random
 import re
+import string
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -52,10 +56,15 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return seen.err
 
 
+def noise(length: int) -> str:
+    """A word that gzip makes little shorter, and always the same one."""
+    return "".join(random.Random(0).choices(string.ascii_letters + string.digits, k=length))
+
+
 def script_of(user_data: str) -> str:
     (file,) = yaml.safe_load(user_data)["write_files"]
-    assert (file["path"], file["permissions"]) == (PER_BOOT, "0700")
-    return str(file["content"])
+    assert (file["path"], file["permissions"], file["encoding"]) == (PER_BOOT, "0700", "gz+b64")
+    return gzip.decompress(base64.b64decode(file["content"])).decode()
 
 
 def values_of(script: str, folder: Path) -> dict[str, str]:

@@ -36,6 +36,7 @@ comes with 30 s and less."""
 _STAYS = (
     "When the job is over, and where this fails, the machine stays on and is paid for: print this with {way}."
 )
+_READ = "To read the script below: sed -n 's/^      //p' this-file | base64 -d | gunzip"
 #: Azure's that was switched off from inside is paid for.
 _WAYS = {"azure": "a --then that deallocates it, as docs/bootstrap.md has it"}
 
@@ -63,6 +64,7 @@ def advice(plan: Plan, *, startup_script: bool = False) -> list[str]:
     return [
         "",
         *text.splitlines(),
+        *([] if startup_script else [_READ]),
         *_of_the_image(plan),
         *([] if plan.then else [_STAYS.format(way=_WAYS.get(plan.cloud, "--then poweroff"))]),
         f"What it does is in {_log(startup_script)}; then: journalctl -u spotguard-agent -u spotguard-run@{plan.run_id}",

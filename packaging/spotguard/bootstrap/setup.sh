@@ -35,7 +35,7 @@ with_secrets() {
 usable() { "$1" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null; }
 
 find_python() {
-    [ -n "$python" ] && set -- "$python" || set -- python3 python3.14 python3.13 python3.12 python3.11
+    if [ -n "$python" ]; then set -- "$python"; else set -- python3 python3.14 python3.13 python3.12 python3.11; fi
     for name; do
         if usable "$name"; then command -v "$name"; return; fi
     done
@@ -161,7 +161,8 @@ write_the_end() {
     cat >"$runs.over" <<END
 #!/bin/sh
 # \$SERVICE_RESULT and \$EXIT_STATUS are in systemd.exec(5).
-case "$restart:\$SERVICE_RESULT:\$EXIT_STATUS" in
+restart=$restart
+case "\$restart:\$SERVICE_RESULT:\$EXIT_STATUS" in
     *:setup:*) ;;
     # SIGTERM as its end, or no process yet: stopped before \`run\` could take it.
     *:75 | *:timeout:* | *:success:TERM | *:success:) exit 0 ;;

@@ -6,7 +6,10 @@ The script is a head of values and `setup.sh`, which is the same for all. cloud-
 
 from __future__ import annotations
 
+import base64
+import gzip
 import shlex
+import textwrap
 from collections.abc import Mapping
 from importlib import resources
 
@@ -24,16 +27,23 @@ LIMITS: dict[Cloud, int] = {"aws": 16 * 1024, "gcp": 256 * 1024, "azure": 65535}
 #: Where cloud-init looks for what it runs at every boot (module scripts_per_boot), after the network and the users.
 PER_BOOT = "/var/lib/cloud/scripts/per-boot/spotguard.sh"
 
+#: Of the script's lines in the document: they alone begin so, and are found by it.
+_INDENT = " " * 6
+
 
 def cloud_config(plan: Plan) -> str:
-    """cloud-init's user-data."""
-    # Lines end where the shell ends them; what stands in front of an end belongs to a value.
-    lines = _script(plan).removesuffix("\n").split("\n")
-    script = "".join(f"      {line}\n" if line else "\n" for line in lines)
+    """cloud-init's user-data.
+
+    The script in it is gzipped. The document stays text: Compute Engine takes no bytes as a metadata value, and a person
+    reads the comments and may add keys of cloud-init's.
+    """
+    # Level 9 and no time: the same plan is printed as the same text.
+    packed = base64.encodebytes(gzip.compress(_script(plan).encode(), 9, mtime=0)).decode()
+    content = textwrap.indent(packed, _INDENT)
     return _fitting(
         plan,
         f"#cloud-config\n{_comments(plan, startup_script=False)}"
-        f"write_files:\n  - path: {PER_BOOT}\n    permissions: '0700'\n    content: |\n{script}",
+        f"write_files:\n  - path: {PER_BOOT}\n    permissions: '0700'\n    encoding: gz+b64\n    content: |\n{content}",
     )
 
 
@@ -81,7 +91,8 @@ def _script(plan: Plan) -> str:
     }
     values = "".join(f"{name}={shlex.quote(text)}\n" for name, text in head.items())
     body = resources.files(__package__).joinpath("setup.sh").read_text()
-    return f"#!/bin/sh\nset -eu\n\n{values}{body}"
+    # A value stands as it was written, with what a later shell expands: of that shellcheck knows nothing.
+    return f"#!/bin/sh\n# shellcheck disable=SC2016\nset -eu\n\n{values}{body}"
 
 
 def _toml(options: Mapping[str, str]) -> str:
