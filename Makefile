@@ -12,6 +12,19 @@ ifneq ($(origin PYTHON),file)
 $(shell [ "$$(.venv/bin/python -V 2>&1)" = "$$($(PYTHON) -V 2>&1)" ] || rm -f .venv/ready .venv-wheel/ready)
 endif
 
+# The URL of an index of torch's CPU builds, asked for torch alone. Without one, pip's own settings decide which build comes.
+TORCH_INDEX ?=
+
+# What pip brings of torch, and how large. An index is meant, also where an environment without torch stands.
+ifneq ($(TORCH_INDEX),)
+TORCH = torch's CPU build (0.2 GB) from $(TORCH_INDEX)
+$(shell .venv/bin/python -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))' 2>/dev/null || rm -f .venv/ready)
+else ifneq ($(filter 3.11.%,$(shell $(PYTHON) -V 2>&1)),)
+TORCH = torch: its CPU build (0.2 GB) where pip's settings lead to it or TORCH_INDEX=URL names its index, else the CUDA build (0.5 GB, and several GB with its libraries)
+else
+TORCH = no torch (TORCH_INDEX=URL brings its CPU build, 0.2 GB)
+endif
+
 BIN := .venv/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES = $(shell find agent hooks providers packaging -name '*.py') pyproject.toml MANIFEST.in LICENSE $(wildcard README.md)
@@ -30,7 +43,7 @@ help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 demo: .venv/ready  ## the main job on a simulated cloud: train, be preempted, resume, compare
-	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "make demo: the demo trains with torch, and $$($(BIN)/python -V) here has none. Run it with PYTHON=python3.11, or first: $(BIN)/pip install torch" >&2; exit 1; }
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "make demo: the demo trains with torch, and $$($(BIN)/python -V) here has none. Run it with TORCH_INDEX=URL (the index of CPU builds that PyTorch's install page names), or with PYTHON=python3.11" >&2; exit 1; }
 	$(BIN)/spotguard demo
 
 test: .venv/ready  ## the fast tier: five minutes, and no server
@@ -76,7 +89,8 @@ define environment
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null || { echo "make: Python 3.11 to 3.14 is needed, and $(PYTHON) is $$($(PYTHON) -V 2>/dev/null || echo "not there"): name another with PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) cannot make environments: install its venv module (Debian: python3-venv), or name another with PYTHON=..." >&2; exit 1; }
 	@[ "$$($(@D)/bin/python -V 2>&1)" = "$$($(PYTHON) -V)" ] || rm -rf $(@D)
-	@[ -d $(@D) ] || { echo "making $(@D) with $$($(PYTHON) -V) (some minutes where torch is installed)"; $(PYTHON) -m venv $(@D); }
+	@[ -d $(@D) ] || { echo "making $(@D) with $$($(PYTHON) -V): pip fetches 0.1 GB of packages and $(TORCH)"; $(PYTHON) -m venv $(@D); }
+	@$(if $(TORCH_INDEX),$(@D)/bin/python $(PIP_INSTALL) --index-url '$(TORCH_INDEX)' --no-deps torch)
 endef
 
 .venv/ready: pyproject.toml constraints.txt
