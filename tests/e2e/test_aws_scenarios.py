@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.providers.simulator.aws import AwsSimulator
+from spotguard.providers.simulator.server import Reply, Request
 from tests.e2e.harness import Machine
 from tests.e2e.processes import TIMEOUT, Running, eventually
 from tests.fixtures_simulator import SimulateAws
@@ -72,6 +73,42 @@ def test_a_time_that_is_new_at_each_look_is_one_notice(machine: Machine, aws: Aw
     assert len(re.findall("in reserve, telling", said)) == 1
     assert not re.search("ERROR|another notice|moved earlier", said)
     assert len(re.findall("a warning, and no end of this machine", said)) <= 1
+
+
+class PublicMock(AwsSimulator):
+    """AWS's public mock (amazon-ec2-metadata-mock), but for its window of 120 s: version 1 is served too, and once it has
+    begun every answer holds the time of its request. At its defaults it begins at once."""
+
+    def __init__(self, window: float) -> None:
+        super().__init__(v2_required=False)
+        self._window = window
+        self.begun = True
+
+    def _truth(self, request: Request) -> Reply:
+        if self.begun:
+            self.rebalance()
+            self.preempt(self._window)
+        return super()._truth(request)
+
+
+@pytest.mark.parametrize("delayed", few_fast([False, True]))
+def test_a_run_on_the_public_mock_ends_at_the_first_deadline_that_it_named(
+    machine: Machine, delayed: bool
+) -> None:
+    """Each look shows a later one, before training and in the middle of it, and nobody saves: one notice, told of once."""
+    with PublicMock(window=5) as aws:
+        aws.begun = not delayed
+        running = watching(machine, aws) if delayed else machine.run("", sys.executable, NOTIFIED, aws=aws)
+        aws.begun = True
+        assert running.ended() == 75
+        assert aws.count(path=KEY, status=200) >= 3
+    said = running.err.to_the_end()
+    assert len(re.findall("in reserve, telling", said)) == 1
+    assert len(re.findall("ERROR", said)) == len(re.findall("NOT COMMITTED", said)) == 1
+    assert not re.search("another notice|moved earlier", said)
+    assert len(re.findall("a warning, and no end of this machine", said)) <= 1
+    outcome = machine.outcome()
+    assert (outcome["kind"], outcome["committed"]) == ("terminate", None)
 
 
 @pytest.mark.parametrize(
