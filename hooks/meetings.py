@@ -32,7 +32,18 @@ from .checkpoints.shelf import Reads, Shelf, own_folder
 from .checkpoints.worth import EXTRAS_WORTH
 from .format.codec import NewerFormatError
 from .format.keys import CheckpointName, checkpoint_prefix
-from .restore import LOOKS, Restored, candidates, fill, fit, let_go, none_left, said_of
+from .restore import (
+    LOOKS,
+    RefusedError,
+    Restored,
+    candidates,
+    fill,
+    fit,
+    let_go,
+    none_left,
+    refused_all,
+    said_of,
+)
 from .state.registered import State
 
 log = logging.getLogger("spotguard")
@@ -50,7 +61,15 @@ _AGAIN = "again"
 #: By which name an error crosses; whoever hears another one takes it for the store's.
 _ERRORS: dict[str, type[SpotguardError]] = {
     cls.__name__: cls
-    for cls in (StateError, StoreError, CheckpointError, NewerFormatError, UsageError, AllDamagedError)
+    for cls in (
+        StateError,
+        StoreError,
+        CheckpointError,
+        NewerFormatError,
+        UsageError,
+        AllDamagedError,
+        RefusedError,
+    )
 }
 _T = TypeVar("_T", int, str)
 #: Seconds for which who cannot begin looks for somebody to tell.
@@ -129,7 +148,7 @@ def restore_together(
         CheckpointError: as `restore`.
         StoreError: as `restore`, of any rank; or not all ranks came.
     """
-    failed, damages = "", Damages(store, run_id, allowed=anew)
+    failed, refused, damages = "", "", Damages(store, run_id, allowed=anew)
     with _shelf(channel, store) as shelf:
         pick = _Pick(shelf, run_id, step, damages, extras_worth)
         while True:
@@ -139,6 +158,8 @@ def restore_together(
             word, *stand_ins = said.split(" ")
             name = CheckpointName.parse(word)
             if name is None:
+                if refused:
+                    raise StateError(refused_all(refused))
                 if (
                     step is None
                     and not must
@@ -154,9 +175,10 @@ def restore_together(
                 return Restored(name.step, whole, stored=whole)
             failed = trial.failed
             shelf.forget(checkpoint_prefix(run_id, name))
+            refused = trial.refused or refused
             if trial.gone:
                 pick.look_again()
-            else:
+            elif not trial.refused:
                 damages.add(name, failed)
 
 
@@ -185,7 +207,7 @@ def _try(trial: _Trial, store: BlobStore, shelf: Shelf, run_id: str, picked: Who
     whole = trial.ask(lambda: kept or look(), _PATIENCE)
     if whole is None:
         return None
-    restoring = trial.ask(lambda: fit(whole, state), _PATIENCE)
+    restoring = trial.ask(lambda: fit(whole, state, rank), _PATIENCE)
     if restoring is None:
         return None
 
@@ -256,6 +278,8 @@ class _Trial:
     stand_ins: Mapping[int, int]
     #: Why it is not taken, by any of them.
     failed: str = ""
+    #: Why an object of some rank refuses it; "" if none does.
+    refused: str = ""
     #: It was there, and is not any more, for some rank.
     gone: bool = False
     #: What is in memory is no longer what was there before.
@@ -291,9 +315,16 @@ class _Trial:
                     self.state.poisoned = f"rank {rank} could not restore {self.name}, and this one has"
                 raise own if own is not None and not mine["damage"] else _heard(said, rank)
             self.failed = self.failed or f"rank {rank}: {said['why']}"
+            if said["error"] == RefusedError.__name__:
+                self.refused = self.refused or self.failed
             self.gone = self.gone or bool(said["gone"])
         if self.failed:
-            log.error("checkpoint %s is damaged, the next older one is taken: %s", self.name, self.failed)
+            if self.refused:
+                log.error(
+                    "checkpoint %s is refused, the next older one is tried: %s", self.name, self.refused
+                )
+            else:
+                log.error("checkpoint %s is damaged, the next older one is taken: %s", self.name, self.failed)
             return None
         if self.filled:
             self.state.poisoned = ""

@@ -6,7 +6,14 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..providers.errors import CheckpointError, CorruptError, NotFoundError, StateError, StoreError
+from ..providers.errors import (
+    CheckpointError,
+    CorruptError,
+    NotFoundError,
+    SpotguardError,
+    StateError,
+    StoreError,
+)
 from ..providers.stores.store import BlobStore
 from .anew import Damages
 from .checkpoints.catalog import Gone, Partial, Whole, passed_over, scan, whole_checkpoints
@@ -19,13 +26,23 @@ from .format.codec import NewerFormatError
 from .format.coverage import Coverage
 from .format.keys import MARKER, CheckpointName
 from .format.manifest import LEVELS, lacks
+from .format.proof import check_headers, check_names
 from .state.environment import differences
+from .state.parts import said
 from .state.registered import Restoring, State
 
 log = logging.getLogger("spotguard")
 
 #: Listings, where what was listed goes away while it is read: a run that is pruned as often is read too slowly.
 LOOKS = 5
+
+
+class RefusedError(CheckpointError):
+    """An object's own code refuses what a checkpoint has for it.
+
+    The checkpoint is damaged if the object takes an older one. If the object refuses all of them, another kind of object was
+    registered: that is a `StateError`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +78,14 @@ def restore(
 
     Raises:
         NewerFormatError: the newest may be good, and this version cannot read it.
-        StateError: it does not fit what is registered. Nothing was changed, unless it was an object's own
-            `load_state_dict` (or `set_extra_state`) that refused: those come after the tensors, as in torch, since
-            they may look at them. `state.poisoned` then says that nobody may train on the mix.
+        StateError: it does not fit what is registered, and nothing was changed. Or an object's own `load_state_dict` (or
+            `set_extra_state`) refused each checkpoint: those come after the tensors, as in torch, since they may look
+            at them. `state.poisoned` then says that nobody may train on the mix.
         CheckpointError: there is none where there must be one, or all that were tried are damaged.
         StoreError: the store failed. That is no damage: no older checkpoint is taken for it.
     """
     failed, damages = "", Damages(store, run_id, allowed=anew)
+    refused: RefusedError | None = None
     tried: set[tuple[type[Whole], CheckpointName]] = set()
     for look in range(1, LOOKS + 1):
         gone: list[CheckpointName] = []
@@ -77,11 +95,16 @@ def restore(
             if (key := (type(whole), whole.name)) in tried:
                 continue
             tried.add(key)
+            let_go(refused)
             near = stage is not None and isinstance(whole, Staged)
             try:
                 _load(stage.files if stage is not None and near else store, whole, state)
             except NewerFormatError:
                 raise
+            except RefusedError as error:
+                refused = error
+                log.error("checkpoint %s is refused, the next older one is tried: %s", whole.name, error)
+                continue
             except (CheckpointError, StoreError) as error:
                 if isinstance(error, StoreError) and not (
                     near or isinstance(error, (CorruptError, NotFoundError))
@@ -102,6 +125,8 @@ def restore(
         if not gone:
             break
         failed = failed or f"checkpoint {gone[0]} went away while it was read"
+    if refused is not None:
+        raise StateError(refused_all(str(refused))) from refused.__cause__
     if step is None and not must and damages.forgiven(state.poisoned):
         return Restored(0, None)
     return none_left(store, run_id, step, must, failed)
@@ -128,6 +153,14 @@ def none_left(store: BlobStore, run_id: str, step: int | None, must: bool, faile
             f"`spotguard ls {store.url}` shows which there are"
         )
     return Restored(0, None)
+
+
+def refused_all(why: str) -> str:
+    """What to say where an object refused a checkpoint and no older one was taken."""
+    return (
+        f"{why}. No older checkpoint could be restored; if the right objects are registered, choose another run id. "
+        "The tensors are the checkpoint's already; guard.step() refuses until a restore succeeds"
+    )
 
 
 def said_of(whole: Whole) -> None:
@@ -239,21 +272,34 @@ def _load(store: BlobStore, whole: Whole, state: State) -> None:
     fill(store, whole, state, fit(whole, state))
 
 
-def fit(whole: Whole, state: State) -> Restoring:
+def fit(whole: Whole, state: State, rank: int = 0) -> Restoring:
     """See that it fits what is registered; nothing is changed.
+
+    A checkpoint that contradicts itself is damaged. One that contradicts only what is registered does not fit.
 
     Raises:
         StateError: it does not.
         CheckpointError: it is not as this version writes it.
     """
-    return state.targets([manifest.state for manifest in whole.manifests], whole.tensors, whole.stand_ins)
+    check_names(whole.manifests[rank % len(whole.manifests)])
+    states = [manifest.state for manifest in whole.manifests]
+    try:
+        return state.targets(states, whole.tensors, whole.stand_ins)
+    except StateError:
+        for manifest in whole.manifests:
+            check_headers(manifest)  # what was changed later fits nobody, either
+        raise
+    except SpotguardError:
+        raise
+    except Exception as error:  # bytes that decode to what no code here expects
+        raise CheckpointError(f"its state cannot be decoded: {said(error)}") from error
 
 
 def fill(store: BlobStore, whole: Whole, state: State, restoring: Restoring, rank: int = 0) -> None:
     """Read it, verified, and hand every object its state.
 
     Raises:
-        StateError: an object's own code refuses.
+        RefusedError: an object's own code refuses.
         CheckpointError: it is damaged.
         StoreError: the store failed.
     """
@@ -262,10 +308,8 @@ def fill(store: BlobStore, whole: Whole, state: State, restoring: Restoring, ran
         nbytes = read(store, Coverage(whole.manifests, whole.tensors), restoring.into, progress=meter.show)
     try:
         warnings = state.put_back(restoring)
-    except StateError as error:
-        raise StateError(
-            f"{error}. The tensors are the checkpoint's already; guard.step() refuses until a restore succeeds"
-        ) from error
+    except Exception as error:  # anybody's own code, given what may be anything
+        raise RefusedError(str(error) if isinstance(error, StateError) else said(error)) from error
     state.poisoned = ""
     warnings += differences(whole.manifests[rank % len(whole.manifests)].environment)
     log.info("restored step %d from %s (%d bytes, verified)", whole.name.step, whole.name, nbytes)

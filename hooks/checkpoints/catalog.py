@@ -28,7 +28,7 @@ from ..format.keys import (
     parse_manifest_name,
     parse_object_name,
 )
-from ..format.manifest import CommitMarker, Kind, Level, RankManifest, referred
+from ..format.manifest import CommitMarker, Kind, Level, RankManifest, most_bytes, referred
 from .shelf import Reads
 
 log = logging.getLogger("spotguard")
@@ -138,6 +138,8 @@ def examine(store: Reads, folder: Folder, folders: list[Folder], *, timeout: flo
     names = [manifest_name(rank, world) for rank in range(world)]
     if missing := [name for name in names if name not in folder.files]:
         raise Partial(f"{len(missing)} of {world} manifests are missing ({missing[0]} is the first)")
+    for name in names:
+        check_size(folder, name, world)
     try:
         manifests = _fetch(store, [folder.prefix + name for name in names], timeout)
     except NotFoundError as error:
@@ -146,6 +148,14 @@ def examine(store: Reads, folder: Folder, folders: list[Folder], *, timeout: flo
     _belongs(merged, folder)
     _check_objects(merged, folder, folders)
     return Whole(folder.run_id, folder.name, merged.manifests, merged.tensors)
+
+
+def check_size(folder: Folder, name: str, world: int) -> None:
+    """Raise CheckpointError where a manifest is too large to be one: before it is read into memory."""
+    if (size := folder.files[name]) > (most := most_bytes(world)):
+        raise CheckpointError(
+            f"{name} has {size} bytes, and no manifest of {world} ranks has more than {most}"
+        )
 
 
 def whole_checkpoints(

@@ -7,7 +7,7 @@ dies in between leaves what no restore takes. Nothing here asks another rank any
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ...providers.errors import CheckpointError, NotFoundError, StoreError
@@ -24,18 +24,40 @@ from ..format.keys import (
     manifest_name,
     parse_attempt,
 )
-from ..format.manifest import AttemptRecord, CommitMarker, RankManifest
+from ..format.manifest import AttemptRecord, CommitMarker, RankManifest, most_bytes
 
 #: More starts than that at the same moment: the store is not telling the truth.
 _MAX_RIVALS = 1000
 
 
-def put_manifest(store: BlobStore, manifest: RankManifest, *, timeout: float | None = None) -> str:
-    """Say what this rank wrote, once all of it is in the store; returns the key."""
+def put_manifest(
+    store: BlobStore,
+    manifest: RankManifest,
+    *,
+    timeout: float | None = None,
+    most: Callable[[int], int] = most_bytes,
+) -> str:
+    """Say what this rank wrote, once all of it is in the store; returns the key.
+
+    Args:
+        store: where.
+        manifest: what to say.
+        timeout: of the request.
+        most: by the number of ranks, the bytes of the largest manifest that is read back.
+
+    Raises:
+        CheckpointError: the manifest is too large to be read back.
+    """
     key = checkpoint_prefix(manifest.run_id, manifest.checkpoint) + manifest_name(
         manifest.rank, manifest.world
     )
-    store.put(key, memoryview(encode_manifest(manifest)), timeout=timeout)
+    data = encode_manifest(manifest)
+    if len(data) > (limit := most(manifest.world)):
+        raise CheckpointError(
+            f"the manifest of rank {manifest.rank} has {len(data)} bytes, and at most {limit} are read back; "
+            "register large lists as tensors"
+        )
+    store.put(key, memoryview(data), timeout=timeout)
     return key
 
 

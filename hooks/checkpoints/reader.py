@@ -10,7 +10,7 @@ and no others. Each comes whole, since its CRC is of all of it, and what is want
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,6 +22,7 @@ from ...providers.stores.store import BlobStore
 from ..format.coverage import Coverage, MergedTensor
 from ..format.dtypes import ITEMSIZE, torch_dtype
 from ..format.leaf import Leaf
+from ..format.proof import check_headers
 from .boxes import Box, common
 from .frames import Frame, box
 from .ranges import Wanted, plan
@@ -54,7 +55,16 @@ def read(
     parts: list[Part] = []
     for name, leaf in into.items():
         parts += parts_of(whole, whole.tensors[name], leaf)
+    _prove(whole, {part.wanted.key for part in parts})
     return fill(store, parts, progress=progress, clock=clock)
+
+
+def _prove(whole: Coverage, keys: Collection[str]) -> None:
+    """See that the objects of these keys hold the tensors that the manifests say."""
+    for manifest in whole.manifests:
+        count = len(manifest.objects)
+        if objects := [index for index in range(count) if manifest.object_key(index) in keys]:
+            check_headers(manifest, objects)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from ...providers.stores.store import BlobStore
 from ..format.codec import NewerFormatError, decode_manifest
 from ..format.keys import MARKER, CheckpointName, parse_manifest_name, parse_object_name
 from ..format.manifest import RankManifest, referred
-from .catalog import Folder, Partial, Whole, examine, scan
+from .catalog import Folder, Partial, Whole, check_size, examine, scan
 from .commit import newest_claim
 
 log = logging.getLogger("spotguard")
@@ -220,7 +220,7 @@ def _of_newer_format(store: BlobStore, folder: Folder, timeout: float | None) ->
     if name is None:
         return False
     try:
-        decode_manifest(store.get(folder.prefix + name, timeout=timeout), name)
+        _manifest(store, folder, name, timeout)
     except NewerFormatError:
         return True
     except (CheckpointError, NotFoundError):
@@ -228,11 +228,17 @@ def _of_newer_format(store: BlobStore, folder: Folder, timeout: float | None) ->
     return False
 
 
+def _manifest(store: BlobStore, folder: Folder, name: str, timeout: float | None) -> RankManifest:
+    if (parsed := parse_manifest_name(name)) is not None:
+        check_size(folder, name, parsed[1])
+    return decode_manifest(store.get(folder.prefix + name, timeout=timeout), folder.prefix + name)
+
+
 def _readable(store: BlobStore, folder: Folder, timeout: float | None) -> Iterator[RankManifest]:
     """The manifests that a save under way has put so far: what they refer to must stay."""
     for name in folder.files:
         if parse_manifest_name(name):
             try:
-                yield decode_manifest(store.get(folder.prefix + name, timeout=timeout), folder.prefix + name)
+                yield _manifest(store, folder, name, timeout)
             except (CheckpointError, NotFoundError):
                 continue  # unreadable, so it will never restore, so it needs nothing

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...providers.clock import Clock
-from ...providers.errors import NotFoundError, StoreError
+from ...providers.errors import CheckpointError, NotFoundError, StoreError
 from ...providers.stores.store import BlobStore
-from ..format.manifest import Chunk
+from ..format.manifest import Chunk, RankManifest
+from ..format.proof import check_headers
 from .catalog import Whole
 from .ranges import Load, Wanted, plan
 from .reading import Progress, Reading
@@ -56,6 +57,14 @@ class _Report:
         with self._lock:
             self._lost.setdefault(key, Damage(key, "", (), str(error), isinstance(error, NotFoundError)))
 
+    def held(self, manifest: RankManifest, index: int) -> None:
+        """Whether an object's header is the one that its manifest gives."""
+        try:
+            check_headers(manifest, [index])
+        except CheckpointError as error:
+            key = manifest.object_key(index)
+            self._found[key, -2] = Damage(key, "", (), str(error).removeprefix(f"{key} "))
+
     def damages(self, keys: Sequence[str]) -> list[Damage]:
         """In the order of the objects and of their bytes; an object that is gone, or too short, once."""
         order = {key: number for number, key in enumerate(keys)}
@@ -86,6 +95,9 @@ def verify(
     """
     wanted = _everything(whole)
     report = _Report()
+    for manifest in whole.manifests:
+        for index in range(len(manifest.objects)):
+            report.held(manifest, index)
     Reading(store, plan(wanted), PlainFrame, report, progress=progress, clock=clock, timeout=timeout).run()
     return report.damages(list(dict.fromkeys(each.key for each in wanted)))
 

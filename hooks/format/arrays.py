@@ -13,7 +13,7 @@ from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from .decoder import Decoder, Malformed, exactly, unbase64
+from .decoder import Decoder, Malformed, exactly, int64, unbase64
 from .encoder import Encoder, refusal
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _parameter(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
 def _torch_size(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
     import torch
 
-    return torch.Size([exactly(size, int) for size in exactly(raw["items"], list)])
+    return torch.Size([int64(size) for size in exactly(raw["items"], list)])
 
 
 def _torch_dtype(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:

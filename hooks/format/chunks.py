@@ -15,7 +15,7 @@ from math import prod
 
 from ...providers.errors import UsageError
 from .dtypes import ITEMSIZE
-from .layout import HEADER_ROOM, header, header_room, label
+from .layout import HEADER_ROOM, header, header_room, label, labels
 from .leaf import Tier
 
 #: Large enough for one connection's best rate; four in flight stay far below the 512 MiB of law 9.
@@ -182,9 +182,13 @@ def _place(items: Sequence[Item], cuts: list[_Cut], tier: Tier) -> PlannedObject
     # Falling item size keeps every piece aligned without holes, which safetensors forbids.
     cuts = sorted(cuts, key=lambda cut: -ITEMSIZE[items[cut.item].dtype])
     offsets = [_global(items[cut.item], cut) for cut in cuts]
-    labels = _labels(items, cuts, offsets)
+    whole = [item.sizes if item.shape is None else item.shape for item in (items[cut.item] for cut in cuts)]
+    called = labels(
+        (items[cut.item].name, shape, corner, cut.sizes)
+        for cut, shape, corner in zip(cuts, whole, offsets, strict=True)
+    )
     head = header(
-        (name, items[cut.item].dtype, cut.sizes, cut.nbytes) for name, cut in zip(labels, cuts, strict=True)
+        (name, items[cut.item].dtype, cut.sizes, cut.nbytes) for name, cut in zip(called, cuts, strict=True)
     )
     pieces = []
     position = len(head)
@@ -201,17 +205,3 @@ def _global(item: Item, cut: _Cut) -> tuple[int, ...]:
     if item.offsets is None:
         return cut.local
     return tuple(base + at for base, at in zip(item.offsets, cut.local, strict=True))
-
-
-def _labels(items: Sequence[Item], cuts: Sequence[_Cut], offsets: Sequence[tuple[int, ...]]) -> list[str]:
-    """Unique within the object, also when a tensor is called as a part of another would be."""
-    labels: list[str] = []
-    seen: set[str] = set()
-    for cut, corner in zip(cuts, offsets, strict=True):
-        item = items[cut.item]
-        name = label(item.name, item.sizes if item.shape is None else item.shape, corner, cut.sizes)
-        while name in seen:
-            name += "'"
-        seen.add(name)
-        labels.append(name)
-    return labels

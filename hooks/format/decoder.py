@@ -56,7 +56,9 @@ class Decoder:
 
     def decode(self, raw: Any, depth: int) -> Any:
         kind = type(raw)
-        if raw is None or kind is bool or kind is int or kind is str:
+        if kind is int:
+            return int64(raw)
+        if raw is None or kind is bool or kind is str:
             return raw
         if kind is float:
             if raw - raw != 0.0:
@@ -111,6 +113,13 @@ def exactly(value: Any, *kinds: type) -> Any:
             f"{type(value).__name__} where {' or '.join(kind.__name__ for kind in kinds)} belongs"
         )
     return value
+
+
+def int64(value: Any) -> int:
+    """The integer, of 64 bits: a larger one is written in hexadecimal."""
+    if not -(2**63) <= exactly(value, int) < 2**63:
+        raise Malformed("an integer of more than 64 bits stands as a plain number")
+    return int(value)
 
 
 def _key(key: Any) -> str:

@@ -50,6 +50,22 @@ def header_room(label: str, dims: int) -> int:
 HEADER_ROOM = _LENGTH.size + 2 + ALIGNMENT
 
 
+def labels(
+    pieces: Iterable[tuple[str, Sequence[int], Sequence[int], Sequence[int]]],
+) -> list[str]:
+    """The labels of an object's pieces, in their order: each piece is (name, shape, offsets, sizes).
+
+    Unique within the object, also if a tensor has the name that a part of another would have.
+    """
+    found: dict[str, None] = {}
+    for name, shape, offsets, sizes in pieces:
+        one = label(name, shape, offsets, sizes)
+        while one in found:
+            one += "'"
+        found[one] = None
+    return list(found)
+
+
 def label(name: str, shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> str:
     """What a piece is called inside its object: the tensor's name, and where a part of it begins."""
     if tuple(sizes) != tuple(shape):

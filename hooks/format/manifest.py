@@ -41,6 +41,13 @@ def named(ranks: Sequence[int]) -> str:
     return f"ranks {few}{' …' if len(ranks) > 8 else ''}"
 
 
+#: Tensors that one rank holds at most: three times those of 100,000 experts with two moments each.
+_MOST_TENSORS = 2**20
+#: Bytes of one tensor's entry, its chunks and its digest: 319 with a name of 80 letters and the largest numbers.
+_TENSOR_BYTES = 512
+#: Bytes of the plain values, and of a rank's number among `missing`.
+_MOST_STATE, _RANK_BYTES = 64 * 2**20, 8
+
 #: What a save was made for. Shown to people, decides nothing.
 Kind = Literal["emergency", "background", "manual"]
 KINDS: tuple[Kind, ...] = ("emergency", "background", "manual")
@@ -208,6 +215,11 @@ class AttemptRecord:
     info: Mapping[str, Any] = field(default_factory=dict)
     created: float = 0.0
     format: int = 1
+
+
+def most_bytes(world: int) -> int:
+    """The largest manifest that one rank of so many may put, and that is read back."""
+    return _MOST_STATE + _MOST_TENSORS * _TENSOR_BYTES + world * _RANK_BYTES
 
 
 def private_name(rank: int, name: str) -> str:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ...providers.errors import StateError
+from ...providers.errors import CheckpointError, StateError
 from ..format.leaf import Leaf, Tier
 from . import factors
 from .modules import Known
-from .parts import Part, StatefulPart, copy_into, freeze, load_into, tensors_in
+from .parts import Part, StatefulPart, copy_into, freeze, load_into, room, tensors_in
 from .shards import Memory, Ranks, Shared, is_dtensor, layout, leaf, local
 from .trees import check_well_formed, steps
 from .worlds import Trees
@@ -303,12 +303,13 @@ class OptimizerPart:
                     same = shards.get(key) == here  # the very shard, or the whole, that all of it was made of
                     whole = here is None or not outline.dim() or outline.shape == param.shape
                     made = None
-                    if is_dtensor(param) and (lies := placed.get(name)) is not None:
-                        made = factors.empty(param, outline, lies, _device(param, host))
-                    elif is_dtensor(param) and name in plain:
-                        made = _empty(param, outline, host) if same else None
-                    elif whole or same:
-                        made = _empty(param, outline, host, alike=word != "step")
+                    with room(name):
+                        if is_dtensor(param) and (lies := placed.get(name)) is not None:
+                            made = factors.empty(param, outline, lies, _device(param, host))
+                        elif is_dtensor(param) and name in plain:
+                            made = _empty(param, outline, host) if same else None
+                        elif whole or same:
+                            made = _empty(param, outline, host, alike=word != "step")
                     if made is None:
                         raise self._cannot_be_cut(key)
                     yield Memory.of(outline, made)
@@ -320,7 +321,9 @@ class OptimizerPart:
     def _check_kind(self, tree: Any) -> None:
         if not isinstance(tree, dict) or "class" not in tree or "param_groups" not in tree:
             raise StateError(f"{self.name}: the checkpoint holds no optimizer under this name")
-        if (cls := tree["class"]) != type(self.optimizer).__qualname__:
+        if type(cls := tree["class"]) is not str:
+            raise CheckpointError(f"{self.name}: the saved optimizer's 'class' is not as it is written")
+        if cls != type(self.optimizer).__qualname__:
             raise StateError(
                 f"{self.name} is {type(self.optimizer).__qualname__} here and {cls} in the checkpoint; "
                 "register the same optimizer, or leave it out of register to start it fresh"

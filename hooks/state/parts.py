@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -29,7 +30,15 @@ from .storage import copyable, expanded, gap, lack
 COPY_AT_BOUNDARY = 8 * 2**20
 
 #: By which somebody's own code says that a state is not for it. (An assertion is one; so are all of `KeyError`'s kin.)
-REFUSALS = (LookupError, ValueError, TypeError, AttributeError, RuntimeError, AssertionError)
+REFUSALS = (
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    AssertionError,
+    ArithmeticError,
+)
 
 
 class Part(Protocol):
@@ -202,6 +211,21 @@ class StatefulPart:
 
     def put_back(self, tree: Any) -> None:
         load_into(self.name, self.value, tree)
+
+
+@contextmanager
+def room(name: str) -> Iterator[None]:
+    """Make a restored tensor's memory inside.
+
+    Raises:
+        StateError: there is none. That is this machine's want, and no damage.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        raise StateError(
+            f"{name} finds no memory here ({said(error)}); restore on a machine with more"
+        ) from error
 
 
 def load_into(name: str, value: Any, state: Any) -> None:

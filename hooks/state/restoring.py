@@ -14,7 +14,7 @@ from ..format.coverage import MergedTensor
 from ..format.dtypes import torch_dtype
 from ..format.encoding import decode
 from ..format.leaf import Leaf
-from .parts import Part, tensors_in
+from .parts import Part, room, tensors_in
 from .shards import Memory, Ranks, local
 from .unlike import unlike
 from .worlds import ByName, Left, Trees, pick, unknown
@@ -112,7 +112,8 @@ def plan(
                 return names.outline(name)
             if name not in made:
                 entry = entries[name]
-                made[name] = torch.empty(entry.shape, dtype=torch_dtype(entry.dtype), device="cpu")
+                with room(name):
+                    made[name] = torch.empty(entry.shape, dtype=torch_dtype(entry.dtype), device="cpu")
                 into[name] = Leaf(name, made[name])
             return made[name]
 

@@ -54,6 +54,7 @@ NEEDS_TORCH = [
             "manual_save_hangs_after_drill",
             "meetings",
             "misuse_variants",
+            "mutations",
             "namesakes",
             "never_steps",
             "next_save",

@@ -14,7 +14,9 @@ from spotguard.hooks.checkpoints.catalog import Whole, find_whole
 from spotguard.hooks.checkpoints.commit import put_manifest
 from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.format.codec import NewerFormatError, encode_manifest
+from spotguard.hooks.format.crc import crc32
 from spotguard.hooks.format.keys import manifest_name
+from spotguard.hooks.format.layout import header
 from spotguard.hooks.format.leaf import Leaf
 from spotguard.hooks.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
 from spotguard.hooks.restore import restore
@@ -177,13 +179,15 @@ def test_with_nothing_sound_nothing_is_trained(made: Made, stores: Stores) -> No
 
 def test_a_chunk_that_only_a_newer_version_can_hold_is_not_gone_back_behind() -> None:
     """It may be good: the restore stops and says what reads it, and the older checkpoint is not touched."""
+    head = header([("a", "uint8", (2**28,), 2**28)])
+    size = len(head) + 2**28
 
     class Huge(FakeStore):
         """Says that it holds what no test should."""
 
         def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
             for info in super().list(prefix, timeout=timeout):
-                yield replace(info, size=8 + 2**28) if "/000000020-" in info.key else info
+                yield replace(info, size=size) if "/000000020-" in info.key else info
 
     class Outline:
         poisoned = ""
@@ -193,8 +197,8 @@ def test_a_chunk_that_only_a_newer_version_can_hold_is_not_gone_back_behind() ->
 
     store = Huge()
     Save(step=10).write(store)
-    entry = TensorEntry("a", "uint8", (2**28,), (Chunk((0,), (2**28,), 0, 8, 8 + 2**28, 0),))
-    held = ObjectEntry("00000-of-00001/0000.safetensors", 8 + 2**28, 8, 0)
+    entry = TensorEntry("a", "uint8", (2**28,), (Chunk((0,), (2**28,), 0, len(head), size, 0),))
+    held = ObjectEntry("00000-of-00001/0000.safetensors", size, len(head), crc32(head))
     put_manifest(store, RankManifest("run", 20, 1, 1, 0, 1, objects=(held,), tensors=(entry,)))
     store.put("run/checkpoints/000000020-0001-0001/00000-of-00001/0000.safetensors", memoryview(b"x"))
     state: Any = Outline()

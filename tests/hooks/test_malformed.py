@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from spotguard.hooks.checkpoints.catalog import Whole, find_whole
 from spotguard.hooks.checkpoints.commit import put_manifest
@@ -59,6 +60,19 @@ MALFORMED: dict[str, Change] = {
     "on_host of numbers": _put("optimizer", "on_host", [1]),
     "other no pairs": lambda state: state["optimizer"].update(other=[1]),
     "other by a list": lambda state: state["optimizer"].update(other=[{"$": "tuple", "items": [[], 1]}]),
+    "a module that is none": lambda state: state.update(model=3),
+    "a moment a number": lambda state: state["optimizer"]["state"]["model/0.weight"].update(exp_avg=0.5),
+    "a moment another's": lambda state: state["optimizer"]["state"]["model/0.weight"].update(
+        exp_avg={"$": "tensor", "name": "model/0.weight"}
+    ),
+    "a tensor a weight": lambda state: state["notes"].update(
+        losses={"$": "tensor", "name": "model/0.weight"}
+    ),
+    "a number a weight": lambda state: state["optimizer"]["param_groups"][0].update(
+        lr={"$": "tensor", "name": "model/0.weight"}
+    ),
+    "a class that is none": _put("optimizer", "class", 3),
+    "python's out of range": lambda state: state["rng"]["python"]["items"][1]["items"].__setitem__(0, 2**70),
     "a weight a number": lambda state: state["model"].update({next(iter(state["model"])): 3}),
     "generators a list": lambda state: state.update(rng=[]),
     "python's a number": lambda state: state["rng"].update(python=3),
@@ -82,7 +96,8 @@ def test_a_malformed_manifest_sends_to_the_next_older_checkpoint(kind: str) -> N
 
 
 MISFITS: dict[str, Change] = {
-    "a module that is none": lambda state: state.update(model=3),
+    "another optimizer": _put("optimizer", "class", "Lion"),
+    "a name that is gone": lambda state: state.pop("scheduler"),
     "moments of a stranger": lambda state: state["optimizer"]["state"].update({"model/ghost": {"step": 1}}),
 }
 
@@ -146,3 +161,52 @@ def test_after_a_restore_that_ended_in_its_middle_nobody_trains_or_saves() -> No
         assert guard._state.poisoned == ""
         guard._state.collect()
         assert different(job.bits(), states[done]) == []
+
+
+@pytest.mark.parametrize("other", ["shape", "dtype", "kind"])
+def test_a_wrong_registration_is_no_damage(other: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Each checkpoint is sound, so no older one is taken, nothing is called damaged, and nothing was changed."""
+    store = WatchedStore()
+    saved(store)
+    job = small(width=24) if other == "shape" else small()
+    if other == "dtype":
+        job.values["model"].to(torch.bfloat16)
+    elif other == "kind":
+        job.values["scheduler"] = Moody()
+        job.values["scheduler"].moody = True
+    before = job.bits()
+    with guarded(store, job.values) as guard:
+        with pytest.raises(StateError, match=r"checkpoint|refuses"):
+            guard.restore()
+        if other != "kind":
+            assert guard._state.poisoned == ""
+            assert different(job.bits(), before) == []
+    assert "damaged" not in caplog.text
+
+
+def test_an_object_that_refuses_the_newest_and_takes_an_older_one_has_found_damage() -> None:
+    """What it refuses, it saved itself: the older checkpoint is restored, whole."""
+    store = WatchedStore()
+
+    def make() -> Job:
+        job = small()
+        job.values["moody"] = Moody()
+        return job
+
+    class Strict(Moody):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            if state["on"] != 1:
+                raise OverflowError("out of range")
+
+    states = saved(store, make)
+    whole = find_whole(store, "run")
+    assert whole is not None
+    dict_of(whole)["moody"] = {"on": 7}
+    put_manifest(store, whole.manifests[0])
+    job = make()
+    job.values["moody"] = Strict()
+    with guarded(store, job.values) as guard:
+        done = guard.restore()
+        assert guard._state.poisoned == ""
+    assert done == whole.name.step - 1
+    assert different(job.bits(), states[done]) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,11 +16,12 @@ from spotguard.hooks.checkpoints.catalog import (
     whole_checkpoints,
 )
 from spotguard.hooks.checkpoints.commit import claim_attempt, put_manifest
+from spotguard.hooks.checkpoints.retention import prune
 from spotguard.hooks.format.codec import NewerFormatError, encode_manifest
 from spotguard.hooks.format.keys import MARKER, CheckpointName, manifest_name
-from spotguard.hooks.format.manifest import FORMAT
+from spotguard.hooks.format.manifest import FORMAT, Chunk, RankManifest, TensorEntry, most_bytes
 from spotguard.providers.errors import CheckpointError, UnavailableError
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.store import BlobStore, ObjectInfo
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore, Fault, Killed
@@ -62,6 +64,41 @@ def test_a_chosen_step_is_found() -> None:
     assert found is not None
     assert found.name == CheckpointName(2, 10, 0)
     assert find_whole(store, "run", step=15) is None
+
+
+class Swollen(FakeStore):
+    """Says that the newest manifest of rank 1 has more bytes than any can have."""
+
+    def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
+        for info in super().list(prefix, timeout=timeout):
+            large = info.key.endswith("000000020-0001-0000/00001-of-00002.json")
+            yield replace(info, size=most_bytes(2) + 1) if large else info
+
+
+def test_a_manifest_that_is_too_large_is_refused_before_it_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    """It could fill all memory. It is damage, and the next older checkpoint is taken; nor does a prune read it."""
+    store = Swollen()
+    for step in (10, 20):
+        Save(step=step).write(store)
+    store.calls.clear()
+    assert newest(store) == "000000010-0001-0000"
+    assert "00001-of-00002.json has 603979793 bytes, and no manifest of 2 ranks has more" in caplog.text
+    prune(store, "run", keep=1)
+    asked = [
+        key for verb, key in store.calls if verb == "get" and key.endswith("20-0001-0000/00001-of-00002.json")
+    ]
+    assert asked == []
+
+
+def test_the_cap_of_a_manifest_follows_from_the_ranks_and_the_tensors() -> None:
+    """Ten thousand ranks of a mixture of 100,000 experts are far below it; a terabyte is above it."""
+    name = "optimizer/state/model/layers.47.mlp.experts.127.gate_up_proj.weight/exp_avg_sq"
+    chunk = Chunk((123456, 0), (123456, 16384), 1234, 123456789, 123456789, 2**32 - 1)
+    entries = (TensorEntry(name, "bfloat16", (2**20, 16384), (chunk,), "bfloat16"),)
+    plain = RankManifest("run", 10, 1, 0, 0, 10_000, missing=())
+    one = len(encode_manifest(replace(plain, tensors=entries, digests={name: 2**32 - 1})))
+    each = one - len(encode_manifest(plain))
+    assert 300_000 * each < most_bytes(10_000) < most_bytes(20_000) < 2**30
 
 
 def test_step_0_may_be_chosen() -> None:

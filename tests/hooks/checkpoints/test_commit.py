@@ -16,8 +16,9 @@ from spotguard.hooks.checkpoints.commit import (
     put_manifest,
     put_marker,
 )
-from spotguard.hooks.format.codec import decode_attempt
+from spotguard.hooks.format.codec import decode_attempt, encode_manifest
 from spotguard.hooks.format.keys import MARKER, attempt_key, manifest_name
+from spotguard.hooks.format.manifest import RankManifest
 from spotguard.providers.errors import CheckpointError, UnavailableError
 from spotguard.providers.stores.store import ObjectInfo
 from tests.fakes.called import CalledStore
@@ -32,6 +33,19 @@ def test_who_is_alone_marks_what_is_whole() -> None:
     store.calls.clear()
     assert mark_alone(store, mine, created=1.0).objects == len(mine.objects)
     assert store.calls == [("put", save.prefix + MARKER)]
+
+
+def test_a_manifest_that_would_not_be_read_back_is_not_put() -> None:
+    """Nothing is committed that no restore takes."""
+    store = FakeStore()
+    manifest = RankManifest("run", 10, 1, 0, 0, 4, state={"notes": ["x"] * 100})
+    size = len(encode_manifest(manifest))
+    with pytest.raises(
+        CheckpointError,
+        match=rf"rank 0 has {size} bytes, and at most {size - 1} are read back; register large",
+    ):
+        put_manifest(store, manifest, most=lambda world: size - 5 + world)
+    assert not store.objects
 
 
 def test_a_manifest_that_is_not_whole_is_not_marked() -> None:

@@ -17,7 +17,9 @@ from spotguard.hooks.checkpoints.writer import Writer
 from spotguard.hooks.format.chunks import OBJECT_BYTES
 from spotguard.hooks.format.codec import NewerFormatError
 from spotguard.hooks.format.coverage import Coverage, coverage
+from spotguard.hooks.format.crc import crc32
 from spotguard.hooks.format.keys import CheckpointName
+from spotguard.hooks.format.layout import header
 from spotguard.hooks.format.leaf import Leaf
 from spotguard.hooks.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
 from spotguard.providers.clock import SystemClock
@@ -173,8 +175,10 @@ def test_failures_for_now_cost_what_was_asked_and_no_more(every: int) -> None:
 def test_what_this_version_cannot_hold_is_refused_before_anything_is_asked() -> None:
     """A chunk of another version's: no damage, so nothing older is taken for it."""
     store = FakeStore()
-    entry = TensorEntry("a", "uint8", (2**28,), (Chunk((0,), (2**28,), 0, 8, 8 + 2**28, 0),))
-    object_ = ObjectEntry("00000-of-00001/0000.safetensors", 8 + 2**28, 8, 0)
+    head = header([("a", "uint8", (2**28,), 2**28)])
+    end = len(head) + 2**28
+    entry = TensorEntry("a", "uint8", (2**28,), (Chunk((0,), (2**28,), 0, len(head), end, 0),))
+    object_ = ObjectEntry("00000-of-00001/0000.safetensors", end, len(head), crc32(head))
     whole = coverage([RankManifest("run", 0, 1, 0, 0, 1, objects=(object_,), tensors=(entry,))])
     with pytest.raises(NewerFormatError, match="a has a chunk of 256 MiB"):
         read(store, whole, {"a": torch.empty(2**28, dtype=torch.uint8, device="meta")})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spotguard.hooks.checkpoints.catalog import Whole, find_whole
+from spotguard.hooks.checkpoints.commit import put_manifest
 from spotguard.hooks.checkpoints.verify import verify
 from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore
@@ -76,3 +79,15 @@ def test_objects_of_an_earlier_checkpoint_are_read_too() -> None:
     key = manifests[0].object_key(chunk.object)
     store.corrupt(key, chunk.start)
     assert [damage.key for damage in verify(store, found(store))] == [key]
+
+
+def test_a_manifest_that_describes_its_objects_otherwise_is_found() -> None:
+    """Each byte is the one that was written, and means something else: one damage for each such object."""
+    store = FakeStore()
+    (manifest,) = Save(world=1, target=2**20).write(store)
+    entries = tuple(
+        each._replace(dtype="int32") if each.dtype == "float32" else each for each in manifest.tensors
+    )
+    put_manifest(store, replace(manifest, tensors=entries))
+    (damage,) = verify(store, found(store))
+    assert str(damage).endswith("header: has the header of other tensors than its manifest says")

@@ -7,11 +7,15 @@ import threading
 import pytest
 import torch
 
-from spotguard.hooks.checkpoints.draft import Written
+from spotguard.hooks.checkpoints.draft import Draft, Landed, Written
 from spotguard.hooks.checkpoints.effort import Abandoned, Effort
+from spotguard.hooks.checkpoints.frames import Frame
+from spotguard.hooks.checkpoints.rate import Link
 from spotguard.hooks.checkpoints.retry import retry
+from spotguard.hooks.checkpoints.work import Work
 from spotguard.hooks.checkpoints.writer import Writer
 from spotguard.hooks.format.chunks import OBJECT_BYTES
+from spotguard.hooks.format.crc import crc32
 from spotguard.hooks.format.keys import checkpoint_prefix
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CorruptError, StoreError, UnavailableError
@@ -115,6 +119,25 @@ def test_a_put_that_lags_is_sent_again() -> None:
         data = store.objects[checkpoint_prefix("run", NAME) + entry.name]
         assert len(data) == entry.size
     lame.go.set()
+    writer.close()
+
+
+def test_a_frame_that_is_in_use_again_is_not_sent_in_the_place_of_a_late_object() -> None:
+    """The first put has come back while the second was copying: what was copied is another object's bytes."""
+    store = FakeStore()
+    writer = Writer(store, "run")
+    what = leaves(a=torch.ones(4))
+    outline = writer.outline(what)
+    work = Work(Draft(outline), [0], NAME, 1, Effort(ManualClock(), 2000.0), None, str, Link())
+    size = outline.nbytes
+    reused, right = memoryview(bytes(size)), memoryview(b"x" * size)
+    late = work.starts(0, reused, crc32(right), Landed([0], NAME))
+    writer._send_again(work, Frame(size), late)
+    assert store.calls == [], "nothing was sent"
+    assert not work.draft.landed
+    late.data = right
+    writer._send_again(work, Frame(size), late)
+    assert list(store.objects.values()) == [bytes(right)]
     writer.close()
 
 

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,96 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     finally:
         subprocess.run(["mount", "-o", "remount,rw", folder], check=False, capture_output=True)
         subprocess.run(["umount", "-l", folder], check=True)
+
+
+# --- durable, in order -----------------------------------------------------------------------------------------------
+
+
+class Disk:
+    """Notes what a store asks of the disk, in order, by path: each call is made all the same."""
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.done: list[tuple[str, str]] = []
+        self._root = root
+        for name in ("write", "fsync"):
+            patch.setattr(os, name, self._by_number(name, getattr(os, name)))
+        for name in ("replace", "link"):
+            patch.setattr(os, name, self._by_names(name, getattr(os, name)))
+        patch.setattr(os, "mkdir", self._makes(os.mkdir))
+
+    def _note(self, what: str, path: str) -> None:
+        name = os.path.relpath(path, self._root)
+        self.done.append((what, "temporary" if ".put-" in name else name))
+
+    def _by_number(self, what: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(fd: int, *rest: Any) -> Any:
+            self._note(what, os.readlink(f"/proc/self/fd/{fd}"))
+            return call(fd, *rest)
+
+        return noted
+
+    def _by_names(self, what: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(source: str, target: str) -> None:
+            self._note(what, target)
+            call(source, target)
+
+        return noted
+
+    def _makes(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(path: str, *rest: Any) -> None:
+            call(path, *rest)
+            self._note("mkdir", path)
+
+        return noted
+
+
+@pytest.mark.parametrize("publish", ["replace", "link"])
+def test_bytes_are_flushed_before_their_name_and_the_name_before_the_answer(
+    publish: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that dies at any instant leaves no name without its bytes, and loses nothing that was answered."""
+    store = FileStore(tmp_path / "store")
+    disk = Disk(tmp_path, monkeypatch)
+    put = store.put if publish == "replace" else store.put_if_absent
+    put("run/checkpoints/one", memoryview(b"bytes"))
+    folders = [
+        ("mkdir", "store"),
+        ("fsync", "."),
+        ("mkdir", "store/run"),
+        ("fsync", "store"),
+        ("mkdir", "store/run/checkpoints"),
+        ("fsync", "store/run"),
+    ]
+    one = [
+        ("write", "temporary"),
+        ("fsync", "temporary"),
+        (publish, "store/run/checkpoints/one"),
+        ("fsync", "store/run/checkpoints"),
+    ]
+    assert disk.done == [*folders, *one]
+    disk.done.clear()
+    put("run/checkpoints/two", memoryview(b"bytes"))
+    assert disk.done == [*one[:2], (publish, "store/run/checkpoints/two"), one[3]]
+
+
+@pytest.mark.parametrize("fails", ["temporary", "store/run"])
+def test_what_cannot_be_flushed_is_not_put(
+    fails: str, store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of fsync(2) is the put's: of the bytes, no name appears; of the folder, nobody is told that it is there."""
+    store.put("run/before", memoryview(b"bytes"))
+    flush = os.fsync
+
+    def fsync(fd: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{fd}")
+        if ".put-" in name if fails == "temporary" else name.endswith(fails):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        flush(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(UnavailableError, match="Input/output error"):
+        store.put("run/one", memoryview(b"bytes"))
+    assert (fails != "temporary") == ("run/one" in [info.key for info in store.list("")])
 
 
 # --- the disk says no ----------------------------------------------------------------------------------------------
