@@ -12,6 +12,7 @@ from spotguard.hooks.checkpoints.effort import Effort
 from spotguard.hooks.checkpoints.frames import box
 from spotguard.hooks.checkpoints.patience import PatientStore
 from spotguard.hooks.checkpoints.ranges import GAP_BYTES, REQUEST_BYTES
+from spotguard.hooks.checkpoints.reader import fill, parts_of
 from spotguard.hooks.checkpoints.reader import read as read_leaves
 from spotguard.hooks.checkpoints.writer import Writer
 from spotguard.hooks.format.chunks import OBJECT_BYTES
@@ -183,6 +184,19 @@ def test_what_this_version_cannot_hold_is_refused_before_anything_is_asked() -> 
     with pytest.raises(NewerFormatError, match="a has a chunk of 256 MiB"):
         read(store, whole, {"a": torch.empty(2**28, dtype=torch.uint8, device="meta")})
     assert store.calls == []
+
+
+def test_a_chunk_for_two_memories_is_read_once() -> None:
+    """Also one that takes several requests: no byte is asked for twice, and both memories have all of it."""
+    store = Reads()
+    tensor = torch.rand(REQUEST_BYTES // 4 + 1000)
+    whole = written(store, a=tensor)
+    both = [torch.zeros_like(tensor), torch.zeros_like(tensor)]
+    parts = [part for into in both for part in parts_of(whole, whole.tensors["a"], Leaf("a", into))]
+    assert fill(store, parts) == tensor.nbytes
+    assert len(store.reads) > 1
+    assert store.nbytes == tensor.nbytes
+    assert all(torch.equal(into, tensor) for into in both)
 
 
 def test_a_rounded_moment_comes_back_in_its_own_dtype() -> None:

@@ -128,7 +128,7 @@ def test_a_frame_that_is_in_use_again_is_not_sent_in_the_place_of_a_late_object(
     writer = Writer(store, "run")
     what = leaves(a=torch.ones(4))
     outline = writer.outline(what)
-    work = Work(Draft(outline), [0], NAME, 1, Effort(ManualClock(), 2000.0), None, str, Link())
+    work = Work(Draft(outline), [0], NAME, 1, Effort(Impatient(), 2000.0), None, str, Link())
     size = outline.nbytes
     reused, right = memoryview(bytes(size)), memoryview(b"x" * size)
     late = work.starts(0, reused, crc32(right), Landed([0], NAME))
