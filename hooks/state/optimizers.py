@@ -322,7 +322,7 @@ class OptimizerPart:
         if not isinstance(tree, dict) or "class" not in tree or "param_groups" not in tree:
             raise StateError(f"{self.name}: the checkpoint holds no optimizer under this name")
         if type(cls := tree["class"]) is not str:
-            raise CheckpointError(f"{self.name}: the saved optimizer's 'class' is not as it is written")
+            raise CheckpointError(f"{self.name}: the saved optimizer's {'class'!r} is not as it is written")
         if cls != type(self.optimizer).__qualname__:
             raise StateError(
                 f"{self.name} is {type(self.optimizer).__qualname__} here and {cls} in the checkpoint; "
