@@ -156,7 +156,7 @@ def none_left(store: BlobStore, run_id: str, step: int | None, must: bool, faile
 
 
 def refused_all(why: str) -> str:
-    """What to say where an object refused a checkpoint and no older one was taken."""
+    """The message if an object refused a checkpoint and no older one was taken."""
     return (
         f"{why}. No older checkpoint could be restored; if the right objects are registered, choose another run id. "
         "The tensors are the checkpoint's already; guard.step() refuses until a restore succeeds"

@@ -38,8 +38,24 @@ PATIENCE = 30.0
 WORLD = 4
 
 
-def state(rank: int, value: int) -> State:
-    made = State({"notes": {"a": torch.full((3,), value)}}, lambda frame: None, rank=rank, world=WORLD)
+class Fussy:
+    """Refuses the states of some steps."""
+
+    def __init__(self, step: int, refuses: Sequence[int] = ()) -> None:
+        self.step, self._refuses = step, refuses
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["step"] in self._refuses:
+            raise ValueError(f"not {state['step']}")
+        self.step = state["step"]
+
+
+def state(rank: int, value: int, fussy: Fussy | None = None) -> State:
+    values = {"notes": {"a": torch.full((3,), value)}, "fussy": fussy or Fussy(0)}
+    made = State(values, lambda frame: None, rank=rank, world=WORLD)
     made.at_boundary()
     return made
 
@@ -48,7 +64,7 @@ def saved(store: FakeStore, step: int) -> str:
     """A checkpoint of all ranks; returns where it lies."""
     name = CheckpointName(1, step, 0)
     for rank in range(WORLD):
-        collected = state(rank, 10 * step + rank).collect()
+        collected = state(rank, 10 * step + rank, Fussy(step)).collect()
         with closing(Writer(store, "run", rank, WORLD)) as writer:
             effort = Effort(SystemClock())
             written = writer.write(
@@ -61,12 +77,16 @@ def saved(store: FakeStore, step: int) -> str:
     return checkpoint_prefix("run", name)
 
 
-def restored(store: FakeStore, machines: Sequence[str]) -> list[Any]:
-    """What each rank has then, or why it has nothing."""
+def restored(store: FakeStore, machines: Sequence[str], refuses: Sequence[int] = ()) -> list[Any]:
+    """What each rank has then, or why it has nothing.
+
+    Args:
+        refuses: steps that an object of rank 2 does not take.
+    """
     met = cast(Store, HashStore())
 
     def one(rank: int) -> Any:
-        here = state(rank, -1)
+        here = state(rank, -1, Fussy(0, refuses if rank == 2 else ()))
         channel = Channel.join(met, rank, WORLD, machines[rank], SystemClock(), meet=lambda _: b"life")
         try:
             done = restore_together(channel, store, "run", here, step=None, must=False)
@@ -125,6 +145,29 @@ def test_damage_that_one_rank_finds_sends_all_to_the_older_one(
     assert restored(store, "aabb") == [(7, [70 + rank] * 3) for rank in range(WORLD)]
     assert fetched(store, older) == fetched(store, newer) == [2] * WORLD
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_an_object_of_one_rank_refuses_sends_all_to_the_older_one() -> None:
+    """It takes that, so the newer one is damaged."""
+    store = FakeStore()
+    for step in (7, 8):
+        saved(store, step)
+    assert restored(store, "abcd", refuses=[8]) == [(7, [70 + rank] * 3) for rank in range(WORLD)]
+
+
+def test_an_object_that_refuses_every_checkpoint_is_another_one_than_was_saved(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """No rank is told of damage, and none begins at 0."""
+    store = FakeStore()
+    for step in (7, 8):
+        saved(store, step)
+    for said in restored(store, "abcd", refuses=[7, 8]):
+        assert said.startswith(
+            "rank 2: fussy: Fussy.load_state_dict refuses the checkpoint's state (ValueError: not 7)"
+        )
+        assert "No older checkpoint could be restored" in said
+    assert "damaged" not in caplog.text
 
 
 def both(first: Callable[[Channel], Any], second: Callable[[Channel], Any]) -> list[Any]:

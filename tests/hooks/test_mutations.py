@@ -108,7 +108,7 @@ def _places(value: Any, path: Path = ()) -> Iterator[Path]:
 
 
 def _others(value: Any) -> list[Any]:
-    """What may stand in its place."""
+    """Values that may stand in its place."""
     near: list[Any] = []
     if isinstance(value, str):
         near = [value + "x", value[:-1], value.swapcase()]
@@ -144,7 +144,7 @@ def sealed(manifest: Any) -> bytes:
 
 # --- what becomes of it ----------------------------------------------------------------------------------------
 
-#: What a sound checkpoint of another script says: names and classes, of which nothing else in the manifest knows.
+#: Places at which a sound checkpoint of another script differs: names and classes that the manifest says only once.
 _REGISTRATION: tuple[Callable[[Path], bool], ...] = (
     lambda path: path[:1] == ("state",) and len(path) == 2,
     lambda path: path[:3] == ("state", "optimizer", "param_groups"),
@@ -173,7 +173,7 @@ class Trial:
         self.tensors |= {path for path in self.states[TOTAL] if "exp_avg" in path or path.endswith(".step")}
 
     def case(self, path: Path, other: Any, caplog: pytest.LogCaptureFixture) -> str:
-        """What became of it: newest, older, value or refused."""
+        """One case. Returns newest, older, value or refused, by what the restore did."""
         caplog.clear()
         store = FakeStore()
         store.objects = {**self.objects, self.key: sealed(_changed(self.manifest, path, other))}
