@@ -199,7 +199,8 @@ def test_a_chunk_that_only_a_newer_version_can_hold_is_not_gone_back_behind() ->
     Save(step=10).write(store)
     entry = TensorEntry("a", "uint8", (2**28,), (Chunk((0,), (2**28,), 0, len(head), size, 0),))
     held = ObjectEntry("00000-of-00001/0000.safetensors", size, len(head), crc32(head))
-    put_manifest(store, RankManifest("run", 20, 1, 1, 0, 1, objects=(held,), tensors=(entry,)))
+    tree = {"a": {"$": "tensor", "name": "a"}}
+    put_manifest(store, RankManifest("run", 20, 1, 1, 0, 1, objects=(held,), tensors=(entry,), state=tree))
     store.put("run/checkpoints/000000020-0001-0001/00000-of-00001/0000.safetensors", memoryview(b"x"))
     state: Any = Outline()
     with pytest.raises(NewerFormatError, match="a has a chunk of 256 MiB"):
