@@ -19,6 +19,8 @@ from ..providers.notice import NoticeKind
 
 #: How a notice ended that was taken back while training could go on: nothing had to be committed.
 WITHDRAWN = "withdrawn"
+#: How a command ended that nobody killed: after the signal for a command in which nobody is registered, or without any word.
+SIGNALLED, BY_ITSELF = "signalled", "ended by itself"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,13 @@ class Outcome:
     @property
     def failed(self) -> bool:
         """Whether work is lost: the machine goes, and not all has been committed."""
-        return self.committed is None and self.ended != WITHDRAWN
+        return self.committed is None and self.ended != WITHDRAWN and not self.ended_well
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether a command in which nobody was registered ended with 0. Its own save, if it makes one, has then succeeded as far
+        as an agent can know."""
+        return not self.sessions and self.returncode == 0 and self.ended in (SIGNALLED, BY_ITSELF)
 
     def tally(self) -> str:
         """How many of how many ranks have committed: of the job's, as far as they are on this machine."""
@@ -110,7 +118,7 @@ class Outcome:
         """Everything in plain JSON, without clocks."""
         body = dataclasses.asdict(self)
         del body["seen_at"]
-        return {**_rounded(body), "line": self.line()}
+        return {**_rounded(body), "ended_well": self.ended_well, "line": self.line()}
 
     def record(self, seen: datetime) -> dict[str, Any]:
         """The JSON record. `seen` is `seen_at` on the wall clock."""
@@ -140,7 +148,9 @@ class Outcome:
             parts.append(f"COMMITTED{which} after {self.committed:.2f} s{spare}{less}")
         elif self.failed:
             parts.append(f"NOT COMMITTED ({self.why})")
-        before = "" if self.committed is not None or self.failed else " before the commit"
+        elif self.ended_well:
+            parts.append(f"the command ended with 0 ({self.why})")
+        before = " before the commit" if self.committed is None and self.ended == WITHDRAWN else ""
         parts.append(f"{self.ended}{before}")
         if self.code is not None:
             parts.append(f"exit code {self.code}")

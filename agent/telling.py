@@ -251,9 +251,17 @@ class Telling(Hearing):
     def _no_drill(self, event: Asked) -> str:
         if self.pending is not None or self.outlive_at is not None or self._stopping:
             return "a notice is being handled now: a drill would disturb it"
-        if not any(event.uid in (0, s.uid) for s in self.sessions.values()):
+        if any(event.uid in (0, s.uid) for s in self.sessions.values()):
+            return ""
+        if not self._running or self.policy.signal is None or self.sessions:
             return "no training process is registered here: nothing would be saved"
-        return ""
+        if event.preempt:
+            return ""
+        name = signal.Signals(self.policy.signal).name
+        return (
+            f"no training process is registered here; if the command saves by itself at {name}, rehearse that with "
+            "spotguard drill --preempt, which ends it"
+        )
 
     def _rehearsed(self, p: Pending, ended: str) -> None:
         for number, part in p.parts.items():

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
+import pytest
+
+from spotguard.agent.outcome import Outcome
 from spotguard.hooks.protocol import Leave, Preempt
 from tests.agent.telling import only
 from tests.fakes.story import Story
@@ -127,3 +131,92 @@ def test_a_process_that_lost_its_socket_and_then_dies_has_failed() -> None:
     story.until(3)
     story.closes(session)
     assert only(story.signals) == [TERM]
+
+
+def ended(returncode: int, *, at: float = 3.0) -> Outcome:
+    """A command without a registered process is noticed, and ends so."""
+    story = Story()
+    story.notice()
+    story.until(at)
+    story.ends(returncode)
+    assert story.code == 75
+    (outcome,) = story.outcomes
+    return outcome
+
+
+def test_a_save_of_its_own_that_ended_with_0_is_no_failure() -> None:
+    """Nobody can see what it saved: its code is all that there is, and the line claims no commit."""
+    outcome = ended(0)
+    assert (outcome.failed, outcome.ended_well, outcome.committed) == (False, True, None)
+    assert outcome.line().endswith(
+        "the command ended with 0 (no process was registered), signalled, exit code 75"
+    )
+    assert "COMMITTED" not in outcome.line()
+    assert outcome.summary()["ended_well"] is True
+
+
+@pytest.mark.parametrize("returncode", [-TERM, 1, 75])
+def test_any_other_end_of_it_is_reported_as_lost(returncode: int) -> None:
+    outcome = ended(returncode)
+    assert (outcome.failed, outcome.ended_well) == (True, False)
+    assert "NOT COMMITTED (no process was registered)" in outcome.line()
+
+
+def test_a_command_that_was_killed_has_not_ended_well() -> None:
+    assert ended(0, at=108).failed, "what it did before SIGKILL is not known"
+
+
+def test_a_command_that_had_come_to_its_end_is_no_failure() -> None:
+    """`--signal none`: no signal was sent, and it was simply done."""
+    story = Story(signal=None)
+    story.notice()
+    story.ends(0)
+    assert (story.code, story.outcomes[0].failed) == (0, False)
+
+
+def test_a_training_process_that_did_not_commit_is_a_failure_whatever_the_code() -> None:
+    story = Story()
+    session = story.opens()
+    story.notice()
+    story.fails(session)
+    story.ends(0)
+    assert story.outcomes[0].failed
+
+
+def test_a_drill_of_a_command_that_saves_by_itself_is_played_to_the_end_only() -> None:
+    """The signal cannot be taken back, so a plain drill says how to rehearse it, and nothing is sent."""
+    story = Story()
+    story.asks()
+    (tell,) = story.tells
+    assert (
+        "no training process is registered here; if the command saves by itself at SIGTERM"
+        in tell.body["error"]
+    )
+    assert "spotguard drill --preempt" in tell.body["error"]
+    assert story.signals == []
+    story.asks(preempt=True)
+    assert only(story.signals) == [TERM]
+    story.until(1)
+    story.ends(0)
+    assert story.code == 75
+    told = story.tells[-1].body["outcome"]
+    assert (told["drill"], told["ended_well"], told["code"]) == (True, True, 75)
+
+
+@pytest.mark.parametrize("policy", [{"signal": None}, {"command": False}])
+def test_a_drill_is_refused_where_nobody_would_be_told(policy: dict[str, Any]) -> None:
+    """`--signal none`, and a service, which signals nobody."""
+    story = Story(**policy)
+    story.asks(preempt=True)
+    assert story.tells[-1].body == {"error": "no training process is registered here: nothing would be saved"}
+    assert story.machine.pending is None
+    assert story.signals == []
+
+
+def test_a_drill_of_one_user_does_not_end_what_another_one_trains() -> None:
+    """Under sudo the training is root's, and so is its drill."""
+    story = Story()
+    story.opens(uid=0)
+    story.asks(uid=1000, preempt=True)
+    assert "nothing would be saved" in story.tells[-1].body["error"]
+    assert story.signals == []

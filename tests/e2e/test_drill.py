@@ -84,6 +84,31 @@ def test_where_nothing_is_guarded_both_say_so(machine: Machine) -> None:
     assert (drill.ended(), drill.err.to_the_end().count("\n")) == (1, 1)
 
 
+def test_a_command_that_saves_by_itself_at_sigterm_is_rehearsed_to_the_end(machine: Machine) -> None:
+    """A plain drill says how, and ends nothing; its own save that ends with 0 is no error."""
+    running = machine.run(
+        "", "sh", "-c", 'trap "echo saved; exit 0" TERM; echo trains; while :; do read x; done'
+    )
+    running.out.until("^trains$")
+    code, said = answers(machine, "status")
+    assert said[0]["agents"][0]["sessions"] == []
+    plain = machine.spotguard("drill")
+    assert plain.ended() == 1
+    assert "spotguard drill --preempt" in plain.err.to_the_end()
+    assert running.running
+
+    code, said = answers(machine, "drill", "--preempt")
+    assert (code, running.ended()) == (0, 75)
+    outcome = said[-1]["outcome"]
+    assert (outcome["ended"], outcome["returncode"], outcome["ended_well"]) == ("signalled", 0, True)
+    assert running.out.to_the_end().splitlines() == ["trains", "saved"]
+    log = running.err.to_the_end()
+    assert "the command ended with 0 (no process was registered), signalled, exit code 75" in log
+    assert "ERROR" not in log
+    assert "NOT COMMITTED" not in log
+    assert machine.committed() == []
+
+
 def test_a_run_that_counts_on_no_warning_is_drilled_for_a_said_one_only(machine: Machine) -> None:
     """30 s that nobody gave it would make a verdict that no notice keeps."""
     running = machine.run("--window 0", "sh", "-c", "read end")

@@ -18,8 +18,10 @@ The checkpoint is a real one. With --preempt the job also ends, as after a real 
 --window it plays the warning that the run counts on, as the doctor does: what its --window says,
 else what its cloud gives, else the 25 s that a SIGTERM leaves. The verdict at the end is the
 doctor's, from what happened: how much fits into such a warning.
-Exit code 0 where a full checkpoint was committed inside the window; 1 else, also with a lower
-level, and where the script uses spotguard wrongly (spotguard status says how)."""
+A command in which nobody registered is rehearsed with --preempt only: it gets the signal.
+Exit code 0 where a full checkpoint was committed inside the window, or where such a command ended
+with 0; 1 else, also with a lower level, and where the script uses spotguard wrongly (spotguard
+status says how)."""
 
 EXAMPLES = """\
 examples:
@@ -64,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
                 if judged.advice():
                     print(f"what to do: {judged.advice()}", flush=True)
     full = outcome.get("committed") is not None and outcome.get("level") == "full"
-    return 0 if full and not job.misuse(before) else 1
+    return 0 if outcome.get("ended_well") or (full and not job.misuse(before)) else 1
 
 
 def _line(body: dict[str, Any]) -> str:
