@@ -32,6 +32,7 @@ from .events import (
     Watching,
 )
 from .hearing import OUTLIVED, Command, Policy
+from .outcome import BY_ITSELF, SIGNALLED
 from .pending import Pending
 from .serving import Serving
 from .signals import PASSED_ON
@@ -53,7 +54,7 @@ BY_HAND = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 #: `EX_CONFIG`: every checkpoint is damaged (`hooks.anew`). Another start would find the same.
 BEYOND_US = 78
 #: Notices behind which no machine goes away.
-OF_A_PERSON = frozenset({NoticeKind.SIGNAL, NoticeKind.DRILL})
+OF_A_PERSON = frozenset({NoticeKind.SIGNAL, NoticeKind.DRILL, NoticeKind.ORPHAN})
 
 
 class Machine(Serving):
@@ -81,10 +82,20 @@ class Machine(Serving):
 
     # --- the ways in ---
 
-    def begin(self, now: float) -> list[Action]:
-        """The first actions: the command is launched."""
+    def begin(self, now: float, orphan: int | None = None) -> list[Action]:
+        """The first actions: the command is launched.
+
+        Args:
+            orphan: the command of an agent that was killed; 0 if only other processes of it are left. It ends before, with
+                its newest state saved: two that train under one run id would each restore the other's checkpoints.
+        """
         self._now = now
-        return [Launch()] if self.policy.command else []
+        if orphan is not None:
+            self._inherit(orphan)
+        elif self.policy.command:
+            self._do(Launch())
+        actions, self._actions = self._actions, []
+        return actions
 
     def handle(self, event: Event | None, now: float) -> list[Action]:
         """What to do now that this happened; with None, now that `next_wake` has come."""
@@ -112,7 +123,7 @@ class Machine(Serving):
         elif p is not None and self._running and not p.killed:
             times += [p.limit, p.term_at, p.again_at, p.return_by]
         elif p is not None and self.command is not None and not self._running:
-            times += [self.command.ended_at + LINGER, p.limit]
+            times += [self.command.ended_at + LINGER, p.return_by, p.limit]
         times += self.launchers.wakes
         if self.command is not None and not self._running:
             times.append(self.command.look_at)
@@ -258,13 +269,15 @@ class Machine(Serving):
                 part.dead = part.dead or part.session.pid == command.pid
         if p.killed or self._stopping or self._now >= p.limit:
             return False
+        if p.return_by is not None:
+            return True
         return any(not part.done for part in p.parts.values())
 
     def _nothing_left(self, p: Pending, command: Command) -> bool:
         """Whether what comes next would find the machine clear; not asked of a command that was simply done."""
         if p.killed or (self._stopping and self._force_at is None):
             return True
-        if command.returncode == 0 and not (p.signalled or p.ending):
+        if command.returncode == 0 and not (p.signalled or p.ending or p.of_orphan):
             if any(not part.done for part in p.parts.values()):
                 self._kill_all()  # the launcher is gone, what it left behind is out of time
             return True
@@ -273,20 +286,19 @@ class Machine(Serving):
 
     def _conclude(self, p: Pending, command: Command) -> None:
         """The command is gone after a notice: the outcome, and what comes next."""
-        returncode = command.returncode if command.returncode is not None else 0
+        returncode = None if p.of_orphan else command.returncode
+        ended = p.ending or (SIGNALLED if p.signalled else BY_ITSELF)
         asked = p.signalled or bool(p.ending)
         code = 0 if returncode == 0 and not asked else self.policy.exit_code
-        if code != 0 and p.of_peers and not self._stopping:
-            self._start_without_them(p, returncode)
+        if code != 0 and p.stays and not self._stopping:
+            if p.parts or p.signalled or not p.of_orphan:  # else nothing was there to be ended
+                self._publish(p, ended, returncode, None)
+            self._forget(p)
+            self._start_here(p)
             return
         outlive = code != 0 and self.policy.outlive and not self._stopping
         outlive = outlive and (p.withdrawn or (p.machine_goes and not self._terms))
-        self._publish(
-            p,
-            p.ending or ("signalled" if p.signalled else "ended by itself"),
-            returncode,
-            None if outlive else code,
-        )
+        self._publish(p, ended, returncode, None if outlive else code)
         self._forget(p)
         if outlive and p.withdrawn:
             self._relaunch("the notice was withdrawn")
@@ -302,10 +314,11 @@ class Machine(Serving):
         else:
             self._finish(code, p.limit)
 
-    def _start_without_them(self, p: Pending, returncode: int) -> None:
-        """It is another machine that goes: the job is started again at once, and that is no crash."""
-        self._publish(p, p.ending or "ended by itself", returncode, None)
-        self._forget(p)
+    def _start_here(self, p: Pending) -> None:
+        """This machine stays: the job is started again at once, and that is no crash."""
+        if p.of_orphan:
+            self._relaunch("no training of the spotguard run that was killed is left")
+            return
         self._rejoin_until = self._now + REJOIN
         self._relaunch("another machine of the job was noticed, this one stays")
 

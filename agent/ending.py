@@ -11,8 +11,10 @@ import logging
 import signal
 
 from ..hooks import protocol
+from ..providers.notice import Notice, NoticeKind
 from .actions import Send
 from .clearing import LEAVE_GRACE, Clearing
+from .hearing import Command
 from .pending import Pending
 
 #: Training had ended by itself: so long may the script take to end too, before it is told by the signal that the machine
@@ -21,10 +23,28 @@ GOODBYE_GRACE = 2.0
 #: Where no machine goes, so long may a command take to end after the commit. A worker that stands in a collective never runs
 #: its handler of SIGTERM, and the other machines wait for the new start of this one.
 PARTING = 15.0
+#: What a killed agent left may take so long to save and to end: as long as the longest usual warning of a cloud (AWS).
+ORPHANED = 120.0
 
 
 class Ending(Clearing):
     """A running command with a notice, from the first answer to SIGKILL."""
+
+    def _inherit(self, pid: int) -> None:
+        """End what a killed agent left, as at a notice. The kernel tells an exit code to the parent alone, so no later agent can
+        guard that command to its end."""
+        self.command = Command(pid, since=self._now)
+        what = f"pid {pid} is" if pid else "processes are"
+        notice = Notice(
+            id=f"orphan-{self._now:.6f}",
+            kind=NoticeKind.ORPHAN,
+            source="spotguard run",
+            deadline=self._now + ORPHANED,
+            seen_at=self._now,
+            detail=f"{what} left of a spotguard run that was killed",
+            window=ORPHANED,
+        )
+        self._start(Pending(notice, self._now, self.policy.reserve))
 
     def _towards_the_end(self, p: Pending) -> None:
         if self._now >= p.limit and not p.killed:
@@ -82,7 +102,7 @@ class Ending(Clearing):
 
     def _saves_are_over(self, p: Pending) -> None:
         """Where no machine goes it was the saves that had all the time they need, and not the end after them."""
-        if p.of_peers:
+        if p.stays:
             p.deadline = p.limit = min(p.limit, self._now + PARTING)
 
     def _term(self, p: Pending) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ..providers.clock import Clock, SystemClock
 from ..providers.detect import cloud_of
 from ..providers.notice import NoticeSource
-from . import journal, launchers, local, outcome, sources, systemd
+from . import journal, launchers, local, orphans, outcome, sources, systemd
 from .chorus import Chorus
 from .emergency import Machine, Policy
 from .events import Event
@@ -91,12 +91,14 @@ def _serve(
         server.start()
         count = LookCount()
         meter = _metrics(options, path, command is None, count, clock, stack)
-        supervisor, env = None, dict(os.environ)
+        supervisor, env, orphan = None, dict(os.environ), None
         if command is not None:
             env = exported(options, server.path, os.environ)
             env |= launchers.told(command, options.window, env)
             supervisor = Supervisor(command, env=env, post=post)
             stack.callback(supervisor.close)
+            if (orphan := orphans.inherited(server.listener.before, env)) is not None:
+                supervisor.adopt(orphan)
         herald = _herald(options, env, post, clock)
         if herald is not None:
             stack.callback(herald.close)
@@ -139,6 +141,7 @@ def _serve(
             watches=watching,
             manager=manager,
             meter=meter,
+            orphan=orphan,
         )
         return agent.run()
 

@@ -94,8 +94,10 @@ class Agent:
         watches: Sequence[Watches] = (),
         manager: systemd.Manager = systemd.NOBODY,
         meter: Meter | None = None,
+        orphan: int | None = None,
     ) -> None:
         self._machine = machine
+        self._orphan = orphan
         self._watches = watches
         self._server = server
         self._clock = clock
@@ -113,7 +115,9 @@ class Agent:
 
     def run(self) -> int:
         """Until the machine says that it is over."""
-        self._carry_out(self._machine.begin(self._clock.monotonic()))
+        actions = self._machine.begin(self._clock.monotonic(), self._orphan)
+        self._server.doomed = self._machine.doomed
+        self._carry_out(actions)
         self._manager.ready(self._clock.monotonic())
         while self._code is None:
             self._report()
@@ -255,6 +259,7 @@ class Agent:
             pid = supervisor.start()
             logger.info("guarding pid %d as run %s", pid, self._facts.run_id)
             self._carry_out(self._machine.handle(Launched(pid), self._clock.monotonic()))
+            self._server.listener.write_down(supervisor.record)
             if self._meter is not None:
                 self._meter.launched(self._machine.restarts)
 

@@ -59,7 +59,7 @@ def look(group: int, orphaned: Set[int], env: Mapping[str, str]) -> tuple[bool, 
     for pid in _pids():
         if (place := place_of(pid)) is None:
             continue
-        there = there or place.group == group
+        there = there or 0 < group == place.group
         left = left or _ours(pid, orphaned, env, place)
         if there and (left or not orphaned):
             break
@@ -73,6 +73,37 @@ def send(signum: int, orphaned: Set[int], env: Mapping[str, str]) -> None:
             _signal(pid, signum, partial(_ours, pid, orphaned, env))
 
 
+def record_of(pid: int, env: Mapping[str, str]) -> str:
+    """The name by which a later agent knows this command: no other process has it, in this life of the machine or another.
+
+    Args:
+        env: what the command was given.
+    """
+    return "" if (name := _name(pid)) is None else f"{name} {env.get(PARENT, '')}"
+
+
+def recorded(record: str) -> int:
+    """The pid of the process with this record; 0 if it has ended, or if the record is none."""
+    pid, _, _ = record.partition(" ")
+    name = _name(int(pid)) if pid.isdecimal() else None
+    return int(pid) if name is not None and record.startswith(f"{name} ") else 0
+
+
+def inherited(record: str, env: Mapping[str, str]) -> int | None:
+    """Return the pid of the command that a killed agent left here; 0 if the command has ended and other processes of it live.
+
+    Args:
+        record: what that agent wrote down of its command; "" if it ended in order.
+        env: what our own command is given. Another run, which was told to listen here too, is not ours to end.
+
+    Returns:
+        None if nothing is left.
+    """
+    if not record.endswith(f" {env[PARENT]}"):
+        return None
+    return recorded(record) or (0 if any(_is_marked(pid, env) for pid in _pids()) else None)
+
+
 def place_of(pid: int) -> Place | None:
     """None for a process that has ended, a zombie too."""
     try:
@@ -83,6 +114,15 @@ def place_of(pid: int) -> Place | None:
         return None
     parent, group, session = map(int, numbers[:3])
     return None if state in (b"Z", b"X") else Place(parent, group, session, int(numbers[18]))
+
+
+def _name(pid: int) -> str | None:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+    except OSError:  # a sandbox has none
+        boot = "?"
+    return None if (place := place_of(pid)) is None else f"{pid} {place.born} {boot}"
 
 
 def _pids() -> Iterator[int]:
@@ -113,10 +153,24 @@ def _ours(pid: int, orphaned: Set[int], env: Mapping[str, str], place: Place | N
     if place is None or orphaned.isdisjoint((place.group, place.session)) or PARENT not in env:
         return False
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            said = file.read()
-        if b"=" in said:  # it is an environment still
-            return os.fsencode(f"{PARENT}={env[PARENT]}") in said.split(b"\0")
+        if b"=" in (said := _environment(pid)):  # it is an environment still
+            return _mark(env) in said.split(b"\0")
         return place.session in orphaned and os.stat(f"/proc/{pid}").st_uid == os.geteuid()
     except OSError:  # it has just ended, or is another user's
         return False
+
+
+def _is_marked(pid: int, env: Mapping[str, str]) -> bool:
+    try:
+        return _mark(env) in _environment(pid).split(b"\0")
+    except OSError:  # it has just ended, or is another user's
+        return False
+
+
+def _mark(env: Mapping[str, str]) -> bytes:
+    return os.fsencode(f"{PARENT}={env[PARENT]}")
+
+
+def _environment(pid: int) -> bytes:
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        return file.read()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ..hooks.protocol import Committed, Failed, Preempt, Progress, Told
 from ..providers.notice import Notice, NoticeKind, Severity
 from .fit import reserve_of
-from .outcome import Outcome, SessionOutcome
+from .outcome import SIGNALLED, Outcome, SessionOutcome
 from .pace import Pace
 from .roster import NAME, TEXT, Session, clip
 
@@ -24,6 +24,8 @@ LAST_TRY = 10.0
 SAME = 2.0
 #: A deadline that moves by less than this has not moved: two readings of one wall-clock time differ a little.
 MOVED = 0.1
+#: Kinds behind which this machine stays, and the command is started here.
+_STAYS = frozenset({NoticeKind.PEER, NoticeKind.ORPHAN})
 #: Kinds by which a machine is taken back.
 _TAKEN_BACK = frozenset({NoticeKind.TERMINATE, NoticeKind.STOP, NoticeKind.HIBERNATE, NoticeKind.PREEMPT})
 
@@ -198,14 +200,17 @@ class Pending:
     @property
     def machine_goes(self) -> bool:
         """Whether a machine (and not only this command) was said to go away."""
-        stays = (NoticeKind.SIGNAL, NoticeKind.PEER)
-        return any(n.kind not in stays for n in self.standing.values())
+        return any(n.kind not in {*_STAYS, NoticeKind.SIGNAL} for n in self.standing.values())
 
     @property
-    def of_peers(self) -> bool:
-        """Whether it is only other machines that go: the command is started again here."""
-        standing = self.standing.values() or (self.notice,)
-        return all(n.kind is NoticeKind.PEER for n in standing)
+    def stays(self) -> bool:
+        """Whether this machine stays: the command is started here when this is over."""
+        return all(n.kind in _STAYS for n in self.standing.values() or (self.notice,))
+
+    @property
+    def of_orphan(self) -> bool:
+        """Whether the command is one that a killed agent left behind."""
+        return any(n.kind is NoticeKind.ORPHAN for n in self.standing.values())
 
     @property
     def drill(self) -> bool:
@@ -260,8 +265,7 @@ class Pending:
             return False
         moved = self.deadline - deadline >= MOVED
         self.deadline = deadline
-        stays = notice.kind is NoticeKind.PEER
-        reserve = 0.0 if stays else reserve_of(left, self._wanted)
+        reserve = 0.0 if notice.kind in _STAYS else reserve_of(left, self._wanted)
         self.limit = min(self.limit, deadline - reserve)
         self.reserve = self.deadline - self.limit
         return moved
@@ -292,7 +296,7 @@ class Pending:
 
     def left_words(self, now: float) -> str:
         """For the log, after a comma: what is left, where anything ends."""
-        return "" if self.of_peers else f", {self.deadline - now:.1f} s left"
+        return "" if self.stays else f", {self.deadline - now:.1f} s left"
 
     @property
     def all_done(self) -> bool:
@@ -305,7 +309,7 @@ class Pending:
 
     def then(self, done: str) -> None:
         """What else was done to end it: the outcome says all of it, in order."""
-        before = self.ending or ("signalled" if self.signalled else "")
+        before = self.ending or (SIGNALLED if self.signalled else "")
         self.ending = f"{before}, then {done}" if before else done
 
     def end_all(self) -> None:
@@ -351,7 +355,7 @@ class Pending:
             level=_level(parts) if whole else "",
             less=_said(parts, [p.less for p in parts if p.less]) if whole else "",
             why="" if whole else self._why(parts, ended),
-            slack=None if last is None or self.of_peers else self.deadline - (seen + last),
+            slack=None if last is None or self.stays else self.deadline - (seen + last),
             ended=ended,
             returncode=returncode,
             code=code,

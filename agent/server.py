@@ -52,7 +52,7 @@ class Server:
         self._clock = clock
         self._service = service
         self._limits = limits or Limits()
-        self._listener = listen(path, service=service)
+        self.listener = listen(path, service=service)
         self._selector = selectors.DefaultSelector()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._outbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -70,7 +70,7 @@ class Server:
 
     @property
     def path(self) -> Path:
-        return self._listener.path
+        return self.listener.path
 
     @property
     def serves(self) -> bool:
@@ -103,7 +103,7 @@ class Server:
         self._wake()
         if self._thread.ident is not None:
             self._thread.join()
-        self._listener.close()
+        self.listener.close()
         self._selector.close()
         os.close(self._wake_fd)
 
@@ -179,16 +179,16 @@ class Server:
         """Accept, or leave it for a second: with no descriptor free, an accept would spin."""
         self._deaf_until = self._clock.monotonic() + 1.0
         if not on:
-            self._selector.unregister(self._listener.socket)
+            self._selector.unregister(self.listener.socket)
             return
         with contextlib.suppress(OSError):  # of epoll: it is tried again in a second
-            self._selector.register(self._listener.socket, selectors.EVENT_READ, self._accept)
+            self._selector.register(self.listener.socket, selectors.EVENT_READ, self._accept)
             self._deaf_until = None
 
     def _accept(self, mask: int) -> None:
         for _ in range(64):  # then those that are connected have their turn
             try:
-                sock, _ = self._listener.socket.accept()
+                sock, _ = self.listener.socket.accept()
             except BlockingIOError:
                 return
             except OSError as error:

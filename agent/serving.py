@@ -73,7 +73,7 @@ class Serving(Ending):
         if not p.published and (p.all_done or self._now >= p.deadline):
             ended = "everybody was told to leave" if p.all_done else "the deadline came"
             self._publish(p, ended, None, None)
-            if p.drill or p.of_peers:  # no machine goes: who registers next has nothing to fear
+            if p.drill or p.stays:  # no machine goes: who registers next has nothing to fear
                 self._forget(p)
         elif p.published and self._now >= p.machine_deadline + OUTLIVED:
             self._log("this machine has outlived its notice: training may go on", logging.WARNING)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ..providers.errors import UsageError
 from ..providers.names import RUN_ID, is_run_id
+from .orphans import recorded
 
 SERVICE_SOCKET = Path("/run/spotguard/agent.sock")
 
@@ -79,6 +80,13 @@ class Listener:
     socket: socket.socket
     _lock: int
     _inode: int
+    #: What the agent before this one wrote down, if it was killed.
+    before: str = ""
+
+    def write_down(self, record: str) -> None:
+        """Leave the command's record (`orphans.record_of`) to the agent after this one. An end in order takes it away."""
+        with contextlib.suppress(OSError):  # a full disk must not end the guard
+            os.ftruncate(self._lock, os.pwrite(self._lock, os.fsencode(record), 0))
 
     def close(self) -> None:
         """Stop listening; the files go too, unless somebody has put others there."""
@@ -241,10 +249,15 @@ def _lock(path: Path) -> int:
 
 
 def _let_go(path: Path, lock: int) -> None:
-    """The file goes while the lock is ours: who comes then finds none, and makes one."""
-    if _lies_at(_lock_of(path), lock):
+    """The file goes while the lock is ours: who comes then finds none, and makes one. It stays beside a command that lives:
+    the next agent has to know of that."""
+    if _lies_at(_lock_of(path), lock) and not recorded(_read(lock)):
         _lock_of(path).unlink(missing_ok=True)
     os.close(lock)
+
+
+def _read(lock: int) -> str:
+    return os.fsdecode(os.pread(lock, 512, 0))
 
 
 def _unmade(name: Path, error: OSError) -> UsageError:
@@ -287,7 +300,7 @@ def _bind(path: Path, lock: int, mode: int, group: int) -> Listener:
         # Inherited by every accepted connection, so that no byte comes without its sender's credentials.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         sock.listen(socket.SOMAXCONN)
-        return Listener(path, sock, lock, os.lstat(path).st_ino)
+        return Listener(path, sock, lock, os.lstat(path).st_ino, _read(lock))
     except BaseException:
         sock.close()
         raise

@@ -120,7 +120,7 @@ def _notice(machine: Machine, now: float) -> dict[str, Any] | None:
         "source": p.notice.source,
         "detail": p.notice.detail,
         "drill": p.drill,
-        "seconds_left": None if p.of_peers else round(p.deadline - now, 3),  # this machine stays
+        "seconds_left": None if p.stays else round(p.deadline - now, 3),  # this machine stays
         "reserve": p.reserve,
         "ending": p.ending,
     }

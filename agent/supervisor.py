@@ -18,8 +18,10 @@ wants the group gone (a preemption) calls `kill`, which works after the command'
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -70,6 +72,8 @@ class Supervisor:
         self._returncode: int | None = None
         #: It was asked to end, so it must not stay stopped: a stopped process does not hear SIGTERM.
         self._asked_to_end = False
+        #: It was started by another agent, which was killed.
+        self._adopted = False
         self._early: list[int] = []
         self._reaper: threading.Thread | None = None
 
@@ -86,7 +90,7 @@ class Supervisor:
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._pid = self._spawn()
-        self._returncode, self._asked_to_end = None, False
+        self._returncode, self._asked_to_end, self._adopted = None, False, False
         if self._terminal is not None and not feeds_a_pipe():
             self._terminal.give(self._pid)
         self._reaper = threading.Thread(
@@ -98,12 +102,25 @@ class Supervisor:
             self.signal(signum)
         return self._pid
 
+    def adopt(self, pid: int) -> None:
+        """Stand over a command that another agent started, until it ends; the next `start` comes after that. It is not our
+        child: its end is told with 0, whatever its code was.
+
+        Args:
+            pid: 0 if the command has ended and only other processes of it are there.
+        """
+        self._pid, self._adopted = pid, True
+        self._reaper = threading.Thread(target=self._await, args=(pid,), name="spotguard-reaper", daemon=True)
+        self._reaper.start()
+
     def signal(self, signum: int) -> None:
         """Send `signum` to the whole group. Before `start` it is kept, and sent then."""
         if not self._pid:
-            self._early.append(signum)
+            if not self._adopted:
+                self._early.append(signum)
             return
-        if signum == signal.SIGCONT and self._terminal is not None and not feeds_a_pipe():
+        keeps = self._adopted or feeds_a_pipe()
+        if signum == signal.SIGCONT and self._terminal is not None and not keeps:
             self._terminal.give(self._pid)  # `fg`: our shell has just made us the foreground
         if signum == signal.SIGTERM:
             self._asked_to_end = True  # before it is sent: whichever way a stop falls, one of us wakes it
@@ -122,6 +139,11 @@ class Supervisor:
         finally:
             self._send(signal.SIGKILL)
         orphans.kill(descendants)
+
+    @property
+    def record(self) -> str:
+        """The command's, for the agent after this one (`orphans.record_of`)."""
+        return orphans.record_of(self._pid, self._env)
 
     @property
     def command(self) -> list[str]:
@@ -190,7 +212,8 @@ class Supervisor:
             self._reaper = None
         if self._terminal is not None and self._returncode < 0:
             self._terminal.restore()
-        os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG)
+        if not self._adopted:
+            os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG)
         self._pid = 0
         if self._adopts:
             self._reap_orphans()
@@ -204,6 +227,18 @@ class Supervisor:
             pass  # no child is left
 
     # --- the reaper's thread ------------------------------------------------------------------------------
+
+    def _await(self, pid: int) -> None:
+        with contextlib.suppress(OSError):  # it has ended
+            fd = os.pidfd_open(pid)
+            try:
+                poll = select.poll()
+                poll.register(fd, select.POLLIN)
+                poll.poll()
+            finally:
+                os.close(fd)
+        self._returncode = 0
+        self._post(CommandEnded(pid, 0))
 
     def _reap(self, pid: int) -> None:
         kind, number = (os.P_ALL, 0) if self._adopts else (os.P_PID, pid)

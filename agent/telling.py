@@ -16,10 +16,12 @@ from .events import Asked
 from .hearing import Hearing
 from .outcome import WITHDRAWN
 from .pending import Pending, one_end, same_notice
-from .roster import TEXT, Session, clip
+from .roster import TEXT, clip
 
 #: A hook that lost its socket tries once a second (`hooks.client.RECONNECT`).
 RETURN = 2.0
+#: Nobody knows whether a killed agent had training processes. SIGTERM costs one that is late all that it has not saved.
+FOUND = 5.0
 
 
 class Telling(Hearing):
@@ -105,7 +107,7 @@ class Telling(Hearing):
         if p.knows(notice):
             p.also_called(notice)
         else:
-            taken_over = p.of_peers
+            taken_over = p.stays
             p.join(notice)
             if taken_over:
                 p.take_over(notice, self._now)
@@ -144,16 +146,18 @@ class Telling(Hearing):
         # After the words to them: nothing may come before those.
         self._log(f"{self._first_words(p)}, telling {len(told)} training process(es)", logging.WARNING)
         if (missing := self._missing(p)) and not p.rehearsal:
-            p.return_by = min(self._now + RETURN, (self._now + p.limit) / 2)
-            self._log(f"{len(missing)} more without a socket: {p.return_by - self._now:.1f} s to come back")
+            p.return_by = min(self._now + (FOUND if p.of_orphan else RETURN), (self._now + p.limit) / 2)
+            self._log(f"{missing} without a socket: {p.return_by - self._now:.1f} s to come back")
         elif not told:
             self._signal(p, "nobody is registered")
-        if not p.rehearsal and not p.of_peers and self._is_everybodys(p):
+        if not p.rehearsal and not p.stays and self._is_everybodys(p):
             self._announce(p, p.notice)
 
     def _first_words(self, p: Pending) -> str:
         notice, left = p.notice, f"{p.left_at_first:.1f} s left"
-        if p.of_peers:
+        if p.of_orphan:
+            return f"{notice.detail}: training there saves and ends before the command is started"
+        if p.stays:
             return (
                 f"another machine of this job was noticed: {notice.detail} from {notice.source}, {left} there"
             )
@@ -170,9 +174,13 @@ class Telling(Hearing):
         """To the operator's own command: after the words to those who save."""
         self._do(Announce(notice, p.deadline - self._now, p.limit))
 
-    def _missing(self, p: Pending) -> list[Session]:
-        """Who lives, had registered, and cannot be told now."""
-        return [s for s in self.lost.values() if p.takes(s) and not s.left]
+    def _missing(self, p: Pending) -> str:
+        """How many live, had registered, and cannot be told now; "" for none."""
+        pid = self.command.pid if self.command is not None else 0
+        if p.of_orphan and all(part.session.pid != pid for part in p.parts.values()):
+            return "its training processes are"  # as many as had registered with the agent before this one
+        missing = sum(p.takes(s) and not s.left for s in self.lost.values())
+        return f"{missing} more" if missing else ""
 
     def _signal(self, p: Pending, why: str) -> None:
         """For a command that is not, or no more, guarded from inside: its own handler, and the rest of the window."""
@@ -194,7 +202,7 @@ class Telling(Hearing):
         if p.return_by is None or (self._missing(p) and self._now < p.return_by):
             return
         p.return_by = None
-        if not p.parts:
+        if not p.parts and self._running:
             self._signal(p, "nobody is registered")
 
     def _gone(self, notice_id: str) -> None:

@@ -49,6 +49,7 @@ class NoticeKind(StrEnum):
         "launcher"  # torchrun and its kind ended the ranks: one of them has died, or another machine joins
     )
     PEER = "peer"  # another machine of the job goes; this one stays, and starts again without it
+    ORPHAN = "orphan"  # `spotguard run` was killed, and the next one ends the command that it guarded
     UNKNOWN = "unknown"  # a cloud said something newer than this program: taken as terminal
 
 

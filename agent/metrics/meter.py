@@ -105,7 +105,7 @@ class Meter:
             return
         for notice in p.standing.values():  # drills, signals and other machines' calls are shown by no source
             self._notice(notice)
-        deadline = None if p.of_peers else p.deadline
+        deadline = None if p.stays else p.deadline
         standing = Standing(deadline, p.drill, frozenset(p.ids))
         if standing != self.newest.standing:
             self.newest = replace(self.newest, standing=standing)

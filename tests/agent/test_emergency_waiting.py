@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.fakes.story import Story
 TERM, INT, HUP, QUIT = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT
 
 
-def in_vain(left: float = 120.0, **policy: object) -> Story:
+def in_vain(left: float = 120.0, **policy: Any) -> Story:
     """The first look finds a notice; the command is told, and ends."""
     story = Story(age=0, **policy)
     story.until(1)

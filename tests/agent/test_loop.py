@@ -265,7 +265,7 @@ def test_an_action_that_fails_does_not_take_the_next_ones_along(
     """Least of all the end."""
 
     class Mistaken(Machine):
-        def begin(self, now: float) -> list[Action]:
+        def begin(self, now: float, orphan: int | None = None) -> list[Action]:
             return [Log("loud", "a level is a number"), Finish(3)]  # type: ignore[arg-type]
 
     facts = Facts("r", os.getpid(), "r.sock", False, 0.0)
@@ -280,7 +280,7 @@ def test_what_came_before_a_look_is_heard_before_its_answer(serve: Serving, even
     heard = list[object]()
 
     class Looking(Machine):
-        def begin(self, now: float) -> list[Action]:
+        def begin(self, now: float, orphan: int | None = None) -> list[Action]:
             return [Look()]
 
         def handle(self, event: Event | None, now: float) -> list[Action]:

@@ -66,7 +66,7 @@ def test_status_frame_overflow_at_the_end_of_a_drill(serve: Serving, events: Eve
     outcome = story.outcomes[0].summary()
 
     class Drilled(Machine):
-        def begin(self, now: float) -> list[Action]:
+        def begin(self, now: float, orphan: int | None = None) -> list[Action]:
             return [Tell(asked.session, {"outcome": outcome}, True), Finish(0)]
 
     server = serve()

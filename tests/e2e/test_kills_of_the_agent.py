@@ -59,6 +59,36 @@ def test_training_outlives_its_agent_and_hears_the_next_one(trainee: Trainee, aw
     assert machine.outcomes_in_store()[-1]["step"] == step
 
 
+def test_the_next_run_ends_what_a_killed_one_left_and_goes_on_from_there(trainee: Trainee) -> None:
+    """It says which process; the orphan's newest step is committed before it ends, and nothing is trained twice at once."""
+    machine = trainee.machine
+    first = trainee.guarded()
+    trainee.begun(first)
+    (session,) = machine.status()["sessions"]
+    first.kill()
+    assert first.ended() == -signal.SIGKILL
+    first.say("go 3")
+    trainee.stepped(first, 3)
+    assert trainee.newest() == 0
+
+    second = trainee.guarded()
+    second.err.until(rf"pid {session['pid']} is left of a spotguard run that was killed")
+    first.err.until("guarded again")
+    second.err.until("committed step 3")
+    first.say("free")  # what it reads is its next step, before which it is told to leave
+    first.out.until("^preempted 75$")
+    second.err.until("starting the command again: no training of the spotguard run that was killed is left")
+    assert trainee.begun(second) == 3
+    assert "step 4" not in first.out.to_the_end()
+    outcome = machine.outcome()
+    assert (outcome["kind"], outcome["step"], outcome["ended"]) == ("orphan", 3, "left when told")
+    assert (outcome["code"], outcome["returncode"]) == (None, None)
+    second.say("free")
+    trainee.finished(second)
+    assert second.ended() == 0
+    assert not machine.socket().with_name(".job.sock.lock").exists()
+
+
 @pytest.mark.slow
 def test_a_drill_ends_with_the_agent_that_played_it(trainee: Trainee) -> None:
     """Nobody is left to say that the drill is over: training goes on by itself, long before the drill's deadline."""

@@ -28,8 +28,8 @@ class Ranks:
         self.machine = machine
         for rank in range(2):
             os.mkfifo(machine.folder / f"rank-{rank}")
-        root = str(Path(__file__).parents[2] / "packaging")
-        self.run: Running = machine.run("--window 20", *command, PYTHONPATH=root)
+        self.path = str(Path(__file__).parents[2] / "packaging")
+        self.run: Running = machine.run("--window 20", *command, PYTHONPATH=self.path)
 
     def ready(self) -> int:
         """Both have registered. The pid of what started them."""
@@ -90,6 +90,44 @@ def test_torchrun_is_ended_after_the_commit_and_started_again_after_a_call(machi
     outcome = machine.outcome()
     assert (outcome["ended"], outcome["step"], outcome["code"]) == ("TERM after the commit", 1200, 75)
     assert not re.search("restart 1", ranks.run.out.to_the_end())
+    ranks.nobody_is_left()
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("launcher_too", [False, True])
+def test_the_next_run_ends_the_launcher_or_the_workers_that_a_killed_one_left(
+    machine: Machine, launcher_too: bool
+) -> None:
+    """Every rank comes back and commits before the first is ended; then the same is started anew, and refuses nobody."""
+    pytest.importorskip("torch")
+    ranks = Ranks(machine, *TORCHRUN, *MEETING, RANKED)
+    launcher = ranks.ready()
+    first = ranks.run
+    workers = {each["pid"] for each in machine.status()["sessions"]}
+    first.kill()
+    assert first.ended() == -signal.SIGKILL
+    if launcher_too:
+        machine.kill(launcher)
+    ranks.run = machine.run("--window 20", *TORCHRUN, *MEETING, RANKED, PYTHONPATH=ranks.path)
+    who = "processes are" if launcher_too else f"pid {launcher} is"
+    ranks.run.err.until(f"{who} left of a spotguard run that was killed")
+    for _ in range(2):
+        first.out.until("^rank [01] told orphan$")
+    assert workers <= set(machine._mine())
+    ranks.commit(0)
+    assert workers <= set(machine._mine())
+    ranks.commit(1)
+    ranks.run.err.until(
+        "starting the command again: no training of the spotguard run that was killed is left"
+    )
+    assert workers.isdisjoint(machine._mine())
+    assert ranks.ready() != launcher
+    ranks.run.send(signal.SIGTERM)
+    ranks.told("signal")
+    ranks.commit(0)
+    ranks.commit(1)
+    assert ranks.run.ended() == 75
     ranks.nobody_is_left()
 
 

@@ -41,11 +41,11 @@ T = TypeVar("T")
 class Story:
     """Times are seconds since the story began. The command's pid is 100, then 101 …"""
 
-    def __init__(self, *, age: float = 60.0, **policy: object) -> None:
+    def __init__(self, *, age: float = 60.0, orphan: int | None = None, **policy: object) -> None:
         self.machine = Machine(Policy(**policy))  # type: ignore[arg-type]
         self.now = START
         self.log: list[tuple[float, Action]] = []
-        self.pid = 99
+        self.pid = 99 if orphan is None else orphan
         self._sessions = 0
         #: Whether others of the command's group stay when it ends.
         self.group_left = False
@@ -54,7 +54,7 @@ class Story:
         #: Seconds that a look at what is left takes.
         self.look_takes = 0.0
         self.now -= age  # the command has been running for so long when the story begins
-        self._take(self.machine.begin(self.now))
+        self._take(self.machine.begin(self.now, orphan))
         self.now += age
 
     # --- what happens ---
