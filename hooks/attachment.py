@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from ..providers.errors import UsageError
-from . import protocol
+from . import interpreter_lock, protocol
 from .client import Client
 
 #: Seconds that `register` waits for the agent's welcome, to learn of a notice that is already there.
@@ -66,6 +66,7 @@ class Attachment:
             on_lost=self._on_lost,
             on_welcome=self._on_welcome,
         )
+        interpreter_lock.stand_aside()
         client.start()
         client.wait_answered(_WELCOME)
         if client.refused:

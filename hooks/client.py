@@ -79,7 +79,6 @@ class Client:
         self._thread = threading.Thread(target=self._run, name="spotguard-listener", daemon=True)
 
     def start(self) -> None:
-        interpreter_lock.stand_aside()
         self._thread.start()
 
     @property

@@ -31,6 +31,7 @@ _usual = 0.0
 def stand_aside() -> None:
     """Have the main thread release the lock at each message of an `announced` socket.
 
+    For a main thread that trains. One that waits for signals, as a program with `on_notice` may, takes ours for its own.
     Does nothing off the main thread, where no handler can be set, and where the program handles the signal itself.
     """
     if threading.current_thread() is threading.main_thread() and signal.getsignal(_SIGNAL) == signal.SIG_DFL:

@@ -58,6 +58,7 @@ def test_a_message_has_the_training_thread_release_the_lock(
 
 
 def test_the_listener_ends_the_hurry_of_a_message(path: Path) -> None:
+    interpreter_lock.stand_aside()
     with FakeAgent(path) as agent, listening(path) as it:
         agent.welcome()
         agent.say(Preempt("n1", 30.0, 3.0, "terminate", "aws"))
