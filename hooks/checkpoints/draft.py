@@ -122,6 +122,8 @@ class Draft:
     landed: dict[int, Landed] = field(default_factory=dict)
     #: Of `landed`, what an earlier checkpoint has put.
     spared: set[int] = field(default_factory=set)
+    #: Of `landed`, what the store may have lost: it was away since. Nothing is said of it before it was looked at again.
+    doubted: set[int] = field(default_factory=set)
     #: Of objects on their way: the bytes that left.
     leaving: dict[int, int] = field(default_factory=dict)
     #: No moment takes any of the link as long as weights are missing; those on their way are given up.
@@ -134,7 +136,13 @@ class Draft:
         """The same save, shared otherwise from here on, under whatever name: what has landed stays where it is. (Ranks that do
         not rely on each other any more begin anew, by a plan that is `apart`.)"""
         return replace(
-            self, landed=dict(self.landed), spared=set(self.spared), leaving={}, roles=roles, _mine=None
+            self,
+            landed=dict(self.landed),
+            spared=set(self.spared),
+            doubted=set(self.doubted),
+            leaving={},
+            roles=roles,
+            _mine=None,
         )
 
     @property
@@ -152,6 +160,13 @@ class Draft:
             i for i, each in enumerate(objects) if i in mine and each.tier in tiers and i not in self.landed
         ]
 
+    def anew(self, tiers: Sequence[Tier] = ALL) -> list[int]:
+        """As `missing`, where a part of the save begins: what an outage in an earlier part left in doubt is put again."""
+        for index in self.doubted:
+            del self.landed[index]
+        self.doubted.clear()
+        return self.missing(tiers)
+
     def holds_back(self, tier: Tier) -> bool:
         """Whether an object of this tier has to wait."""
         if self.weights_first and tier is Tier.MOMENTS:
@@ -160,7 +175,8 @@ class Draft:
         return False
 
     def has(self, tiers: Sequence[Tier]) -> bool:
-        return not self.missing(tiers)
+        objects = self.outline.objects
+        return not self.missing(tiers) and all(objects[i].tier not in tiers for i in list(self.doubted))
 
     def share(self, tiers: Sequence[Tier] = ALL) -> int:
         """Of these tiers, the bytes that this rank writes, in the store or not."""

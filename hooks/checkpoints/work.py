@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...providers.errors import StoreError
+from ...providers.errors import StoreError, UnavailableError
 from ..format.keys import CheckpointName
 from .draft import ALL, Draft, Landed
 from .effort import Abandoned, Effort
@@ -136,6 +136,9 @@ class Work(Errand):
         #: Of objects that are referred to: in the store, and never sent.
         self._spared = 0
         self._link = link
+        #: How often the store was found away, and whether a hand sees to what is doubted since.
+        self.outages = 0
+        self._looking = False
         self._flights: list[Flight] = []
         #: Since when nothing is on its way; None while something is.
         self._quiet: float | None = effort.now()
@@ -163,6 +166,36 @@ class Work(Errand):
         if self.error is not None or not self._queue:
             return False
         return not self.draft.holds_back(self._objects[self._queue[0]].tier)
+
+    def hear(self, error: StoreError) -> None:
+        super().hear(error)
+        if isinstance(error, UnavailableError):
+            with self._lock:
+                self.outages += 1
+                self.draft.doubted.update(self.draft.landed.keys() - self.draft.spared)
+
+    def doubted(self) -> dict[int, Landed]:
+        """For one hand at a time: the objects that are to be looked at again. It says `looked`."""
+        with self._lock:
+            if self._looking or self.error is not None:
+                return {}
+            self._looking = bool(self.draft.doubted)
+            return {index: self.draft.landed[index] for index in self.draft.doubted}
+
+    def looked(self, outages: int, lost: Collection[int]) -> None:
+        """What was `doubted` was looked at, after so many outages: these objects are put again."""
+        with self._lock:
+            self._looking = False
+            if self.outages != outages:
+                return  # it was away again
+            self.draft.doubted.clear()
+            for index in lost:
+                self._bytes -= self._objects[index].size
+                del self.draft.landed[index]
+                self.draft.leaving.pop(index, None)
+            self._missing = [*self._missing, *(index for index in lost if index not in self._missing)]
+            self._queue.extendleft(sorted(lost, reverse=True))
+        self._tell()
 
     def starts(self, index: int, data: memoryview, crc32: int, landed: Landed) -> Flight:
         """A put begins: the first of them is the save's first byte on its way."""
@@ -267,13 +300,18 @@ class Work(Errand):
         with self._lock:
             self.draft.landed[index] = landed
             self._bytes += self._objects[index].size
+        self._tell()
+
+    # --- inside ---
+
+    def _tell(self) -> None:
+        """Something is in the store."""
+        with self._lock:
             whole = self._whole()
             self._lock.notify_all()
         self.changed.set()
         if self._progress is not None and self.error is None:
             self._progress("written" if whole else "writing", self._left(), self._total)
-
-    # --- inside ---
 
     def _gone(self, flight: Flight) -> None:
         if flight in self._flights:
@@ -287,7 +325,8 @@ class Work(Errand):
         return self.draft.holds_back(self._objects[flight.index].tier)
 
     def _whole(self) -> bool:
-        return bool(self._missing) and all(index in self.draft.landed for index in self._missing)
+        landed, doubted = self.draft.landed, self.draft.doubted
+        return bool(self._missing) and not doubted and all(index in landed for index in self._missing)
 
     def _left(self) -> int:
         """Bytes that left for the store: of what is there, and of what is on its way."""

@@ -26,6 +26,7 @@ from ..format.keys import CheckpointName, checkpoint_prefix, object_name
 from ..format.leaf import Leaf, Tier
 from ..format.sharing import ALL_STAY, Roles, share_of
 from .crew import Crew, Hand, Task
+from .doubt import look_again
 from .draft import ALL, Draft, Landed, Outline, Written, is_moment
 from .effort import Abandoned, Effort
 from .frames import Frame, box
@@ -44,7 +45,6 @@ _WARMING = 5.0
 _COMBINED = 64
 #: Bytes a second that one thread copies and takes the CRC of, before it was measured; and how many of them measure it.
 _READ, _TELLING = 1e9, 2**24
-
 
 #: Puts the bytes of an object, by its number, into a frame; the CRCs of its pieces.
 Fill = Callable[[int, Frame], list[int]]
@@ -147,7 +147,7 @@ class Writer:
         fill: Fill | None = None,
     ) -> Going:
         """As `write`, which waits: begin to put what is missing."""
-        missing = draft.missing(tiers)
+        missing = draft.anew(tiers)
         nbytes = sum(draft.outline.objects[index].size for index in missing)
         hands = self._hands(len(missing), draft.outline.size, effort)[: len(missing)]
         work = Work(draft, missing, name, len(hands), effort, progress, moved, self.link)
@@ -239,8 +239,7 @@ class Writer:
         for entry, chunk in again:
             effort.check()
             nbytes += chunk.end - chunk.start
-            leaf = live[entry.name]
-            corner = chunk.offsets
+            leaf, corner = live[entry.name], chunk.offsets
             if leaf.offsets is not None:
                 corner = tuple(at - base for at, base in zip(corner, leaf.offsets, strict=True))
             source = box(leaf.tensor, corner, chunk.sizes)
@@ -314,7 +313,9 @@ class Writer:
     def _run(self, work: Work, fill: Fill, frame: Frame) -> None:
         try:
             while True:
-                if (index := work.next()) is not None:
+                if doubted := work.doubted():
+                    look_again(self.store, self._run_id, work, doubted)
+                elif (index := work.next()) is not None:
                     self._begin(work, fill, frame, index)
                 elif (flight := work.laggard()) is not None:
                     self._send_again(work, frame, flight)
@@ -364,12 +365,11 @@ class Writer:
 
     def _put(self, work: Work, flight: Flight, data: memoryview) -> None:
         key = checkpoint_prefix(self._run_id, work.name) + object_name(self._rank, self._world, flight.index)
-        sent = partial(work.sent, flight)
 
         def put(left: float | None) -> None:
             work.again(flight)
             try:
-                self.store.put(key, data, timeout=left, crc32=flight.crc32, sent=sent)
+                self.store.put(key, data, timeout=left, crc32=flight.crc32, sent=partial(work.sent, flight))
             finally:
                 work.back()
 

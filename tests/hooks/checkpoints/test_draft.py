@@ -78,6 +78,23 @@ def test_moments_wait_for_the_weights_when_they_are_told_to() -> None:
     assert not draft.holds_back(Tier.MOMENTS)
 
 
+def test_what_is_doubted_is_not_there_and_is_put_again_by_the_next_part() -> None:
+    """A copy of it for other roles doubts by itself."""
+    draft = Draft(outline())
+    for index in draft.missing():
+        land(draft, index, FIRST)
+    (moments,) = draft.outline.indices_of(Tier.MOMENTS)[:1]
+    draft.doubted.add(moments)
+    assert draft.has(WEIGHTS)
+    assert not draft.has(ALL)
+    assert draft.missing() == []
+    copy = draft.with_roles(draft.roles)
+    assert copy.anew() == [moments]
+    assert draft.doubted == {moments}
+    assert draft.anew(WEIGHTS) == []
+    assert draft.missing() == [moments]
+
+
 def test_a_manifest_of_either_level_comes_from_one_draft() -> None:
     """The lower one names nothing of the moments; the full one, of the next name, refers to where the rest lies."""
     draft = Draft(outline())
