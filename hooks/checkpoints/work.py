@@ -24,8 +24,8 @@ Progress = Callable[[str, int, int], None]
 _STILL, _TIMES = 2.0, 2.5
 #: The same where nobody knows what is usual: a connection of a slow link brings its MiB in as many seconds.
 _STILL_AT_FIRST = 4.0
-#: Peers that say what is usual.
-_ENOUGH = 3
+#: Peers that say what is usual. They are half as large at least: a small object says nothing of a large one.
+_ENOUGH, _PEER = 3, 0.5
 #: Seconds between two looks for one that lags.
 _LOOK = 0.1
 
@@ -142,7 +142,8 @@ class Work(Errand):
         self._flights: list[Flight] = []
         #: Since when nothing is on its way; None while something is.
         self._quiet: float | None = effort.now()
-        self._took: list[float] = []
+        #: Of each object that is there its bytes, and the seconds of its put.
+        self._took: list[tuple[int, float]] = []
 
     def over(self) -> bool:
         """Whether every hand is free again, but for those that still send what is there already: they are left behind."""
@@ -260,9 +261,8 @@ class Work(Errand):
                 and not self.more()
             ):
                 now = self.effort.now()
-                usual = statistics.median(self._took) if len(self._took) >= _ENOUGH else None
                 for flight in self._flights:
-                    if not flight.doubled and flight.lags(now, usual):
+                    if not flight.doubled and flight.lags(now, self._usual(flight)):
                         flight.doubled = True
                         return flight
                 self._lock.wait(_LOOK)
@@ -273,7 +273,7 @@ class Work(Errand):
             self._gone(flight)
             if flight.index in self.draft.landed:
                 return
-            self._took.append(self.effort.now() - flight.began)
+            self._took.append((len(flight.data), self.effort.now() - flight.began))
         self._lands(flight.index, flight.landed)
 
     def dropped(self, flight: Flight) -> None:
@@ -312,6 +312,11 @@ class Work(Errand):
         self.changed.set()
         if self._progress is not None and self.error is None:
             self._progress("written" if whole else "writing", self._left(), self._total)
+
+    def _usual(self, flight: Flight) -> float | None:
+        """Seconds that its peers took. None: there are too few to say."""
+        peers = [seconds for nbytes, seconds in self._took if nbytes >= _PEER * len(flight.data)]
+        return statistics.median(peers) if len(peers) >= _ENOUGH else None
 
     def _gone(self, flight: Flight) -> None:
         if flight in self._flights:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-pytest.importorskip("torch")
-
-from spotguard.hooks.checkpoints.draft import Landed
-from spotguard.hooks.checkpoints.work import Flight
+from spotguard.hooks.checkpoints.draft import Draft, Landed, Outline
+from spotguard.hooks.checkpoints.effort import Effort
+from spotguard.hooks.checkpoints.rate import Link
+from spotguard.hooks.checkpoints.work import Flight, Work
 from spotguard.hooks.format.keys import CheckpointName
+from spotguard.hooks.format.leaf import Leaf
+from tests.fakes.clock import ManualClock
+
+pytestmark = pytest.mark.torch
 
 SIZE = 4000
 
@@ -50,3 +55,23 @@ def test_what_is_in_time_does_not_lag() -> None:
 def test_within_a_second_nothing_is_late() -> None:
     assert not flight(sent=10, moved=10.9).lags(10.9, usual=0.1)
     assert flight(sent=10, moved=10.9).lags(11.1, usual=0.1)
+
+
+def test_small_objects_say_nothing_of_large_ones() -> None:
+    """On a slow link one of 32 MiB takes seconds, and lags behind nobody."""
+    clock, name = ManualClock(), CheckpointName(1, 5, 1)
+    outline = Outline.of([Leaf(f"t{n}", torch.ones(2**10)) for n in range(8)], 2**12, 0, 1)
+    work = Work(Draft(outline), range(8), name, 1, Effort(clock, 2000.0), None, str, Link())
+
+    def there(index: int, size: int, seconds: float) -> None:
+        flight = work.starts(index, memoryview(bytes(size)), 0, Landed([], name))
+        clock.advance(seconds)
+        work.done(flight)
+
+    for index in range(4):
+        there(index, 100, 0.1)
+    large = work.starts(7, memoryview(bytes(SIZE)), 0, Landed([], name))
+    assert work._usual(large) is None
+    for index in range(4, 7):
+        there(index, SIZE // 2, 2.0)
+    assert work._usual(large) == pytest.approx(2.0)
