@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from .format.manifest import Level
 from .format.sharing import ALL_STAY, Roles
+
+#: "first": no moment is put before the weights and a manifest of theirs are there. "early": the moments go on beside it.
+Weights = Literal["with the rest", "first", "early"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +27,8 @@ class Agreed:
     parked: bool = False
     #: This rank speaks for those that are absent: the first of those that are there.
     speaks: bool = False
-    #: The weights are committed by themselves, before the moments.
-    weights_first: bool = False
+    #: Whether the weights are committed by themselves before the moments, and how.
+    weights: Weights = "with the rest"
     #: Monotonic seconds after which nothing more comes from ranks whose machine goes.
     doomed_until: float = math.inf
     #: Ranks whose save for this agreement has failed, and why. It grows meanwhile.

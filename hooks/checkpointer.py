@@ -23,6 +23,7 @@ from .checkpoints.stager import Held, Stager
 from .checkpoints.staging import Stage
 from .checkpoints.tidy import Tidier
 from .checkpoints.work import Progress
+from .checkpoints.worth import counts
 from .checkpoints.writer import Spoiled, Writer
 from .committer import Committer
 from .emergency import EmergencySave
@@ -80,6 +81,8 @@ class Checkpointer:
         self._upload: Upload | None = None
         #: The newest committed checkpoint, of this attempt or restored from.
         self.last: Saved | None = None
+        #: The step of the newest of them that has its moments. -1: there is none.
+        self.complete = -1
         #: Why the last save was thrown away: "" or what moved while it was read.
         self.spoiled = ""
         #: Why what is being saved lacks moments of its own accord: "" where it does not.
@@ -147,13 +150,17 @@ class Checkpointer:
 
     def restored(self, whole: Whole | None) -> None:
         """Training goes on from this checkpoint: a notice at this very step has nothing newer to save."""
-        self.last = None
+        self.last, self.complete = None, -1
         if whole is not None and whole.run_id == self._run_id:
             age = max(0.0, self._clock.time() - whole.manifests[0].created)
             url = inside(self._store.url, checkpoint_prefix(self._run_id, whole.name))
-            self.last = Saved(
-                whole.name.step, url, whole.written, 0.0, self._clock.monotonic() - age, whole.level
-            )
+            saved_at = self._clock.monotonic() - age
+            self._note(Saved(whole.name.step, url, whole.written, 0.0, saved_at, whole.level))
+
+    def _note(self, saved: Saved) -> None:
+        self.last = saved
+        if saved.level != "weights":
+            self.complete = saved.step
 
     def save(
         self,
@@ -290,7 +297,7 @@ class Checkpointer:
         own = replace(manifest, objects=written.objects, tensors=written.tensors)
         publish(self._writer, own, effort, self._clock)
         self._lacks = ""
-        self.last = self._saved(name, draft, started, manifest.level)
+        self._note(self._saved(name, draft, started, manifest.level))
         self._prune(effort, name, attempt)
         return self.last
 
@@ -302,13 +309,13 @@ class Checkpointer:
             self._writer,
             save.effort,
             step=save.step,
-            begin=lambda: self._name(save),
-            commit=lambda name, level, written: self._committer.commit(
-                save, name, level, written, self._writer
-            ),
+            begin=partial(self._name, save),
+            commit=partial(self._committer.commit, save, writer=self._writer),
+            put=partial(self._committer.put_own, save, writer=self._writer),
             look=save.moved,
             lossy=self._lossy,
             last=self._known(),
+            lower_counts=counts(save.step, self.complete),
             progress=save.progress,
         )
         saved = None
@@ -335,9 +342,9 @@ class Checkpointer:
         share = Share(
             self._writer,
             save.effort,
-            weights_first=save.agreed.weights_first,
-            begin=lambda: self._name(save),
-            put=lambda name, written: self._committer.put_own(save, name, written, self._writer),
+            weights=save.agreed.weights,
+            begin=partial(self._name, save),
+            put=partial(self._committer.put_own, save, writer=self._writer),
             commit=commit,
             look=save.moved,
             progress=save.progress,
@@ -394,7 +401,7 @@ class Checkpointer:
         nbytes = draft.put_of(WEIGHTS if level == "weights" else ALL)
         saved = Saved(name.step, url, nbytes, at - started, at, level, why, blocked).lacking(self._lacks)
         if name.attempt == self.attempt:  # or training went back meanwhile, and goes on from elsewhere
-            self.last = saved
+            self._note(saved)
         return saved
 
     def _prune(self, effort: Effort, name: CheckpointName, attempt: int) -> None:

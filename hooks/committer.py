@@ -20,6 +20,8 @@ log = logging.getLogger("spotguard")
 
 #: Tensors that a warning names.
 _NAMED = 5
+#: Seconds for the lower level's manifest beside moments that fit: they take as long at least, so nothing waits for it.
+_BESIDE = 2.0
 
 
 class Committer:
@@ -87,6 +89,8 @@ class Committer:
         full one fails."""
         self._look(save, written, writer)
         manifest = self._lower = self._manifest(save, name, "weights", written)
+        if save.agreed.weights != "first":
+            save = replace(save, effort=save.effort.part(self._clock.monotonic() + _BESIDE))
         self._speak_for_the_absent(save, manifest, writer)
         put_own(writer, manifest, save.effort)
 

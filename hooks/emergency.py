@@ -3,6 +3,9 @@
 Objects are put in the order of their tiers, so a full save is a lower one that went on. When time gets short, the
 weights that are in the store by then are committed as a checkpoint of the lower level, and the moments follow under
 the next name: if all of them arrive, a full manifest refers to the weights where they lie.
+
+Clouds break their promise, so a save that fits puts the lower level's manifest too, where a restore would take it. The
+moments go on beside that, and a manifest that fails costs them nothing.
 """
 
 from __future__ import annotations
@@ -37,10 +40,12 @@ class EmergencySave:
 
     Args:
         commit: puts the manifest and the marker of a level; raises what a save raises.
+        put: puts the manifest of the lower level alone, with a few seconds for it.
         begin: the name of the next checkpoint to be written.
         look: asked after each object: nothing, or what has moved since the boundary.
         lossy: moments may be stored rounded, where that makes them fit.
         last: the newest committed checkpoint.
+        lower_counts: a restore would take the lower level of this step.
     """
 
     def __init__(
@@ -51,9 +56,11 @@ class EmergencySave:
         step: int,
         begin: Callable[[], CheckpointName],
         commit: Callable[[CheckpointName, Level, Written], None],
+        put: Callable[[CheckpointName, Written], None],
         look: Callable[[], str],
         lossy: bool = False,
         last: Earlier | None = None,
+        lower_counts: bool = False,
         progress: Progress | None = None,
     ) -> None:
         self._writer = writer
@@ -61,9 +68,11 @@ class EmergencySave:
         self._step = step
         self._begin = begin
         self._commit = commit
+        self._put_lower = put
         self._moved = look
         self._lossy = lossy
         self._last = last
+        self._lower_counts = lower_counts
         self._progress = progress
         #: Guards the plan: bytes leave on many threads.
         self._lock = threading.Lock()
@@ -80,6 +89,8 @@ class EmergencySave:
         self._missed = ""
         #: Whether they are rounded is decided.
         self._settled = False
+        #: The lower level's manifest was tried beside moments that fit. It is not tried again.
+        self._tried_early = False
 
     def run(self, leaves: Sequence[Leaf]) -> None:
         """Save what fits. `committed` says how much of it counts, also when this raises.
@@ -149,23 +160,42 @@ class EmergencySave:
                 self._fall_back()
             if self._turn():
                 try:
-                    self._commit_as("weights", name)
+                    self._commit_lower(name)
                 except SpotguardError as why:
                     going.call_off(Abandoned(str(why)))
                     raise
-                log.warning("the weights of step %d are committed, its moments follow", self._step)
                 name = self._begin()
 
     def _commit_as(self, level: Level, name: CheckpointName) -> None:
         self._commit(name, level, self.draft.written(name, ALL if level == "full" else WEIGHTS))
         self.committed, self.at = (name, level), self._effort.now()
 
+    def _commit_lower(self, name: CheckpointName) -> None:
+        """Commit the lower level on the way. Where all fits, a manifest that fails is no reason to give the rest up."""
+        if self.plan.lower_first:
+            self._commit_as("weights", name)
+        else:
+            self._tried_early = True
+            try:
+                self._put_lower(name, self.draft.written(name, WEIGHTS))
+            except Spoiled:
+                raise
+            except SpotguardError as why:
+                self._effort.check()
+                log.warning(
+                    "the weights of step %d are not committed before its moments: %s", self._step, why
+                )
+                return
+            self.committed, self.at = (name, "weights"), self._effort.now()
+        log.warning("the weights of step %d are committed, its moments follow", self._step)
+
     def _has_weights_alone(self) -> bool:
         return self.committed is None and self.draft.has(WEIGHTS) and not self.draft.has(ALL)
 
     def _turn(self) -> bool:
         """Whether the lower level is to be committed now, beside the moments that are on their way."""
-        return self.plan.lower_first and self._has_weights_alone()
+        due = self.plan.lower_first or (self.plan.early and not self._tried_early)
+        return due and self._has_weights_alone()
 
     def _until(self) -> float:
         """When to fall back, by the deadline as it is now: on a link that stands still nobody else looks."""
@@ -202,9 +232,10 @@ class EmergencySave:
             self._watch()
 
     def _watch(self) -> None:
-        """See that no moment takes any of the link while the weights are short of time."""
-        if self.plan.lower_first and self.committed is None:
-            self.draft.weights_first = True
+        """See that no moment takes any of the link while the weights are short of time, or are to be there soon."""
+        if self.committed is None:
+            self.draft.weights_first |= self.plan.lower_first
+            self.draft.weights_ahead |= self.plan.early
 
     def _choose_layout(self, settled: bool) -> None:
         """Round the moments, or not, as the plan says; the weights are written alike. If they only follow, whatever
@@ -237,6 +268,7 @@ class EmergencySave:
             commit=(link.commit or 0.0) + self._second_look,
             commit_at_best=(link.commit_at_best or 0.0) + self._second_look,
             last=self._last,
+            lower_counts=self._lower_counts,
         )
 
     def _landed(self) -> Landed:

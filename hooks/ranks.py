@@ -15,7 +15,7 @@ from hashlib import sha256
 from ..providers.clock import Clock
 from ..providers.errors import SpotguardError
 from . import protocol
-from .agreed import Agreed
+from .agreed import Agreed, Weights
 from .agreement.callers import Callers
 from .agreement.calls import AtBoundary, Background, Call, Failed, Manual, Notice, Withdrawn
 from .agreement.channel import Channel
@@ -23,7 +23,9 @@ from .agreement.offers import Decision, Offer, shared
 from .agreement.standing import Standing
 from .alarm import BY_HAND, Alarm, alarm_of
 from .checkpointer import Checkpointer
+from .checkpoints.budget import early
 from .checkpoints.effort import Abandoned
+from .checkpoints.worth import counts
 from .format.sharing import Roles
 from .hearer import Listener
 from .holding import gather_holdings, holding
@@ -35,6 +37,8 @@ from .state.registered import State
 
 log = logging.getLogger("spotguard")
 
+#: By a decision's level.
+_WEIGHTS: dict[str, Weights] = {"full": "with the rest", "weights-first": "first", "weights-early": "early"}
 #: Seconds that a machine which stays gives its own save, a little less than its agent does: far more than any takes, and
 #: it is no machine's deadline.
 STAYS = 590.0
@@ -353,6 +357,9 @@ class Ranks:
             plan=shared(self._state.fingerprint()),
             covers=tuple(sorted(self._covered())),
             parks=parks,
+            early=step is not None
+            and counts(step, self._checkpointer.complete)
+            and early(cost.moments, cost.rate),
         )
 
     def agreed(self, job: Job, decision: Decision, step: int) -> Agreed:
@@ -368,7 +375,7 @@ class Ranks:
             job.epoch,
             Roles(job.doomed, decision.whole_each, absent),
             speaks=self.speaks,
-            weights_first=decision.level == "weights-first",
+            weights=_WEIGHTS[decision.level],
             doomed_until=max(times, default=self._clock.monotonic() + STAYS),
             failed=failed,
             why=decision.why,

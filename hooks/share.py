@@ -2,7 +2,8 @@
 
 Alone, a rank changes its plan as bytes leave (`emergency`). Together none may: a level counts only where all ranks have
 put it. So where time is short they all put their weights first, and say so in a manifest of the lower level; then the
-moments, under the next name. Whoever does not get that far looks whether the lower level has become whole.
+moments, under the next name. Where time is not short but a cloud may break its promise, the moments go on beside that
+manifest. Whoever does not get that far looks whether the lower level has become whole.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import logging
 from collections.abc import Callable, Sequence
 
 from ..providers.errors import SpotguardError
+from .agreed import Weights
 from .checkpoints.draft import ALL, WEIGHTS, Draft, Written
-from .checkpoints.effort import Effort
+from .checkpoints.effort import Abandoned, Effort
 from .checkpoints.work import Progress
 from .checkpoints.writer import Spoiled, Writer
 from .format.keys import CheckpointName
@@ -31,6 +33,7 @@ class Share:
 
     Args:
         begin: the name of the next checkpoint to be written.
+        weights: whether they are committed before the moments, and how.
         put: puts this rank's manifest of the lower level, and waits for nobody.
         commit: puts the manifest of a level, and sees it whole.
         look: asked after each object: nothing, or what has moved since the boundary.
@@ -42,7 +45,7 @@ class Share:
         writer: Writer,
         effort: Effort,
         *,
-        weights_first: bool,
+        weights: Weights,
         begin: Callable[[], CheckpointName],
         put: Callable[[CheckpointName, Written], None],
         commit: Callable[[CheckpointName, Level, Written, Effort], None],
@@ -52,7 +55,7 @@ class Share:
     ) -> None:
         self._writer = writer
         self._effort = effort
-        self._weights_first = weights_first
+        self._weights = weights
         self._begin = begin
         self._put = put
         self._commit = commit
@@ -68,21 +71,44 @@ class Share:
             StoreError: the store failed.
             Spoiled: the state moved.
         """
-        if not self._weights_first:
+        if self._weights == "with the rest":
             return self._full(leaves, draft, self._effort), *self._whole
         name = self._begin()
-        self._writer.write(leaves, name, self._effort, self._progress, self._look, draft=draft, tiers=WEIGHTS)
-        self._put(name, draft.written(name, WEIGHTS))
-        log.info("the weights are in the store, the moments follow")
+        if self._weights == "first":
+            self._write_weights(leaves, draft, name)
+            self._put(name, draft.written(name, WEIGHTS))
+            log.info("the weights are in the store, the moments follow")
         try:
-            return self._full(leaves, draft, self._effort.part(self._until())), *self._whole
+            effort = self._effort.part(self._until())
+            if self._weights == "early":
+                self._put_beside(leaves, draft, name, effort)
+            return self._full(leaves, draft, effort), *self._whole
         except SpotguardError as why:
             if self._effort.abandoned or isinstance(why, Spoiled):
                 raise
             missed = str(why)
+        self._write_weights(leaves, draft, name)
         self._commit(name, "weights", draft.written(name, WEIGHTS), self._effort)
         log.warning("step %d is committed without its moments: %s", name.step, missed)
         return name, "weights", f"time was short, and the weights went first; the moments: {missed}"
+
+    def _write_weights(self, leaves: Sequence[Leaf], draft: Draft, name: CheckpointName) -> None:
+        self._writer.write(leaves, name, self._effort, self._progress, self._look, draft=draft, tiers=WEIGHTS)
+
+    def _put_beside(self, leaves: Sequence[Leaf], draft: Draft, name: CheckpointName, effort: Effort) -> None:
+        """All of it, and the lower level's manifest as soon as the weights are there. A manifest that fails is no reason to
+        give the rest up."""
+        draft.weights_ahead = True
+        going = self._writer.start(leaves, name, effort, self._progress, self._look, draft=draft)
+        going.wait(lambda: draft.has(WEIGHTS))
+        try:
+            self._put(name, draft.written(name, WEIGHTS))
+        except Spoiled as why:
+            going.call_off(Abandoned(str(why)))
+            raise
+        except SpotguardError as why:
+            log.warning("the weights of step %d are not committed before its moments: %s", name.step, why)
+        going.wait()
 
     def _full(self, leaves: Sequence[Leaf], draft: Draft, effort: Effort) -> CheckpointName:
         name = self._begin()

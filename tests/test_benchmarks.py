@@ -107,6 +107,11 @@ ROWS = {
         "  as a share of step time, one",
         "  as a share of step time, one every 60 s",
     ],
+    "early": [
+        "32 MiB at 80 Mbit/s, weights committed early: the full save",
+        "  its requests (",
+        "  the weights' manifest",
+    ],
     "trace": [
         line
         for cloud in PREEMPTIONS

@@ -10,11 +10,14 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ...providers.errors import ProtocolError
 from ..format.manifest import named
 from . import wire
+
+#: What is committed, and in which order.
+Level = Literal["full", "weights-first", "weights-early"]
 
 #: A doomed rank's save fits comfortably when it would even so much slower, and with the commit taking twice its
 #: seconds, and a second of anything else.
@@ -69,6 +72,8 @@ class Offer:
     covers: tuple[int, ...] = ()
     #: It is held at its boundary until it has saved. Who is not goes on to its next change meanwhile.
     parks: bool = False
+    #: A restore would take its weights alone, and its moments need some seconds more.
+    early: bool = False
 
     def encode(self) -> str:
         return wire.encode(dataclasses.asdict(self))
@@ -84,8 +89,9 @@ class Decision:
     why: str = ""
     #: Who has answered in time, and so who saves. A rank that is not among them parks, and saves nothing.
     ranks: tuple[int, ...] = ()
-    #: "weights-first": the weights are committed by themselves, and the moments follow.
-    level: Literal["full", "weights-first"] = "full"
+    #: "weights-first": the weights are committed by themselves, and the moments follow. "weights-early": so they are, and the
+    #: moments wait for nothing.
+    level: Level = "full"
     #: Nobody relies on another: each writes all that it holds.
     whole_each: bool = False
     #: Some are held at their boundary, and others are not: these wait for them in the next step's collectives.
@@ -129,13 +135,12 @@ def decide(epoch: int, world: int, offers: Sequence[Offer]) -> Decision:
         if any(offer.boundary for offer in offers):
             behind = [offer.rank for offer in offers if offer.boundary]
             return nothing(f"{late}, and without it {named(behind)} cannot come to the next guard.step()")
-    hurried = [offer.rank for offer in offers if not _comfortable(offer)]
     return Decision(
         epoch,
         max(steps),
         f"{late}: its extras are missing, and the others hold the rest of its state" if silent else "",
         there,
-        "weights-first" if hurried else "full",
+        _level(offers),
         whole_each=_differ(offers, whole=not silent),
         # (Who is silent joins no collective any more, and nobody needs to.)
         some_park=not silent and len({offer.parks for offer in offers}) > 1,
@@ -164,7 +169,7 @@ def read_decision(raw: bytes | str) -> Decision:
         ProtocolError: this is no decision.
     """
     body: dict[str, Any] = wire.decode(raw)
-    if body.get("level") not in ("full", "weights-first"):
+    if body.get("level") not in get_args(Level):
         raise ProtocolError(f"level is {str(body.get('level'))[:40]!r}")
     return wire.build(Decision, {**body, "ranks": wire.integers(body, "ranks")})
 
@@ -176,6 +181,13 @@ def it_stands(late: str, step: int) -> str:
         late: who has not answered.
     """
     return f"{late}, and the complete checkpoint of step {step} stands"
+
+
+def _level(offers: Sequence[Offer]) -> Level:
+    """Where all fits, clouds that break their promise decide: of who stays nobody takes the machine."""
+    if not all(map(_comfortable, offers)):
+        return "weights-first"
+    return "weights-early" if any(offer.early and offer.left is not None for offer in offers) else "full"
 
 
 def _comfortable(offer: Offer) -> bool:

@@ -22,6 +22,9 @@ _ROUNDING = 1e-6
 #: Where nothing else decided, a lower level is committed so many times a commit's seconds before the deadline: once
 #: for the commit, once for a slow one. And so many seconds at least.
 _FALL_BACK, _FALL_BACK_LEAST = 2.0, 0.5
+#: Seconds that the moments need at least for weights to be committed before them though all fits: clouds that promise 30 s
+#: have taken machines after 8 to 10.
+_EARLY = 2.0
 
 _NOTHING = Landed()
 
@@ -82,6 +85,11 @@ def replan(before: Plan, at: Situation, landed: Landed) -> Plan:
     if may_round and _fits(at, _rest(_bytes(Choice.FULL_LOSSY, at), landed)):
         return _rounded(at, landed, _verdict(at, rest))
     return _lower(at, landed, _verdict(at, rest))
+
+
+def early(moments: int, rate: float | None) -> bool:
+    """Whether moments of so many bytes take long enough for the cloud to break its promise meanwhile."""
+    return rate is not None and moments / rate > _EARLY
 
 
 # --- one plan each ---
@@ -145,9 +153,11 @@ def _timed(
     fall_back_at = at.deadline - max(_FALL_BACK * at.commit, _FALL_BACK_LEAST) if way_out else math.inf
     if at.rate is None:
         return Plan(choice, reason, lower_first=lower_first, fall_back_at=fall_back_at)
+    moments = _bytes(choice, at) - at.sizes.a - landed.b
+    soon = way_out and at.lower_counts and early(moments, at.rate.expected)
     twice = whole and lower_first and not landed.committed
     end = at.now + rest / at.rate.expected + at.commit * (2 if twice else 1)
-    return Plan(choice, reason, end, at.deadline - end, lower_first, fall_back_at)
+    return Plan(choice, reason, end, at.deadline - end, lower_first, fall_back_at, soon)
 
 
 # --- whether it fits ---

@@ -128,6 +128,8 @@ class Draft:
     leaving: dict[int, int] = field(default_factory=dict)
     #: No moment takes any of the link as long as weights are missing; those on their way are given up.
     weights_first: bool = False
+    #: No moment is begun as long as bytes of the weights have not left. Those on their way go on.
+    weights_ahead: bool = False
     #: By which the ranks share the writing.
     roles: Roles = ALL_STAY
     _mine: tuple[Outline, frozenset[int]] | None = field(default=None, repr=False, compare=False)
@@ -173,6 +175,11 @@ class Draft:
             self.weights_first = not self.has(WEIGHTS)
             return self.weights_first
         return False
+
+    def waits(self, tier: Tier) -> bool:
+        """Whether an object of this tier is not to be begun now."""
+        ahead = self.weights_ahead and tier is Tier.MOMENTS and self.left(WEIGHTS) > 0
+        return ahead or self.holds_back(tier)
 
     def has(self, tiers: Sequence[Tier]) -> bool:
         objects = self.outline.objects

@@ -98,6 +98,8 @@ class Situation:
     last: Earlier | None = None
     #: The same on a good day: what would not fit even so is not begun.
     commit_at_best: float = math.inf
+    #: Whether a restore would take the lower level of this step (`worth.counts`).
+    lower_counts: bool = False
 
     @property
     def least_commit(self) -> float:
@@ -135,3 +137,6 @@ class Plan:
     #: on, whether or not `replan` was asked: on a link that stands still nothing lands. Infinity where that is no way
     #: out, or was done.
     fall_back_at: float = math.inf
+    #: All fits, and the lower level is committed on the way all the same: clouds break their promise. The moments go on
+    #: beside it.
+    early: bool = False

@@ -166,7 +166,7 @@ class Work(Errand):
         """Whether there is one to begin with now."""
         if self.error is not None or not self._queue:
             return False
-        return not self.draft.holds_back(self._objects[self._queue[0]].tier)
+        return not self.draft.waits(self._objects[self._queue[0]].tier)
 
     def hear(self, error: StoreError) -> None:
         super().hear(error)
@@ -247,22 +247,21 @@ class Work(Errand):
             leaving[flight.index] = max(leaving.get(flight.index, 0), min(flight.sent, len(flight.data)))
             left = self._left()
             self._link.sent(left - self._before - self._spared, now)
+            if flight.sent >= len(flight.data):
+                self._lock.notify_all()  # who waits for the last of the weights to leave begins with the moments
         if self._progress is not None:
             self._progress("writing", left, self._total)
 
     def laggard(self) -> Flight | None:
-        """For a hand with nothing else to do: a put that lags, once; None when all objects are there, or nobody is in a
-        hurry, or there is `more` to do by now."""
+        """For a hand with nothing else to do: a put that lags, once; None when all objects are there, or there is `more` to
+        do by now, or all are begun and nobody is in a hurry."""
         with self._lock:
-            while (
-                self.error is None
-                and not self._whole()
-                and self.effort.left() is not None
-                and not self.more()
-            ):
-                now = self.effort.now()
+            while self.error is None and not self._whole() and not self.more():
+                hurried, now = self.effort.left() is not None, self.effort.now()
+                if not hurried and not self._queue:
+                    return None
                 for flight in self._flights:
-                    if not flight.doubled and flight.lags(now, self._usual(flight)):
+                    if hurried and not flight.doubled and flight.lags(now, self._usual(flight)):
                         flight.doubled = True
                         return flight
                 self._lock.wait(_LOOK)

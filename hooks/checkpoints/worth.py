@@ -19,6 +19,15 @@ MOMENTS_WORTH = 1000
 EXTRAS_WORTH = 100
 
 
+def counts(step: int, complete: int) -> bool:
+    """Whether a restore would take the weights of this step alone.
+
+    Args:
+        complete: the step of the newest checkpoint that has its moments. -1: there is none.
+    """
+    return complete < 0 or step - complete >= MOMENTS_WORTH
+
+
 def worth_it(newest_first: Iterator[Whole], extras_worth: int = EXTRAS_WORTH) -> Iterator[Whole]:
     """Full checkpoints, and of the others those that are newer by more than what they lack is worth.
 

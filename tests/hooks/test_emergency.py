@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from spotguard.hooks.checkpoints.catalog import find_whole
 from spotguard.hooks.checkpoints.effort import Abandoned
 from spotguard.hooks.checkpoints.retention import prune
 from spotguard.hooks.checkpoints.verify import verify
-from spotguard.providers.errors import DeniedError
+from spotguard.providers.errors import DeniedError, StoreError, UnavailableError
 from tests.fakes.store import Fault
 from tests.fakes.training import different, small
 from tests.hooks.narrow_saves import (
@@ -31,13 +32,80 @@ __all__ = ["saving"]
 
 
 def test_with_time_all_of_it_is_saved_at_once(saving: Callable[..., Saving]) -> None:
-    """One manifest, one marker, nothing of a lower level."""
+    """One manifest, one marker, nothing of a lower level, where a restore would take the checkpoint before."""
     one = saving()
+    one.background()
+    one.train()
+    saved = one.save(60)
+    assert saved is not None
+    assert saved.level == "full"
+    assert one.manifests() == ["000000002-0001-0000", "000000003-0001-0001"]
+    assert one.markers() == 2
+    assert_full(one)
+
+
+def test_with_time_the_weights_are_committed_early_where_a_restore_would_take_them(
+    saving: Callable[..., Saving],
+) -> None:
+    """The machine is killed in the middle of the moments: one manifest more is all that it cost, and it counts. The moments
+    did not wait for it."""
+    one = saving()
+    killed: dict[str, bytes] = {}
+
+    def at(key: str, gone: int) -> None:
+        if one.clock.monotonic() > WEIGHTS / RATE + 2 and not killed:
+            killed.update(one.store.objects)
+
+    one.store.at = at
+    saved = one.save(60)
+    assert saved is not None
+    assert (saved.level, saved.why) == ("full", "")
+    assert one.manifests() == ["000000002-0001-0000", "000000002-0001-0001"]
+    assert one.markers() == 1
+    assert [verb for verb, _ in one.store.calls].count("put") == len(one.store.objects)  # nothing twice
+    assert_full(one)
+    there = dict(one.store.objects)
+    one.store.objects = killed
+    assert one.newest(("full",)) is None
+    assert_weights(one, one.newest())
+    one.store.objects = there
+    assert [str(name) for name in prune(one.store, "run", keep=1)] == ["000000002-0001-0000"]
+    assert one.manifests() == ["000000002-0001-0001"]
+    assert_full(one)
+
+
+def test_moments_that_are_nearly_there_are_waited_for(saving: Callable[..., Saving]) -> None:
+    """They need less than 2 s: nothing of a lower level, though nothing was committed before."""
+    one = saving(lambda now: 10 * RATE, known=False)
+    one.writer.link.begin(-10.0)
+    one.writer.link.sent(int(100 * RATE), 0.0)
+    one.writer.link.end(0.0)
     saved = one.save(60)
     assert saved is not None
     assert saved.level == "full"
     assert one.manifests() == ["000000002-0001-0000"]
-    assert one.markers() == 1
+
+
+@pytest.mark.parametrize("error", [DeniedError, UnavailableError])
+def test_an_early_manifest_that_fails_costs_the_full_save_nothing(
+    saving: Callable[..., Saving], error: type[StoreError], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Refused, or not answered for as long as the moments take at least."""
+    one = saving()
+    real = one.store.put
+
+    def put(key: str, data: memoryview, **more: Any) -> None:
+        if "-0001-0000/00000-of-00001.json" in key:
+            one.clock.advance(2.5)
+            raise error("not this one")
+        real(key, data, **more)
+
+    one.store.put = put  # type: ignore[method-assign]
+    saved = one.save(60)
+    assert saved is not None
+    assert saved.level == "full"
+    assert "the weights of step 2 are not committed before its moments" in caplog.text
+    assert "000000002-0001-0000" not in one.manifests()
     assert_full(one)
 
 
@@ -65,23 +133,29 @@ def test_a_link_that_turns_out_slow_costs_the_moments_only(saving: Callable[...,
 
 def test_a_link_that_dies_behind_the_weights_leaves_them_committed(saving: Callable[..., Saving]) -> None:
     """Nothing leaves any more, so nobody hears anything: the moment to fall back comes by the clock alone."""
-    one = saving(known=False)
-    deadline = one.clock.monotonic() + 60
+    one = saving()
+    one.background()
+    one.train()
+    start, deadline = one.clock.monotonic(), one.clock.monotonic() + 60
     stalled = False
 
     def at(key: str, gone: int) -> None:
         nonlocal stalled
-        if key.endswith(".safetensors") and not stalled and one.clock.monotonic() > WEIGHTS / RATE + 2:
+        if (
+            key.endswith(".safetensors")
+            and not stalled
+            and one.clock.monotonic() > start + WEIGHTS / RATE + 2
+        ):
             stalled = True
             one.clock.advance(deadline - one.clock.monotonic() - 0.4)
-            one.store.wait_quiet(lambda: one.markers() == 1)
+            one.store.wait_quiet(lambda: one.markers() == 2)
             one.clock.advance(0.4)
 
     one.store.at = at
     saved = one.save(60)
     assert saved is not None
     assert (saved.level, stalled) == ("weights", True)
-    assert max(time for key, time in one.store.times.items() if key.endswith(".json")) < 60
+    assert max(time for key, time in one.store.times.items() if key.endswith(".json")) < deadline
     assert_weights(one, one.newest())
 
 
@@ -141,7 +215,7 @@ def test_moments_are_rounded_when_the_link_slows_before_they_are_begun(saving: C
     saved = one.save((WEIGHTS + MOMENTS) / RATE + 1.5)
     assert saved is not None
     assert (saved.level, "rounded" in saved.why) == ("full", True)
-    assert one.manifests() == ["000000002-0001-0000"]
+    assert one.manifests() == ["000000002-0001-0000", "000000002-0001-0001"]
     whole = one.newest(("full",))
     assert whole is not None
     assert verify(one.store, whole) == []

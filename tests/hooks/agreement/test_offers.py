@@ -87,6 +87,15 @@ def test_weights_go_first_where_a_doomed_rank_is_short_of_time() -> None:
         assert decide(1, 2, [enough, Offer(1, 1)]).level == "full"
 
 
+def test_weights_go_early_where_a_doomed_rank_says_that_they_count() -> None:
+    """Of all that fits. Short of time they go first; and who stays has no cloud that breaks its promise."""
+    fits = Offer(0, 1, weights=100, moments=700, rate=100.0, commit=1.0, left=30.0, early=True)
+    assert decide(1, 2, [fits, Offer(1, 1)]).level == "weights-early"
+    assert decide(1, 2, [fits, replace(fits, rank=1, left=9.0)]).level == "weights-first"
+    for other in (replace(fits, left=None), replace(fits, early=False)):
+        assert decide(1, 2, [other, Offer(1, 1)]).level == "full"
+
+
 def test_who_sees_differently_what_is_shared_is_not_relied_on() -> None:
     """Another digest, or a group that one of its ranks does not know. Groups may differ from rank to rank."""
     left, right = shared({(0, 1): "x"}), shared({(2, 3): "y"})
@@ -128,10 +137,11 @@ def test_who_is_held_at_boundaries_hears_of_others_that_are_not() -> None:
 
 def test_offers_and_decisions_cross_the_wire() -> None:
     """With all that they say."""
-    offer = Offer(3, None, True, 5, 6, 7.5, 0.25, 30.0, 12, (Shared("g", 2, "d"),), (3, 4), True)
+    offer = Offer(3, None, True, 5, 6, 7.5, 0.25, 30.0, 12, (Shared("g", 2, "d"),), (3, 4), True, True)
     assert read_offer(offer.encode()) == offer
     decision = Decision(3, 9, "why", (0, 2), "weights-first", True, True, 8)
     assert read_decision(decision.encode().encode()) == decision
+    assert read_decision(Decision(3, 9, level="weights-early").encode()).level == "weights-early"
     assert read_decision(Decision(3, None, "no").encode()).step is None
 
 

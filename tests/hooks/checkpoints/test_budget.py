@@ -149,6 +149,28 @@ def test_what_misses_on_a_bad_day_is_made_safe_on_the_way() -> None:
     assert replan(plan(near), replace(near, deadline=1014.0), Landed()).lower_first
 
 
+def test_where_all_fits_weights_are_committed_early_if_a_restore_takes_them_and_the_moments_need_seconds() -> (
+    None
+):
+    """Clouds break their promise. The plan stays a full one, and moments that are nearly there are no reason."""
+    at = replace(situation(30), lower_counts=True)
+    chosen = plan(at)
+    assert (chosen.choice, chosen.early, chosen.lower_first) == (Choice.FULL, True, False)
+    assert chosen.fall_back_at == plan(situation(30)).fall_back_at
+    assert chosen.end == plan(situation(30)).end
+    assert not plan(situation(30)).early
+    assert not plan(replace(at, sizes=Sizes(400 * MIB, 200 * MIB))).early
+    assert not plan(replace(at, rate=None)).early
+    assert replan(plan(replace(at, rate=None)), at, Landed(a=100 * MIB)).early
+    assert replan(chosen, at, Landed(a=400 * MIB, b=590 * MIB)).early
+    assert not replan(chosen, at, Landed(a=400 * MIB, b=600 * MIB)).early
+    rounded = Sizes(400 * MIB, 800 * MIB, rounded=300 * MIB)
+    assert plan(replace(at, deadline=1009.0, sizes=rounded)).early
+    assert not plan(replace(at, deadline=1009.0, sizes=replace(rounded, rounded=200 * MIB))).early
+    first = plan(replace(at, deadline=1010.0))
+    assert (first.choice, first.lower_first, first.early) == (Choice.LOWER, True, False)
+
+
 def test_a_deadline_that_moves_earlier_cuts_a_plan_down() -> None:
     """What has left for the store counts."""
     at = situation(20)

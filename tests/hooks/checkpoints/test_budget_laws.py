@@ -57,6 +57,7 @@ def situations(draw: st.DrawFn, known: bool = True) -> Situation:
         background=draw(st.none() | underway),
         last=draw(st.none() | st.builds(Earlier, st.integers(-1, step), seconds)),
         commit_at_best=draw(st.just(math.inf) | st.floats(0, 10)),
+        lower_counts=draw(st.booleans()),
     )
 
 

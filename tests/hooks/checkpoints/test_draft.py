@@ -78,6 +78,24 @@ def test_moments_wait_for_the_weights_when_they_are_told_to() -> None:
     assert not draft.holds_back(Tier.MOMENTS)
 
 
+def test_moments_wait_until_the_last_byte_of_the_weights_has_left() -> None:
+    """Nobody waits for the store's answer, and what is on its way goes on."""
+    draft = Draft(outline())
+    assert not draft.waits(Tier.MOMENTS)
+    draft.weights_ahead = True
+    *others, last = draft.missing(WEIGHTS)
+    for index in others:
+        land(draft, index, FIRST)
+        assert draft.waits(Tier.MOMENTS)
+        assert not draft.waits(Tier.WEIGHTS)
+        assert not draft.holds_back(Tier.MOMENTS)
+    size = draft.outline.objects[last].size
+    draft.leaving = {last: size - 1}
+    assert draft.waits(Tier.MOMENTS)
+    draft.leaving = {last: size}
+    assert not draft.waits(Tier.MOMENTS)
+
+
 def test_what_is_doubted_is_not_there_and_is_put_again_by_the_next_part() -> None:
     """A copy of it for other roles doubts by itself."""
     draft = Draft(outline())

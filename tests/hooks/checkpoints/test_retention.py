@@ -203,6 +203,26 @@ def test_a_lower_level_is_no_last_good(level: Level) -> None:
     assert steps(store) == [30]
 
 
+def test_weights_that_were_committed_early_go_when_the_full_one_beside_them_is_there() -> None:
+    """They cost no other its place. Their objects stay, for it refers to them, and go with it."""
+    store = many(10, 15)
+    early = Save(step=20, save=2, level="weights")
+    manifests = early.write(store, marker=False)
+    prune(store, "run", keep=2, attempt=1)
+    assert steps(store) == [20, 15, 10]
+    Save(step=20, save=3, base=manifests).write(store)
+    assert prune(store, "run", keep=2, attempt=1) == [CheckpointName(1, 10, 0), early.name]
+    assert [(line.name.step, line.level) for line in list_checkpoints(store, "run")] == [
+        (20, "full"),
+        (15, "full"),
+    ]
+    sound(store)
+    Save(step=30, save=4).write(store)
+    Save(step=40, save=5).write(store)
+    prune(store, "run", keep=2, attempt=1)
+    assert steps(store) == [40, 30]
+
+
 @pytest.mark.parametrize("full", [(), (10, 11)])
 def test_of_a_lower_level_no_more_stay_than_of_the_full_one(full: tuple[int, ...]) -> None:
     """A run whose optimizer is not saved makes no others: its disk does not fill up. The newest full ones stay."""

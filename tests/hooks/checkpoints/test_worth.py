@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spotguard.hooks.checkpoints.catalog import Whole, whole_checkpoints
-from spotguard.hooks.checkpoints.worth import EXTRAS_WORTH, MOMENTS_WORTH, stand_ins, worth_it
+from spotguard.hooks.checkpoints.worth import EXTRAS_WORTH, MOMENTS_WORTH, counts, stand_ins, worth_it
 from spotguard.hooks.format.coverage import MergedTensor
 from spotguard.hooks.format.manifest import LEVELS, Chunk, Level, private_name
 from tests.fakes.checkpoint import Save
@@ -137,3 +137,12 @@ def test_a_tensor_that_no_rank_wrote_is_like_no_other() -> None:
     ]
     manifests = tuple(replace(each, state=states[each.rank]) for each in full.manifests)
     assert stand_ins(lower, replace(full, manifests=manifests)) == {}
+
+
+@pytest.mark.parametrize("ahead", [1, 999, 1000, 1001])
+def test_weights_count_where_a_restore_takes_them(ahead: int) -> None:
+    """As it was decided before they were committed, so it is when they are restored."""
+    taken = order(wholes((50, "full"), (50 + ahead, "weights")))[0][1] == "weights"
+    assert counts(50 + ahead, 50) == taken
+    assert order(wholes((7, "weights")))[0] == (7, "weights")
+    assert counts(7, -1)

@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from spotguard.hooks.checkpoints.draft import Draft
 from spotguard.hooks.checkpoints.effort import Abandoned, Effort
 from spotguard.hooks.checkpoints.writer import Spoiled, Writer
 from spotguard.hooks.format.chunks import OBJECT_BYTES
 from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix
+from spotguard.hooks.format.leaf import Leaf, Tier
 from spotguard.hooks.state.device import SideStreams
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import DeniedError
 from spotguard.providers.stores.localfs import FileStore
+from tests.fakes.called import CalledStore, Request
 from tests.fakes.store import FakeStore, Fault
 from tests.fakes.watched_store import PATIENCE, WatchedStore
 from tests.hooks.checkpoints.writes import NAME, leaves, write
@@ -33,6 +36,32 @@ def test_a_tensor_larger_than_an_object_is_split(folder: Path) -> None:
     assert len(chunks) > 2
     assert sum(chunk.sizes[0] for chunk in chunks) == big.shape[0]
     assert all(entry.size <= OBJECT_BYTES for entry in written.objects)
+
+
+@pytest.mark.parametrize("deadline", [None, 1e9])
+def test_moments_that_wait_for_the_weights_go_by_all_hands_then(deadline: float | None) -> None:
+    """Whether anybody is in a hurry or not."""
+    store, meeting = WatchedStore(), threading.Barrier(3)
+    each = [Leaf(f"m{n}", torch.ones(2**14), tier=Tier.MOMENTS) for n in range(3)]
+
+    def meet(request: Request) -> None:
+        if request.key.endswith(("/0001.safetensors", "/0002.safetensors", "/0003.safetensors")):
+            meeting.wait(PATIENCE)
+
+    writer = Writer(CalledStore(store, meet), "run")
+    writer._width.object_bytes = 2**16
+    leaves = [Leaf("w", torch.ones(2**10)), *each]
+    draft = Draft(writer.outline(leaves), weights_ahead=True)
+    assert draft.outline.indices_of(Tier.WEIGHTS) == [0]
+    assert len(draft.outline.objects) > 3
+    store.hold(lambda key: key.endswith("/0000.safetensors"))
+    going = writer.start(leaves, NAME, Effort(SystemClock(), deadline), draft=draft)
+    assert store.reached.wait(PATIENCE)
+    assert store.calls == []
+    store.let_go()
+    assert going.wait()
+    assert len(store.objects) == len(draft.outline.objects)
+    writer.close()
 
 
 def test_each_object_is_a_file_of_safetensors(folder: Path) -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from spotguard.hooks import protocol
+from spotguard.hooks.format.sharing import ALL_STAY
 from spotguard.hooks.place import Shut
 from spotguard.testing import preempt
 from tests.fakes.several import whole
@@ -142,6 +143,19 @@ def _breaks_its_groups(life: Life, event: dict[str, Any]) -> None:
         life.said["collectives"] = f"{collective} can be made"
 
 
+def _slow_link(life: Life, event: dict[str, Any]) -> None:
+    """This rank's moments would take so many seconds, by all that is known of its link."""
+    guard = life.guard
+    assert guard is not None
+    checkpointer = guard._checkpointer
+    until(lambda: checkpointer.cost(ALL_STAY).moments > 0)  # its save is rehearsed
+    link, now = checkpointer._writer.link, guard._clock.monotonic()
+    moments = checkpointer.cost(ALL_STAY).moments
+    link.begin(now - 10.0)
+    link.sent(round(moments * 10.0 / _seconds(event)), now)
+    link.end(now)
+
+
 def _drift(life: Life, event: dict[str, Any]) -> None:
     with torch.no_grad():
         next(life.model.parameters()).add_(1.0)
@@ -194,6 +208,7 @@ HAPPENINGS: dict[str, Callable[[Life, dict[str, Any]], None]] = {
     "counts": _counts,
     "breaks its groups": _breaks_its_groups,
     "drift": _drift,
+    "slow link": _slow_link,
     "outlives": _outlives,
     "waits": _waits,
     "reaches": _reaches,
