@@ -1,5 +1,4 @@
-"""What is asked of the saving thread: by a notice, by the cadence, by hand. Any thread asks; none of this blocks it but
-`manual` and `call_off`.
+"""Requests to the saving thread. Any thread makes them, and only `manual` and `call_off` block it.
 
 A notice goes before everything else. Of two calls of a job's ranks the later one counts: all ranks read them in the same
 order, so that all leave the same save and begin the same next one.
