@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -31,7 +32,8 @@ class Processes:
         self.returncode: int | None = None
         self._mark = "=".join(mark).encode()
         self._clock = clock
-        self._process: subprocess.Popen[bytes] | None = None
+        #: The command's pidfd.
+        self._handle = -1
         self._waiter: threading.Thread | None = None
 
     def start(self, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
@@ -41,7 +43,7 @@ class Processes:
         """
         # Away from our terminal's session: a Ctrl-C is for us, who then end them.
         with self.console.open("wb") as output:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 cwd=folder,
                 env=dict(env),
@@ -50,8 +52,9 @@ class Processes:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        name = f"waits-for-{self._process.pid}"
-        self._waiter = threading.Thread(target=self._wait, args=(self._process,), name=name, daemon=True)
+        self._handle = os.pidfd_open(process.pid)
+        name = f"waits-for-{process.pid}"
+        self._waiter = threading.Thread(target=self._wait, args=(process,), name=name, daemon=True)
         self._waiter.start()
 
     @property
@@ -61,22 +64,30 @@ class Processes:
 
     def tell(self, signum: signal.Signals) -> None:
         """A signal to the command alone."""
-        if self._process is not None and not self.ended:
-            self._signal(self._process.pid, signum)
+        if self._handle >= 0:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                signal.pidfd_send_signal(self._handle, signum)
 
     def tell_all(self, signum: signal.Signals) -> None:
         for pid in self._alive():
             self._signal(pid, signum)
 
     def end(self) -> int:
-        """SIGKILL to everything that still runs; how many processes that were."""
+        """SIGKILL to everything that still runs; how many processes that were.
+
+        The command goes by its handle: one that is just being started, or has cleared its environment, has no mark. The kernel
+        sets the environment (`create_elf_tables`) after it closed the pipe by which `Popen` knows of the start.
+        """
         killed: set[int] = set()
         while found := self._alive() - killed:  # again: one may have forked while we looked
             for pid in found:
                 self._signal(pid, signal.SIGKILL)
             killed |= found
+        self.tell(signal.SIGKILL)
         if self._waiter is not None:
             self._waiter.join()
+            os.close(self._handle)
+            self._handle, self._waiter = -1, None
         return len(killed)
 
     def last_words(self) -> str:
