@@ -96,11 +96,11 @@ class Share:
         self._writer.write(leaves, name, self._effort, self._progress, self._look, draft=draft, tiers=WEIGHTS)
 
     def _put_beside(self, leaves: Sequence[Leaf], draft: Draft, name: CheckpointName, effort: Effort) -> None:
-        """All of it, and the lower level's manifest as soon as the weights are there. A manifest that fails is no reason to
-        give the rest up."""
+        """All of it, and the lower level's manifest as soon as the weights are there: also where the moments are by then,
+        for those of other ranks may not be. A manifest that fails is no reason to give the rest up."""
         draft.weights_ahead = True
         going = self._writer.start(leaves, name, effort, self._progress, self._look, draft=draft)
-        going.wait(lambda: draft.has(WEIGHTS))
+        over = going.wait(lambda: draft.has(WEIGHTS))
         try:
             self._put(name, draft.written(name, WEIGHTS))
         except Spoiled as why:
@@ -108,7 +108,8 @@ class Share:
             raise
         except SpotguardError as why:
             log.warning("the weights of step %d are not committed before its moments: %s", name.step, why)
-        going.wait()
+        if not over:
+            going.wait()
 
     def _full(self, leaves: Sequence[Leaf], draft: Draft, effort: Effort) -> CheckpointName:
         name = self._begin()
