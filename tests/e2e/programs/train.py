@@ -118,9 +118,12 @@ class Keyboard:
         elif word == "save":
             tell(f"saved {self._guard.save().step}")
         elif word == "doom":
-            pids = [int(pid) for pid in rest[1:]]
-            at_look(int(rest[0]), lambda: kill(pids))
-            tell("doomed")
+            count, pids = int(rest[0]), [int(pid) for pid in rest[1:]]
+            if count:
+                tell("doomed")  # first: what is saved beside training may come to that instant at once
+            at_look(count, lambda: kill(pids))
+            if not count:
+                tell("doomed")
         elif word == "stall":
             at_look(int(rest[0]), lambda: threading.Event().wait(), all_after=True)
             tell("doomed")
