@@ -213,6 +213,7 @@ class Machine(Serving):
             self._settle_rehearsal(self.pending)
         elif self.pending is not None:
             self._await_return(self.pending)
+        self._ask_for_a_checkpoint()
         if not self.policy.command:
             if self.pending is not None:
                 self._serve(self.pending)

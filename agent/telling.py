@@ -52,8 +52,13 @@ class Telling(Hearing):
         for notice in self.horizon.due(self._now):
             self._came_due.add(notice.id)
             self._noticed(notice)
+
+    def _ask_for_a_checkpoint(self) -> None:
+        """Beside training, where something far off or a mere warning wants one. It waits until a notice or a drill is over."""
+        if self.pending is not None:
+            return
         wish = self.horizon.wish(self._now, anybody=any(s.checkpoints for s in self.sessions.values()))
-        if wish is not None and self.pending is None:
+        if wish is not None:
             self._log(f"asking for a checkpoint beside training: {wish.reason}")
             for session in self.sessions.values():
                 self._checkpoint(session, wish.reason, going=wish.going)

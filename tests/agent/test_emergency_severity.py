@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+
+import pytest
 
 from spotguard.agent.actions import Log
-from spotguard.agent.horizon import COOL_DOWN
+from spotguard.agent.horizon import COOL_DOWN, NEAR
 from spotguard.hooks.protocol import Checkpoint, Preempt, Withdrawn
 from spotguard.providers.notice import NoticeKind
-from tests.agent.far_off import HOUR, advisory, logged, undisturbed
+from tests.agent.far_off import HOUR, advisory, later, logged, undisturbed
 from tests.fakes.story import Story
 
 # --- advisory ---
@@ -64,6 +67,21 @@ def test_a_warning_beside_a_notice_changes_nothing() -> None:
     assert not story.killed
     story.until(108)
     assert story.killed
+
+
+@pytest.mark.parametrize("come", [advisory, lambda story: later(story, NEAR)], ids=["a warning", "near"])
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_checkpoint_that_is_wanted_in_a_drill_is_asked_for_behind_it(
+    come: Callable[[Story], object], committed: bool
+) -> None:
+    """The drill is another user's, or fails: nothing else would be saved before the end."""
+    story = Story(command=False)
+    alice, bob = story.opens(11, uid=1000), story.opens(22, uid=2000)
+    story.asks(uid=1000)
+    come(story)
+    assert story.sent(Checkpoint) == []
+    _ = story.commits(alice) if committed else story.fails(alice)
+    assert [session for session, _ in story.sent(Checkpoint)] == [alice, bob]
 
 
 def test_a_warning_that_becomes_a_notice_is_one() -> None:
