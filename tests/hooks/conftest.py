@@ -26,6 +26,7 @@ NEEDS_TORCH = [
             "work",
             "writer",
             "writer_again",
+            "writer_outage",
             "writer_second_look",
         )
     ),
@@ -61,6 +62,7 @@ NEEDS_TORCH = [
             "optimizer_made_anew",
             "outages",
             "promotion",
+            "published",
             "ranks",
             "refused_restore_leaves_gate_dirty",
             "rehearsal",
@@ -73,6 +75,7 @@ NEEDS_TORCH = [
             "saver_second_word",
             "saver_thread_dies",
             "secrets_of_argv_in_store",
+            "share",
             "threads_at_exit_312",
             "tidying",
         )
