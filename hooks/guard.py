@@ -373,9 +373,9 @@ class Guard:
 
     def _forget(self) -> None:
         """In a forked child: it is not the process that is guarded."""
-        self._gate.inert = True
-        self.closed = self._forked = True
+        self._gate.inert = self.closed = self._forked = True
         self._state.monitor.close()
+        self._state.audit.forget()
         atexit.unregister(self.close)
         if self._channel is not None:
             self._channel.forget()
