@@ -134,6 +134,7 @@ class Client:
         closing a descriptor is not shutting the socket down."""
         self._stop.set()
         self._lock = threading.Lock()  # the other may be held by a thread that the child has not
+        interpreter_lock.forget()
         for inherited in (self._socket, self._connecting):
             if inherited is not None and inherited.fileno() >= 0:
                 os.close(inherited.detach())
@@ -196,14 +197,20 @@ class Client:
         while not self._stop.is_set():
             readable = self._readable(POSITION_EVERY, connection.fileno())
             if connection.fileno() in readable:
-                data = connection.recv(65536)
-                if not data:
-                    raise ConnectionResetError("the agent closed the connection")
-                for message in peer.feed(data):
-                    self._handle(message)
+                interpreter_lock.hurry("message")
+                try:
+                    self._hear(connection, peer)
+                finally:
+                    interpreter_lock.relax("message")
             elif not readable and self._joined.is_set():
                 self.tell_position()  # the lock is not held by one who is not heard
-            interpreter_lock.relax("message")  # also where the handler ran behind the message
+
+    def _hear(self, connection: socket.socket, peer: Peer) -> None:
+        data = connection.recv(65536)
+        if not data:
+            raise ConnectionResetError("the agent closed the connection")
+        for message in peer.feed(data):
+            self._handle(message)
 
     def _check_owner(self, connection: socket.socket) -> None:
         if (uid := credentials.stranger(connection, self._path)) is not None:

@@ -25,6 +25,8 @@ _ASIDE = 0.005
 #: 0.25 ms let no save begin in a minute.
 _HURRIED = 1e-4
 
+#: Guards what follows. The signal's handler never takes it: it may have interrupted whoever holds it.
+_lock = threading.Lock()
 _hurried: set[str] = set()
 #: The interval before the first was in a hurry.
 _usual = 0.0
@@ -42,7 +44,6 @@ def stand_aside() -> None:
 
 
 def _release(signum: int, frame: FrameType | None) -> None:
-    hurry("message")
     time.sleep(_ASIDE)
 
 
@@ -57,15 +58,25 @@ def announce(connection: socket.socket) -> None:
 def hurry(why: str) -> None:
     """From here on a thread that waits for the lock asks for it at once."""
     global _usual
-    if not _hurried:
-        _usual = sys.getswitchinterval()
-    _hurried.add(why)
-    sys.setswitchinterval(_HURRIED)
+    with _lock:
+        if not _hurried:
+            _usual = sys.getswitchinterval()
+        _hurried.add(why)
+        sys.setswitchinterval(_HURRIED)
 
 
 def relax(why: str) -> None:
     """The switch interval is again what it was, unless somebody else is in a hurry."""
-    if why in _hurried:
-        _hurried.remove(why)
-        if not _hurried:
-            sys.setswitchinterval(_usual)
+    with _lock:
+        if why in _hurried:
+            _hurried.remove(why)
+            if not _hurried:
+                sys.setswitchinterval(_usual)
+
+
+def forget() -> None:
+    """In a forked child: nobody is in a hurry there, and a thread that it has not may hold what guards that."""
+    global _lock
+    _lock = threading.Lock()
+    for why in tuple(_hurried):
+        relax(why)

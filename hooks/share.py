@@ -3,7 +3,7 @@
 Alone, a rank changes its plan as bytes leave (`emergency`). Together none may: a level counts only where all ranks have
 put it. So where time is short they all put their weights first, and say so in a manifest of the lower level; then the
 moments, under the next name. Where time is not short but a cloud may break its promise, the moments go on beside that
-manifest. Whoever does not get that far looks whether the lower level has become whole.
+manifest. A rank that does not get that far looks whether the lower level has become whole.
 """
 
 from __future__ import annotations

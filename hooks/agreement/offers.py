@@ -184,7 +184,7 @@ def it_stands(late: str, step: int) -> str:
 
 
 def _level(offers: Sequence[Offer]) -> Level:
-    """Where all fits, clouds that break their promise decide: of who stays nobody takes the machine."""
+    """Commit the weights early where all fits and a machine goes: clouds break their promise."""
     if not all(map(_comfortable, offers)):
         return "weights-first"
     return "weights-early" if any(offer.early and offer.left is not None for offer in offers) else "full"

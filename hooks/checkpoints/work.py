@@ -184,7 +184,7 @@ class Work(Errand):
             return {index: self.draft.landed[index] for index in self.draft.doubted}
 
     def looked(self, outages: int, lost: Collection[int]) -> None:
-        """What was `doubted` was looked at, after so many outages: these objects are put again."""
+        """Note that the `doubted` objects were listed, after so many outages: the lost ones are put again."""
         with self._lock:
             self._looking = False
             if self.outages != outages:

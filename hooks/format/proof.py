@@ -1,4 +1,4 @@
-"""What a manifest says, held against itself: no request is sent, and nothing that is registered is looked at.
+"""A manifest held against itself, with no request, and without the registered objects.
 
 Damage and a wrong registration look alike from outside: a tensor of another shape, a name that nobody has. They differ
 here. A header follows from its pieces' names, dtypes and boxes (`layout.header`), and a manifest keeps its CRC; and each
@@ -105,7 +105,7 @@ def _owner(name: str, parts: Collection[str]) -> str | None:
 
 
 def _after(name: str, parts: Collection[str]) -> str:
-    """What follows the registered name."""
+    """A tensor's name behind its registered name."""
     return _PRIVATE.sub("", name).removeprefix(_owner(name, parts) or "")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import socket
 import sys
@@ -40,21 +42,22 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield here, there
 
 
-def spin_until_hurried() -> bool:
-    """Run Python code as training does; the signal's handler runs between two lines of it."""
-    return any(sys.getswitchinterval() < 0.005 for _ in range(10_000_000))
-
-
 def test_a_message_has_the_training_thread_release_the_lock(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     here, there = ends
     interpreter_lock.stand_aside()
     interpreter_lock.announce(here)
-    there.send(b"x")
-    assert spin_until_hurried()
-    interpreter_lock.relax("message")
-    assert sys.getswitchinterval() == 0.005
+    reading, writing = os.pipe2(os.O_NONBLOCK)
+    before = signal.set_wakeup_fd(writing)
+    try:
+        there.send(b"x")
+        assert select.select([reading], [], [], TIMEOUT)[0]
+        assert os.read(reading, 10) == bytes([signal.SIGURG])
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)
 
 
 def test_the_listener_ends_the_hurry_of_a_message(path: Path) -> None:
@@ -94,4 +97,11 @@ def test_the_last_who_hurries_brings_the_usual_interval_back() -> None:
     assert sys.getswitchinterval() < 0.005
     interpreter_lock.relax("notice")
     interpreter_lock.relax("notice")
+    assert sys.getswitchinterval() == 0.005
+
+
+def test_a_forked_child_is_in_no_hurry() -> None:
+    interpreter_lock.hurry("notice")
+    with interpreter_lock._lock:  # by a thread that the child has not
+        interpreter_lock.forget()
     assert sys.getswitchinterval() == 0.005
