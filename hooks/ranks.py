@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 
 from ..providers.clock import Clock
@@ -239,7 +240,7 @@ class Ranks:
                     foreign = self._foreign.pop(id, None) is not None and self._agent_knows
                 if foreign:
                     self._send(protocol.Uncalled(id))
-                self._saver.release(self._as_here(id), "the notice was withdrawn, or the drill is over")
+                self._let_go(self._as_here(id))
             case Background() | AtBoundary():
                 self._asking = False
                 self._wanted(epoch, standing, call.why)
@@ -249,6 +250,15 @@ class Ranks:
             case Manual(step=step):
                 if standing.counts(epoch):
                     self._saver.by_hand(step, epoch)
+
+    def _let_go(self, id: str) -> None:
+        release = partial(self._saver.release, id, "the notice was withdrawn, or the drill is over")
+        alarm = self._saver.alarm
+        if alarm is not None and alarm.kind == protocol.LAUNCHER:
+            # The rank that ended first takes it back. The others tell their agents what became of theirs before they let go.
+            self._saver.in_turn(release)
+        else:
+            release()
 
     def _noticed(self, epoch: int, call: Notice, standing: Standing) -> None:
         now = self._clock.monotonic()

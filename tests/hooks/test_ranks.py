@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +30,7 @@ from spotguard.hooks.format.sharing import Roles
 from spotguard.hooks.gate import Gate
 from spotguard.hooks.job import Job
 from spotguard.hooks.place import Shut
-from spotguard.hooks.protocol import Message, Preempt
+from spotguard.hooks.protocol import LAUNCHER, Message, Preempt
 from spotguard.hooks.ranks import Ranks
 from spotguard.hooks.saved import Saved
 from spotguard.hooks.saver import Saver
@@ -313,6 +313,30 @@ def test_a_notice_that_another_rank_took_back_is_no_measure_of_the_next_one_of_i
         clock.advance(60)
         first.ranks.notice(Preempt("x", 120.0, 12.0, "terminate", "aws"))
         assert NO_STATE in first.heard.outcome()  # and not: out of time
+
+
+def test_each_rank_says_what_became_of_a_launchers_save_though_another_took_the_notice_back() -> None:
+    """The rank whose save ended first does so; one that waits for the answer to its marker is not called off by it."""
+    store, first, answered = FakeStore(), threading.Semaphore(), threading.Event()
+
+    def held(request: Request) -> None:
+        marks = request.verb.startswith("put") and request.key.endswith("COMMIT.json")
+        if marks and first.acquire(blocking=False):
+            answered.wait(PATIENCE)
+
+    asked = CalledStore(store, after=held)
+    with two(SystemClock(), store=asked) as ends, ThreadPoolExecutor(2) as pool:
+        for end in ends:
+            end.saver.ready = True
+        ends[0].ranks.notice(Preempt("sigterm", 24.0, 0.0, LAUNCHER, "SIGTERM"))
+        outcomes = [pool.submit(end.heard.outcome) for end in ends]
+        sooner = min(wait(outcomes, PATIENCE, FIRST_COMPLETED).done, key=outcomes.index)
+        (notice,) = ends[0].ranks.channel.standing.notices
+        ends[outcomes.index(sooner)].ranks.channel.call(Withdrawn(notice.id), lambda: PATIENCE)
+        until(lambda: not any(end.ranks.channel.standing.notices for end in ends))
+        answered.set()
+        assert [each.result(PATIENCE) for each in outcomes] == ["committed", "committed"]
+        until(lambda: not any(end.saver.alarmed for end in ends))
 
 
 def test_a_rank_that_hears_no_calls_says_so_at_a_notice_and_goes_on_when_it_is_outlived() -> None:
