@@ -131,7 +131,8 @@ def freeze(value: Any, devices: set[torch.device] | None = None) -> Any:
     if kind is defaultdict:
         return defaultdict(value.default_factory, {k: freeze(v, devices) for k, v in value.items()})
     try:
-        return copy.deepcopy(value)
+        copied = copy.deepcopy(value)
+        return copied if type(copied) is kind else value  # its `__reduce__` may make anything else of it
     except Exception:  # noqa: BLE001 - anybody's own code, and pickle's errors are of every kind
         return value
 

@@ -128,6 +128,25 @@ def test_wrong_words(capsys: pytest.CaptureFixture[str], words: list[str], said:
     assert said in refused(capsys, *words)
 
 
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        (["--provider", "aws", "--metadata-endpoint", "http://127.0.0.1:9"], True),
+        (["--provider", "aws", "--metadata-endpoint", "http://127.0.0.1:9", "--store"], False),
+        (["--provider", "none"], False),
+    ],
+)
+def test_a_disk_that_goes_with_a_clouds_machine_is_said(
+    words: list[str], warned: bool, tmp_path: Path
+) -> None:
+    """Nobody chose it: it is the default. Who names a folder means it."""
+    store = [tmp_path.as_uri()] * (words[-1] == "--store")
+    done = spotguard("run", *words, *store, "--run-id", "r", "--", "true", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = "a disk of THIS machine: when aws takes it back, they are gone with it. Give a store that outlives it: --store s3://"
+    assert (said in done.stderr) is warned
+
+
 def test_a_store_without_an_account_is_refused_before_anything_runs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

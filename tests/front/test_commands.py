@@ -298,6 +298,22 @@ def test_a_run_whose_loop_is_wrong_is_green_nowhere(
         live.end()
 
 
+@pytest.mark.slow
+def test_an_edit_between_boundaries_is_seen_in_the_status(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    body, _, step = TRAINING.partition("while True:\n")
+    live = Run(tmp_path, f"{body}while True:\n    model.weight.data[0] *= 0.9\n{step}")
+    try:
+        eventually(
+            lambda: " at the next guard.step(): model/weight was changed in place" in said(capsys, "status"),
+            "how it saves from now on",
+        )
+        assert "COMMITTED" in said(capsys, "drill")
+    finally:
+        live.end()
+
+
 def live_step(capsys: pytest.CaptureFixture[str]) -> int:
     step: int = told(capsys, "status")["agents"][0]["sessions"][0]["step"]
     return step

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -290,6 +292,39 @@ def test_save_takes_what_is_there_now(kind: str, folder: Path) -> None:
     assert different(state, expected) == []
 
 
+def test_a_job_that_is_over_before_its_first_checkpoint_leaves_one_by_hand_only(folder: Path) -> None:
+    for saves, last in ((False, 0), (True, 3)):
+        job = small()
+        with guarded(folder, job.values, "by-hand" if saves else "by-itself") as guard:
+            guard.restore()
+            step_on(guard, job, *range(3))
+            if saves:
+                guard.save()
+        assert restored(folder, small, "by-hand" if saves else "by-itself")[0] == last
+
+
+def test_nothing_is_pickled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what is saved, nor what is restored, asks pickle for anything, or torch's own way of saving."""
+
+    def refuse(*args: object, **options: object) -> None:
+        raise AssertionError("a pickle")
+
+    for module, names in ((pickle, "dump dumps load loads Pickler Unpickler"), (torch, "save load")):
+        for name in names.split():
+            monkeypatch.setattr(module, name, refuse)
+    job = small()
+    job.values["notes"] = {"best": 0.5, "tail": deque([1, 2], 3), "mask": torch.ones(2)}
+    with guarded(folder, job.values) as guard:
+        guard.restore()
+        step_on(guard, job, 0)
+        guard.save()
+    fresh = small()
+    fresh.values["notes"] = {"best": 0.0, "tail": deque(maxlen=3), "mask": torch.zeros(2)}
+    with guarded(folder, fresh.values) as guard:
+        assert guard.restore() == 1
+    assert different(fresh.bits(), job.bits()) == []
+
+
 def test_save_in_the_middle_of_a_step_is_refused(folder: Path) -> None:
     """Half a step is nothing to go on from."""
     job = small()
@@ -384,11 +419,19 @@ def test_nothing_to_save_is_refused(folder: Path) -> None:
         register(folder.as_uri())
 
 
+class Reduced:
+    """Of which a copy, by its own word, is a plain number."""
+
+    def __reduce__(self) -> tuple[type, tuple[int]]:
+        return int, (7,)
+
+
 def test_what_cannot_be_saved_is_refused_at_register(folder: Path) -> None:
     """By its name, its type and a way out; and nothing is claimed in the store."""
     for value, said in (
         (lambda: None, "thing is of type function"),
         ({"f": open}, "thing.f"),
+        ({"p": Reduced()}, "thing.p: a tests.hooks.test_guard.Reduced, cannot be saved"),
         (torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(2))), "StatefulDataLoader"),
     ):
         with pytest.raises(StateError) as refused:

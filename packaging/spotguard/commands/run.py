@@ -143,7 +143,7 @@ def _warn_of_a_store_that_dies(options: config.Options) -> None:
     if cloud != "none":
         logger.warning(
             "checkpoints go to %s, a disk of THIS machine: when %s takes it back, they are gone with it. Give a store "
-            "that outlives it: --store file:///mnt/shared/checkpoints, on a network file system",
+            "that outlives it: --store s3://, gs:// or az://, or a folder of a network file system",
             options.store,
             cloud,
         )

@@ -11,6 +11,7 @@ import pytest
 from spotguard.hooks.format.leaf import Leaf
 from tests.fakes.clock import ManualClock
 
+np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
@@ -36,6 +37,33 @@ class Audited:
         self.audit.take(lambda: False)
         assert self.audit.reference is not None
         return self.audit.reference
+
+
+#: Of a state that is audited only as numbers: a slice is counted by pieces of so many bytes.
+UNIT = 4096
+
+
+def timed(nbytes: int, patch: pytest.MonkeyPatch) -> Audited:
+    """A state whose checksums take 8 GB/s on its clock, and read nothing."""
+    job = Audited(torch.empty(nbytes, dtype=torch.uint8))
+
+    def read(here: object, start: int, stop: int) -> int:
+        job.clock.advance((stop - start) / 8e9)
+        return 0
+
+    patch.setattr("spotguard.hooks.state.checksums._Memory.read", read)
+    return job
+
+
+def slices(job: Audited, boundaries: int, step: float) -> list[Any]:
+    """The pieces of which a checksum is taken at each of the next boundaries, a step apart."""
+    taken = []
+    for _ in range(boundaries):
+        job.audit.turn(step)
+        parts = [np.arange(part.start // UNIT, -(-part.stop // UNIT)) for part, _ in job.audit._slice]
+        job.audit.look()
+        taken.append(np.concatenate(parts) if parts else np.arange(0))
+    return taken
 
 
 def no_pause(seconds: float) -> None:
@@ -126,27 +154,81 @@ def test_slices_take_their_share_of_a_step_and_no_more(
     boundaries: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of 100 ms, and a checksum of 8 GB/s."""
-    table = torch.zeros(64 * MIB, dtype=torch.uint8)
-    job = Audited(table)
-    read = 0
-
-    def counted(here: object, start: int, stop: int) -> int:
-        nonlocal read
-        read += stop - start
-        job.clock.advance((stop - start) / 8e9)
-        return 0
-
-    monkeypatch.setattr("spotguard.hooks.state.checksums._Memory.read", counted)
+    job = timed(64 * MIB, monkeypatch)
     if boundaries > 200:
-        for _ in range(200):
-            job.audit.turn(0.1)
-            job.audit.look()
-    read, before = 0, job.clock.monotonic()
-    for _ in range(boundaries):
-        job.audit.turn(0.1)
-        job.audit.look()
+        slices(job, 200, 0.1)
+    before = job.clock.monotonic()
+    taken = slices(job, boundaries, 0.1)
     assert job.clock.monotonic() - before <= 1.05 * share * 0.1 * boundaries
-    assert read / 2 >= table.nbytes, "not all bytes came round"
+    assert len(np.unique(np.concatenate(taken))) == 64 * MIB // UNIT, "not all bytes came round"
+
+
+@pytest.mark.parametrize("step", [0.0005, 0.001, 0.003, 0.005, 0.01])
+def test_short_steps_are_looked_at_too(step: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first 200 boundaries 0.1 ms is always theirs; later, half of the share at least."""
+    job = timed(4 * MIB, monkeypatch)
+    began = job.clock.monotonic()
+    early = slices(job, 200, step)
+    assert job.clock.monotonic() - began <= 1.05 * max(0.02 * step, 100e-6) * 200
+    assert all(len(each) for each in early)
+    began, boundaries = job.clock.monotonic(), int(10 / step)  # ten seconds of training
+    later = slices(job, boundaries, step)
+    spent = job.clock.monotonic() - began
+    assert 0.4 * 0.0009 * 10 - audits._SLICE <= spent <= 1.05 * 0.001 * 10
+    assert len(np.unique(np.concatenate(later))) == 4 * MIB // UNIT, "not all bytes came round"
+
+
+def first_turns(taken: list[Any], units: int, start: int) -> Any:
+    """For each unit, how many turns from `start` on until a slice holds it: 1 is the very first."""
+    found = np.full(units, len(taken) - start, dtype=np.int64)
+    for turn in range(len(taken) - 1, start - 1, -1):
+        found[taken[turn]] = turn - start + 1
+    return found
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["first 200 turns", "later"])
+def test_the_chance_that_an_edit_is_saved_is_that_of_the_docs(
+    later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 100 ms: in each place and at 40 moments, against `docs/concepts.md`. (Nothing was found before.)"""
+    nbytes, draw = (128 if later else 100) * MIB, np.random.default_rng(19)
+    job, units = timed(nbytes, monkeypatch), nbytes // UNIT
+    taken = slices(job, 200, 0.1)
+    if later:
+        taken = slices(job, 12_000, 0.1)
+    each_turn = sum(len(each) for each in taken) / len(taken)
+    R = units / each_turn
+    assert (300 if later else 10) < R < (600 if later else 60), R
+    starts = draw.integers(0, len(taken) // 2, 40)
+    firsts = np.stack([first_turns(taken, units, start) for start in starts])
+    for part in (0.1, 0.5, 0.9):
+        n = max(round(part * R), 1)
+        assert (firsts > n).mean() == pytest.approx(1 - n / R, abs=0.04)
+    assert firsts.max() <= 1.1 * R + 1, "later than R turns"
+    # One row at each turn, drawn anew: the chance that none of n turns' slices holds that turn's row.
+    seen = np.zeros((4000, len(taken)), dtype=bool)
+    for turn, part in enumerate(taken):
+        seen[:, turn] = np.isin(draw.integers(0, units, 4000), part)
+    for n in (round(R / 4), round(R), round(1.5 * R)):
+        unseen = np.mean(
+            [(~seen[:, at : at + n].any(axis=1)).mean() for at in starts if at + n <= len(taken)]
+        )
+        assert unseen == pytest.approx((1 - 1 / R) ** n, abs=0.04)
+
+
+def test_the_turns_in_which_all_comes_round_follow_state_and_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In proportion to the state, and in inverse proportion to the step, until a slice has 64 MiB."""
+
+    def turns(nbytes: int, step: float) -> float:
+        with monkeypatch.context() as patch:
+            taken = slices(timed(nbytes, patch), 200, step)
+        return nbytes / UNIT * len(taken) / sum(len(each) for each in taken)
+
+    first = turns(100 * MIB, 0.1)
+    assert turns(200 * MIB, 0.1) == pytest.approx(2 * first, rel=0.05)
+    assert turns(200 * MIB, 0.2) == pytest.approx(first, rel=0.05)
+    assert turns(512 * MIB, 10.0) == turns(512 * MIB, 20.0)
+    assert 8 <= turns(512 * MIB, 20.0) < 9
 
 
 def test_of_a_long_step_no_more_than_64_mib_are_read_at_a_boundary() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from spotguard.hooks.checkpoints.catalog import find_whole
+from spotguard.hooks.state import environment
 from spotguard.hooks.state.registered import State
 from spotguard.providers.errors import StateError
 from spotguard.providers.stores.localfs import FileStore
@@ -32,6 +33,40 @@ def test_the_training_threads_number_of_threads_is_recorded(folder: Path) -> Non
     whole = find_whole(FileStore(folder), "run")
     assert whole is not None
     assert whole.manifests[0].environment["threads"] == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "other", "said"),
+    [
+        ("torch", "9.9.9", "saved with torch {here}, restored with 9.9.9: "),
+        ("threads", 64, "saved with CPU threads {here}, restored with 64: "),
+        ("machine", "sparc64", "saved with machine type {here}, restored with sparc64: "),
+        ("device", "NVIDIA H100", "saved with device {here}, restored with NVIDIA H100: "),
+        ("python", "3.99", ""),
+    ],
+)
+def test_a_restore_says_what_may_change_the_last_bits(
+    key: str,
+    other: object,
+    said: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = small()
+    with guarded(folder, job.values) as guard:
+        guard.restore()
+        step_on(guard, job, 0)
+        guard.save()
+    here = environment.describe()
+    monkeypatch.setattr(environment, "describe", lambda: {**here, key: other})
+    fresh = small()
+    with guarded(folder, fresh.values) as guard:
+        assert guard.restore() == 1
+    lines = [each for each in caplog.messages if "training may differ in the last bits" in each]
+    assert len(lines) == (said != "")
+    assert all(said.format(here=here[key]) in each for each in lines)
+    assert different(fresh.bits(), job.bits()) == []
 
 
 def test_a_default_device_is_not_ours(folder: Path) -> None:
