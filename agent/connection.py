@@ -18,7 +18,7 @@ from ..hooks import credentials
 from ..hooks.protocol import Message, Peer, Register, Role, encode
 from ..providers.errors import ProtocolError
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("spotguard.agent")
 
 _CHUNK = 64 * 1024
 #: Linux 6.5: the peer's pidfd, with no moment in which its number could be another process's.

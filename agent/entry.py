@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # the table of options is the front door's
     from .herald import Herald
     from .metrics.meter import Meter
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("spotguard.agent")
 
 #: At the end a look that hangs on a silent network is not waited for: the exit code is.
 _PATIENCE = 0.2

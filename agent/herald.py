@@ -20,7 +20,7 @@ from .events import Event, Heralded
 from .exported import NOTICE_FACTS
 from .roster import TEXT, clip
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("spotguard.agent")
 
 #: At the same time. Notices come one by one; more would be a source gone wild.
 _AT_ONCE = 4

@@ -57,7 +57,7 @@ if TYPE_CHECKING:  # loaded where it is asked for
     from .herald import Herald
     from .metrics.meter import Meter
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("spotguard.agent")
 
 #: A queue cannot wait for longer than 292 years (`threading.TIMEOUT_MAX`), and a deadline may be anybody's word.
 _LONGEST_SLEEP = 3600.0

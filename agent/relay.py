@@ -29,7 +29,7 @@ from .handover import Handover
 from .mention import Line, Mention
 from .watcher import LONGEST_WAIT, Watcher
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("spotguard.agent")
 
 NAME = "service agent"
 _FIRST_WAIT = 0.25

@@ -28,7 +28,7 @@ from .events import Asked, Closed, Event, Heard, Opened, StatusAsked, Watching
 from .sockets import listen
 from .values import LONGEST
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("spotguard.agent")
 
 #: Seconds before the next turn after a mistake of ours.
 _AFTER_ERROR = 0.1

@@ -15,7 +15,7 @@ from ..providers.notice import NoticeSource
 if TYPE_CHECKING:
     from .config import Options
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("spotguard.agent")
 
 
 def make(options: Options, clock: Clock, root: Path = Path("/")) -> Callable[[], list[NoticeSource]]:

@@ -31,7 +31,7 @@ from .events import CommandEnded, Event, GroupSeen
 from .executable import CommandError, find, refusal
 from .terminal import Terminal, feeds_a_pipe, somebody_can_continue_us
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("spotguard.agent")
 
 #: Signals by which a terminal stops a background group that reads from it or writes to it.
 _WANTS_TERMINAL = (signal.SIGTTIN, signal.SIGTTOU)

@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import MutableMapping
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("spotguard.agent")
 
 _SOCKET, _USEC, _PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"
 

@@ -17,7 +17,7 @@ import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("spotguard.agent")
 
 
 class Terminal:

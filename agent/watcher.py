@@ -21,7 +21,7 @@ from .looking import LookCount
 from .mention import Mention
 from .overdue import Looks
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("spotguard.agent")
 
 #: A window may be 10 s (Azure): a longer wait between looks would spend a part of it that matters.
 LONGEST_WAIT = 2.0

@@ -20,7 +20,7 @@ from .health import SEEING, Health, Sight, blind, wrong_server
 from .metadata import Answer, coded
 from .notice import JITTER, Notice, NoticeKind, Severity, Sighting, looked
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("spotguard.providers")
 
 #: Below it lie all keys that are watched; a source is named for what follows.
 ROOT = "/latest/meta-data/"

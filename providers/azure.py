@@ -19,7 +19,7 @@ from .health import SEEING, STARTING, Health, Sight, blind
 from .metadata import Answer, Failure, coded
 from .notice import Notice, Sighting, looked
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("spotguard.providers")
 
 #: Seconds that one look waits while the events are being switched on.
 _PATIENCE = 2.0

@@ -12,7 +12,7 @@ from .azure_imds import Imds
 from .clock import Clock
 from .health import Health
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("spotguard.providers")
 
 #: Seconds from one try to read it to the next, while no event waits for it.
 _EVERY = 10.0

@@ -12,7 +12,7 @@ from .azure_imds import Imds
 from .azure_notices import SOURCE, Book
 from .metadata import Answer
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("spotguard.providers")
 
 #: Tries for one event, one a look.
 _TRIES = 5

@@ -23,7 +23,7 @@ from .health import SEEING, Health, Sight
 from .metadata import Answer, parse_json
 from .notice import Notice, NoticeKind, Sighting
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("spotguard.providers")
 
 KEY = "instance/preempted"
 SOURCE = "gcp instance/preempted"

@@ -11,7 +11,7 @@ from .gcp_metadata import GcpMetadata
 from .metadata import TIMEOUT
 from .notice import JITTER, Notice, Severity, Sighting, looked
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("spotguard.providers")
 
 _RANKS = {Severity.ADVISORY: 0, Severity.LATER: 1, Severity.TERMINAL: 2}
 

@@ -23,7 +23,7 @@ from .health import SEEING, Health
 from .metadata import Answer
 from .notice import Notice, NoticeKind, Severity, Sighting
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("spotguard.providers")
 
 #: What a word means: kind, severity and seconds of warning.
 Meaning = tuple[NoticeKind, Severity, float]

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from .health import Health, blind
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("spotguard.providers")
 
 #: Seconds. Two readings of one wall-clock deadline differ by this much and mean nothing.
 JITTER = 0.5

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, MetricsHandler
 
 from ...providers.errors import UsageError
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("spotguard.agent")
 
 HOST = "127.0.0.1"
 #: Connections at a time. One more ends the oldest, so that those that only stay never keep a scrape out.

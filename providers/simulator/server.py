@@ -20,7 +20,7 @@ from typing import Any, Literal
 from ..clock import Clock
 from ..errors import UsageError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("spotguard.providers")
 
 #: Requests that are remembered: some hours of an agent's polling, some MiB at most.
 _REMEMBERED = 10_000

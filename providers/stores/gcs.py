@@ -33,7 +33,7 @@ from .store import Credentials, ObjectInfo, Sent, check_key, check_prefix
 from .transport import CONNECTIONS, fill, remaining, within
 from .urls import Location
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("spotguard.providers")
 
 #: Bytes that are copied at a time for google_crc32c, which takes nothing but `bytes`: they stay in the cache.
 _CRC_PIECE = 256 * 2**10

@@ -87,7 +87,7 @@ def test_why_a_source_does_not_see_reaches_the_person(
     assert (shown["reason"], shown["sight"] == "seeing") == (reason, False)
     assert shown["detail"]
     assert shown["advice"]
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "spotguard.agent.watcher"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "spotguard.agent"]
     assert line.startswith(f"{shown['name']}: {shown['sight']}")
     assert line.endswith(f": {shown['detail']}; {shown['advice']}")
     for width in (None, 80):

@@ -14,7 +14,7 @@ from spotguard.providers.errors import UsageError
 
 from .parsers import add_settings, settings_given
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("spotguard.cli")
 
 DESCRIPTION = """\
 Runs COMMAND, watches for the cloud's notice, has the training process save its state inside the

@@ -16,7 +16,7 @@ from spotguard.providers.stores.store import BlobStore
 
 from .asides import Aside, within
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("spotguard.doctor")
 
 #: Seconds for removing all of it, and for those who still put to hear that it is over.
 _CLEARING, _RETURNING = 10.0, 5.0
