@@ -18,8 +18,8 @@ from azure.storage.blob import ContainerClient
 from ..clock import Clock
 from ..errors import UsageError
 from ..extras import how_to_install
-from .azblob_names import CONNECTION, account_of, check_container, endpoint_of
 from .azblob_token import HeldToken
+from .names import CONNECTION, account_of, check_container, endpoint_of
 from .store import Credentials
 from .transport import Transport
 from .urls import Location

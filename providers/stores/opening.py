@@ -20,8 +20,8 @@ def open_store(url: str) -> BlobStore:
     check_url(url)
     parts = urlsplit(url)
     if (cloud := CLOUDS.get(parts.scheme)) is None:
-        from .folder_names import folder_of
         from .localfs import FileStore
+        from .names import folder_of
 
         return FileStore(folder_of(url), url)
     try:

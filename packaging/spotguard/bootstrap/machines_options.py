@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 from spotguard.agent import config, deadline, values
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError
-from spotguard.providers.stores import azblob_names
-from spotguard.providers.stores.place_names import check_named
+from spotguard.providers.stores.names import ACCOUNT, check_named
 from spotguard.providers.stores.urls import CLOUDS, locate, read_url
 
 #: What botocore takes for one (`validate_region_name`); other services of its protocol have names of their own, RegionOne.
@@ -68,7 +67,7 @@ def place(origin: str, text: str) -> None:
     if region is not None and not _REGION.fullmatch(region):
         raise UsageError(f"{origin}: region={region!r} is no region's name, as in region=eu-west-1")
     # Any account's name will do where none is said.
-    check_named(origin, text, {azblob_names.ACCOUNT: "any"} if _no_account(text) else {})
+    check_named(origin, text, {ACCOUNT: "any"} if _no_account(text) else {})
 
 
 def _no_account(url: str) -> bool:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 
-from spotguard.providers.stores.folder_names import check_folder
-from spotguard.providers.stores.place_names import check_named
+from spotguard.providers.stores.names import check_folder, check_named
 from spotguard.providers.stores.urls import read_url
 
 

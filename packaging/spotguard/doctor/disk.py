@@ -14,7 +14,7 @@ from typing import Any
 from spotguard.commands.console import amount
 from spotguard.hooks.checkpoints.staging import mounted
 from spotguard.providers.clock import Clock
-from spotguard.providers.stores.folder_names import folder_of
+from spotguard.providers.stores.names import folder_of
 
 from .asides import within
 from .findings import Finding, fails, ok, warning

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import StoreError
-from spotguard.providers.stores.folder_names import folder_of
+from spotguard.providers.stores.names import folder_of
 from spotguard.providers.stores.store import BlobStore
 
 from .asides import Aside, within

@@ -14,7 +14,7 @@ from functools import partial
 from spotguard.hooks.checkpoints.probe import Probe, right_to
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import DeniedError, FullError, NotFoundError, SpotguardError, StoreError
-from spotguard.providers.stores.folder_names import folder_of
+from spotguard.providers.stores.names import folder_of
 from spotguard.providers.stores.store import BlobStore
 from spotguard.providers.stores.transport import Heard, overhearing
 

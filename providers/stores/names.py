@@ -1,20 +1,20 @@
-"""What a cloud cannot have called a bucket: refused before anybody asks for it. Loads no SDK.
+"""What cannot be the name of a bucket, a container or a folder: refused before anybody asks for it. Loads no SDK, makes nothing.
 
-Only where the cloud itself is meant. Another service of S3's or Google's protocol (MinIO, Swift, an emulator) has rules of its own: what may be a
-bucket is taken, and it says whether that is there. Azure's protocol is spoken by Azure and its emulator alone, and both have Azure's rules: they
-hold at every endpoint.
+A bucket's name is checked where the cloud itself is meant. Another service of S3's or Google's protocol (MinIO, Swift, an emulator) has rules of its own:
+what may be a bucket is taken, and the service says whether that is there. Azure's protocol is spoken by Azure and its emulator alone, and both
+have Azure's rules: they hold at every endpoint.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from ..errors import UsageError
-from . import azblob_names
 from .urls import CLOUDS, Location, locate
 
 _ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){3}", re.ASCII)
@@ -26,6 +26,13 @@ _GS = re.compile(r"(?=.{3,222}\Z)(?!goog)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*",
 
 #: AWS's own files, each with the variable that says where else it is.
 _FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
+
+#: Azure's conventional variables. One that is empty is not set: so a template (`${VAR:-}`) leaves what nobody has given.
+CONNECTION, ACCOUNT = "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT"
+
+#: "Naming and referencing containers, blobs, and metadata", REST API reference.
+_CONTAINER = re.compile(r"(?=.{3,63}\Z)[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
+_NAME = re.compile(r"[a-z0-9]{3,24}", re.ASCII)
 
 
 def check_named(origin: str, url: str, env: Mapping[str, str], *, here: bool = False) -> None:
@@ -46,7 +53,7 @@ def check_named(origin: str, url: str, env: Mapping[str, str], *, here: bool = F
     at = locate(url)
     try:
         if scheme == "az":
-            azblob_names.check_named(at, env)
+            _check_az(at, env)
         elif scheme == "s3":
             _check_s3(at, env, here)
         else:
@@ -93,3 +100,67 @@ def _check_gs(at: Location, env: Mapping[str, str]) -> None:
         f"store {at.url!r}: {at.bucket!r} is no name that Google Cloud Storage gives a bucket: 3 to 63 lower-case letters, digits, hyphens and "
         "underscores, or several of that with dots between them, a letter or a digit first and last, not goog first, and no IP address"
     )
+
+
+def _check_az(at: Location, env: Mapping[str, str]) -> None:
+    """A container, and an account, which the environment may say."""
+    check_container(at)
+    if not env.get(CONNECTION):
+        account_of(at, env)
+
+
+def check_container(at: Location) -> None:
+    if _CONTAINER.fullmatch(at.bucket) is None:
+        raise UsageError(
+            f"store {at.url!r}: {at.bucket!r} is no container's name; it has 3 to 63 lower-case letters, digits and "
+            "single hyphens between them"
+        )
+
+
+def account_of(at: Location, env: Mapping[str, str]) -> tuple[str | None, str]:
+    """The account's name, where it is said, and its endpoint."""
+    name = at.options.get("account") or env.get(ACCOUNT) or None
+    if "endpoint" in at.options:
+        return name, endpoint_of(at)
+    if name is None:
+        raise UsageError(
+            f"store {at.url!r} says no storage account; write az://container/prefix?account=NAME, or set {ACCOUNT} or "
+            f"{CONNECTION}"
+        )
+    if _NAME.fullmatch(name) is None:
+        raise UsageError(
+            f"store {at.url!r}: {name!r} is no storage account's name; it has 3 to 24 lower-case letters and digits"
+        )
+    return name, f"https://{name}.blob.core.windows.net"
+
+
+def endpoint_of(at: Location) -> str:
+    """As the URL has it, which was looked at when it was read."""
+    return at.options["endpoint"].rstrip("/")
+
+
+def folder_of(url: str) -> Path:
+    """The folder that a `file://` URL names, byte for byte: a name need not be UTF-8."""
+    return Path(os.fsdecode(unquote_to_bytes(os.fsencode(urlsplit(url).path))))
+
+
+def check_folder(origin: str, url: str) -> None:
+    """Refuse a folder's URL that leads through a file.
+
+    Nothing else is certain beforehand: what is missing is made, and who may write there the training process finds out, which
+    may be another user.
+
+    Raises:
+        UsageError: `origin` says where it was given.
+    """
+    if urlsplit(url).scheme != "file":
+        return
+    path = folder_of(url)
+    for place in (path, *path.parents):
+        try:
+            mode = os.stat(place).st_mode
+        except OSError:  # not there, or not for us to see
+            continue
+        if not stat.S_ISDIR(mode):
+            raise UsageError(f"{origin}: store {url!r}: {place} is a file: name a folder, or another store")
+        return
