@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..providers.clock import Clock, SystemClock
-from ..providers.detect import cloud_of
+from ..providers.clouds.detect import cloud_of
 from ..providers.notice import NoticeSource
 from . import journal, launchers, local, orphans, outcome, sources, systemd
 from .chorus import Chorus

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..providers.errors import UsageError
-from ..providers.names import RUN_ID, is_run_id
+from ..providers.run_id import RUN_ID, is_run_id
 from .orphans import recorded
 
 SERVICE_SOCKET = Path("/run/spotguard/agent.sock")

@@ -45,10 +45,10 @@ def make(options: Options, clock: Clock, root: Path = Path("/")) -> Callable[[],
 
 
 def _aws(endpoint: str | None, instance: str, clock: Clock) -> Callable[[], list[NoticeSource]]:
-    from ..providers.aws import InstanceAction, TerminationTime  # brings the HTTP client
-    from ..providers.aws_autoscaling import TargetState
-    from ..providers.aws_events import Rebalance, ScheduledEvents
-    from ..providers.aws_imds import Imds, resolve_endpoint
+    from ..providers.clouds.aws.autoscaling import TargetState
+    from ..providers.clouds.aws.events import Rebalance, ScheduledEvents
+    from ..providers.clouds.aws.imds import Imds, resolve_endpoint
+    from ..providers.clouds.aws.spot import InstanceAction, TerminationTime  # brings the HTTP client
 
     base = resolve_endpoint(endpoint, os.environ)
     # A token and a connection for each: what hangs at one key must not hold up the one that ends the machine. Four
@@ -58,18 +58,22 @@ def _aws(endpoint: str | None, instance: str, clock: Clock) -> Callable[[], list
 
 
 def _azure(options: Options, clock: Clock) -> Callable[[], list[NoticeSource]]:
-    from ..providers.azure import ScheduledEvents  # brings the HTTP client
-    from ..providers.azure_imds import Imds, resolve_endpoint
+    from ..providers.clouds.azure.imds import Imds, resolve_endpoint
+    from ..providers.clouds.azure.source import ScheduledEvents  # brings the HTTP client
 
     base = resolve_endpoint(options.metadata_endpoint)
     return lambda: [ScheduledEvents(Imds(base, clock), clock, vm_name=options.vm_name or "")]
 
 
 def _gcp(options: Options, clock: Clock) -> Callable[[], list[NoticeSource]]:
-    from ..providers.gcp import PreemptedAtOnce, PreemptedPlainly, Preemption  # brings the HTTP client
-    from ..providers.gcp_maintenance import MaintenanceEvent, StopState
-    from ..providers.gcp_metadata import GcpMetadata, resolve_endpoint
-    from ..providers.gcp_upcoming import UpcomingMaintenance
+    from ..providers.clouds.gcp.maintenance import MaintenanceEvent, StopState
+    from ..providers.clouds.gcp.metadata import GcpMetadata, resolve_endpoint
+    from ..providers.clouds.gcp.preempted import (  # brings the HTTP client
+        PreemptedAtOnce,
+        PreemptedPlainly,
+        Preemption,
+    )
+    from ..providers.clouds.gcp.upcoming import UpcomingMaintenance
 
     base = resolve_endpoint(options.metadata_endpoint, os.environ)
 
@@ -87,7 +91,7 @@ def _gcp(options: Options, clock: Clock) -> Callable[[], list[NoticeSource]]:
 
 
 def _detected(options: Options, root: Path) -> tuple[str, str]:
-    from ..providers.detect import detect
+    from ..providers.clouds.detect import detect
 
     machine = detect(root)
     if machine.cloud == "none" and options.metadata_endpoint:

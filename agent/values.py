@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Literal, NoReturn
 
 from ..providers.errors import UsageError
-from ..providers.names import RUN_ID, is_run_id
+from ..providers.run_id import RUN_ID, is_run_id
 
 _YES = ("true", "yes", "on", "1")
 _NO = ("false", "no", "off", "0")
@@ -104,7 +104,7 @@ def provider(origin: str, text: str) -> str:
 
 def endpoint(origin: str, text: str) -> str:
     # Here and now: it brings the HTTP client, which nobody needs who gives no endpoint and has no cloud.
-    from ..providers.metadata import parse_endpoint
+    from ..providers.clouds.http import parse_endpoint
 
     return parse_endpoint(text, origin)
 

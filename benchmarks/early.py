@@ -19,7 +19,7 @@ from spotguard.hooks.checkpoints.retention import Keep
 from spotguard.hooks.format.keys import parse_manifest_name
 from spotguard.hooks.state.registered import State
 from spotguard.providers.clock import SystemClock
-from spotguard.providers.stores.store import ObjectInfo, Sent
+from spotguard.providers.stores.base import ObjectInfo, Sent
 
 from .mixture import Mixture
 from .rows import Row

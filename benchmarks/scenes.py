@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from spotguard.providers.azure_imds import EVENTS_PATH
-from spotguard.providers.simulator.aws import AwsSimulator
-from spotguard.providers.simulator.azure import AzureSimulator
-from spotguard.providers.simulator.gcp import GcpSimulator
+from spotguard.providers.clouds.azure.imds import EVENTS_PATH
+from spotguard.providers.simulator.aws.service import AwsSimulator
+from spotguard.providers.simulator.azure.service import AzureSimulator
+from spotguard.providers.simulator.gcp.service import GcpSimulator
 
 from .watched import CLOUDS, Watched
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from spotguard.providers.stores.urls import CLOUDS
+from spotguard.providers.stores.url import CLOUDS
 from tests.servers.nginx import Nginx
 from tests.servers.program import Server, find
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from spotguard.agent import control
-from spotguard.providers.azure_imds import EVENTS_PATH
-from spotguard.providers.simulator.aws import AwsSimulator
-from spotguard.providers.simulator.azure import AzureSimulator
-from spotguard.providers.simulator.gcp import GcpSimulator
+from spotguard.providers.clouds.azure.imds import EVENTS_PATH
+from spotguard.providers.simulator.aws.service import AwsSimulator
+from spotguard.providers.simulator.azure.service import AzureSimulator
+from spotguard.providers.simulator.gcp.service import GcpSimulator
 
 from .children import child, line
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..providers.errors import CheckpointError, NotFoundError
-from ..providers.stores.store import BlobStore
+from ..providers.stores.base import BlobStore
 from .checkpoints.catalog import Whole
 from .checkpoints.verify import verify
 from .format.keys import CheckpointName, anew_key

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from functools import partial
 
 from ..providers.clock import Clock
-from ..providers.secrecy import redacted
-from ..providers.stores.store import BlobStore
+from ..providers.redaction import redacted
+from ..providers.stores.base import BlobStore
 from .agreement.channel import Channel
 from .arguments import extras_worth, yes
 from .checkpoints.commit import claim_attempt

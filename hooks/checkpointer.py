@@ -10,8 +10,8 @@ from functools import partial
 
 from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, StoreError
-from ..providers.stores.store import BlobStore
-from ..providers.stores.urls import inside
+from ..providers.stores.base import BlobStore
+from ..providers.stores.url import inside
 from .agreed import Agreed, Cost
 from .checkpoints.catalog import Whole
 from .checkpoints.draft import ALL, WEIGHTS, Draft, Outline, Written

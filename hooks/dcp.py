@@ -28,9 +28,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 
 from ..providers.clock import SystemClock
 from ..providers.errors import CheckpointError, UsageError
-from ..providers.names import RUN_ID, is_run_id
-from ..providers.stores.opening import open_store
-from ..providers.stores.store import BlobStore
+from ..providers.run_id import RUN_ID, is_run_id
+from ..providers.stores.base import BlobStore
+from ..providers.stores.factory import open_store
 from .checkpoints.boxes import Box
 from .checkpoints.catalog import Whole, find_whole
 from .checkpoints.flat import Flat, Source, flat, values_of

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..providers.clock import Clock
 from ..providers.errors import StateError, UsageError
-from ..providers.stores.store import BlobStore
+from ..providers.stores.base import BlobStore
 from . import forks, protocol, signals
 from .agreement.channel import Channel
 from .alarm import BY_HAND, Alarm

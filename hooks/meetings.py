@@ -23,7 +23,7 @@ from ..providers.errors import (
     StoreError,
     UsageError,
 )
-from ..providers.stores.store import BlobStore
+from ..providers.stores.base import BlobStore
 from .agreement.c10d import Silent
 from .agreement.channel import Channel
 from .anew import AllDamagedError, Damages

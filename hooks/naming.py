@@ -11,7 +11,7 @@ from pathlib import Path
 #: The folder, in the working folder, where checkpoints go unless a store is given.
 STORE_FOLDER = "spotguard-checkpoints"
 
-#: A run id holds so many characters (`providers.names`).
+#: A run id holds so many characters (`providers.run_id`).
 _LONGEST = 64
 
 #: What a launcher is told of machines (torchrun, DeepSpeed, accelerate): other words on each node of one job, and other ones

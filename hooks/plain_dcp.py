@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from ..providers.errors import SpotguardError
-from ..providers.stores.store import BlobStore
+from ..providers.stores.base import BlobStore
 from .checkpoints.boxes import Box
 from .checkpoints.catalog import Whole
 from .checkpoints.flat import Flat, Source, flat, values_of

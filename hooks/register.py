@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..providers.clock import SystemClock
 from ..providers.errors import UsageError
-from ..providers.extras import how_to_install
-from ..providers.stores.opening import open_store
+from ..providers.optional_deps import how_to_install
+from ..providers.stores.factory import open_store
 from .own_frames import without_our_frames
 
 if TYPE_CHECKING:

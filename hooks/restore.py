@@ -14,7 +14,7 @@ from ..providers.errors import (
     StateError,
     StoreError,
 )
-from ..providers.stores.store import BlobStore
+from ..providers.stores.base import BlobStore
 from .anew import Damages
 from .checkpoints.catalog import Gone, Partial, Whole, passed_over, scan, whole_checkpoints
 from .checkpoints.meter import Meter

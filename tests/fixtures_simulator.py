@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import pytest
 
-from spotguard.providers.simulator.aws import AwsSimulator
-from spotguard.providers.simulator.azure import AzureSimulator
-from spotguard.providers.simulator.gcp import GcpSimulator
+from spotguard.providers.simulator.aws.service import AwsSimulator
+from spotguard.providers.simulator.azure.service import AzureSimulator
+from spotguard.providers.simulator.gcp.service import GcpSimulator
 from tests.fakes.clock import ManualClock
 
 

@@ -97,9 +97,9 @@ PLANTED = [
     ),
     (
         "hooks/stray.py",
-        "from ..providers.detect import *",
+        "from ..providers.clouds.detect import *",
         "the training process",
-        "stray -> spotguard.providers.detect",
+        "stray -> spotguard.providers.clouds.detect",
     ),
 ]
 
@@ -133,7 +133,7 @@ def test_every_provider_module_has_a_side() -> None:
     closed = {contract["id"]: contract.get("forbidden_modules", []) for contract in contracts}
     shared = {
         f"spotguard.providers.{name}"
-        for name in ("clock", "errors", "extras", "health", "names", "notice", "secrecy")
+        for name in ("clock", "dates", "errors", "health", "notice", "optional_deps", "redaction", "run_id")
     }
     there = {
         f"spotguard.providers.{path.stem}"

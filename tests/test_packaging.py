@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.providers.extras import PACKAGES
+from spotguard.providers.optional_deps import PACKAGES
 from tests.wheel import build_wheel
 
 ROOT = Path(__file__).parents[1]

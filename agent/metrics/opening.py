@@ -7,9 +7,9 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from ...providers.clock import Clock
-from ...providers.detect import cloud_of
+from ...providers.clouds.detect import cloud_of
 from ...providers.errors import UsageError
-from ...providers.extras import how_to_install
+from ...providers.optional_deps import how_to_install
 from ..fit import expected_window
 from ..looking import LookCount
 from .meter import Meter

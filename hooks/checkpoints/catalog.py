@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...providers.errors import CheckpointError, NotFoundError
-from ...providers.names import is_run_id
-from ...providers.stores.store import BlobStore
+from ...providers.run_id import is_run_id
+from ...providers.stores.base import BlobStore
 from ..format.codec import NewerFormatError, decode_manifests, decode_marker
 from ..format.coverage import Coverage, MergedTensor, coverage
 from ..format.keys import (

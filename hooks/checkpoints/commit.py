@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ...providers.errors import CheckpointError, NotFoundError, StoreError
-from ...providers.stores.store import BlobStore
+from ...providers.stores.base import BlobStore
 from ..format.codec import decode_attempt, decode_marker, encode_attempt, encode_manifest, encode_marker
 from ..format.coverage import coverage
 from ..format.keys import (

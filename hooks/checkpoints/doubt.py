@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from ...providers.stores.store import BlobStore
+from ...providers.stores.base import BlobStore
 from ..format.keys import checkpoint_prefix, object_name
 from .draft import Landed
 from .retry import retry

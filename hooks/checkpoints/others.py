@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ...providers.errors import NotFoundError, StoreError
-from ...providers.stores.store import BlobStore
+from ...providers.stores.base import BlobStore
 from ..format.codec import open_manifest
 from ..format.keys import checkpoint_prefix, manifest_name
 from ..format.manifest import RankManifest

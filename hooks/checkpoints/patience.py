@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from ...providers.clock import Clock
 from ...providers.errors import StoreError, UnavailableError
-from ...providers.stores.store import BlobStore, ObjectInfo, Sent
+from ...providers.stores.base import BlobStore, ObjectInfo, Sent
 
 log = logging.getLogger("spotguard")
 

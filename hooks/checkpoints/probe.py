@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 from ...providers.errors import CorruptError, DeniedError, NotFoundError, StoreError
-from ...providers.stores.store import BlobStore
+from ...providers.stores.base import BlobStore
 from ..format.keys import probe_key
 
 log = logging.getLogger("spotguard")

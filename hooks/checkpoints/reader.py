@@ -18,7 +18,7 @@ import torch
 
 from ...providers.clock import Clock
 from ...providers.errors import CheckpointError
-from ...providers.stores.store import BlobStore
+from ...providers.stores.base import BlobStore
 from ..format.coverage import Coverage, MergedTensor
 from ..format.dtypes import ITEMSIZE, torch_dtype
 from ..format.leaf import Leaf

@@ -18,7 +18,7 @@ from typing import Generic
 
 from ...providers.clock import Clock, SystemClock
 from ...providers.errors import CorruptError, NotFoundError, StoreError
-from ...providers.stores.store import BlobStore
+from ...providers.stores.base import BlobStore
 from .flights import SPARE, Flights, Piece
 from .ranges import Load, Wanted
 from .taker import F, Span, Taker, crc32, placed

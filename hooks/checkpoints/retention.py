@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ...providers.errors import CheckpointError, NotFoundError, UsageError
-from ...providers.stores.store import BlobStore
+from ...providers.stores.base import BlobStore
 from ..format.codec import NewerFormatError, decode_manifest
 from ..format.keys import MARKER, CheckpointName, parse_manifest_name, parse_object_name
 from ..format.manifest import RankManifest, referred

@@ -21,7 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
-from ...providers.stores.store import ObjectInfo
+from ...providers.stores.base import ObjectInfo
 from ..format.crc import crc32
 
 log = logging.getLogger("spotguard")

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...providers.clock import Clock
 from ...providers.errors import CheckpointError
-from ...providers.stores.store import BlobStore
+from ...providers.stores.base import BlobStore
 from ..format.coverage import MergedTensor
 from ..format.dtypes import ITEMSIZE, safetensors_form
 from ..format.layout import header

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from ...providers.errors import CheckpointError, CorruptError, SpotguardError, StoreError
-from ...providers.stores.store import BlobStore
+from ...providers.stores.base import BlobStore
 from ..format.chunks import Item, Piece, PlannedObject
 from ..format.crc import crc32
 from ..format.dtypes import torch_dtype

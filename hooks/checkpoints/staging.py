@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...providers.errors import NotFoundError, StoreError, UsageError
-from ...providers.stores.localfs import FileStore
-from ...providers.stores.store import BlobStore
+from ...providers.stores.base import BlobStore
+from ...providers.stores.file import FileStore
 from ..format.codec import NewerFormatError
 from ..format.keys import CheckpointName, attempt_key
 from .catalog import Folder, Whole, scan, whole_checkpoints

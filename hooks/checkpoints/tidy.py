@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from ...providers.errors import CheckpointError, StoreError
-from ...providers.stores.store import BlobStore
+from ...providers.stores.base import BlobStore
 from ..format.keys import CheckpointName, checkpoint_prefix
 from .effort import Abandoned, Effort
 from .retention import Keep, Pruning, plan_pruning

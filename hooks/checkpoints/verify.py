@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ...providers.clock import Clock
 from ...providers.errors import CheckpointError, NotFoundError, StoreError
-from ...providers.stores.store import BlobStore
+from ...providers.stores.base import BlobStore
 from ..format.manifest import Chunk, RankManifest
 from ..format.proof import check_headers
 from .catalog import Whole

@@ -18,7 +18,7 @@ from functools import partial
 import torch
 
 from ...providers.errors import CheckpointError, SpotguardError
-from ...providers.stores.store import BlobStore
+from ...providers.stores.base import BlobStore
 from ..format.chunks import PlannedObject
 from ..format.crc import combine, crc32
 from ..format.dtypes import torch_dtype

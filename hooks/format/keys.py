@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from ...providers.errors import UsageError
-from ...providers.names import RUN_ID, is_run_id
+from ...providers.run_id import RUN_ID, is_run_id
 
 MARKER = "COMMIT.json"
 

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from ...providers.clock import Clock
-from ...providers.stores.store import BlobStore
+from ...providers.stores.base import BlobStore
 from ..agreement.channel import Channel
 from ..guard import Guard
 from .plan import LifePlan

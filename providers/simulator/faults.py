@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import UsageError
-from .server import Reply, Request
+from .http_server import Reply, Request
 
 #: Turns a reply into a faulty one; None where this request is not concerned.
 Spoil = Callable[[Request, Reply], Reply | None]

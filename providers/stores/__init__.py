@@ -1,3 +1,1 @@
-"""Blobs down: the seam of a store, and what stands behind it. An SDK is imported when an URL asks for it, never before."""
-
-from __future__ import annotations
+"""Where checkpoints lie. `base` is what a store can do, `url` and `names` how one is written, `factory` opens it; then one a cloud, and a folder."""

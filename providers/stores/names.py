@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from ..errors import UsageError
-from .urls import CLOUDS, Location, locate
+from .url import CLOUDS, Location, locate
 
 _ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){3}", re.ASCII)
 #: "General purpose bucket naming rules", S3 User Guide: what us-east-1 gave before March 2018, and all of today's names. Whatever the region that

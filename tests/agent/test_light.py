@@ -23,7 +23,7 @@ HEAVY = (
     "concurrent",
     "prometheus_client",
 )
-OURS = ("providers.store", "providers.stores", "providers.stores.localfs", "providers.simulator")
+OURS = ("providers.store", "providers.stores", "providers.stores.file", "providers.simulator")
 
 LOADED = """
 import json, os, sys

@@ -27,7 +27,7 @@ from spotguard.agent.status import Facts
 from spotguard.agent.supervisor import Supervisor
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
-from spotguard.providers.simulator.gcp import GcpSimulator
+from spotguard.providers.simulator.gcp.service import GcpSimulator
 from tests.fakes.serving import Events, Serving
 
 ROOT = Path(__file__).parents[2]

@@ -28,7 +28,7 @@ from spotguard.hooks.protocol import (
     Watched,
 )
 from spotguard.providers.errors import UsageError
-from spotguard.providers.simulator.aws import AwsSimulator
+from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.fakes.hook import FakeHook
 
 ROOT = Path(__file__).parents[2]

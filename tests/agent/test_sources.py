@@ -8,8 +8,8 @@ import pytest
 
 from spotguard.agent import sources
 from spotguard.agent.config import Options, resolve
-from spotguard.providers.azure import ScheduledEvents
 from spotguard.providers.clock import SystemClock
+from spotguard.providers.clouds.azure.source import ScheduledEvents
 from spotguard.providers.errors import UsageError
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from spotguard.agent.systemd import NOBODY, Manager, going_down
 from spotguard.hooks.protocol import Committed, Preempt
-from spotguard.providers.simulator.aws import AwsSimulator
+from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.fakes.hook import FakeHook
 
 PATIENCE = 30.0

@@ -6,7 +6,7 @@ import random
 
 from spotguard.agent.events import Event
 from spotguard.agent.watcher import Watcher
-from spotguard.providers.gcp_hanging import RETRY
+from spotguard.providers.clouds.gcp.long_poll import RETRY
 from spotguard.providers.health import blind
 from spotguard.providers.notice import Sighting
 from tests.fakes.clock import ManualClock

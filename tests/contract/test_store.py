@@ -15,9 +15,9 @@ from spotguard.demo.uplink import Uplink
 from spotguard.hooks.checkpoints.patience import PatientStore
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CorruptError, NotFoundError, UnavailableError, UsageError
-from spotguard.providers.stores.localfs import FileStore
-from spotguard.providers.stores.opening import open_store
-from spotguard.providers.stores.store import BlobStore, ObjectInfo
+from spotguard.providers.stores.base import BlobStore, ObjectInfo
+from spotguard.providers.stores.factory import open_store
+from spotguard.providers.stores.file import FileStore
 from tests.cases import cases
 from tests.fakes.called import CalledStore
 from tests.fakes.store import FakeStore

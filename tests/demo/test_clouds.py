@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotguard.demo.clouds import CLOUDS
-from spotguard.providers.simulator.command import CLOUDS as SIMULATED
+from spotguard.providers.simulator.cli import CLOUDS as SIMULATED
 
 
 def test_every_cloud_that_is_simulated_can_be_demonstrated() -> None:

@@ -42,7 +42,7 @@ def test_a_script_behind_it_is_the_same_script(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import sys\n"
-        "from spotguard.providers.stores.opening import open_store\n"
+        "from spotguard.providers.stores.factory import open_store\n"
         f"print(__name__, sys.argv[1:], type(open_store({(tmp_path / 'store').as_uri()!r})).__name__)\n"
     )
     done = subprocess.run(

@@ -16,8 +16,8 @@ from spotguard.commands.run import split
 from spotguard.containers.manifests import GRACE, MANIFESTS, MARGIN, Cloud, window
 from spotguard.doctor import cloud
 from spotguard.providers.clock import SystemClock
-from spotguard.providers.simulator.aws import AwsSimulator
-from spotguard.providers.simulator.gcp import GcpSimulator
+from spotguard.providers.simulator.aws.service import AwsSimulator
+from spotguard.providers.simulator.gcp.service import GcpSimulator
 from tests.docs.messages import messages
 from tests.docs.pages import ROOT, blocks, section
 from tests.docs.terminal import follows

@@ -9,7 +9,7 @@ from typing import get_args
 
 from spotguard.doctor.findings import Check
 from spotguard.doctor.visit import visit
-from spotguard.providers.simulator.aws import AwsSimulator
+from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.docs.pages import ROOT, section
 from tests.fakes.patient import patient
 

@@ -13,7 +13,8 @@ from spotguard import cli
 from spotguard.agent.config import SETTINGS, Setting
 from spotguard.agent.outcome import Outcome, SessionOutcome
 from spotguard.commands.parsers import Parser
-from spotguard.providers.simulator import aws_command, gcp_command
+from spotguard.providers.simulator.aws import cli as aws_command
+from spotguard.providers.simulator.gcp import cli as gcp_command
 from tests.cases import cases
 from tests.docs.pages import ROOT, section
 

@@ -11,8 +11,8 @@ from spotguard.doctor import cloud
 from spotguard.doctor.findings import Finding
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
-from spotguard.providers.simulator.aws import AwsSimulator
-from spotguard.providers.simulator.gcp import GcpSimulator
+from spotguard.providers.simulator.aws.service import AwsSimulator
+from spotguard.providers.simulator.gcp.service import GcpSimulator
 from tests.agent.test_sources import machine
 from tests.fakes.patient import options
 from tests.fixtures_simulator import SimulateAzure, SimulateGcp
@@ -165,7 +165,9 @@ def test_a_look_that_hangs_is_left_behind(
     """Whatever a source's own timeouts are."""
     never = threading.Event()
     monkeypatch.setattr(cloud, "LOOK", 0.2)
-    monkeypatch.setattr("spotguard.providers.aws.InstanceAction.poll", lambda self: never.wait(60))
+    monkeypatch.setattr(
+        "spotguard.providers.clouds.aws.spot.InstanceAction.poll", lambda self: never.wait(60)
+    )
     found = notices(
         cloud.look(options(provider="aws", metadata_endpoint=aws.endpoint), SystemClock(), tmp_path)
     )

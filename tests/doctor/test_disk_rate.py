@@ -10,7 +10,7 @@ from spotguard.doctor.disk_rate import DiskMeasurement
 from spotguard.doctor.litter import Litter
 from spotguard.doctor.measuring import Measured, Pace
 from spotguard.providers.errors import FullError
-from spotguard.providers.stores.store import Sent
+from spotguard.providers.stores.base import Sent
 from tests.fakes.clock import ManualClock
 from tests.fakes.store import FakeStore
 

@@ -9,9 +9,9 @@ import pytest
 
 from spotguard.doctor import identity
 from spotguard.doctor.findings import Finding
-from spotguard.providers.stores.localfs import FileStore
-from spotguard.providers.stores.opening import open_store
-from spotguard.providers.stores.store import Credentials
+from spotguard.providers.stores.base import Credentials
+from spotguard.providers.stores.factory import open_store
+from spotguard.providers.stores.file import FileStore
 from tests.fakes.store import FakeStore
 
 
@@ -66,7 +66,7 @@ def test_what_ends_and_does_not_say_when_is_a_warning() -> None:
 
 def s3(monkeypatch: pytest.MonkeyPatch, **env: str) -> Credentials:
     pytest.importorskip("boto3")
-    from spotguard.providers.stores.s3 import S3Store
+    from spotguard.providers.stores.s3.store import S3Store
 
     for name in ("AWS_SESSION_TOKEN", "AWS_CREDENTIAL_EXPIRATION"):
         monkeypatch.delenv(name, raising=False)
@@ -112,7 +112,7 @@ def test_azure_tells_keys_from_what_ends(
     env: dict[str, str], kind: str, left: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("azure.storage.blob")
-    from spotguard.providers.stores.azblob import AzureBlobStore
+    from spotguard.providers.stores.azure.store import AzureBlobStore
 
     monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING")
     ends = (datetime.now(UTC) + timedelta(hours=2)).strftime("%Y-%m-%dT%H:%M:%SZ")

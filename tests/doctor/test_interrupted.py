@@ -15,7 +15,7 @@ import pytest
 from spotguard.commands import doctor
 from spotguard.doctor.litter import Litter
 from spotguard.providers.clock import SystemClock
-from spotguard.providers.stores.opening import open_store
+from spotguard.providers.stores.factory import open_store
 from tests.fakes.store import FakeStore
 from tests.fixtures_servers import FaultsBefore
 from tests.servers.faultplan import Fault

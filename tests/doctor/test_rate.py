@@ -13,7 +13,7 @@ from spotguard.doctor.measuring import Measured, Pace
 from spotguard.doctor.rate import Measurement
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import FullError
-from spotguard.providers.stores.store import Sent
+from spotguard.providers.stores.base import Sent
 from tests.fakes.clock import ManualClock
 from tests.fakes.slow_store import SlowStore
 from tests.fakes.store import FakeStore

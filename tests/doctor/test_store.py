@@ -18,15 +18,15 @@ from spotguard.doctor.findings import Finding
 from spotguard.doctor.litter import Litter
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import DeniedError, StoreError, ThrottledError, UnavailableError
-from spotguard.providers.stores.opening import open_store
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.stores.factory import open_store
 from tests.fakes.answering import AnsweringServer
 from tests.fakes.clock import Hurried
 from tests.fakes.nobody import nobody
 from tests.fakes.store import FakeStore, Fault
 from tests.fakes.watched_store import WatchedStore
 from tests.fixtures_servers import FaultsBefore
-from tests.providers.stores.s3_asked import at, error_body, refusal
+from tests.providers.stores.s3.asked import at, error_body, refusal
 from tests.servers.azurite import Azurite
 from tests.servers.faultplan import Asked
 from tests.servers.faultplan import Fault as WireFault

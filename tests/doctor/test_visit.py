@@ -16,8 +16,8 @@ from spotguard.commands import doctor
 from spotguard.doctor.findings import Finding, any_fails, fails, ok, warning
 from spotguard.doctor.visit import Patient, visit
 from spotguard.providers.clock import SystemClock
-from spotguard.providers.simulator.aws import AwsSimulator
-from spotguard.providers.stores.opening import open_store
+from spotguard.providers.simulator.aws.service import AwsSimulator
+from spotguard.providers.stores.factory import open_store
 from tests.agent.test_sources import machine
 from tests.fakes.patient import A_MOMENT, patient
 from tests.fixtures_servers import FaultsBefore

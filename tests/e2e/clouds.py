@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from spotguard.providers.stores.opening import open_store
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.stores.factory import open_store
 from tests.e2e.harness import Machine, in_order
 from tests.fixtures_servers import FaultsBefore
 from tests.servers.faultplan import Asked, Fault

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spotguard.agent import control
-from spotguard.providers.simulator.aws import AwsSimulator
+from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.processes import Running
 
 

@@ -29,9 +29,9 @@ from typing import Literal, Self
 
 import pytest
 
-from spotguard.providers.simulator.aws import AwsSimulator
-from spotguard.providers.simulator.azure import AzureSimulator
-from spotguard.providers.simulator.gcp import GcpSimulator
+from spotguard.providers.simulator.aws.service import AwsSimulator
+from spotguard.providers.simulator.azure.service import AzureSimulator
+from spotguard.providers.simulator.gcp.service import GcpSimulator
 from tests.caller import servers_required
 from tests.e2e.harness import Machine
 from tests.e2e.island import say_no_address, write_firmware

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.providers.simulator.aws import AwsSimulator
-from spotguard.providers.simulator.server import Reply, Request
+from spotguard.providers.simulator.aws.service import AwsSimulator
+from spotguard.providers.simulator.http_server import Reply, Request
 from tests.e2e.harness import Machine
 from tests.e2e.processes import TIMEOUT, Running, eventually
 from tests.fixtures_simulator import SimulateAws

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.providers.azure_imds import EVENTS_PATH
-from spotguard.providers.simulator.azure import AzureSimulator
+from spotguard.providers.clouds.azure.imds import EVENTS_PATH
+from spotguard.providers.simulator.azure.service import AzureSimulator
 from tests.e2e.harness import Machine
 from tests.e2e.processes import TIMEOUT, Running, eventually
 from tests.e2e.trainee import Trainee

@@ -16,7 +16,7 @@ from spotguard.hooks.checkpoints.catalog import Whole, find_whole
 from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.format.codec import encode_manifest
 from spotguard.hooks.format.keys import manifest_name
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 from tests.e2e.clouds import CLOUDS, begin_day
 from tests.fakes.training import different, guarded, restored, small
 from tests.fixtures_servers import FaultsBefore

@@ -18,7 +18,7 @@ import pytest
 
 import spotguard.demo
 from spotguard.demo.clouds import CLOUDS
-from spotguard.providers.stores.opening import open_store
+from spotguard.providers.stores.factory import open_store
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath]

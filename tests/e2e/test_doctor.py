@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.providers.simulator.aws import AwsSimulator
+from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.harness import Machine
 from tests.e2e.processes import eventually
 from tests.e2e.trainee import Trainee

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.providers.gcp_hanging import HANG
-from spotguard.providers.simulator.gcp import GcpSimulator
+from spotguard.providers.clouds.gcp.long_poll import HANG
+from spotguard.providers.simulator.gcp.service import GcpSimulator
 from tests.e2e.harness import Machine
 from tests.e2e.processes import TIMEOUT, Running, eventually
 from tests.e2e.trainee import Trainee

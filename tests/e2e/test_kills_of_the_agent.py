@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from spotguard.providers.simulator.aws import AwsSimulator
+from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.lives import Drill, Lives
 from tests.e2e.processes import Running, eventually
 from tests.e2e.trainee import Trainee

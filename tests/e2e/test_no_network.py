@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.providers.detect import detect
+from spotguard.providers.clouds.detect import detect
 from tests.e2e.harness import Machine
 
 pytestmark = pytest.mark.wholepath

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.providers.simulator.aws import AwsSimulator
+from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.harness import Machine
 from tests.e2e.processes import Running, eventually
 from tests.e2e.trainee import Trainee

@@ -18,7 +18,7 @@ import pytest
 from spotguard.agent import control
 from spotguard.agent.sockets import SERVICE_SOCKET
 from spotguard.containers import manifests
-from spotguard.providers.simulator.aws import AwsSimulator
+from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.pods import Node, Pod
 from tests.e2e.processes import Running, eventually
 from tests.kubernetes import Words, container, environment, pod

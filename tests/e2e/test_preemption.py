@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from spotguard.providers.simulator.aws import AwsSimulator
+from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.trainee import Trainee
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath]

@@ -15,7 +15,7 @@ pytest.importorskip("prometheus_client")
 
 from spotguard.agent.metrics.table import METRICS
 from spotguard.hooks.protocol import Committed, Position, Preempt, Progress, Register, Told, Welcome
-from spotguard.providers.simulator.aws import AwsSimulator
+from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.harness import Machine
 from tests.e2e.processes import eventually
 from tests.e2e.promql import free_port, unanswered

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from spotguard.providers.simulator.aws import AwsSimulator
-from spotguard.providers.simulator.azure import AzureSimulator
-from spotguard.providers.simulator.gcp import GcpSimulator
+from spotguard.providers.simulator.aws.service import AwsSimulator
+from spotguard.providers.simulator.azure.service import AzureSimulator
+from spotguard.providers.simulator.gcp.service import GcpSimulator
 from tests.e2e.island import Island
 from tests.e2e.trainee import Trainee
 

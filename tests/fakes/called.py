@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from spotguard.providers.stores.store import BlobStore, ObjectInfo, Sent
+from spotguard.providers.stores.base import BlobStore, ObjectInfo, Sent
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from spotguard.hooks.format.manifest import (
     format_of,
     private_name,
 )
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 
 #: (dtype, global shape): split by rows among the ranks where there are as many, else written by one of them.
 TENSORS: Mapping[str, tuple[str, tuple[int, ...]]] = {

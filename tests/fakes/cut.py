@@ -17,7 +17,7 @@ from spotguard.hooks.format.coverage import Coverage, coverage
 from spotguard.hooks.format.dtypes import dtype_name
 from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix, object_name
 from spotguard.hooks.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry, private_name
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 
 #: What a rank holds of a tensor of this name and shape: (name, shape, rank, world).
 Rule = Callable[[str, tuple[int, ...], int, int], Box | None]

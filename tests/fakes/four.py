@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from spotguard.hooks.format.encoding import encode
-from spotguard.providers.stores.opening import open_store
+from spotguard.providers.stores.factory import open_store
 from tests.fakes.cut import Cut, rows
 from tests.hooks.programs.load import Small
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.store import Killed
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from spotguard.providers.errors import UnavailableError
-from spotguard.providers.stores.store import Sent
+from spotguard.providers.stores.base import Sent
 from tests.fakes.clock import ManualClock
 from tests.fakes.store import FakeStore
 

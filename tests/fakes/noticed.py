@@ -9,7 +9,7 @@ from typing import Any
 
 from spotguard.hooks import protocol
 from spotguard.hooks.guard import Guard
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 from tests.fakes.clock import ManualClock
 from tests.fakes.training import Job, Make, different, guarded, small, step_on, trajectory
 from tests.fakes.watched_store import PATIENCE

@@ -9,7 +9,7 @@ from spotguard.agent.config import Options, resolve
 from spotguard.doctor.measuring import Pace
 from spotguard.doctor.visit import Patient
 from spotguard.providers.clock import Clock, SystemClock
-from spotguard.providers.stores.urls import read_url
+from spotguard.providers.stores.url import read_url
 
 #: For who does not ask how fast it is.
 A_MOMENT = Pace(0.05, 0.0, most_on_disk=8 * 2**20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from spotguard.providers.stores.store import Sent
+from spotguard.providers.stores.base import Sent
 from tests.fakes.clock import ManualClock
 from tests.fakes.watched_store import WatchedStore
 

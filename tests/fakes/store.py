@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from spotguard.providers.errors import CorruptError, NotFoundError, UnavailableError
-from spotguard.providers.stores.store import ObjectInfo, Sent, check_key, check_prefix
+from spotguard.providers.stores.base import ObjectInfo, Sent, check_key, check_prefix
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from spotguard.hooks.guard import Guard
 from spotguard.hooks.preempted import Preempted
 from spotguard.hooks.register import register
 from spotguard.providers.clock import Clock, SystemClock
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 
 #: Seconds after which a wait between threads counts as a hang.
 PATIENCE = 20.0

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore, Request
 
 T = TypeVar("T")

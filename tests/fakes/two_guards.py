@@ -17,7 +17,7 @@ from spotguard.hooks import signals
 from spotguard.hooks.agreement.channel import Channel
 from spotguard.hooks.guard import Guard
 from spotguard.providers.clock import Clock, SystemClock
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 from tests.fakes.noticed import Heard
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from spotguard.hooks.format.keys import MARKER
-from spotguard.providers.stores.store import ObjectInfo, Sent
+from spotguard.providers.stores.base import ObjectInfo, Sent
 from tests.fakes.store import FakeStore
 
 #: Seconds after which a wait counts as a hang.

@@ -29,7 +29,7 @@ import spotguard  # noqa: E402
 from spotguard.cli import main  # noqa: E402
 from spotguard.commands.export import appearing  # noqa: E402
 from spotguard.providers.errors import UsageError  # noqa: E402
-from spotguard.providers.stores.opening import open_store  # noqa: E402
+from spotguard.providers.stores.factory import open_store  # noqa: E402
 from tests.fakes.cut import Cut, grid  # noqa: E402
 from tests.fakes.four import saved_by_four, trained  # noqa: E402
 from tests.hooks.programs.load import Small  # noqa: E402

@@ -6,8 +6,8 @@ import pytest
 
 from spotguard import cli
 from spotguard.commands import doctor
-from spotguard.providers.stores.opening import open_store
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.stores.factory import open_store
 from tests.fakes.patient import A_MOMENT
 from tests.fixtures_servers import FaultsBefore
 from tests.servers.faultplan import Asked, Fault

@@ -22,10 +22,10 @@ from spotguard.agent.watcher import Watcher
 from spotguard.commands import glance
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.health import Reason
-from spotguard.providers.simulator.aws import AwsSimulator
-from spotguard.providers.simulator.azure import AzureSimulator
-from spotguard.providers.simulator.gcp import GcpSimulator
-from spotguard.providers.simulator.service import Simulator
+from spotguard.providers.simulator.aws.service import AwsSimulator
+from spotguard.providers.simulator.azure.service import AzureSimulator
+from spotguard.providers.simulator.base import Simulator
+from spotguard.providers.simulator.gcp.service import GcpSimulator
 from tests.front.test_glance import a_body
 
 SIMULATORS: dict[str, Callable[[], Simulator]] = {

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from spotguard.providers.simulator.aws import AwsSimulator
+from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.processes import eventually
 from tests.fakes.awake import STAYS_AWAKE
 from tests.fakes.desk import Desk

@@ -20,8 +20,8 @@ from spotguard.commands.ls import _table, lines_of
 from spotguard.hooks.format.codec import encode_manifest
 from spotguard.hooks.format.keys import MARKER, manifest_name
 from spotguard.hooks.format.manifest import FORMAT
-from spotguard.providers.stores.localfs import FileStore
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.stores.file import FileStore
 from tests.fakes.checkpoint import Save
 
 Story = Callable[[BlobStore, Path], None]

@@ -10,7 +10,7 @@ import pytest
 
 from spotguard.cli import main
 from spotguard.hooks.format.keys import manifest_name
-from spotguard.providers.stores.opening import open_store
+from spotguard.providers.stores.factory import open_store
 from tests.fakes.checkpoint import TENSORS, Save
 
 

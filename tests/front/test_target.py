@@ -11,8 +11,8 @@ import pytest
 
 from spotguard import cli
 from spotguard.commands.target import Target, target
-from spotguard.providers.stores.localfs import FileStore
-from spotguard.providers.stores.opening import open_store
+from spotguard.providers.stores.factory import open_store
+from spotguard.providers.stores.file import FileStore
 from tests.fakes.checkpoint import Save
 
 COMMANDS = (["ls"], ["inspect"], ["verify"], ["prune", "--keep", "1"])

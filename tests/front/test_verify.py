@@ -16,7 +16,7 @@ from spotguard.hooks.format.codec import encode_manifest
 from spotguard.hooks.format.keys import manifest_name
 from spotguard.hooks.format.manifest import FORMAT, Chunk, TensorEntry
 from spotguard.providers.errors import UnavailableError
-from spotguard.providers.stores.localfs import FileStore
+from spotguard.providers.stores.file import FileStore
 from tests.fakes.checkpoint import Save
 from tests.fakes.clock import Impatient
 from tests.fakes.reads import Reads

@@ -23,8 +23,8 @@ from spotguard.hooks.format.dtypes import ITEMSIZE
 from spotguard.hooks.format.encoding import encode
 from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix, object_name
 from spotguard.hooks.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry, private_name
-from spotguard.providers.stores.localfs import FileStore
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.stores.file import FileStore
 
 RUN = "golden"
 

@@ -19,8 +19,8 @@ from spotguard.hooks.format.chunks import Item, plan
 from spotguard.hooks.format.dtypes import ITEMSIZE
 from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix, object_name
 from spotguard.hooks.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry, private_name
-from spotguard.providers.stores.localfs import FileStore
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.stores.file import FileStore
 from tests.golden.make_v1 import RUN, TENSORS, content
 from tests.golden.make_v1 import write as write_v1
 

@@ -10,7 +10,7 @@ from spotguard.hooks import signals
 from spotguard.hooks.anew import AllDamagedError
 from spotguard.hooks.format.keys import anew_key
 from spotguard.providers.clock import SystemClock
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 from tests.fakes.store import FakeStore
 from tests.fakes.training import different, guarded, small, step_on
 from tests.fakes.two_guards import join, on_all

@@ -22,7 +22,7 @@ from spotguard.hooks.format.manifest import Chunk, ObjectEntry, RankManifest, Te
 from spotguard.hooks.restore import restore
 from spotguard.hooks.state.restoring import Restoring
 from spotguard.providers.errors import CheckpointError
-from spotguard.providers.stores.store import ObjectInfo
+from spotguard.providers.stores.base import ObjectInfo
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from spotguard import StorageReader
 from spotguard.hooks.format.manifest import private_name
 from spotguard.providers.errors import CheckpointError, UsageError
-from spotguard.providers.stores.opening import open_store
+from spotguard.providers.stores.factory import open_store
 from tests.fakes.cut import Cut, columns
 from tests.fakes.four import saved_by_four, trained
 from tests.hooks.programs import load as program

@@ -16,7 +16,7 @@ import pytest
 from spotguard.hooks.gate import Shut
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.testing import preempt
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 from tests.fakes.clock import ManualClock
 
 torch = pytest.importorskip("torch")

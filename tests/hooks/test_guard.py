@@ -210,7 +210,7 @@ def test_preempted_is_an_exit_with_code_75(folder: Path) -> None:
 
 def restored_step(store: Path) -> int:
     from spotguard.hooks.checkpoints.catalog import find_whole
-    from spotguard.providers.stores.localfs import FileStore
+    from spotguard.providers.stores.file import FileStore
 
     whole = find_whole(FileStore(store), "run")
     assert whole is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.hooks.checkpoints.catalog import whole_checkpoints
-from spotguard.providers.stores.localfs import FileStore
+from spotguard.providers.stores.file import FileStore
 
 pytestmark = pytest.mark.torch
 

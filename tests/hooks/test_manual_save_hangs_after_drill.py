@@ -11,7 +11,7 @@ from spotguard.hooks import protocol
 from spotguard.hooks.saved import Saved
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import NotFoundError
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.noticed import notice
 from tests.fakes.store import FakeStore

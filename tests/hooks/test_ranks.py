@@ -37,7 +37,7 @@ from spotguard.hooks.saver import Saver
 from spotguard.hooks.state.registered import State
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import CheckpointError, DeniedError
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import ManualClock
 from tests.fakes.store import FakeStore

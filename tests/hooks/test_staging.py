@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from spotguard.hooks import protocol
 from spotguard.hooks.checkpoints.catalog import find_whole
 from spotguard.providers.errors import FullError
-from spotguard.providers.stores.localfs import FileStore
+from spotguard.providers.stores.file import FileStore
 from tests.fakes.noticed import Heard, notice, trained
 from tests.fakes.store import Fault
 from tests.fakes.training import different, guarded, restored, seed, small, step_on, trajectory

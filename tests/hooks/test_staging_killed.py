@@ -14,7 +14,7 @@ from spotguard.hooks.agreed import Agreed
 from spotguard.hooks.checkpoints.catalog import find_whole
 from spotguard.hooks.checkpoints.effort import Effort
 from spotguard.providers.clock import SystemClock
-from spotguard.providers.stores.localfs import FileStore
+from spotguard.providers.stores.file import FileStore
 from tests.fakes.mortal import Life, Mortal
 from tests.fakes.noticed import Heard
 from tests.fakes.store import Killed

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from spotguard.hooks.checkpoints.catalog import Whole, find_whole
-from spotguard.providers.stores.localfs import FileStore
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.stores.file import FileStore
 from tests.fakes.store import FakeStore
 from tests.fakes.training import saved_each_step
 

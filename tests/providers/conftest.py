@@ -8,14 +8,14 @@ from contextlib import ExitStack
 import pytest
 from responses import RequestsMock
 
-from spotguard.providers.aws import InstanceAction
-from spotguard.providers.aws_imds import Imds
-from spotguard.providers.aws_key import Key
-from spotguard.providers.simulator.aws import AwsSimulator
+from spotguard.providers.clouds.aws.imds import Imds
+from spotguard.providers.clouds.aws.source import Key
+from spotguard.providers.clouds.aws.spot import InstanceAction
+from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateAws
-from tests.providers.curl import Client
-from tests.providers.looking import MakeSource
+from tests.providers.clouds.aws.curl import Client
+from tests.providers.clouds.looking import MakeSource
 
 
 @pytest.fixture

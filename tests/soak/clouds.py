@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from spotguard.providers.simulator import aws, azure, gcp_faults
-from spotguard.providers.simulator.aws import AwsSimulator
-from spotguard.providers.simulator.azure import AzureSimulator
-from spotguard.providers.simulator.gcp import GcpSimulator
-from spotguard.providers.simulator.gcp_upcoming import NOTHING, SPELLINGS
-from spotguard.providers.simulator.service import Simulator
+from spotguard.providers.simulator.aws import service as aws
+from spotguard.providers.simulator.aws.service import AwsSimulator
+from spotguard.providers.simulator.azure import service as azure
+from spotguard.providers.simulator.azure.service import AzureSimulator
+from spotguard.providers.simulator.base import Simulator
+from spotguard.providers.simulator.gcp import faults as gcp_faults
+from spotguard.providers.simulator.gcp.service import GcpSimulator
+from spotguard.providers.simulator.gcp.upcoming import NOTHING, SPELLINGS
 
 
 @dataclass(frozen=True, slots=True)

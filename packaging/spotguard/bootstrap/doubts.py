@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import spotguard
 from spotguard.agent import deadline
-from spotguard.providers.stores.urls import CLOUDS, locate
+from spotguard.providers.stores.url import CLOUDS, locate
 
 from . import requirement
 from .plan import Plan

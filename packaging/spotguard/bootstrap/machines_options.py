@@ -11,7 +11,7 @@ from spotguard.agent import config, deadline, values
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.names import ACCOUNT, check_named
-from spotguard.providers.stores.urls import CLOUDS, locate, read_url
+from spotguard.providers.stores.url import CLOUDS, locate, read_url
 
 #: What botocore takes for one (`validate_region_name`); other services of its protocol have names of their own, RegionOne.
 _REGION = re.compile(r"(?![0-9]+\Z)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")

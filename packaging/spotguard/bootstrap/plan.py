@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError
-from spotguard.providers.secrecy import secrets_in
+from spotguard.providers.redaction import secrets_in
 
 from . import machines_options, requirement
 from .machines_options import absolute

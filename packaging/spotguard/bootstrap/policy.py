@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from spotguard.providers.errors import UsageError
-from spotguard.providers.stores.urls import Location, locate
+from spotguard.providers.stores.url import Location, locate
 
 from . import machines_options
 from .plan import Cloud

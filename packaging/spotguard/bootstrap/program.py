@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from spotguard.providers.errors import UsageError
-from spotguard.providers.names import is_run_id
+from spotguard.providers.run_id import is_run_id
 
 _GIVEN = re.compile(r"([A-Za-z_]\w*)\+?=", re.ASCII)
 #: POSIX's special built-ins and reserved words, and what else changes the shell alone. (A /usr/bin/cd, where there is one, changes nothing.)

@@ -24,8 +24,8 @@ from spotguard.hooks.checkpoints.patience import PatientStore
 from spotguard.hooks.format.manifest import lacks
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError, StoreError, UsageError
-from spotguard.providers.extras import how_to_install
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.optional_deps import how_to_install
+from spotguard.providers.stores.base import BlobStore
 
 from .console import add_json, amount, count, print_json
 from .target import add_target, target

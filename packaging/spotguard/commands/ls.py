@@ -13,7 +13,7 @@ from spotguard.hooks.checkpoints.catalog import Checkpoint, Partial, list_checkp
 from spotguard.hooks.format.codec import NewerFormatError
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 
 from .console import add_json, amount, console, moment, print_json, short_moment
 from .start import next_start

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from spotguard.providers.stores.names import check_folder, check_named
-from spotguard.providers.stores.urls import read_url
+from spotguard.providers.stores.url import read_url
 
 
 def read_place(origin: str, text: str) -> str:

@@ -137,7 +137,7 @@ def warn_of_unknown_variables() -> None:
 def _warn_of_a_store_that_dies(options: config.Options) -> None:
     if options.store_given or options.provider == "none":
         return
-    from spotguard.providers.detect import cloud_of
+    from spotguard.providers.clouds.detect import cloud_of
 
     cloud = cloud_of(options.provider)
     if cloud != "none":

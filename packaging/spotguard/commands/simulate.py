@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotguard.providers.simulator.command import EXAMPLES, add_arguments, run
+from spotguard.providers.simulator.cli import EXAMPLES, add_arguments, run
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "add_arguments", "run"]
 

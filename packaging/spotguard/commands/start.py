@@ -11,7 +11,7 @@ from spotguard.hooks.checkpoints.worth import worth_it
 from spotguard.hooks.format.keys import CheckpointName
 from spotguard.hooks.format.manifest import LEVELS
 from spotguard.providers.errors import CheckpointError
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from spotguard.hooks.format.codec import NewerFormatError
 from spotguard.hooks.format.keys import CheckpointName
 from spotguard.hooks.naming import default_store
 from spotguard.providers.errors import CheckpointError, UsageError
-from spotguard.providers.names import is_run_id
-from spotguard.providers.stores.opening import open_store
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.run_id import is_run_id
+from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.stores.factory import open_store
 
 from .asking import checked_run_id
 from .places import read_place

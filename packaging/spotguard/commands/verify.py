@@ -15,7 +15,7 @@ from spotguard.hooks.format.keys import CheckpointName, parse_manifest_name
 from spotguard.hooks.format.manifest import lacks
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import CheckpointError
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 
 from .console import add_json, amount, print_json
 from .target import Target, add_target, target

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from spotguard.providers.errors import UsageError
-from spotguard.providers.stores.urls import CLOUDS, check_url
+from spotguard.providers.stores.url import CLOUDS, check_url
 
 #: A name, and what it is given: also a header's, which is quoted with a blank in it.
 _GIVEN = re.compile(r"[\w.-]+(?:=|:(?=\S*\s))")
@@ -29,7 +29,7 @@ def names_a_store(word: str) -> bool:
 def repeated(word: str) -> str:
     """The word without what may be a secret. A store's URL that could be used holds none."""
     # Here, for it is loaded by no run or agent that is not refused.
-    from spotguard.providers.secrecy import looks_secret
+    from spotguard.providers.redaction import looks_secret
 
     if _is_a_store(word):
         return word

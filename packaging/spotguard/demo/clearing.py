@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from spotguard.hooks.checkpoints.patience import PatientStore
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import NotFoundError, StoreError, UnavailableError
-from spotguard.providers.stores.store import BlobStore
-from spotguard.providers.stores.urls import inside
+from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.stores.url import inside
 
 #: Seconds for all of it: who pressed Ctrl-C because the store hangs does not wait for it much longer.
 _PATIENCE = 20.0

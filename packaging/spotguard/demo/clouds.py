@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from spotguard.providers.simulator.service import Simulator
+    from spotguard.providers.simulator.base import Simulator
 
 #: Seconds from ACPI's power button to the end, on GCP.
 _SHUTDOWN = 30.0
@@ -50,12 +50,12 @@ class _Aws(Cloud):
     name, title, window = "aws", "AWS", 120.0
 
     def simulator(self) -> Simulator:
-        from spotguard.providers.simulator.aws import AwsSimulator
+        from spotguard.providers.simulator.aws.service import AwsSimulator
 
         return AwsSimulator()
 
     def preempt(self, simulator: Simulator, window: float) -> None:
-        from spotguard.providers.simulator.aws import AwsSimulator
+        from spotguard.providers.simulator.aws.service import AwsSimulator
 
         assert isinstance(simulator, AwsSimulator)
         simulator.preempt(window)
@@ -71,12 +71,12 @@ class _Gcp(Cloud):
     name, title, window = "gcp", "GCP", _SHUTDOWN
 
     def simulator(self) -> Simulator:
-        from spotguard.providers.simulator.gcp import GcpSimulator
+        from spotguard.providers.simulator.gcp.service import GcpSimulator
 
         return GcpSimulator()
 
     def preempt(self, simulator: Simulator, window: float) -> None:
-        from spotguard.providers.simulator.gcp import GcpSimulator
+        from spotguard.providers.simulator.gcp.service import GcpSimulator
 
         assert isinstance(simulator, GcpSimulator)
         simulator.preempt(window)
@@ -100,12 +100,12 @@ class _Azure(Cloud):
     name, title, window = "azure", "Azure", 30.0
 
     def simulator(self) -> Simulator:
-        from spotguard.providers.simulator.azure import AzureSimulator
+        from spotguard.providers.simulator.azure.service import AzureSimulator
 
         return AzureSimulator(others=3, enabling=3.0, capitals=True)
 
     def preempt(self, simulator: Simulator, window: float) -> None:
-        from spotguard.providers.simulator.azure import AzureSimulator
+        from spotguard.providers.simulator.azure.service import AzureSimulator
 
         assert isinstance(simulator, AzureSimulator)
         simulator.preempt(window, of="all")

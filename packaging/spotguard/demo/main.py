@@ -17,8 +17,8 @@ from pathlib import Path
 from spotguard.commands.places import read_place
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import UsageError
-from spotguard.providers.extras import how_to_install
-from spotguard.providers.stores.opening import open_store
+from spotguard.providers.optional_deps import how_to_install
+from spotguard.providers.stores.factory import open_store
 
 from .clearing import cleared
 from .clouds import CLOUDS

@@ -17,8 +17,8 @@ from spotguard.hooks.checkpoints.catalog import scan
 from spotguard.hooks.format.keys import MARKER
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import SpotguardError
-from spotguard.providers.simulator.service import Simulator
-from spotguard.providers.stores.opening import open_store
+from spotguard.providers.simulator.base import Simulator
+from spotguard.providers.stores.factory import open_store
 
 from .clouds import Cloud
 from .losses import Losses

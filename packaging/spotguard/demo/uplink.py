@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import UnavailableError
-from spotguard.providers.stores import opening
-from spotguard.providers.stores.store import BlobStore, ObjectInfo, Sent
+from spotguard.providers.stores import factory
+from spotguard.providers.stores.base import BlobStore, ObjectInfo, Sent
 
 #: Seconds that one piece of an object takes: two uploads at once share the link, and each looks at its deadline.
 _PIECE = 0.05
@@ -92,12 +92,12 @@ class Uplink:
 def main() -> None:
     """Run a script whose stores lie behind the link."""
     rate, script = float(sys.argv[1]) * 1e6 / 8, sys.argv[2]
-    direct = opening.open_store
+    direct = factory.open_store
 
     def open_store(url: str) -> BlobStore:
         return Uplink(direct(url), rate)
 
-    opening.open_store = open_store  # before `register` asks for it
+    factory.open_store = open_store  # before `register` asks for it
     sys.argv = sys.argv[2:]
     runpy.run_path(script, run_name="__main__")
 

@@ -15,7 +15,7 @@ from typing import Any
 from spotguard.agent import sources
 from spotguard.agent.config import Options
 from spotguard.providers.clock import Clock
-from spotguard.providers.detect import Machine, detect
+from spotguard.providers.clouds.detect import Machine, detect
 from spotguard.providers.health import Health, blind
 from spotguard.providers.notice import NoticeSource, Severity, Sighting
 
@@ -71,7 +71,7 @@ def _told(cloud: str, made: Sequence[NoticeSource]) -> float | None:
     """Seconds of warning as the service itself tells them: GCE's alone does, of a VM that was made so."""
     if cloud != "gcp":
         return None
-    from spotguard.providers.gcp import PreemptedPlainly
+    from spotguard.providers.clouds.gcp.preempted import PreemptedPlainly
 
     return next((source.told for source in made if isinstance(source, PreemptedPlainly)), None)
 
@@ -156,14 +156,16 @@ def dated(cloud: str, options: Options, clock: Clock) -> Mapping[str, str]:
     """The headers of any answer of the metadata service; none where it gives none. For the time that they tell."""
     if cloud == "none":
         return {}
-    from spotguard.providers import aws_imds, azure_imds, gcp_metadata
-    from spotguard.providers.metadata import Answer, MetadataClient
+    from spotguard.providers.clouds.aws import imds as aws_imds
+    from spotguard.providers.clouds.azure import imds as azure_imds
+    from spotguard.providers.clouds.gcp import metadata
+    from spotguard.providers.clouds.http import Answer, MetadataClient
 
     said = options.metadata_endpoint
     if cloud == "aws":
         base = aws_imds.resolve_endpoint(said, os.environ)
     elif cloud == "gcp":
-        base = gcp_metadata.resolve_endpoint(said, os.environ)
+        base = metadata.resolve_endpoint(said, os.environ)
     else:
         base = azure_imds.resolve_endpoint(said)
     client = MetadataClient(base)

@@ -14,7 +14,7 @@ from functools import partial
 
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import StoreError
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 
 from .litter import Litter
 from .measuring import PATIENCE, Measured, Measuring, Pace

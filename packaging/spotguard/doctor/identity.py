@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spotguard.commands.console import ago
-from spotguard.providers.stores.store import BlobStore, Identified
+from spotguard.providers.stores.base import BlobStore, Identified
 
 from .findings import Finding, fails, ok, warning
 

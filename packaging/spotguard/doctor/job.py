@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from spotguard.commands.console import ago, amount, count
-from spotguard.providers.stores.urls import shown
+from spotguard.providers.stores.url import shown
 
 from .findings import Finding, fails, ok, warning
 

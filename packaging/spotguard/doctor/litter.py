@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import StoreError
+from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.names import folder_of
-from spotguard.providers.stores.store import BlobStore
 
 from .asides import Aside, within
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from spotguard.hooks.checkpoints.width import Width
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import StoreError
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 
 from .asides import Aside
 from .litter import Litter

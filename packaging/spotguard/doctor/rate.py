@@ -14,8 +14,8 @@ from spotguard.hooks.checkpoints.rate import Link
 from spotguard.hooks.format.crc import crc32
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import StoreError
-from spotguard.providers.stores.store import BlobStore
-from spotguard.providers.stores.transport import PIECE
+from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.stores.http import PIECE
 
 from .findings import Finding, fails, ok, warning
 from .litter import Litter

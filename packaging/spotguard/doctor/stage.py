@@ -10,7 +10,7 @@ from spotguard.commands.console import amount
 from spotguard.hooks.checkpoints.staging import MEMORY, file_system, usable
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError
-from spotguard.providers.stores.localfs import FileStore
+from spotguard.providers.stores.file import FileStore
 
 from .asides import Aside
 from .disk import UNTOLD, free

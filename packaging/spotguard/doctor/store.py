@@ -14,9 +14,9 @@ from functools import partial
 from spotguard.hooks.checkpoints.probe import Probe, right_to
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import DeniedError, FullError, NotFoundError, SpotguardError, StoreError
+from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.stores.http import Heard, overhearing
 from spotguard.providers.stores.names import folder_of
-from spotguard.providers.stores.store import BlobStore
-from spotguard.providers.stores.transport import Heard, overhearing
 
 from .asides import Aside, within
 from .findings import Check, Finding, State, fails, ok, parted, warning

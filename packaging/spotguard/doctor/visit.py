@@ -18,9 +18,9 @@ from spotguard.agent.sockets import SERVICE_SOCKET
 from spotguard.hooks.format.keys import probe_key
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError
-from spotguard.providers.stores.opening import open_store
-from spotguard.providers.stores.store import BlobStore
-from spotguard.providers.stores.urls import shown
+from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.stores.factory import open_store
+from spotguard.providers.stores.url import shown
 
 from . import (
     agents,

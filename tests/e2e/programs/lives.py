@@ -12,7 +12,7 @@ import sys
 
 import train  # type: ignore[import-not-found]  # the script beside this one
 
-from spotguard.providers.stores.opening import open_store
+from spotguard.providers.stores.factory import open_store
 
 
 def main(steps: int) -> None:

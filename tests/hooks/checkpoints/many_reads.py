@@ -17,7 +17,7 @@ from spotguard.hooks.checkpoints.reading import Reading
 from spotguard.hooks.checkpoints.taker import Span
 from spotguard.hooks.format.manifest import Chunk
 from spotguard.providers.errors import CheckpointError, StoreError
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 from tests.fakes.clock import ManualClock
 from tests.fakes.reads import PATIENCE, Reads
 

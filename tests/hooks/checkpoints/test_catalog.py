@@ -21,7 +21,7 @@ from spotguard.hooks.format.codec import NewerFormatError, encode_manifest
 from spotguard.hooks.format.keys import MARKER, CheckpointName, manifest_name
 from spotguard.hooks.format.manifest import FORMAT, Chunk, RankManifest, TensorEntry, most_bytes
 from spotguard.providers.errors import CheckpointError, UnavailableError
-from spotguard.providers.stores.store import BlobStore, ObjectInfo
+from spotguard.providers.stores.base import BlobStore, ObjectInfo
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore, Fault, Killed

@@ -20,7 +20,7 @@ from spotguard.hooks.format.codec import decode_attempt, encode_manifest
 from spotguard.hooks.format.keys import MARKER, attempt_key, manifest_name
 from spotguard.hooks.format.manifest import RankManifest
 from spotguard.providers.errors import CheckpointError, UnavailableError
-from spotguard.providers.stores.store import ObjectInfo
+from spotguard.providers.stores.base import ObjectInfo
 from tests.fakes.called import CalledStore
 from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore, Fault

@@ -19,7 +19,7 @@ from spotguard.hooks.format.keys import CheckpointName
 from spotguard.hooks.format.leaf import Leaf
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UnavailableError
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore
 from tests.fakes.clock import ManualClock
 from tests.fakes.store import FakeStore, Fault

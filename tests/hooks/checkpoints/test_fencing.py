@@ -16,8 +16,8 @@ from spotguard.hooks.checkpoints.commit import claim_attempt, mark_alone, put_ma
 from spotguard.hooks.checkpoints.retention import prune
 from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.format.keys import CheckpointName, checkpoints_prefix
-from spotguard.providers.stores.opening import open_store
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.stores.factory import open_store
 from tests.cases import cases
 from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore

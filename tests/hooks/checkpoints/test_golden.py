@@ -15,7 +15,7 @@ from spotguard.hooks.format.codec import decode_attempt
 from spotguard.hooks.format.encoding import decode, same
 from spotguard.hooks.format.keys import attempt_key
 from spotguard.hooks.format.manifest import LEVELS
-from spotguard.providers.stores.localfs import FileStore
+from spotguard.providers.stores.file import FileStore
 from tests.golden.make_v1 import RUN, STATE, TENSORS, content
 
 FOLDER = Path(__file__).parents[2] / "golden"

@@ -12,7 +12,7 @@ import pytest
 from spotguard.hooks.checkpoints.crew import Crew, Hand
 from spotguard.hooks.checkpoints.frames import Frame
 from spotguard.providers.errors import NotFoundError, StoreError
-from spotguard.providers.stores.opening import open_store
+from spotguard.providers.stores.factory import open_store
 from tests.e2e.processes import eventually
 from tests.fakes.answering import Answer, AnsweringServer
 from tests.fakes.watched_store import PATIENCE

@@ -16,7 +16,7 @@ from spotguard.providers.errors import (
     ThrottledError,
     UnavailableError,
 )
-from spotguard.providers.stores.store import BlobStore, ObjectInfo
+from spotguard.providers.stores.base import BlobStore, ObjectInfo
 from tests.fakes.called import CalledStore
 from tests.fakes.clock import Impatient
 from tests.fakes.store import ALL, FakeStore, Fault

@@ -20,8 +20,8 @@ from spotguard.providers.errors import (
     StoreError,
     UnavailableError,
 )
-from spotguard.providers.stores.opening import open_store
-from spotguard.providers.stores.store import BlobStore, ObjectInfo
+from spotguard.providers.stores.base import BlobStore, ObjectInfo
+from spotguard.providers.stores.factory import open_store
 from tests.fakes.checkpoint import Save
 from tests.fakes.clock import Impatient
 from tests.fakes.store import FakeStore, Fault

@@ -13,7 +13,7 @@ import pytest
 from spotguard.hooks.checkpoints.flights import FRAMES
 from spotguard.hooks.checkpoints.patience import PatientStore
 from spotguard.providers.errors import CheckpointError, StoreError, ThrottledError, UnavailableError
-from spotguard.providers.stores.localfs import FileStore
+from spotguard.providers.stores.file import FileStore
 from tests.fakes.clock import Impatient
 from tests.fakes.reads import PATIENCE, Reads
 from tests.fakes.store import Fault

@@ -17,7 +17,7 @@ from spotguard.hooks.format.codec import encode_manifest
 from spotguard.hooks.format.keys import MARKER, CheckpointName, manifest_name
 from spotguard.hooks.format.manifest import FORMAT, LEVELS, Level
 from spotguard.providers.errors import UnavailableError, UsageError
-from spotguard.providers.stores.localfs import FileStore
+from spotguard.providers.stores.file import FileStore
 from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore, Fault, Killed
 

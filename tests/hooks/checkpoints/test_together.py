@@ -18,7 +18,7 @@ from spotguard.hooks.format.keys import MARKER, manifest_name
 from spotguard.hooks.format.manifest import RankManifest
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.checkpoint import Save
 from tests.fakes.clock import Hurried

@@ -27,8 +27,8 @@ from spotguard.hooks.format.leaf import Leaf, Tier
 from spotguard.hooks.format.manifest import RankManifest, private_name
 from spotguard.hooks.format.sharing import ALL_STAY, Roles
 from spotguard.providers.clock import Clock, SystemClock
-from spotguard.providers.stores.localfs import FileStore
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.stores.file import FileStore
 from tests.cases import cases
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import Hurried

@@ -19,7 +19,7 @@ from spotguard.hooks.format.leaf import Leaf, Tier
 from spotguard.hooks.state.device import SideStreams
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import DeniedError
-from spotguard.providers.stores.localfs import FileStore
+from spotguard.providers.stores.file import FileStore
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.store import FakeStore, Fault
 from tests.fakes.watched_store import PATIENCE, WatchedStore

@@ -19,7 +19,7 @@ from spotguard.hooks.format.crc import crc32
 from spotguard.hooks.format.keys import checkpoint_prefix
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CorruptError, StoreError, UnavailableError
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import Impatient, ManualClock
 from tests.fakes.store import FakeStore, Fault

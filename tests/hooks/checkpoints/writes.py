@@ -12,7 +12,7 @@ from spotguard.hooks.checkpoints.writer import Writer
 from spotguard.hooks.format.keys import CheckpointName
 from spotguard.hooks.format.leaf import Leaf
 from spotguard.providers.clock import SystemClock
-from spotguard.providers.stores.localfs import FileStore
+from spotguard.providers.stores.file import FileStore
 from tests.fakes.store import FakeStore
 
 NAME = CheckpointName(1, 5, 0)

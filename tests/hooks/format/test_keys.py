@@ -18,7 +18,7 @@ from spotguard.hooks.format.keys import (
     parse_object_name,
 )
 from spotguard.providers.errors import UsageError
-from spotguard.providers.stores.store import check_key
+from spotguard.providers.stores.base import check_key
 
 numbers = st.integers(0, 10**14)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from spotguard.providers.clock import SystemClock
-from spotguard.providers.stores.localfs import FileStore
+from spotguard.providers.stores.file import FileStore
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.two_guards import WORLD, join, on_all
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from spotguard.hooks.checkpoints.catalog import Whole, find_whole
 from spotguard.hooks.format.manifest import LEVELS
-from spotguard.providers.stores.opening import open_store
+from spotguard.providers.stores.factory import open_store
 from tests.hooks.ranks.gang import Gang, Said
 
 #: Steps of an undisturbed run.

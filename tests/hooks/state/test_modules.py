@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import HashStore
 
 from spotguard.hooks.checkpoints.catalog import find_whole
 from spotguard.providers.errors import StateError
-from spotguard.providers.stores.localfs import FileStore
+from spotguard.providers.stores.file import FileStore
 from tests.fakes.training import Job, bits, different, guarded, seed, small, step_on, trajectory
 
 pytestmark = pytest.mark.torch

@@ -17,7 +17,7 @@ from spotguard.hooks.format.dtypes import ITEMSIZE
 from spotguard.hooks.format.keys import CheckpointName
 from spotguard.hooks.state.registered import State
 from spotguard.providers.errors import StateError
-from spotguard.providers.stores.localfs import FileStore
+from spotguard.providers.stores.file import FileStore
 from tests.fakes.training import (
     Job,
     bits,

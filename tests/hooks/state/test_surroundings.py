@@ -14,7 +14,7 @@ from spotguard.hooks.checkpoints.catalog import find_whole
 from spotguard.hooks.state import environment
 from spotguard.hooks.state.registered import State
 from spotguard.providers.errors import StateError
-from spotguard.providers.stores.localfs import FileStore
+from spotguard.providers.stores.file import FileStore
 from tests.fakes.clock import ManualClock
 from tests.fakes.training import Job, different, guarded, small, step_on
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotguard.providers.stores.transport import Transport
+from spotguard.providers.stores.http import Transport
 from tests.fakes.answering import Answer, Asked
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from spotguard.providers.stores.opening import open_store
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.stores.factory import open_store
 from tests.fakes.certificate import Certificate
-from tests.providers.stores.azure_account import ACCOUNT, KEY, Opened
+from tests.providers.stores.azure.opened import ACCOUNT, KEY, Opened
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.providers.stores.localfs import FileStore
+from spotguard.providers.stores.file import FileStore
 
 CHECKPOINTS = 4
 

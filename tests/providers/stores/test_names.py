@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from spotguard.providers.errors import UsageError
+from spotguard.providers.stores.factory import open_store
 from spotguard.providers.stores.names import check_folder, check_named, folder_of
-from spotguard.providers.stores.opening import open_store
 from tests.cases import cases
 
 LONG = "a" * 63

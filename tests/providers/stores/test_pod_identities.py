@@ -10,8 +10,8 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from spotguard.providers.stores.opening import open_store
-from spotguard.providers.stores.store import Identified
+from spotguard.providers.stores.base import Identified
+from spotguard.providers.stores.factory import open_store
 from tests.fakes.answering import Answer, AnsweringServer, Asked
 from tests.fakes.certificate import Certificate
 from tests.servers.moto import Moto

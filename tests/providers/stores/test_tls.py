@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from spotguard.providers.errors import DeniedError, UnavailableError
-from spotguard.providers.stores.answers import network, untrusted
-from spotguard.providers.stores.opening import open_store
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.stores.errors import network, untrusted
+from spotguard.providers.stores.factory import open_store
 from tests.fakes.certificate import Certificate
 from tests.fakes.raw_server import RawServer
-from tests.providers.stores.azure_account import Opened
+from tests.providers.stores.azure.opened import Opened
 
 #: SO_LINGER on, for 0 seconds: close() then resets the connection (socket(7)).
 RESET = struct.pack("ii", 1, 0)

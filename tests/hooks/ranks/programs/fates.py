@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spotguard.hooks.agreement.c10d import Store
-from spotguard.providers.stores.store import BlobStore
+from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore, Request
 
 T = TypeVar("T")

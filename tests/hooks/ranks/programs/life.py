@@ -22,7 +22,7 @@ from spotguard.hooks.agreement.channel import Channel
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.machine import this_machine
 from spotguard.providers.clock import SystemClock
-from spotguard.providers.stores.opening import open_store
+from spotguard.providers.stores.factory import open_store
 from tests.fakes.several import Model, share_of, whole
 from tests.hooks.ranks.programs.fates import FatedChannel, FatedStore, Fates
 from tests.hooks.ranks.programs.happenings import BESIDE, PATIENCE, happen, until

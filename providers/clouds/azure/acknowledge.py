@@ -1,0 +1,56 @@
+"""Telling Azure that it may begin with an event now (`StartRequests`): asked for after a commit, and never by itself.
+
+It begins for every machine that the event is about, so it is only ever said of an event about this machine alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+
+from ..http import Answer
+from .imds import Imds
+from .tracker import SOURCE, Book
+
+log = logging.getLogger("spotguard.providers")
+
+#: Tries for one event, one a look.
+_TRIES = 5
+
+
+class GoAheads:
+    """What was asked of us, handed over to the thread that looks."""
+
+    def __init__(self, imds: Imds) -> None:
+        self._imds = imds
+        self._asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._left: dict[str, int] = {}
+
+    def ask(self, notice_id: str) -> None:
+        """For any thread. What is no notice of Azure's is none of ours."""
+        self._asked.put(notice_id)
+
+    def send(self, book: Book, names: frozenset[str]) -> None:
+        """One try for each. For the thread that looks."""
+        while not self._asked.empty():
+            self._left.setdefault(self._asked.get_nowait(), _TRIES)
+        for notice_id in list(self._left):
+            self._left[notice_id] -= 1
+            if self._send(notice_id, book, names) or not self._left[notice_id]:
+                del self._left[notice_id]
+
+    def _send(self, notice_id: str, book: Book, names: frozenset[str]) -> bool:
+        """Whether nothing more is to be said about this notice."""
+        event = book.event(notice_id)
+        if event is None or event.started:
+            return True
+        if not event.id or len(names) != 1 or not event.is_only_about(names):
+            log.info("%s: not acknowledged, for it is not about this machine alone: %s", SOURCE, event.words)
+            return True
+        answer = self._imds.acknowledge(event.id)
+        if isinstance(answer, Answer) and answer.status == 200:
+            log.info("%s: acknowledged, so Azure may begin: %s", SOURCE, event.words)
+            return True
+        if answer is not None:
+            log.warning("%s: could not be acknowledged: %s", SOURCE, self._imds.judge_start(answer).detail)
+        return isinstance(answer, Answer) and answer.status == 400

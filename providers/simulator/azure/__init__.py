@@ -1,0 +1,1 @@
+"""TODO: what lies here, and in which order to read it."""

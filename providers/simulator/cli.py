@@ -1,0 +1,227 @@
+"""`spotguard simulate CLOUD`: a metadata service on loopback, for a person at a terminal.
+
+Each cloud is one module that says its flags, makes its simulator and its steps; here is what they share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import methodcaller
+from typing import Any, Protocol
+
+from ..clock import Clock, SystemClock
+from ..errors import UsageError
+from .aws import cli as aws_command
+from .azure import cli as azure_command
+from .base import Simulator
+from .faults import Spoil
+from .gcp import cli as gcp_command
+from .scenario import Step, Verb, read_script, seconds
+
+SUMMARY = "a faithful metadata service on loopback that issues notices on demand"
+
+EXAMPLES = """\
+examples:
+  spotguard simulate aws --preempt-after 10
+  spotguard simulate aws --preempt-after 10 --action hibernate --fault 503
+  spotguard simulate aws --port 1338 --script notices.txt
+  spotguard simulate gcp --preempt-after 10 --notice 120
+  spotguard simulate azure --preempt-after 10 --of all"""
+
+
+class Cloud(Protocol):
+    """A cloud's module, the whole of it: what is not the same for all."""
+
+    #: One line, and what stands below the options of `--help`.
+    SUMMARY: str
+    EPILOG: str
+
+    @property
+    def FAULTS(self) -> Mapping[str, Spoil]:
+        """What may go wrong, by name."""
+        ...
+
+    @property
+    def VERBS(self) -> Mapping[str, Verb[Any]]:
+        """What a script may say, with `base.common_verbs` among it."""
+        ...
+
+    def add_arguments(self, parser: argparse.ArgumentParser, duration: Callable[[str], float], /) -> None:
+        """The flags of this service alone; `duration` is the type of those that take a time."""
+        ...
+
+    def simulator(self, arguments: argparse.Namespace, tell: Callable[[str], None], /) -> Simulator:
+        """The service that the flags describe, not started yet."""
+        ...
+
+    def steps(self, arguments: argparse.Namespace, /) -> Sequence[Step[Any]]:
+        """What the cloud's own flags say that happens, in any order."""
+        ...
+
+
+#: A later cloud is one more line.
+CLOUDS: Mapping[str, Cloud] = {"aws": aws_command, "gcp": gcp_command, "azure": azure_command}
+
+#: What ends it, beside `--for`.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The clouds, and each one's flags."""
+    clouds = parser.add_subparsers(dest="cloud", metavar="CLOUD")
+    for name, module in CLOUDS.items():
+        shown = argparse.RawDescriptionHelpFormatter
+        one = clouds.add_parser(
+            name, help=module.SUMMARY, description=module.SUMMARY, epilog=module.EPILOG, formatter_class=shown
+        )
+        one.add_argument("--host", default="127.0.0.1", help="127.0.0.1 or ::1 (default: 127.0.0.1)")
+        one.add_argument("--port", type=_port, default=0, help="0 picks a free one (default: 0)")
+        one.add_argument(
+            "--for", dest="lifetime", metavar="SECONDS", type=_duration, help="end then (default: on Ctrl-C)"
+        )
+        module.add_arguments(one, _duration)
+        kinds = sorted(module.FAULTS)
+        one.add_argument(
+            "--fault", metavar="KIND", action="append", choices=kinds, help="misbehave; may be repeated"
+        )
+        one.add_argument("--script", metavar="FILE", help="what happens and when, see below")
+
+
+def run(arguments: argparse.Namespace, *, clock: Clock | None = None) -> int:
+    """Serve until Ctrl-C, SIGTERM or the end of `--for`."""
+    if arguments.cloud is None:
+        *others, last = CLOUDS
+        raise UsageError(
+            f"which cloud? Say {', '.join(others)} or {last}, as in spotguard simulate {others[0]}"
+        )
+    clock = clock or SystemClock()
+    say = _Teller(clock)
+    module = CLOUDS[arguments.cloud]
+    steps = _steps(module, arguments)
+    simulator = module.simulator(arguments, say)
+    with _ending() as ending:
+        endpoint = simulator.start()
+        try:
+            print(f"endpoint: {endpoint}")
+            words = ["spotguard run --provider", arguments.cloud, "--metadata-endpoint", endpoint]
+            words += [simulator.try_with] if simulator.try_with else []
+            print(f"try it:   {' '.join(words)} -- python train.py", flush=True)
+            say.begin()
+            _play(simulator, steps, arguments.lifetime, say, ending)
+        finally:
+            simulator.stop()
+    answered = len(simulator.requests)
+    say("ended; 1 request was answered" if answered == 1 else f"ended; {answered} requests were answered")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command by itself: `python -m spotguard.providers.simulator.cli aws --preempt-after 10`."""
+    parser = argparse.ArgumentParser(prog="simulate", description=SUMMARY, allow_abbrev=False)
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args(argv))
+    except UsageError as error:
+        print(f"simulate: error: {error}", file=sys.stderr)
+        return 2
+
+
+class _Teller:
+    """Prints what happens, each line with the seconds since the start. For several threads."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.start = clock.monotonic()
+
+    def begin(self) -> None:
+        self.start = self.clock.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        return self.clock.monotonic() - self.start
+
+    def __call__(self, line: str) -> None:
+        # In one piece: two threads' lines are not to be mixed.
+        sys.stdout.write(f"{self.elapsed:8.1f} s  {line}\n")
+        sys.stdout.flush()
+
+
+def _steps(module: Cloud, arguments: argparse.Namespace) -> list[Step[Any]]:
+    """What the flags and the script say, in order of time; at one instant faults come first, a script last."""
+    found: list[Step[Any]] = [Step(0.0, methodcaller("fault", kind)) for kind in arguments.fault or ()]
+    found += module.steps(arguments)
+    if arguments.script is not None:
+        found += read_script(arguments.script, module.VERBS)
+    return sorted(found, key=lambda step: step.at)
+
+
+def _play(
+    simulator: Simulator,
+    steps: Sequence[Step[Any]],
+    lifetime: float | None,
+    say: _Teller,
+    ending: queue.SimpleQueue[int],
+) -> None:
+    """Take the steps, each at its time, until a signal or the end of the lifetime comes first."""
+    left = list(steps)
+    told: float | None = None
+    while True:
+        moments: list[tuple[float, str]] = []
+        if left:
+            moments.append((left[0].at, "step"))
+        deadline = simulator.deadline
+        if deadline is not None and deadline != told:
+            moments.append((deadline - say.start, "gone"))
+        if lifetime is not None:
+            moments.append((lifetime, "end"))
+        at, what = min(moments, default=(None, "end"))
+        if _signalled(ending, None if at is None else at - say.elapsed) or what == "end":
+            return
+        if what == "gone":
+            told = deadline
+            say("the deadline: a real instance is gone now")
+        else:
+            left.pop(0).do(simulator)
+
+
+def _signalled(ending: queue.SimpleQueue[int], timeout: float | None) -> bool:
+    try:
+        ending.get(timeout=None if timeout is None else max(timeout, 0.0))
+    except queue.Empty:
+        return False
+    return True
+
+
+@contextmanager
+def _ending() -> Iterator[queue.SimpleQueue[int]]:
+    """A queue on which SIGINT and SIGTERM arrive. A SimpleQueue, because its `put` may interrupt its `get`
+    (the queue module's page: reentrant), which an Event's `set` and `wait` may not."""
+    arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
+    handlers = {number: signal.signal(number, lambda n, frame: arrived.put(n)) for number in _SIGNALS}
+    try:
+        yield arrived
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _duration(text: str) -> float:
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: expected 0 to 65535")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

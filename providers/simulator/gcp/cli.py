@@ -1,0 +1,117 @@
+"""`spotguard simulate gcp`: its flags, and the verbs of its scripts."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from operator import methodcaller
+from typing import Any
+
+from ...clock import SystemClock
+from ..base import common_verbs
+from ..power import Power
+from ..scenario import Step, Verb, count, one_of, seconds
+from .faults import FAULTS
+from .service import EVENTS, GcpSimulator
+from .upcoming import NOTHING, SPELLINGS
+
+__all__ = ["EPILOG", "FAULTS", "SUMMARY", "VERBS", "add_arguments", "simulator", "steps"]
+
+SUMMARY = "Compute Engine's metadata server with instance/preempted, held requests and maintenance"
+
+EPILOG = f"""\
+a script has one line for each thing that happens, its time counted from the start:
+  1s maintenance migrate
+  2s upcoming in=2h as=camel
+  3s fault held-503 for=5s
+  10s preempt notice=120
+  200s clear
+verbs: preempt [notice= window= pid=], maintenance none|migrate|terminate, upcoming [in= as= status=], no-upcoming [as=],
+       stop [max=], fault KIND [for= count= path=], clear
+upcoming as: {", ".join(SPELLINGS)}; no-upcoming as: {", ".join(NOTHING)}
+faults: {", ".join(sorted(FAULTS))}"""
+
+
+def _upcoming(simulator: GcpSimulator, **settings: Any) -> None:
+    # `in` and `as` are words of Python and no parameters' names.
+    how = {"spelling": settings.get("as", "snake"), "status": settings.get("status", "PENDING")}
+    simulator.plan(settings.get("in", 3600.0), **how)
+
+
+VERBS: dict[str, Verb[GcpSimulator]] = {
+    "preempt": Verb(GcpSimulator.preempt, settings={"notice": seconds, "window": seconds, "pid": count}),
+    "maintenance": Verb(GcpSimulator.maintain, words=list(EVENTS)),
+    "upcoming": Verb(_upcoming, settings={"in": seconds, "as": one_of(list(SPELLINGS)), "status": str}),
+    "no-upcoming": Verb(
+        lambda simulator, **settings: simulator.plan_nothing(settings.get("as", "empty")),
+        settings={"as": one_of(list(NOTHING))},
+    ),
+    "stop": Verb(
+        lambda simulator, **settings: simulator.ask_to_stop(settings.get("max", 600.0)),
+        settings={"max": seconds},
+    ),
+    **common_verbs(FAULTS),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser, duration: Callable[[str], float]) -> None:
+    """The flags of this service alone; `duration` is the type of those that take a time."""
+    parser.add_argument(
+        "--preempt-after", metavar="SECONDS", type=duration, help="issue the notice then (default: never)"
+    )
+    parser.add_argument(
+        "--notice",
+        metavar="SECONDS",
+        type=duration,
+        default=0.0,
+        help="from notice to ACPI's power button: 0, or 120 as a VM may be made (default: 0)",
+    )
+    parser.add_argument(
+        "--window", metavar="SECONDS", type=duration, help="from notice to end (default: 30 after the button)"
+    )
+    parser.add_argument(
+        "--pid",
+        metavar="PID",
+        type=int,
+        help="the process that gets SIGTERM at the button and SIGKILL at the end",
+    )
+    parser.add_argument(
+        "--maintenance-after",
+        metavar="SECONDS",
+        type=duration,
+        help="announce a host event then (default: never)",
+    )
+    parser.add_argument(
+        "--maintenance", choices=list(EVENTS), default="terminate", help="which one (default: terminate)"
+    )
+    parser.add_argument(
+        "--upcoming",
+        metavar="SECONDS",
+        type=duration,
+        help="maintenance is planned so far ahead (default: none)",
+    )
+    parser.add_argument(
+        "--gke", action="store_true", help="GKE's own server, as pods see it: it hides these keys"
+    )
+
+
+def simulator(arguments: argparse.Namespace, tell: Callable[[str], None]) -> GcpSimulator:
+    if arguments.pid is not None:
+        Power(arguments.pid, SystemClock(), tell).close()  # refused now, and not when the notice comes
+    made = GcpSimulator(host=arguments.host, port=arguments.port, gke=arguments.gke, tell=tell)
+    # The notice duration is the VM's, and only its maker knows it: so whoever guards is told it by hand.
+    made.try_with = f"--window {arguments.notice:g}" if arguments.notice > 30 else ""
+    return made
+
+
+def steps(arguments: argparse.Namespace) -> list[Step[GcpSimulator]]:
+    """What the flags say."""
+    found: list[Step[GcpSimulator]] = []
+    if arguments.upcoming is not None:
+        found.append(Step(0.0, methodcaller("plan", arguments.upcoming)))
+    if arguments.maintenance_after is not None:
+        found.append(Step(arguments.maintenance_after, methodcaller("maintain", arguments.maintenance)))
+    if arguments.preempt_after is not None:
+        settings = {"notice": arguments.notice, "pid": arguments.pid}
+        found.append(Step(arguments.preempt_after, methodcaller("preempt", arguments.window, **settings)))
+    return found

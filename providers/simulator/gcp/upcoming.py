@@ -1,0 +1,74 @@
+"""The ways in which `instance/upcoming-maintenance` was seen to say something, and to say nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from .tree import JSON, TEXT, Leaf
+
+_ERROR = b'{ "error": "no notifications have been received yet, try again later" }'
+
+#: How a VM says that nothing is planned: by name, the answer; None for a key that is not there.
+NOTHING: Mapping[str, Leaf | None] = {
+    "empty": Leaf(b"{ }", JSON),
+    "bare": Leaf(b"NONE", TEXT),
+    "quoted": Leaf(b'"NONE"', JSON),
+    "error": Leaf(_ERROR, JSON),
+    "error-503": Leaf(_ERROR, JSON, status=503),
+    "missing": None,
+}
+
+#: Seconds that a maintenance window lasts.
+LENGTH = 4 * 3600.0
+
+
+def planned(start: float, spelling: str, status: str = "PENDING") -> bytes:
+    """What a VM says of maintenance whose window begins at these Unix seconds."""
+    fields: dict[str, Any] = {
+        "can_reschedule": "false",
+        "latest_window_start_time": _iso(start),
+        "maintenance_reasons": ["PLANNED_UPDATE"],
+        "maintenance_status": status,
+        "type": "SCHEDULED",
+        "window_end_time": _iso(start + LENGTH),
+        "window_start_time": _iso(start),
+    }
+    return SPELLINGS[spelling](fields)
+
+
+def _iso(wall: float) -> str:
+    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _camel(fields: dict[str, Any]) -> dict[str, Any]:
+    def name(snake: str) -> str:
+        first, *rest = snake.split("_")
+        return first + "".join(word.capitalize() for word in rest)
+
+    return {name(key): value for key, value in fields.items()}
+
+
+def _old(fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": fields["type"],
+        "maintenanceStatus": fields["maintenance_status"],
+        "startTime": fields["window_start_time"],
+    }
+
+
+def _dumped(value: dict[str, Any]) -> bytes:
+    return json.dumps(value).encode()
+
+
+#: By name, what makes an answer of the fields in snake_case.
+SPELLINGS: Mapping[str, Callable[[dict[str, Any]], bytes]] = {
+    "snake": _dumped,
+    "camel": lambda fields: _dumped(_camel(fields)),
+    "old": lambda fields: _dumped(_old(fields)),
+    "wrapped": lambda fields: _dumped({"Upcoming maintenance": fields}),
+    # As a page of the documentation has it.
+    "unbraced": lambda fields: b'"Upcoming maintenance": ' + _dumped(fields),
+}

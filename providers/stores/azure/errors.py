@@ -1,0 +1,123 @@
+"""What Azure's answers mean to us. The service's own code decides, then the status; a text is never compared.
+
+(Codes: "Common REST API error codes" and "Blob Storage error codes", REST API reference.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
+
+from ...clock import Clock
+from ...errors import CorruptError, DeniedError, NotFoundError, StoreError
+from ..errors import leaf, network
+
+#: Where the code says more than the status.
+_CODES: dict[str, type[StoreError]] = {
+    "Md5Mismatch": CorruptError,
+    "Crc64Mismatch": CorruptError,
+    "InvalidRange": CorruptError,
+    "ContainerBeingDeleted": NotFoundError,
+    "BlobImmutableDueToPolicy": DeniedError,
+    # Conflicts that no waiting ends, as most of 409 does.
+    "BlobArchived": StoreError,
+    "InvalidBlobType": StoreError,
+    "SnapshotsPresent": StoreError,
+}
+
+#: What the service takes a request for when it does not believe who asks.
+STRANGER = {"AuthenticationFailed", "InvalidAuthenticationInfo", "NoAuthenticationInformation"}
+#: What it says to one who may do other things. (Of others nothing is known to be allowed.)
+NOT_THIS = {"AuthorizationPermissionMismatch", "AuthorizationResourceTypeMismatch"}
+
+_ROLE = "; give this identity the role Storage Blob Data Contributor on the container, or the SAS the permissions racwdl"
+_ADVICE = {
+    "AuthorizationPermissionMismatch": _ROLE,
+    "AuthorizationResourceTypeMismatch": _ROLE,
+    "InsufficientAccountPermissions": _ROLE,
+    "AuthorizationFailure": "; let this machine through the account's network rules, and check the account's key",
+    "KeyBasedAuthenticationNotPermitted": "; this account takes no keys: unset them, so that the machine's identity is used",
+    "ContainerNotFound": "; there is no such container in this account: make it, or correct the URL",
+    "ContainerBeingDeleted": "; somebody deletes this container: use another",
+    "InvalidHeaderValue": "; an emulator may know older versions only: start Azurite with --skipApiVersionCheck",
+}
+_STRANGER_ADVICE = "; the key, SAS or token is not one of this account, or is out of date: give a new one"
+
+#: Seconds between our clock and the store's from which the clock is named. (Azure refuses at 15 min; a token's beginning
+#: tolerates 5.)
+_SKEW = 300.0
+
+
+@contextmanager
+def answers(doing: str, clock: Clock) -> Iterator[None]:
+    """No exception of the SDK leaves this room: each becomes the leaf that its code says."""
+    try:
+        with network(doing):
+            yield
+    except HttpResponseError as error:
+        response: Any = error.response
+        if response is not None:
+            raise refusal(doing, response.status_code, code(error), response.headers, clock) from error
+        if isinstance(error, ClientAuthenticationError):
+            raise DeniedError(
+                f"{doing}: no token is to be had ({type(error).__name__}); give this machine an identity (a managed "
+                "identity, az login), or set AZURE_STORAGE_CONNECTION_STRING"
+            ) from error
+        with network(doing):
+            raise _below(error) from error
+    except AzureError as error:
+        with network(doing):
+            raise _below(error) from error
+
+
+@contextmanager
+def readable(doing: str) -> Iterator[None]:
+    """Where an answer is parsed: the SDK meets what is not Azure's, as a proxy's page, with whatever Python raises."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"{doing}: the answer is none of Azure's ({type(error).__name__}): look at the endpoint, and at proxies before it"
+        ) from error
+
+
+def refusal(doing: str, status: int, code: str, headers: Mapping[str, str], clock: Clock) -> StoreError:
+    """What an answer that is no success says."""
+    kind = _CODES.get(code) or leaf(status)
+    advice = _ADVICE.get(code, "")
+    if not advice and (code in STRANGER or status == 401):
+        advice = _skew(headers, clock) or _STRANGER_ADVICE
+    return kind(f"{doing}: {code or 'no code'} ({status}){advice}")
+
+
+def code(error: HttpResponseError) -> str:
+    """The service's own word for what is wrong; "" where it said none, as a proxy's 503."""
+    said = getattr(error, "error_code", None)
+    return str(getattr(said, "value", said) or "")
+
+
+def _below(error: AzureError) -> BaseException:
+    """What went wrong under the SDK; of an answer that it could not read, that it was cut off or damaged on its way."""
+    inner = error.inner_exception
+    while isinstance(inner, AzureError):
+        inner = inner.inner_exception
+    return inner if isinstance(inner, OSError) else ConnectionError(type(error).__name__)
+
+
+def _skew(headers: Mapping[str, str], clock: Clock) -> str:
+    try:
+        theirs = parsedate_to_datetime(headers.get("Date", "")).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return ""  # a proxy's answer without a date: then nothing is known of clocks
+    ahead = clock.time() - theirs
+    if abs(ahead) < _SKEW:
+        return ""
+    return (
+        f"; this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the store's: "
+        "set it (chrony, timedatectl set-ntp true)"
+    )

@@ -1,0 +1,382 @@
+"""file:///path: a folder as a blob store, atomic on any POSIX file system.
+
+An object appears whole or not at all: its bytes go to a temporary name in the same folder, are flushed, and are renamed
+(or, for `put_if_absent`, linked, which fails where the name exists), and then the folder is flushed, because a name is
+durable only with its folder (fsync(2)).
+
+A temporary begins with "." and so is no key. Its writer holds a lock on it (flock(2), which the kernel lets go when
+a process dies, however it dies), so a leftover is told from one being written; `delete` sweeps leftovers near what it
+deletes, and folders that are empty then.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ..clock import Clock, SystemClock
+from ..errors import CorruptError, DeniedError, FullError, NotFoundError, StoreError, UnavailableError
+from .base import ObjectInfo, Sent, check_key, check_prefix, is_segment
+
+#: What one write(2) is asked to take, the GIL released around it: between two of them a deadline is looked at.
+_PIECE = 16 * 2**20
+
+_TEMPORARY = ".put-"
+
+_ADVICE: dict[type[StoreError], str] = {
+    FullError: "; free some room there, or use another store",
+    DeniedError: "; make the folder writable for this user, or use another store",
+}
+
+_NO_FOLDER = "; something in this path is a file: name a folder, or another store"
+
+_LEAVES: dict[int, type[StoreError]] = {
+    errno.ENOSPC: FullError,
+    errno.EDQUOT: FullError,
+    errno.EFBIG: FullError,
+    errno.EACCES: DeniedError,
+    errno.EPERM: DeniedError,
+    errno.EROFS: DeniedError,
+    errno.ENOENT: NotFoundError,
+    errno.ENOTDIR: NotFoundError,
+    errno.EISDIR: NotFoundError,
+}
+
+
+#: What link(2) says of a file system that has no hard links: its own, and those of FAT, of SMB, of FUSE.
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
+
+#: What unlink(2) says of a key that is no object's.
+_NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+@contextmanager
+def _mapped(doing: str) -> Iterator[None]:
+    """No OSError leaves this module: each becomes the leaf that its errno says."""
+    try:
+        yield
+    except OSError as error:
+        leaf = _LEAVES.get(error.errno or 0, UnavailableError)
+        advice = _NO_FOLDER if error.errno == errno.ENOTDIR else _ADVICE.get(leaf, "")
+        raise leaf(f"{doing}: {error.strerror or error}{advice}") from error
+
+
+class FileStore:
+    """A `BlobStore` in a folder of this machine, or of a file system that several share.
+
+    Args:
+        root: the folder; it is made by the first `put`.
+        url: as the user wrote it.
+        clock: for timeouts, which are looked at between two pieces of a large object.
+    """
+
+    def __init__(self, root: Path | str, url: str | None = None, clock: Clock | None = None) -> None:
+        self._root = os.path.abspath(root)
+        self.url = url if url is not None else Path(self._root).as_uri()
+        #: A thread copies and checks while another waits for the disk: more than cores only take turns.
+        self.parallel = min(4, os.cpu_count() or 1)
+        self._clock = clock or SystemClock()
+        #: Folders whose names are known to be durable, so that only the first object in one pays for its parents.
+        self._durable: set[str] = set()
+        self._lock = threading.Lock()
+
+    # --- the six verbs ---
+
+    def warm(self, *, timeout: float | None = None) -> None:
+        """A folder is as warm as it gets."""
+
+    def put(
+        self,
+        key: str,
+        data: memoryview,
+        *,
+        timeout: float | None = None,
+        crc32: int | None = None,
+        sent: Sent | None = None,
+    ) -> None:
+        """Store the whole object; when this returns, the bytes are durable and visible under `key`."""
+        self._put(key, data, timeout, _rename, sent)
+
+    def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
+        """As `put`, unless the key exists: then nothing changes and the answer is False."""
+        return not os.path.lexists(self._path(key)) and self._put(key, data, timeout, _link)
+
+    def get(self, key: str, *, timeout: float | None = None) -> bytes:
+        """The whole object."""
+        with _mapped(f"get {self._named(key)}"), _opened(self._path(key)) as fd:
+            data = bytearray(os.fstat(fd).st_size)
+            self._fill(fd, key, 0, memoryview(data), self._deadline(timeout))
+            return bytes(data)
+
+    def read_into(self, key: str, start: int, buffer: memoryview, *, timeout: float | None = None) -> None:
+        """Fill `buffer` with the bytes of the object from `start` on. Too few of them: `CorruptError`."""
+        with _mapped(f"read {self._named(key)}"), _opened(self._path(key)) as fd:
+            self._fill(fd, key, start, buffer.cast("B"), self._deadline(timeout))
+
+    def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
+        """Every object whose key starts with `prefix`, in order of keys."""
+        folder, _, name = check_prefix(prefix).rpartition("/")
+        with _mapped(f"list {self._named(prefix)}"):
+            found = sorted(self._walk(folder, name))
+        return iter([ObjectInfo(key, size) for key, size in found])
+
+    def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
+        """Remove objects; a key that is not there is no error. Folders left empty go too."""
+        deadline = self._deadline(timeout)
+        folders: dict[str, None] = {}
+        for key in keys:
+            path = self._path(key)
+            self._check(deadline, f"delete {self._named(key)}")
+            with _mapped(f"delete {self._named(key)}"), suppress(*_NOT_THERE):
+                os.unlink(path)
+            folders[os.path.dirname(path)] = None
+        self._tidy(folders)
+
+    # --- writing ---
+
+    def _put(
+        self,
+        key: str,
+        data: memoryview,
+        timeout: float | None,
+        publish: Callable[[str, str], bool],
+        sent: Sent | None = None,
+    ) -> bool:
+        path, deadline = self._path(key), self._deadline(timeout)
+        folder, doing = os.path.dirname(path), f"put {self._named(key)}"
+        with _mapped(doing), self._temporary(folder) as (fd, temporary):
+            view = data.cast("B")
+            while view:
+                self._check(deadline, doing)
+                count = os.write(fd, view[:_PIECE])
+                view = view[count:]
+                if sent is not None:
+                    sent(count)
+            os.fsync(fd)
+            # Opened while the temporary keeps it from being swept: the object itself may be deleted at once.
+            with _folder(folder) as names:
+                published = publish(temporary, path)
+                _flush(names)
+            return published
+
+    @contextmanager
+    def _temporary(self, folder: str) -> Iterator[tuple[int, str]]:
+        """A new file in `folder`, locked; gone at the end unless it was renamed."""
+        fd, path = self._create(folder)
+        try:
+            yield fd, path
+        finally:
+            # After a rename there is none; after a failure the bytes are nobody's.
+            with suppress(OSError):
+                os.unlink(path)
+            os.close(fd)
+
+    def _create(self, folder: str) -> tuple[int, str]:
+        # A sweep may take the folder, or the file before its lock, from under us: then again, with a new name.
+        for _ in range(100):
+            path = os.path.join(folder, f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
+            try:
+                self._make_folder(folder)
+                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            except FileNotFoundError:
+                with self._lock:
+                    self._durable.clear()
+                continue
+            if _locked(fd) is not False and os.fstat(fd).st_nlink:
+                return fd, path
+            os.close(fd)
+        raise FileNotFoundError(errno.ENOENT, "no folder can be made there, or it goes away at once", folder)
+
+    def _make_folder(self, folder: str) -> None:
+        """Make the folder and its parents, each name flushed; once per folder and process."""
+        with self._lock:
+            if folder in self._durable:
+                return
+        parent, ours = os.path.dirname(folder), len(folder) > len(self._root)
+        if ours or not os.path.isdir(parent):
+            self._make_folder(parent)
+        try:
+            os.mkdir(folder)
+            ours = True
+        except FileExistsError:
+            pass  # by another process perhaps, a moment ago: its name is flushed all the same, below
+        if ours:
+            with _folder(parent) as names:
+                _flush(names)
+        with self._lock:
+            self._durable.add(folder)
+
+    # --- reading ---
+
+    def _fill(self, fd: int, key: str, start: int, buffer: memoryview, deadline: float | None) -> None:
+        at = 0
+        while at < len(buffer):
+            self._check(deadline, f"read {self._named(key)}")
+            got = os.preadv(fd, [buffer[at : at + _PIECE]], start + at)
+            if got == 0:
+                raise CorruptError(
+                    f"read {self._named(key)}: {start + at} bytes are there, {start + len(buffer)} were expected"
+                )
+            at += got
+
+    def _walk(self, folder: str, name: str) -> Iterator[tuple[str, int]]:
+        """(key, size) of all objects in `folder` whose next segment begins with `name`."""
+        path = os.path.join(self._root, folder) if folder else self._root
+        try:
+            entries = os.scandir(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return  # nothing was put there yet, or a sweep was faster
+        with entries:
+            for entry in entries:
+                if not entry.name.startswith(name) or not is_segment(entry.name):
+                    continue
+                key = f"{folder}/{entry.name}" if folder else entry.name
+                # Links are followed: a run that somebody moved to a larger disk must not look like no run at all.
+                if entry.is_dir():
+                    yield from self._walk(key, "")
+                elif entry.is_file():
+                    with suppress(FileNotFoundError):  # deleted since scandir
+                        yield key, entry.stat().st_size
+
+    # --- sweeping ---
+
+    def _tidy(self, folders: Iterable[str]) -> None:
+        """Remove what dead writers left in these folders, then them and their parents as far as they are empty.
+
+        The deepest first, so that what many folders have in common is read once and not for each of them. Tidiness
+        only, so an error here fails nobody: what stays is swept another time.
+        """
+        #: By depth below the root: each folder, and whether one right below it went away.
+        due: dict[int, dict[str, bool]] = {}
+        for folder in folders:
+            due.setdefault(self._depth(folder), {})[folder] = False
+        for depth in range(max(due, default=0), -1, -1):
+            for folder, emptier in due.get(depth, {}).items():
+                if emptier:
+                    with suppress(OSError):
+                        _sweep_hollow(folder)
+                if depth and self._remove_if_empty(folder):
+                    due.setdefault(depth - 1, {})[os.path.dirname(folder)] = True
+
+    def _depth(self, folder: str) -> int:
+        """0 is the root itself, which stays."""
+        return folder.removeprefix(self._root.rstrip("/")).count("/")
+
+    def _remove_if_empty(self, folder: str) -> bool:
+        """Whether it is gone."""
+        with suppress(OSError):
+            _sweep(folder)
+        try:
+            os.rmdir(folder)
+        except FileNotFoundError:
+            pass  # somebody else was faster: its parent may be empty all the same
+        except OSError:
+            return False  # not empty, or not ours to remove
+        with self._lock:
+            self._durable.discard(folder)
+        return True
+
+    # --- small things ---
+
+    def _path(self, key: str) -> str:
+        return os.path.join(self._root, check_key(key))
+
+    def _named(self, key: str) -> str:
+        return f"{self.url.rstrip('/')}/{key}"
+
+    def _deadline(self, timeout: float | None) -> float | None:
+        return None if timeout is None else self._clock.monotonic() + timeout
+
+    def _check(self, deadline: float | None, doing: str) -> None:
+        if deadline is not None and self._clock.monotonic() >= deadline:
+            raise UnavailableError(f"{doing}: out of time")
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise IsADirectoryError(errno.EISDIR, "is no object", path)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _rename(temporary: str, path: str) -> bool:
+    os.replace(temporary, path)
+    return True
+
+
+def _link(temporary: str, path: str) -> bool:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        raise StoreError(
+            f"put {path}: this file system has no hard links, by which an object is made once; use a folder on another"
+        ) from error
+    return True
+
+
+@contextmanager
+def _folder(path: str) -> Iterator[int]:
+    """The folder, to be flushed: fsync(2) on it makes the names in it durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _flush(folder: int) -> None:
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        # Some network and user-space file systems cannot flush a folder, and have no need to: fsync(2), EINVAL.
+        if error.errno != errno.EINVAL:
+            raise
+
+
+def _locked(fd: int) -> bool | None:
+    """Whether we hold the lock now; None where the file system has no locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return (
+            None  # no locks here (some network file systems): then no leftover is ever taken for dead either
+        )
+    return True
+
+
+def _sweep(folder: str) -> None:
+    """Remove the temporaries in `folder` whose writers are dead."""
+    with os.scandir(folder) as entries:
+        names = [entry.path for entry in entries if entry.name.startswith(_TEMPORARY)]
+    for path in names:
+        with suppress(FileNotFoundError), _opened(path) as fd:
+            if _locked(fd):
+                os.unlink(path)
+
+
+def _sweep_hollow(folder: str) -> None:
+    """Remove folders right below that hold nothing but leftovers: of a writer killed in its very first put."""
+    with os.scandir(folder) as entries:
+        below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for path in below:
+        with suppress(OSError):  # most are not empty: that is what rmdir says
+            _sweep_hollow(path)
+            _sweep(path)
+            os.rmdir(path)

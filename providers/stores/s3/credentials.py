@@ -1,0 +1,190 @@
+"""Who we are to S3: credentials taken from AWS's own chain, and a client that holds them as they are.
+
+botocore refreshes credentials while it signs, and waits for the metadata service if they end within ten minutes, also
+when that service is gone: in the middle of the last save. So what it found is frozen into a client, `freshen` renews
+them a quarter of an hour ahead, and what still holds is used when nothing newer can be had.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import boto3
+import botocore.session
+from botocore.config import Config
+from botocore.credentials import RefreshableCredentials
+from botocore.exceptions import BotoCoreError, ClientError, UnknownCredentialError
+from botocore.httpsession import URLLib3Session
+
+from ...clock import Clock, SystemClock
+from ...errors import DeniedError
+from ..base import Credentials
+from ..url import Location
+
+log = logging.getLogger("spotguard")
+
+#: Seconds before their end at which credentials are renewed, if that can be had.
+_AHEAD = 15 * 60
+#: Seconds until `freshen` asks again: a role's new credentials come five minutes before the old ones end.
+_AGAIN = 60.0
+
+_CONFIG = Config(
+    retries={"total_max_attempts": 1, "mode": "standard"},  # the caller's loop retries, by its deadline
+    request_checksum_calculation="when_required",  # ours is given; S3 wants one for DeleteObjects
+    response_checksum_validation="when_required",
+    s3={
+        "payload_signing_enabled": False
+    },  # SHA-256 of all bytes, on plain HTTP, beside a CRC32 that is checked
+)
+
+#: The region where nobody says one: it answers for all of them. Of a wrong one S3 says which one it should have been.
+_USUAL = "us-east-1"
+
+#: Where botocore found them, in words.
+_KINDS = {
+    "env": "variables of the environment",
+    "shared-credentials-file": "AWS's credentials file",
+    "config-file": "AWS's config file",
+    "custom-process": "a program that the profile names",
+    "iam-role": "the instance's role",
+    "container-role": "the container's role",
+    "assume-role": "a role taken on",
+    "assume-role-with-web-identity": "a workload's identity (web identity token)",
+    "sso": "AWS's single sign-on",
+    "login": "aws login",
+}
+
+#: No credentials are to be had now: nobody answers, or (STS) the answer is no.
+_NONE_NOW = (BotoCoreError, ClientError, DeniedError, OSError)
+
+
+class S3Session:
+    """Makes clients whose requests go through `carry`."""
+
+    def __init__(self, location: Location, carry: Callable[..., object], clock: Clock | None = None) -> None:
+        self._at = location
+        self._carry = carry
+        self._clock = clock or SystemClock()
+        self._not_before = -math.inf
+        self._boto: Any = None
+        self._lock = threading.Lock()
+        self._client: Any = None
+        self._found: Any = None
+        self._frozen: Any = None
+
+    def client(self) -> Any:
+        """The client of now.
+
+        Raises:
+            DeniedError: no credentials are to be found.
+        """
+        client = self._client
+        if client is not None:
+            return client
+        with self._lock:
+            if self._client is None:
+                self._make()
+            return self._client
+
+    def freshen(self) -> None:
+        """Renew credentials that end soon. Where that fails, those that hold are kept.
+
+        Raises:
+            DeniedError: no credentials are to be found.
+        """
+        self.client()
+        if not isinstance(self._found, RefreshableCredentials) or not self._found.refresh_needed(_AHEAD):
+            return
+        if self._clock.monotonic() < self._not_before or not self._lock.acquire(blocking=False):
+            return  # tried a moment ago, or by another thread now
+        try:
+            self._not_before = self._clock.monotonic() + _AGAIN
+            self._take(self._found)
+        except _NONE_NOW as error:
+            log.warning("AWS credentials end soon, and new ones cannot be had now: %s", error)
+        finally:
+            self._lock.release()
+
+    def renew(self, refused: object) -> bool:
+        """After `refused` was refused: whether there is a client with other credentials."""
+        with self._lock:
+            if self._client is not refused:
+                return True
+            before = self._frozen
+            try:
+                self._make()
+            except _NONE_NOW as error:
+                log.warning("AWS credentials are refused, and new ones cannot be had now: %s", error)
+                return False
+            return bool(self._frozen != before)
+
+    def credentials(self) -> Credentials:
+        """What was found, once `client` was asked."""
+        kind = _KINDS.get(found := getattr(self._found, "method", ""), found or "credentials of AWS's chain")
+        if isinstance(self._found, RefreshableCredentials):
+            ends = getattr(self._found, "_expiry_time", None)
+            left = None if ends is None else ends.timestamp() - self._clock.time()
+            # What a variable holds stays as it is for as long as the process lives.
+            return Credentials(kind, left, renewed=found != "env", temporary=left is None)
+        return Credentials(kind, None, renewed=False, temporary=bool(self._frozen and self._frozen.token))
+
+    def _make(self) -> None:
+        """Ask the whole chain anew, files and variables too."""
+        core = botocore.session.Session()
+        session = boto3.session.Session(profile_name=self._at.options.get("profile"), botocore_session=core)
+        _ask_the_machine_directly(core)
+        found = session.get_credentials()
+        if found is None:
+            raise DeniedError(
+                f"{self._at.url}: no AWS credentials are to be found; give the machine an instance role, or set "
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
+        self._boto = session
+        self._take(found)
+
+    def _take(self, found: Any) -> None:
+        """Freeze what `found` holds (botocore asks for newer, where it ends within a quarter of an hour)."""
+        try:
+            frozen = found.get_frozen_credentials()
+        except RuntimeError as error:  # what botocore says where the newer ones are out of date as well
+            raise DeniedError(
+                f"{self._at.url}: the AWS credentials to be found have expired ({error}); renew them, or correct this "
+                "machine's clock"
+            ) from error
+        self._found = found
+        if self._client is not None and frozen == self._frozen:
+            return
+        options = self._at.options
+        client = self._boto.client(
+            "s3",
+            # botocore finds AWS_DEFAULT_REGION, else the profile's; AWS's other SDKs ask AWS_REGION, which it does not know.
+            region_name=options.get("region")
+            or self._boto.region_name
+            or os.environ.get("AWS_REGION")
+            or _USUAL,
+            endpoint_url=options.get("endpoint"),
+            aws_access_key_id=frozen.access_key,
+            aws_secret_access_key=frozen.secret_key,
+            aws_session_token=frozen.token,
+            config=_CONFIG,
+        )
+        client.meta.events.register("before-send.s3", self._carry)
+        self._frozen, self._client = frozen, client
+
+
+def _ask_the_machine_directly(core: botocore.session.Session) -> None:
+    """Have botocore ask the machine's metadata service without the environment's proxies: law 5.
+
+    A proxy would answer with its own machine's role, or not at all, and would see the credentials.
+    """
+    try:
+        machine = core.get_component("credential_provider").get_provider("iam-role")._role_fetcher
+        machine._session = URLLib3Session(timeout=machine._timeout, proxies={})
+    except (AttributeError, UnknownCredentialError):
+        # A botocore that keeps it elsewhere asks as it always did; NO_PROXY tells it not to.
+        log.debug("botocore's way to the metadata service is not known: proxies hold for it", exc_info=True)

@@ -1,0 +1,326 @@
+"""Who we are to S3: credentials that are found, that end, and that nobody renews."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from spotguard.providers.errors import DeniedError, NotFoundError, UnavailableError
+from spotguard.providers.stores.base import BlobStore, Identified
+from tests.fakes.answering import Answer, AnsweringServer, Asked
+from tests.fakes.certificate import Certificate
+from tests.providers.stores.s3.asked import DATA, VERBS, at, key_of, refusal
+
+pytestmark = pytest.mark.usefixtures("somebody_to_aws")
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Writes the credentials file; the environment has none."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+
+    def write(key: str) -> None:
+        (tmp_path / "credentials").write_text(
+            f"[default]\naws_access_key_id = {key}\naws_secret_access_key = secret\n"
+        )
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "code", ["ExpiredToken", "InvalidAccessKeyId", "TokenRefreshRequired", "RequestExpired"]
+)
+def test_credentials_that_end_are_asked_for_once_more(code: str, shared: Callable[[str], None]) -> None:
+    """In the middle of a save: the put succeeds with what is to be found now, and so does the next, at once."""
+    shared("OLD")
+    with AnsweringServer(lambda asked: Answer()) as server:
+        store = at(server)
+        store.put("run/a", memoryview(DATA))
+        server.answer = lambda asked: refusal(400, code) if key_of(asked) == "OLD" else Answer()
+        shared("NEW")
+        store.put("run/b", memoryview(DATA))
+        store.put("run/c", memoryview(DATA))
+        assert [(key_of(asked), asked.path[-1]) for asked in server.asked] == [
+            ("OLD", "a"),
+            ("OLD", "b"),
+            ("NEW", "b"),
+            ("NEW", "c"),
+        ]
+        assert server.asked[2].body == DATA
+
+
+def test_new_credentials_that_are_refused_too_are_the_end(shared: Callable[[str], None]) -> None:
+    """Asked for once, not for ever."""
+    shared("OLD")
+    with AnsweringServer(lambda asked: refusal(400, "ExpiredToken")) as server:
+        store = at(server)
+        with pytest.raises(DeniedError, match="ExpiredToken"):
+            store.put("run/a", memoryview(DATA))
+        assert len(server.asked) == 1
+        shared("NEW")
+        with pytest.raises(DeniedError, match="ExpiredToken"):
+            store.put("run/a", memoryview(DATA))
+        assert [key_of(asked) for asked in server.asked] == ["OLD", "OLD", "NEW"]
+
+
+def test_credentials_that_are_gone_leave_the_refusal(
+    shared: Callable[[str], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What S3 said is the error; that there are no others is a warning."""
+    shared("OLD")
+    with AnsweringServer(lambda asked: refusal(400, "ExpiredToken")) as server:
+        store = at(server)
+        with pytest.raises(DeniedError):
+            store.put("run/a", memoryview(DATA))
+        (tmp_path / "credentials").unlink()
+        with pytest.raises(DeniedError, match="ExpiredToken"):
+            store.put("run/a", memoryview(DATA))
+    assert "AWS credentials are refused, and new ones cannot be had now" in caplog.text
+
+
+def test_many_threads_ask_once(shared: Callable[[str], None]) -> None:
+    """Eight puts are refused at the same moment; whoever comes second takes what the first found."""
+    shared("OLD")
+    met = threading.Barrier(8)
+
+    def answer(asked: Asked) -> Answer:
+        if key_of(asked) == "NEW":
+            return Answer()
+        met.wait(20)
+        return refusal(400, "ExpiredToken")
+
+    with AnsweringServer(lambda asked: Answer()) as server, ThreadPoolExecutor(8) as pool:
+        store = at(server)
+        store.put("run/first", memoryview(DATA))
+        server.answer = answer
+        shared("NEW")
+        list(pool.map(lambda number: store.put(f"run/{number}", memoryview(DATA)), range(8)))
+        assert sorted(key_of(asked) for asked in server.asked[1:]) == ["NEW"] * 8 + ["OLD"] * 8
+
+
+def warmed(store: BlobStore) -> None:
+    store.warm()
+
+
+def test_without_credentials_the_message_says_where_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is sent."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with AnsweringServer(lambda asked: Answer()) as server:
+        for verb in (*VERBS.values(), warmed):
+            with pytest.raises(DeniedError, match=r"no AWS credentials are to be found; give the machine"):
+                verb(at(server))
+        assert server.connections == []
+
+
+@pytest.fixture
+def role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, float], None]:
+    """Credentials with an end, as a role has them: writes what the chain is told from now on."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    told, asked = tmp_path / "role.json", tmp_path / "asked"
+    (tmp_path / "ask").write_text(f"#!/bin/sh\necho asked >> {asked}\nexec cat {told}\n")
+    (tmp_path / "ask").chmod(0o755)
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = {tmp_path}/ask\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+
+    def write(key: str, seconds: float) -> None:
+        end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
+        told.write_text(
+            f'{{"Version": 1, "AccessKeyId": "{key}", "SecretAccessKey": "s", "SessionToken": "t", '
+            f'"Expiration": "{end.isoformat()}"}}'
+        )
+
+    return write
+
+
+def asked_for(tmp_path: Path) -> int:
+    return len((tmp_path / "asked").read_text().splitlines())
+
+
+def test_credentials_are_renewed_ahead(role: Callable[[str, float], None], tmp_path: Path) -> None:
+    """By who warms the store, a quarter of an hour before their end; a put asks nobody."""
+    role("OLD", 14 * 60)
+    with AnsweringServer(lambda asked: refusal(404, "NoSuchKey")) as server:
+        store = at(server)
+        store.warm()
+        server.answer = lambda asked: Answer()
+        role("NEW", 3600)
+        before = asked_for(tmp_path)
+        store.put("run/a", memoryview(DATA))
+        assert asked_for(tmp_path) == before
+        assert key_of(server.asked[-1]) == "OLD"
+    # A minute later it is asked again; here, by a store that was not asked just now.
+    role("OLD", 14 * 60)
+    with AnsweringServer(lambda asked: refusal(404, "NoSuchKey")) as server:
+        store = at(server)
+        with pytest.raises(NotFoundError):
+            store.get("run/a")
+        role("NEW", 3600)
+        store.warm()
+        assert [key_of(asked) for asked in server.asked] == ["OLD", "NEW"]
+        before = asked_for(tmp_path)
+        store.warm()
+        assert asked_for(tmp_path) == before
+
+
+def test_credentials_that_hold_are_used_while_nobody_gives_new_ones(
+    role: Callable[[str, float], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Five minutes before their end the service that gives them is gone: a warning, once a minute, and every put goes."""
+    role("ROLE", 5 * 60)
+    with AnsweringServer(lambda asked: refusal(404, "NoSuchKey")) as server:
+        store = at(server)
+        with pytest.raises(NotFoundError):
+            store.get("run/a")
+        (tmp_path / "role.json").unlink()
+        for _ in range(3):
+            store.warm()
+        server.answer = lambda asked: Answer()
+        before = asked_for(tmp_path)
+        store.put("run/a", memoryview(DATA))
+        assert asked_for(tmp_path) == before
+        assert key_of(server.asked[-1]) == "ROLE"
+    said = [record.message for record in caplog.records if record.name == "spotguard"]
+    assert len(said) == 1
+    assert said[0].startswith("AWS credentials end soon, and new ones cannot be had now")
+
+
+def test_credentials_that_have_ended_when_they_come_are_none(role: Callable[[str, float], None]) -> None:
+    """Or the machine's clock is wrong, which looks the same."""
+    role("OLD", -60)
+    with (
+        AnsweringServer(lambda asked: Answer()) as server,
+        pytest.raises(DeniedError, match=r"have expired .* clock"),
+    ):
+        at(server).put("run/a", memoryview(DATA))
+
+
+@pytest.fixture
+def sts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnsweringServer]:
+    """A role by a workload's own token, as Kubernetes gives one: STS is asked for it."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    (tmp_path / "token").write_text("a workload's")
+    with AnsweringServer(lambda asked: assumed("ROLE", 5 * 60)) as server:
+        for name, value in {
+            "AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/job",
+            "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token"),
+            "AWS_ENDPOINT_URL_STS": server.url,
+            "AWS_REGION": "us-east-1",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_MAX_ATTEMPTS": "1",
+        }.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+def assumed(key: str, seconds: float) -> Answer:
+    end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
+    words = f"""<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>
+        <AccessKeyId>{key}</AccessKeyId><SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken>
+        <Expiration>{end.strftime("%Y-%m-%dT%H:%M:%SZ")}</Expiration>
+        </Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"""
+    return Answer(200, {"Content-Type": "text/xml"}, words.encode())
+
+
+REFUSED_BY_STS = Answer(
+    403,
+    {"Content-Type": "text/xml"},
+    b"<ErrorResponse><Error><Code>AccessDenied</Code></Error></ErrorResponse>",
+)
+
+
+def test_credentials_that_hold_are_used_when_sts_gives_no_others(
+    sts: AnsweringServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It answers, and says no: a warning, and every put goes."""
+    with AnsweringServer(lambda asked: refusal(404, "NoSuchKey")) as server:
+        store = at(server)
+        with pytest.raises(NotFoundError):
+            store.get("run/a")
+        sts.answer = lambda asked: REFUSED_BY_STS
+        store.warm()
+        server.answer = lambda asked: Answer()
+        store.put("run/a", memoryview(DATA))
+        assert key_of(server.asked[-1]) == "ROLE"
+        # And where S3 refuses them, what it said is the error.
+        server.answer = lambda asked: refusal(400, "ExpiredToken")
+        with pytest.raises(DeniedError, match="ExpiredToken"):
+            store.put("run/a", memoryview(DATA))
+    assert len(sts.asked) == 3
+    assert "AWS credentials end soon, and new ones cannot be had now" in caplog.text
+    assert "AWS credentials are refused, and new ones cannot be had now" in caplog.text
+
+
+def test_sts_that_is_away_may_be_back_soon(sts: AnsweringServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the job's first question is asked again; that its certificate is not trusted is said at once."""
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    with AnsweringServer(lambda asked: Answer()) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{port}")
+        with pytest.raises(UnavailableError, match="EndpointConnectionError"):
+            at(server).put("run/a", memoryview(DATA))
+        assert server.asked == []
+
+
+def test_sts_with_a_certificate_of_nobody_is_refused(
+    sts: AnsweringServer, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For good, and with the way out: the store's own option is not for STS."""
+    with AnsweringServer(lambda asked: Answer(), certificate.server) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", server.url)
+        with pytest.raises(DeniedError, match="AWS_CA_BUNDLE"):
+            at(server).put("run/a", memoryview(DATA))
+        assert server.asked == []
+
+
+def test_the_metadata_service_is_never_asked_by_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy sees the put, and who signed it, and no question for the role."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=6)
+    role = json.dumps(
+        {
+            "AccessKeyId": "ROLE",
+            "SecretAccessKey": "s",
+            "Token": "t",
+            "Expiration": end.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+    )
+    said = {"token": b"t", "": b"job", "job": role.encode()}
+    with (
+        AnsweringServer(lambda asked: Answer(200, {}, said[asked.path.rpartition("/")[2]])) as machine,
+        AnsweringServer(lambda asked: Answer()) as proxy,
+        AnsweringServer(lambda asked: Answer()) as server,
+    ):
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "false")
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", machine.url)
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        monkeypatch.setenv("http_proxy", proxy.url)
+        at(server).put("run/a", memoryview(DATA))
+        assert [asked.path for asked in proxy.asked] == ["/bucket/prefix/run/a"]
+        assert key_of(proxy.asked[0]) == "ROLE"
+        assert len(machine.asked) == 3
+
+
+def test_a_role_says_when_it_ends_and_that_it_is_renewed(role: Callable[[str, float], None]) -> None:
+    """For `doctor`."""
+    role("KEY", 2 * 3600)
+    with AnsweringServer(lambda asked: refusal(404, "NoSuchKey")) as server:
+        store = at(server)
+        assert isinstance(store, Identified)
+        store.warm()
+        said = store.credentials()
+    assert said is not None
+    assert (said.kind, said.renewed, said.temporary) == ("a program that the profile names", True, False)
+    assert said.left == pytest.approx(2 * 3600, abs=120)

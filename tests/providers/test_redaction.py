@@ -1,0 +1,47 @@
+"""A command as it may be shown to everybody: readable, and without what looks like a secret."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from spotguard.providers.redaction import redacted
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("python train.py --lr 0.1 --api-key abc --epochs 3", "python train.py --lr 0.1 --api-key … --epochs 3"),
+        ("python train.py --api-key=abc --epochs 3", "python train.py --api-key=… --epochs 3"),
+        ("env WANDB_API_KEY=0123 python train.py", "env WANDB_API_KEY=… python train.py"),
+        ("python train.py wandb.api_key=abc", "python train.py wandb.api_key=…"),
+        ("python train.py --password 'a b' --lr 1", "python train.py --password … --lr 1"),
+        ("python train.py --data https://me:secret@h/x", "python train.py --data https://…@h/x"),
+        ("python train.py --data=https://me:secret@h/x", "python train.py --data=…"),
+        ("python train.py 'https://h/x?sv=1&sig=" + "a" * 30 + "'", "python train.py …"),
+        ("python train.py --conf '{\"client_secret\": \"abc\"}' x", "python train.py --conf … x"),
+        ("python train.py hf_0123456789abcdef0 AccountKey=abc", "python train.py … …"),
+        ("sh -c \"export DB_PASSWORD='abc'; python train.py\"", "sh -c …"),
+        ("docker login -u me -p secret", "docker login -u me -p …"),
+        ("wandb login abc --relogin", "wandb login … --relogin"),
+    ],
+)  # fmt: skip
+def test_a_secret_is_left_out_of_a_command(command: str, shown: str) -> None:
+    """Its name stays, and so does every other word."""
+    assert " ".join(redacted(shlex.split(command))) == shown
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "",
+        "torchrun --nproc-per-node 8 train.py --max_tokens=5 --use-auth-token true --pad-token [PAD]",
+        "python train.py --password-stdin --api-key-file=k --private-key /etc/keys/x --token learned",
+        "python train.py --password --lr 0.1 s3://bucket/data https://me@dev.azure.com/org",
+        "python train.py --api-key '$WANDB_API_KEY' --secret",
+    ],
+)
+def test_a_command_without_a_secret_stays_as_it_is(command: str) -> None:
+    """A place where a secret lies, a variable that nobody expanded, a tokenizer's word, a user's name."""
+    assert redacted(shlex.split(command)) == shlex.split(command)
