@@ -13,10 +13,10 @@ import logging
 
 from ..hooks import protocol
 from ..providers.notice import Notice, NoticeKind
+from ..providers.text import span
 from .actions import Rest, Send
 from .events import Heard
 from .hearing import OUTLIVED, Command, Policy
-from .horizon import span
 from .pending import Pending
 from .roster import NAME, TEXT, Session, clip
 from .telling import Telling

@@ -11,7 +11,7 @@ from ..hooks.protocol import Answer, Ask, Message, Refused
 from ..providers.clock import SystemClock
 from ..providers.errors import ProtocolError, SpotguardError, UsageError
 from .caller import Caller
-from .sockets import SERVICE_SOCKET, default_socket, is_socket, runtime_folder
+from .paths import SERVICE_SOCKET, default_socket, is_socket, runtime_folder
 
 #: An agent answers within a millisecond; one that is stopped or wedged is reported, not waited for.
 ANSWERS_IN = 2.0

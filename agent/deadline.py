@@ -5,72 +5,13 @@ It is a source like a cloud's, with one notice that always stands and lies far o
 
 from __future__ import annotations
 
-import math
-import re
-from dataclasses import dataclass, field
 from datetime import datetime
 
 from ..providers.clock import Clock
 from ..providers.health import SEEING
 from ..providers.notice import Notice, NoticeKind, Severity, Sighting
-from .horizon import span
-from .values import refuse
-
-NAME = "--deadline"
-
-_UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_FROM_NOW = re.compile(r"\+?(?:\d+(?:\.\d+)?(?:sec|min|[smhd]))+|\+\d+(?:\.\d+)?")
-_PART = re.compile(r"(\d+(?:\.\d+)?)(sec|min|[smhd]?)")
-#: Nobody reserves a machine for longer than ten years, and Unix milliseconds would be the year 58000.
-_LONGEST = 10 * 366 * 86400.0
-#: In every message, help and page: to be copied, so neither past nor further off than is taken, for years.
-EXAMPLE = "2035-06-30T18:00"
-_EXPECTED = f"a time, as in {EXAMPLE} (or with a zone, +01:00 or Z), Unix seconds, or from now +3600 or 2h30m"
-
-
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """What was said: an instant, or a time from the start of this program on. One of the two is None."""
-
-    #: Unix seconds.
-    wall: float | None = None
-    after: float | None = None
-    #: Who said it, and how, for what has to be said about it later.
-    origin: str = field(default=NAME, compare=False)
-    text: str = field(default="", compare=False)
-
-
-def read(origin: str, text: str, expected: str = _EXPECTED) -> Deadline:
-    """What a person wrote. A time without a zone is the machine's own.
-
-    Args:
-        expected: what would be a time, for who asks.
-
-    Raises:
-        UsageError: it is no time.
-    """
-    word = text.strip()
-    if _FROM_NOW.fullmatch(word.lower()):
-        parts = _PART.findall(word.lower())
-        seconds = sum(float(number) * _UNITS[unit or "s"] for number, unit in parts)
-        if seconds > _LONGEST:
-            refuse(origin, text, "a time within ten years from now on: Unix seconds are written without a +")
-        return Deadline(after=seconds, origin=origin, text=text)
-    wall = _instant(word)
-    if wall is None or not math.isfinite(wall):
-        refuse(origin, text, expected)
-    return Deadline(wall=wall, origin=origin, text=text)
-
-
-def _instant(word: str) -> float | None:
-    try:
-        return float(word)
-    except ValueError:
-        pass
-    try:
-        return datetime.fromisoformat(word).timestamp()
-    except (ValueError, OverflowError, OSError):  # a year that the system's clock does not know
-        return None
+from ..providers.text import span
+from .values import DEADLINE, FARTHEST, Deadline, refuse
 
 
 class DeadlineSource:
@@ -80,7 +21,7 @@ class DeadlineSource:
     becomes another one. What was said from now on is not: no clock but the monotonic one has to do with it.
     """
 
-    name = NAME
+    name = DEADLINE
     interval = 10.0
     longest = 0.0
     #: A clock that is put back moves it away, and that is believed (`watcher`).
@@ -96,10 +37,10 @@ class DeadlineSource:
         if left <= 0:
             number = said.text.strip()
             # A time of Unix that is past is more than anybody means from now on.
-            meant = number.isdecimal() and float(number) <= _LONGEST
+            meant = number.isdecimal() and float(number) <= FARTHEST
             way = f"for seconds from now say +{number}" if meant else "say a later one"
             refuse(said.origin, said.text, f"a time to come: this one was {span(-left)} ago; {way}")
-        if left > _LONGEST:
+        if left > FARTHEST:
             refuse(
                 said.origin, said.text, "a time within ten years: Unix time is in seconds, not milliseconds"
             )

@@ -18,6 +18,7 @@ from ..providers.notice import NoticeKind
 from .actions import Action, Launch, Publish, Rest, SignalGroup
 from .calling import REJOIN
 from .events import (
+    PASSED_ON,
     Asked,
     Closed,
     CommandEnded,
@@ -35,7 +36,6 @@ from .hearing import OUTLIVED, Command, Policy
 from .outcome import BY_ITSELF, SIGNALLED
 from .pending import Pending
 from .serving import Serving
-from .signals import PASSED_ON
 
 __all__ = ["Machine", "Policy"]
 

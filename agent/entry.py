@@ -26,18 +26,18 @@ from .exported import exported
 from .fit import expected_window
 from .looking import LookCount
 from .loop import Agent, Watches
+from .paths import SERVICE_SOCKET, is_socket, path_of
 from .relay import Relay
 from .server import Server
 from .signals import Signals
-from .sockets import SERVICE_SOCKET, is_socket, path_of
 from .status import Facts
 from .supervisor import Supervisor
 from .watcher import Watcher
 
 if TYPE_CHECKING:  # the table of options is the front door's
-    from .config import Options
     from .herald import Herald
     from .metrics.meter import Meter
+    from .options import Options
 
 logger = logging.getLogger("spotguard.agent")
 

@@ -6,11 +6,29 @@ them out and hands each to the pure machine in `emergency`. Nothing else in the 
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 
 from ..hooks.protocol import Message, Register
 from ..providers.health import Health
 from ..providers.notice import Notice
+
+#: A week in seconds: nobody means more, and the system's own waits overflow far above it.
+WEEK = 7 * 24 * 3600
+
+#: What is meant for the command and is passed on as it is. SIGTSTP and SIGCONT are Ctrl-Z and `fg` when the
+#: keyboard is ours (see `supervisor`).
+PASSED_ON = frozenset(
+    {
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGWINCH,
+        signal.SIGTSTP,
+        signal.SIGCONT,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .options import PARENT
+
 if TYPE_CHECKING:  # the table of options is the front door's
-    from .config import Options
-
-#: Run id and socket of the agent that made this environment, with a colon between them, which no run id holds.
-PARENT = "SPOTGUARD_PARENT"
-
-#: What a command of `--on-notice` finds beside them (`herald`).
-NOTICE_FACTS = tuple(
-    f"SPOTGUARD_NOTICE_{name}" for name in ("ID", "KIND", "SEVERITY", "SOURCE", "SECONDS_LEFT", "DETAIL")
-)
+    from .options import Options
 
 
 def exported(options: Options, socket: Path, env: Mapping[str, str]) -> dict[str, str]:
@@ -39,10 +33,3 @@ def exported(options: Options, socket: Path, env: Mapping[str, str]) -> dict[str
     # Its endpoint is one agent's: a `spotguard run` inside the command would find the port taken, and refuse to start.
     env = {name: value for name, value in env.items() if name != "SPOTGUARD_METRICS_PORT"}
     return {**env, **{name: str(value) for name, value in said.items() if value not in (None, "")}}
-
-
-def without_parent(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the socket and the run id of the agent around us. Others that were set since stay."""
-    run_id, _, socket = env.get(PARENT, "").partition(":")
-    theirs = {"SPOTGUARD_RUN_ID": run_id, "SPOTGUARD_SOCKET": socket}
-    return {name: value for name, value in env.items() if not value or theirs.get(name) != value}

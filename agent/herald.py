@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from ..providers.clock import Clock
 from ..providers.notice import Notice
 from .events import Event, Heralded
-from .exported import NOTICE_FACTS
+from .options import NOTICE_FACTS
 from .roster import TEXT, clip
 
 logger = logging.getLogger("spotguard.agent")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..providers.notice import Notice, Severity
+from ..providers.text import span
 from .pending import same_notice
 from .roster import TEXT, clip
 
@@ -172,18 +173,6 @@ class Horizon:
 
 
 _NOTHING: dict[str, Any] = {"seconds_left": None, "then": "training goes on", "then_in": None}
-
-
-def span(seconds: float) -> str:
-    """A time ahead as a person says it: "3 d 4 h", "5 min 20 s", "8.0 s"."""
-    left = max(0.0, seconds)
-    if left < 60:
-        return f"{left:.1f} s"
-    for size, unit, part, below in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if left >= size:
-            rest = int(left % size // part)
-            return f"{int(left // size)} {unit}" + (f" {rest} {below}" if rest else "")
-    return ""  # never: from a minute on the last line fits
 
 
 def _is(one: _Later, notice: Notice) -> bool:

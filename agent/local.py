@@ -12,7 +12,7 @@ from ..providers.clock import Clock
 from ..providers.notice import NoticeSource
 
 if TYPE_CHECKING:
-    from .config import Options
+    from .options import Options
 
 
 def make(options: Options, clock: Clock) -> list[NoticeSource]:

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..providers.notice import NoticeKind
+from .events import WEEK
 from .roster import TEXT, clip
 
 #: Seconds that an operator leaves where none are said. When all is saved the run ends, so that more cost nothing.
 WINDOW = 120.0
-#: A week, as for `--window`.
-_LONGEST = 7 * 24 * 3600.0
 #: What an operator can announce: each is an end. (A drill is `spotguard drill`.)
 _KINDS = (
     NoticeKind.OPERATOR,
@@ -110,4 +109,4 @@ def _seconds(word: str) -> float | None:
         value = float(word.removesuffix("s"))
     except ValueError:
         return None
-    return min(max(value, 0.0), _LONGEST) if math.isfinite(value) else None
+    return min(max(value, 0.0), WEEK) if math.isfinite(value) else None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from functools import partial
 from typing import NamedTuple
 
-from .exported import PARENT
+from .options import PARENT
 
 
 class Place(NamedTuple):

@@ -14,9 +14,10 @@ from ..providers.clock import Clock
 from ..providers.errors import SpotguardError
 from . import local, sockets
 from .executable import CommandError, check_interpreter, find
+from .paths import path_of, runtime_folder
 
 if TYPE_CHECKING:
-    from .config import Options
+    from .options import Options
 
 
 def refusals(
@@ -44,9 +45,9 @@ def refusals(
 
     def socket() -> None:
         if options.socket or options.run_id:
-            sockets.check(sockets.path_of(options.socket, options.run_id, env, uid), env, uid)
+            sockets.check(path_of(options.socket, options.run_id, env, uid), env, uid)
         else:  # whatever the run will be called, its socket lies there
-            sockets.check_folder(sockets.runtime_folder(env, uid), env, uid)
+            sockets.check_folder(runtime_folder(env, uid), env, uid)
 
     def metrics() -> None:
         if options.metrics_port is not None:

@@ -24,9 +24,8 @@ from ..hooks.protocol import Message, Role
 from ..providers.clock import Clock
 from ..providers.errors import ProtocolError
 from .connection import Connection, Followed, Limits, has_ended, is_exiting
-from .events import Asked, Closed, Event, Heard, Opened, StatusAsked, Watching
+from .events import WEEK, Asked, Closed, Event, Heard, Opened, StatusAsked, Watching
 from .sockets import listen
-from .values import LONGEST
 
 logger = logging.getLogger("spotguard.agent")
 
@@ -332,10 +331,10 @@ class Server:
             self._post(StatusAsked(connection.number, connection.uid))
         elif message.what != "drill":
             self._refuse(connection, f"unknown question {message.what[:40]!r}: ask for status or drill")
-        elif not 0 < message.window <= LONGEST:
+        elif not 0 < message.window <= WEEK:
             self._refuse(
                 connection,
-                f"a drill of {message.window:g} s: expected seconds above 0 up to {LONGEST} (a week)",
+                f"a drill of {message.window:g} s: expected seconds above 0 up to {WEEK} (a week)",
             )
         else:
             self._post(Asked(connection.number, connection.uid, message.window, message.preempt))

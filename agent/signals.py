@@ -15,24 +15,11 @@ import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-from .events import Event, Signalled
+from .events import PASSED_ON, Event, Signalled
 
 #: What the pure machine decides about: a notice, an end at once.
 DECIDED = frozenset({signal.SIGTERM, signal.SIGINT})
 
-#: What is meant for the command and is passed on as it is. SIGTSTP and SIGCONT are Ctrl-Z and `fg` when the
-#: keyboard is ours (see `supervisor`).
-PASSED_ON = frozenset(
-    {
-        signal.SIGHUP,
-        signal.SIGQUIT,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-        signal.SIGWINCH,
-        signal.SIGTSTP,
-        signal.SIGCONT,
-    }
-)
 
 #: What was set to ignored (by `nohup`, a shell's `&`, a `trap ''`) says "not for you": it stays so, for us and for
 #: the command, which could not tell that it is to ignore what we handle. Not SIGTERM, which is a notice to us;

@@ -13,7 +13,7 @@ from ..providers.errors import UsageError
 from ..providers.notice import NoticeSource
 
 if TYPE_CHECKING:
-    from .config import Options
+    from .options import Options
 
 logger = logging.getLogger("spotguard.agent")
 

@@ -11,19 +11,19 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, NoReturn
 
 from ..providers.errors import UsageError
 from ..providers.run_id import RUN_ID, is_run_id
+from .events import WEEK
 
 _YES = ("true", "yes", "on", "1")
 _NO = ("false", "no", "off", "0")
 
 PROVIDERS = ("auto", "aws", "azure", "gcp", "none")
 
-#: A week in seconds: nobody means more, and the system's own waits overflow far above it.
-LONGEST = 7 * 24 * 3600
 
 #: Checkpoints that stay: the newest so many, and one of every so many steps.
 _KEEP = re.compile("[1-9][0-9]{0,8}(?:[+][1-9][0-9]{0,8})?")
@@ -39,8 +39,8 @@ def refuse(origin: str, text: str, expected: str) -> NoReturn:
 def seconds(origin: str, text: str) -> float:
     """Zero is a time too: a reserve of none, a window that is over at once."""
     value = _number(text)
-    if not 0 <= value <= LONGEST:
-        refuse(origin, text, f"seconds from 0 up to {LONGEST} (a week), as in 30")
+    if not 0 <= value <= WEEK:
+        refuse(origin, text, f"seconds from 0 up to {WEEK} (a week), as in 30")
     return value
 
 
@@ -49,8 +49,8 @@ def interval(origin: str, text: str) -> float | Literal["auto", "off"]:
     if word in ("auto", "off"):
         return "auto" if word == "auto" else "off"
     value = _number(text)
-    if not 0 < value <= LONGEST:
-        refuse(origin, text, f"auto, off, or seconds above 0 up to {LONGEST} (a week), as in 60")
+    if not 0 < value <= WEEK:
+        refuse(origin, text, f"auto, off, or seconds above 0 up to {WEEK} (a week), as in 60")
     return value
 
 
@@ -189,3 +189,71 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
+
+
+DEADLINE = "--deadline"
+
+
+_UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+_FROM_NOW = re.compile(r"\+?(?:\d+(?:\.\d+)?(?:sec|min|[smhd]))+|\+\d+(?:\.\d+)?")
+
+
+_PART = re.compile(r"(\d+(?:\.\d+)?)(sec|min|[smhd]?)")
+
+
+#: Nobody reserves a machine for longer than ten years, and Unix milliseconds would be the year 58000.
+FARTHEST = 10 * 366 * 86400.0
+
+
+#: In every message, help and page: to be copied, so neither past nor further off than is taken, for years.
+DEADLINE_EXAMPLE = "2035-06-30T18:00"
+
+
+_A_TIME = f"a time, as in {DEADLINE_EXAMPLE} (or with a zone, +01:00 or Z), Unix seconds, or from now +3600 or 2h30m"
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """What was said: an instant, or a time from the start of this program on. One of the two is None."""
+
+    #: Unix seconds.
+    wall: float | None = None
+    after: float | None = None
+    #: Who said it, and how, for what has to be said about it later.
+    origin: str = field(default=DEADLINE, compare=False)
+    text: str = field(default="", compare=False)
+
+
+def deadline(origin: str, text: str, expected: str = _A_TIME) -> Deadline:
+    """What a person wrote. A time without a zone is the machine's own.
+
+    Args:
+        expected: what would be a time, for who asks.
+
+    Raises:
+        UsageError: it is no time.
+    """
+    word = text.strip()
+    if _FROM_NOW.fullmatch(word.lower()):
+        parts = _PART.findall(word.lower())
+        seconds = sum(float(number) * _UNITS[unit or "s"] for number, unit in parts)
+        if seconds > FARTHEST:
+            refuse(origin, text, "a time within ten years from now on: Unix seconds are written without a +")
+        return Deadline(after=seconds, origin=origin, text=text)
+    wall = _instant(word)
+    if wall is None or not math.isfinite(wall):
+        refuse(origin, text, expected)
+    return Deadline(wall=wall, origin=origin, text=text)
+
+
+def _instant(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        pass
+    try:
+        return datetime.fromisoformat(word).timestamp()
+    except (ValueError, OverflowError, OSError):  # a year that the system's clock does not know
+        return None

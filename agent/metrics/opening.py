@@ -16,7 +16,7 @@ from .meter import Meter
 from .reading import Facts, Reading
 
 if TYPE_CHECKING:
-    from ..config import Options
+    from ..options import Options
     from .endpoint import Endpoint
 
 

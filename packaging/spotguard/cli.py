@@ -55,8 +55,8 @@ def _dispatch(words: list[str]) -> int:
         return _without_command(words)
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
-        from spotguard.agent.config import did_you_mean
         from spotguard.commands.words import repeated
+        from spotguard.providers.text import did_you_mean
 
         if name in PRINTERS:
             raise UsageError(f"unknown command {name!r}: say python -m spotguard.{name}")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.agent.config import SETTINGS, Options, resolve, settings_of, unknown_variables
-from spotguard.agent.deadline import Deadline
-from spotguard.agent.exported import NOTICE_FACTS
+from spotguard.agent.config import resolve, unknown_variables
+from spotguard.agent.options import NOTICE_FACTS, SETTINGS, Options, settings_of
+from spotguard.agent.values import Deadline
 from spotguard.providers.errors import UsageError
 
 NOTHING: Mapping[str, str] = {}

@@ -12,7 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotguard.agent.deadline import EXAMPLE, Deadline, DeadlineSource, read
+from spotguard.agent.deadline import DeadlineSource
+from spotguard.agent.values import DEADLINE_EXAMPLE as EXAMPLE
+from spotguard.agent.values import Deadline
+from spotguard.agent.values import deadline as read
 from spotguard.providers.errors import UsageError
 from spotguard.providers.notice import Notice, NoticeKind, Severity
 from tests.docs.pages import ROOT

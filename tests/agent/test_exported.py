@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spotguard.agent.config import resolve
-from spotguard.agent.exported import PARENT, exported, without_parent
+from spotguard.agent.config import resolve, without_parent
+from spotguard.agent.exported import exported
+from spotguard.agent.options import PARENT
 
 OUTER = resolve("run", {"run-id": "outer", "store": "file:///s", "keep": "9"}, {})
 INSIDE = exported(OUTER, Path("/run/outer.sock"), {"PATH": "/bin"})

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from spotguard.agent.events import Heralded
-from spotguard.agent.exported import NOTICE_FACTS
 from spotguard.agent.herald import Herald
+from spotguard.agent.options import NOTICE_FACTS
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.notice import Notice, NoticeKind
 from tests.fakes.serving import Events

@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from spotguard.agent.horizon import COOL_DOWN, NEAR, WINDOW, Horizon, span
+from spotguard.agent.horizon import COOL_DOWN, NEAR, WINDOW, Horizon
 from spotguard.providers.notice import Notice, NoticeKind, Severity
+from spotguard.providers.text import span
 
 NOW = 1000.0
 

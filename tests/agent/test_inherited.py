@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from spotguard.agent import entry, outcome
-from spotguard.agent.config import Options, resolve
+from spotguard.agent.config import resolve
 from spotguard.agent.events import CommandEnded, Event
-from spotguard.agent.exported import PARENT
+from spotguard.agent.options import PARENT, Options
 from spotguard.agent.orphans import inherited, record_of, recorded
 from spotguard.agent.sockets import listen
 from spotguard.agent.supervisor import Supervisor

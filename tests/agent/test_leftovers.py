@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from spotguard.agent import entry, orphans
-from spotguard.agent.config import Options, resolve
+from spotguard.agent.config import resolve
 from spotguard.agent.events import Closed, Opened
-from spotguard.agent.exported import PARENT
+from spotguard.agent.options import PARENT, Options
 from tests.fakes.report import TIMEOUT
 from tests.fakes.serving import Events, Serving
 

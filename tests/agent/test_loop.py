@@ -16,11 +16,12 @@ import pytest
 
 from spotguard.agent import control, entry
 from spotguard.agent.actions import Action, Finish, Log, Look
-from spotguard.agent.config import Options, resolve
+from spotguard.agent.config import resolve
 from spotguard.agent.emergency import Machine, Policy
 from spotguard.agent.events import Event, GroupSeen, Signalled
 from spotguard.agent.executable import CommandError
 from spotguard.agent.loop import Agent
+from spotguard.agent.options import Options
 from spotguard.agent.status import Facts
 from spotguard.agent.supervisor import Supervisor
 from spotguard.hooks.protocol import Position

@@ -18,11 +18,12 @@ import pytest
 pytest.importorskip("prometheus_client")
 
 from spotguard.agent import entry
-from spotguard.agent.config import Options, resolve
+from spotguard.agent.config import resolve
 from spotguard.agent.emergency import Machine, Policy
 from spotguard.agent.events import Event, Signalled
 from spotguard.agent.loop import Agent
 from spotguard.agent.metrics.meter import Meter
+from spotguard.agent.options import Options
 from spotguard.agent.status import Facts
 from spotguard.agent.supervisor import Supervisor
 from spotguard.providers.clock import SystemClock

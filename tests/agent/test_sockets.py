@@ -14,16 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.agent.sockets import (
-    LONGEST,
-    check,
-    check_folder,
-    default_socket,
-    is_socket,
-    listen,
-    lives_there,
-    runtime_folder,
-)
+from spotguard.agent.paths import LONGEST, default_socket, is_socket, lives_there, runtime_folder
+from spotguard.agent.sockets import check, check_folder, listen
 from spotguard.providers.errors import UsageError
 from tests.fakes.nobody import nobody
 

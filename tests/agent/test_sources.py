@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from spotguard.agent import sources
-from spotguard.agent.config import Options, resolve
+from spotguard.agent.config import resolve
+from spotguard.agent.options import Options
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.clouds.azure.source import ScheduledEvents
 from spotguard.providers.errors import UsageError

@@ -10,7 +10,7 @@ from dataclasses import fields
 import pytest
 
 from spotguard import cli
-from spotguard.agent.config import SETTINGS, Setting
+from spotguard.agent.options import SETTINGS, Setting
 from spotguard.agent.outcome import Outcome, SessionOutcome
 from spotguard.commands.parsers import Parser
 from spotguard.providers.simulator.aws import cli as aws_command

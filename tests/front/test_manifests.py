@@ -15,7 +15,8 @@ import spotguard
 from spotguard.agent import config
 from spotguard.agent.calling import REJOIN
 from spotguard.agent.launchers import is_torchrun
-from spotguard.agent.sockets import SERVICE_SOCKET
+from spotguard.agent.options import SETTINGS
+from spotguard.agent.paths import SERVICE_SOCKET
 from spotguard.commands.run import split
 from spotguard.containers import manifests
 from spotguard.containers.manifests import MANIFESTS, Cloud
@@ -104,7 +105,7 @@ def test_a_sigterm_is_worth_what_the_kubelet_gives(name: str, cloud: Cloud) -> N
 def test_a_preemption_charges_nothing(name: str) -> None:
     """By the code that `run` ends with, of the container in which it is; and by what the control plane says of a pod."""
     spec = one(name, "aws", "Job")["spec"]
-    (code,) = [setting.default for setting in config.SETTINGS if setting.name == "exit-code"]
+    (code,) = [setting.default for setting in SETTINGS if setting.name == "exit-code"]
     ignored = [rule for rule in spec["podFailurePolicy"]["rules"] if rule["action"] == "Ignore"]
     assert ignored == [
         {

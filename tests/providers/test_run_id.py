@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spotguard.agent import values
-from spotguard.agent.sockets import LONGEST, default_socket
+from spotguard.agent.paths import LONGEST, default_socket
 from spotguard.hooks.format.keys import attempt_key, check_run_id
 from spotguard.hooks.naming import default_run_id
 from spotguard.providers.errors import UsageError

@@ -7,7 +7,8 @@ import shlex
 from urllib.parse import urlsplit
 
 import spotguard
-from spotguard.agent import deadline
+from spotguard.agent.values import DEADLINE, DEADLINE_EXAMPLE
+from spotguard.agent.values import deadline as parse_deadline
 from spotguard.providers.stores.url import CLOUDS, locate
 
 from . import requirement
@@ -36,10 +37,10 @@ def doubts(plan: Plan, version: str = spotguard.__version__) -> list[str]:
             f"checkpoints leave {plan.cloud} for {CLOUDS[scheme].name}: each save is paid for as traffic, and the machine's identity "
             f"opens nothing there; its credentials go into /etc/spotguard/runs/{plan.run_id}.env"
         )
-    if (end := plan.run.get("deadline")) and deadline.read(deadline.NAME, end).after is not None:
+    if (end := plan.run.get("deadline")) and parse_deadline(DEADLINE, end).after is not None:
         found.append(
             f"--deadline {end} is counted from each start of the job, and the unit starts it again 5 s after such an end: for one end of all, say a "
-            f"time, as in {deadline.EXAMPLE}Z"
+            f"time, as in {DEADLINE_EXAMPLE}Z"
         )
     program = shlex.split(plan.command)[0]
     if program.endswith((".py", ".sh")) and "/" not in program:

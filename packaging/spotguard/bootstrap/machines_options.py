@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from urllib.parse import urlsplit
 
-from spotguard.agent import config, deadline, values
+from spotguard.agent import config, values
+from spotguard.agent.deadline import DeadlineSource
+from spotguard.agent.options import Options
+from spotguard.agent.values import DEADLINE_EXAMPLE, Deadline
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.names import ACCOUNT, check_named
@@ -19,10 +22,10 @@ _REGION = re.compile(r"(?![0-9]+\Z)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 _FIRST_PORT = 1024
 
 
-_EXPECTED = f"a time with its zone, as in {deadline.EXAMPLE}Z (or +01:00), Unix seconds, or +3600 or 2h30m from each start of the job"
+_EXPECTED = f"a time with its zone, as in {DEADLINE_EXAMPLE}Z (or +01:00), Unix seconds, or +3600 or 2h30m from each start of the job"
 
 
-def read(flags: Mapping[str, str], user: str, clock: Clock) -> config.Options:
+def read(flags: Mapping[str, str], user: str, clock: Clock) -> Options:
     """
     Args:
         user: who runs the job.
@@ -74,17 +77,17 @@ def _no_account(url: str) -> bool:
     return urlsplit(url).scheme == "az" and not {"account", "endpoint"} & locate(url).options.keys()
 
 
-def _to_come(clock: Clock) -> Callable[[str, str], deadline.Deadline]:
+def _to_come(clock: Clock) -> Callable[[str, str], Deadline]:
     """The reader of a deadline that still lies ahead, at the same instant on every machine."""
 
-    def read(origin: str, text: str) -> deadline.Deadline:
-        said = deadline.read(origin, text, _EXPECTED)
+    def read(origin: str, text: str) -> Deadline:
+        said = values.deadline(origin, text, _EXPECTED)
         if said.wall is not None and _has_no_zone(text):
             raise UsageError(
                 f"{origin} {text!r}: each machine would read it in its own zone, which need not be yours: say which, as in "
-                f"{deadline.EXAMPLE}+01:00, or Z for UTC"
+                f"{DEADLINE_EXAMPLE}+01:00, or Z for UTC"
             )
-        deadline.DeadlineSource(said, clock)  # refuses what is past
+        DeadlineSource(said, clock)  # refuses what is past
         return said
 
     return read

@@ -6,11 +6,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from spotguard.agent.config import did_you_mean
-from spotguard.agent.deadline import EXAMPLE
+from spotguard.agent.values import DEADLINE_EXAMPLE as EXAMPLE
 from spotguard.bootstrap import doubts, plan, policy, user_data
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
+from spotguard.providers.text import did_you_mean
 
 from .parsers import Parser, add_settings, settings_given
 from .words import repeated

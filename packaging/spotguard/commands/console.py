@@ -29,27 +29,6 @@ def print_json(body: Any, *, indent: int | None = 2) -> None:
     sys.stdout.flush()
 
 
-def amount(value: float) -> str:
-    """Bytes as a person says them: "1.4 GiB"."""
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GiB"
-
-
-def count(number: int, what: str) -> str:
-    """Things as a person counts them: "1 rank", "1,200 elements"."""
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
-
-
-def ago(seconds: float) -> str:
-    """A span as a person says it: "12 s", "4 min", "3.2 h"."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 def moment(wall: float | None) -> str:
     """Wall seconds in the reader's own zone."""
     if wall is None:

@@ -14,7 +14,8 @@ from types import FrameType
 from rich.console import Console
 from rich.text import Text
 
-from spotguard.agent import config, journal, values
+from spotguard.agent import journal, values
+from spotguard.agent.options import Options
 from spotguard.doctor import page
 from spotguard.doctor.asides import within
 from spotguard.doctor.findings import Finding, any_fails
@@ -71,9 +72,7 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
         return _visit(arguments, options, run_id, command)
 
 
-def _visit(
-    arguments: argparse.Namespace, options: config.Options, run_id: str, command: Sequence[str]
-) -> int:
+def _visit(arguments: argparse.Namespace, options: Options, run_id: str, command: Sequence[str]) -> int:
     who = Patient(options, run_id, SystemClock(), os.environ, os.geteuid(), command, pace=PACE)
     out = None if arguments.json else console()
     found: list[Finding] = []
@@ -94,7 +93,7 @@ def _visit(
     return 1 if any_fails(found) else 0
 
 
-def _options(arguments: argparse.Namespace, command: Sequence[str]) -> tuple[config.Options, str]:
+def _options(arguments: argparse.Namespace, command: Sequence[str]) -> tuple[Options, str]:
     """As `run` would have them; and the run that is named, by its command too, "" where none is.
 
     A folder that does not answer is taken by its name: `store`, `disk` and `stage` say of it what is to be said.
@@ -109,7 +108,7 @@ def _options(arguments: argparse.Namespace, command: Sequence[str]) -> tuple[con
 
 
 @contextmanager
-def _logged(options: config.Options) -> Iterator[None]:
+def _logged(options: Options) -> Iterator[None]:
     """As `run` logs, in lines that say whose they are. What goes well the page tells, where nobody asks for more."""
     quiet = replace(options, log_level="warning") if options.log_level == "info" else options
     handler = log_as(quiet)

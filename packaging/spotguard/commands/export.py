@@ -27,7 +27,8 @@ from spotguard.providers.errors import CheckpointError, StoreError, UsageError
 from spotguard.providers.optional_deps import how_to_install
 from spotguard.providers.stores.base import BlobStore
 
-from .console import add_json, amount, count, print_json
+from ..providers.text import amount, count
+from .console import add_json, print_json
 from .target import add_target, target
 
 DESCRIPTION = """\

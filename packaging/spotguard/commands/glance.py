@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from spotguard.agent.horizon import span
+from spotguard.providers.text import span
 
-from .console import ago, amount, count
+from ..providers.text import ago, amount, count
 
 #: Where the words begin, behind what they are about.
 _INDENT = 16

@@ -15,7 +15,8 @@ from spotguard.hooks.checkpoints.commit import attempt_record
 from spotguard.hooks.format.manifest import lacks
 from spotguard.hooks.launched import in_words
 
-from .console import add_json, amount, console, count, moment, print_json
+from ..providers.text import amount, count
+from .console import add_json, console, moment, print_json
 from .target import add_target, target
 
 DESCRIPTION = """\

@@ -15,7 +15,8 @@ from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.base import BlobStore
 
-from .console import add_json, amount, console, moment, print_json, short_moment
+from ..providers.text import amount
+from .console import add_json, console, moment, print_json, short_moment
 from .start import next_start
 from .target import add_target, target
 

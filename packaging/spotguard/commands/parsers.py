@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from spotguard.agent.config import Setting, did_you_mean, settings_of
+from spotguard.agent.options import Setting, settings_of
 from spotguard.agent.values import PROVIDERS
 from spotguard.providers.errors import UsageError
+from spotguard.providers.text import did_you_mean
 
 from .words import names_a_store, repeated
 

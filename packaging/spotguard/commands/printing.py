@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from spotguard.agent.config import did_you_mean
 from spotguard.providers.errors import UsageError
+from spotguard.providers.text import did_you_mean
 
 from .ending import ended
 from .parsers import Parser

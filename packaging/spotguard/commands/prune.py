@@ -9,7 +9,8 @@ from spotguard.agent import values
 from spotguard.hooks.checkpoints.retention import Keep, Pruning, plan_pruning
 from spotguard.providers.errors import UsageError
 
-from .console import add_json, amount, count, print_json
+from ..providers.text import amount, count
+from .console import add_json, print_json
 from .target import Target, add_target, target
 
 DESCRIPTION = """\

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from spotguard.agent import config, terminal
+from spotguard.agent.options import Options, settings_of
 from spotguard.providers.errors import UsageError
 
 from .parsers import add_settings, settings_given
@@ -33,7 +34,7 @@ FORM = (
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Our own words, and the command's."""
-    with_value = {setting.flag for setting in config.settings_of("run") if not setting.is_switch}
+    with_value = {setting.flag for setting in settings_of("run") if not setting.is_switch}
     return split_at(words, {*with_value, "--config"})
 
 
@@ -102,7 +103,7 @@ def options_for(
     *,
     run_id: str | None = None,
     readers: Mapping[str, Callable[[str, str], Any]] | None = None,
-) -> config.Options:
+) -> Options:
     """The options of this run. Its names are those that a bare `register` would choose for the same command.
 
     Args:
@@ -120,7 +121,7 @@ def options_for(
     return config.resolve("run", flags, os.environ, defaults=defaults, readers=looked)
 
 
-def log_as(options: config.Options) -> logging.Handler:
+def log_as(options: Options) -> logging.Handler:
     """Everything to stderr: stdout is the command's. Returns the handler, for who goes on after it."""
     from spotguard.agent import journal
 
@@ -134,7 +135,7 @@ def warn_of_unknown_variables() -> None:
         logger.warning("no option is called so, and nobody reads it: %s", line)
 
 
-def _warn_of_a_store_that_dies(options: config.Options) -> None:
+def _warn_of_a_store_that_dies(options: Options) -> None:
     if options.store_given or options.provider == "none":
         return
     from spotguard.providers.clouds.detect import cloud_of

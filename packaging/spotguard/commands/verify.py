@@ -17,7 +17,8 @@ from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.base import BlobStore
 
-from .console import add_json, amount, print_json
+from ..providers.text import amount
+from .console import add_json, print_json
 from .target import Target, add_target, target
 
 DESCRIPTION = """\

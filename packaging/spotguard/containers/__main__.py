@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from spotguard.agent.config import did_you_mean
 from spotguard.commands import printing
 from spotguard.commands.words import repeated
 from spotguard.providers.errors import UsageError
+from spotguard.providers.text import did_you_mean
 
 from . import FILES
 from .manifests import CLOUDS, MANIFESTS, Cloud, text

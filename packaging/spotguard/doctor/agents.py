@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from spotguard.agent import control
-from spotguard.agent.config import Options
-from spotguard.agent.sockets import SERVICE_SOCKET, path_of
+from spotguard.agent.options import Options
+from spotguard.agent.paths import SERVICE_SOCKET, path_of
 
 from .cloud import PASSES
 from .findings import Finding, State, fails, ok, warning

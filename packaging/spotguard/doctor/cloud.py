@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spotguard.agent import sources
-from spotguard.agent.config import Options
+from spotguard.agent.options import Options
 from spotguard.providers.clock import Clock
 from spotguard.providers.clouds.detect import Machine, detect
 from spotguard.providers.health import Health, blind

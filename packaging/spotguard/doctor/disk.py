@@ -11,10 +11,10 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from spotguard.commands.console import amount
 from spotguard.hooks.checkpoints.staging import mounted
 from spotguard.providers.clock import Clock
 from spotguard.providers.stores.names import folder_of
+from spotguard.providers.text import amount
 
 from .asides import within
 from .findings import Finding, fails, ok, warning

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from spotguard.commands.console import ago
 from spotguard.providers.stores.base import BlobStore, Identified
+from spotguard.providers.text import ago
 
 from .findings import Finding, fails, ok, warning
 

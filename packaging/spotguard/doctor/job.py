@@ -10,8 +10,8 @@ from math import inf
 from typing import Any
 from urllib.parse import urlsplit
 
-from spotguard.commands.console import ago, amount, count
 from spotguard.providers.stores.url import shown
+from spotguard.providers.text import ago, amount, count
 
 from .findings import Finding, fails, ok, warning
 

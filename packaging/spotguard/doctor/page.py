@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from spotguard.commands.console import count
+from spotguard.providers.text import count
 
 from .findings import Finding, State
 

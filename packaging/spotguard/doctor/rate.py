@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spotguard.commands.console import amount
 from spotguard.hooks.checkpoints.rate import Link
 from spotguard.hooks.format.crc import crc32
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import StoreError
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.http import PIECE
+from spotguard.providers.text import amount
 
 from .findings import Finding, fails, ok, warning
 from .litter import Litter

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spotguard.commands.console import amount
 from spotguard.hooks.checkpoints.staging import MEMORY, file_system, usable
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.file import FileStore
+from spotguard.providers.text import amount
 
 from .asides import Aside
 from .disk import UNTOLD, free

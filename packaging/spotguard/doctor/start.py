@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from spotguard.agent.config import Options
+from spotguard.agent.options import Options
 from spotguard.agent.refusals import found_at, refusals
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import SpotguardError

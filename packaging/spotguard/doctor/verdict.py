@@ -6,12 +6,12 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from spotguard.agent.fit import Fit
-from spotguard.commands.console import amount
+from spotguard.providers.text import amount
 
 from .findings import Finding, fails, ok, warning
 
 if TYPE_CHECKING:  # a drill's verdict needs none of what measures
-    from spotguard.agent.config import Options
+    from spotguard.agent.options import Options
 
     from .measuring import Measured
     from .window import Window

@@ -15,9 +15,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from spotguard.commands.console import amount
 from spotguard.hooks.naming import STORE_FOLDER
 from spotguard.providers.errors import UsageError
+from spotguard.providers.text import amount
 
 #: `ioctl_ficlone(2)`.
 _FICLONE = 0x40049409

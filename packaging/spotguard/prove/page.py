@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from spotguard.commands.console import ago, amount, count
+from spotguard.providers.text import ago, amount, count
 
 from .compare import Difference
 from .proof import EXIT_CODES, Proof, ProofVerdict, Resumed
