@@ -1,7 +1,7 @@
 """Everything that happens to an agent, as values on one queue.
 
 Threads (watchers, the socket server, the reaper) and signal handlers only put events there; one thread takes
-them out and hands each to the pure machine in `emergency`. Nothing else in the agent changes state.
+them out and hands each to the pure machine in `core.machine`. Nothing else in the agent changes state.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The agent itself: one queue, one loop. Events go in from every thread, actions come out and are carried out here.
 
-Nothing in this file decides: `emergency` does. Nothing here waits but on the queue.
+Nothing in this file decides: `core.machine` does. Nothing here waits but on the queue.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..hooks.protocol import Answer
 from ..providers.clock import Clock
-from . import launchers, overdue, systemd
 from . import outcome as outcomes
 from .actions import (
     Acknowledge,
@@ -33,8 +32,7 @@ from .actions import (
     SignalSession,
     Tell,
 )
-from .board import Board
-from .emergency import Machine
+from .core.machine import Machine
 from .events import (
     Closed,
     Event,
@@ -48,14 +46,18 @@ from .events import (
     Watching,
     WindowTold,
 )
-from .server import Server
-from .signals import DECIDED
-from .status import Facts, answers, in_a_line, shortened
-from .supervisor import CommandError, Supervisor
+from .ipc.server import Server
+from .process import torchrun
+from .process.signals import DECIDED
+from .process.supervisor import CommandError, Supervisor
+from .sources import overdue
+from .sources.feed import Board
+from .telemetry import systemd
+from .telemetry.status import Facts, answers, in_a_line, shortened
 
 if TYPE_CHECKING:  # loaded where it is asked for
-    from .herald import Herald
-    from .metrics.meter import Meter
+    from .process.notice_hook import Herald
+    from .telemetry.metrics.recorder import Meter
 
 logger = logging.getLogger("spotguard.agent")
 
@@ -251,7 +253,7 @@ class Agent:
             self._events.put(supervisor.look(action.orphaned))
         else:
             for gone, meet in action.moves:
-                if (moved := launchers.moved(supervisor.command, gone, meet)) != supervisor.command:
+                if (moved := torchrun.moved(supervisor.command, gone, meet)) != supervisor.command:
                     supervisor.change(moved)
                     logger.warning(
                         "the rendezvous was on the machine that goes: it is on %s from now on", meet

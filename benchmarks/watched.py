@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from spotguard.agent import control
+from spotguard.agent.ipc import control
 from spotguard.providers.clouds.azure.imds import EVENTS_PATH
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from spotguard.providers.simulator.azure.service import AzureSimulator

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from spotguard.agent import control
+from spotguard.agent.ipc import control
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.promql import free_port
 from tests.servers.prometheus import Prometheus

@@ -71,7 +71,7 @@ class Notice:
     #: The cloud's own words, for the log: at most one short line.
     detail: str = ""
     #: The nominal warning of this kind in seconds: what `--reserve`'s tenth is a tenth of. Of a LATER it means nothing:
-    #: it becomes terminal with a window of its own (`agent.horizon`).
+    #: it becomes terminal with a window of its own (`agent.core.upcoming`).
     window: float = 120.0
 
 
@@ -106,7 +106,7 @@ class NoticeSource(Protocol):
     name: str
     #: Seconds from the start of one poll to the start of the next. Small for a long poll, whose answers set the pace.
     interval: float
-    #: Seconds that one poll may take, by its own timeouts, all of them together: after more it hangs (`agent.overdue`).
+    #: Seconds that one poll may take, by its own timeouts, all of them together: after more it hangs (`agent.sources.overdue`).
     longest: float
     #: Whether a notice that vanishes while the source is SEEING was withdrawn (Azure: yes. AWS: not documented).
     withdraws: bool

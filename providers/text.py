@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+#: Characters kept of a peer's words.
+NAME = 80
+TEXT = 300
+
 
 def span(seconds: float) -> str:
     """A time ahead as a person says it: "3 d 4 h", "5 min 20 s", "8.0 s"."""
@@ -42,3 +46,9 @@ def did_you_mean(word: str, words: list[str], prefix: str = "") -> str:
 
     near = difflib.get_close_matches(word, words, n=1)
     return f"did you mean {prefix}{near[0]}?" if near else ""
+
+
+def clip(text: str, limit: int) -> str:
+    """One printable line of at most `limit` characters: a peer's words must not break a log or a terminal."""
+    line = "".join(c if c.isprintable() else " " for c in text[: limit + 1])
+    return line if len(line) <= limit else line[: limit - 1] + "…"

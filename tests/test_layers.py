@@ -152,7 +152,8 @@ def test_the_face_loads_the_standard_library_only() -> None:
 
 def test_the_agent_loads_nothing_large() -> None:
     """What lint-imports cannot see: a package's `__init__`, and what the libraries bring along."""
-    modules = [f"spotguard.agent.{path.stem}" for path in (ROOT / "agent").glob("[!_]*.py")]
+    files = (ROOT / "agent").rglob("[!_]*.py")
+    modules = [".".join(("spotguard", *path.relative_to(ROOT).with_suffix("").parts)) for path in files]
     loaded = loaded_by("import spotguard.agent" + "".join(f", {module}" for module in modules))
     large = {"azure", "boto3", "botocore", "google", "numpy", "safetensors", "torch"}
     assert {name for name in loaded if name.partition(".")[0] in large} == set()

@@ -47,7 +47,7 @@ def test_each_problem_of_a_record_is_said() -> None:
 
 
 def test_a_part_is_a_folder() -> None:
-    assert part_of("tests/agent/test_fit.py::test_it[a/b-c]") == "tests/agent"
+    assert part_of("tests/agent/core/test_budget.py::test_it[a/b-c]") == "tests/agent"
     assert part_of("tests/providers/stores/s3/test_store.py::test_it") == "tests/providers"
     assert part_of("tests/hooks/ranks/test_stages.py::test_it") == "tests/hooks/ranks"
     assert part_of("tests/hooks/test_gate.py::TestIt::test_it") == "tests/hooks"

@@ -25,7 +25,7 @@ from .commit import newest_claim
 
 log = logging.getLogger("spotguard")
 
-#: "3", or "3+1000". `agent.values.keep` has the same, for who may not load this.
+#: "3", or "3+1000". `agent.config.parsers.keep` has the same, for who may not load this.
 _KEEP = re.compile("([1-9][0-9]{0,8})(?:[+]([1-9][0-9]{0,8}))?")
 
 

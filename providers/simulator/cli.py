@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 from ..clock import Clock, SystemClock
 from ..errors import UsageError
-from .aws import cli as aws_command
-from .azure import cli as azure_command
+from .aws import cli as aws_cli
+from .azure import cli as azure_cli
 from .base import Simulator
 from .faults import Spoil
-from .gcp import cli as gcp_command
+from .gcp import cli as gcp_cli
 from .scenario import Step, Verb, read_script, seconds
 
 SUMMARY = "a faithful metadata service on loopback that issues notices on demand"
@@ -65,7 +65,7 @@ class Cloud(Protocol):
 
 
 #: A later cloud is one more line.
-CLOUDS: Mapping[str, Cloud] = {"aws": aws_command, "gcp": gcp_command, "azure": azure_command}
+CLOUDS: Mapping[str, Cloud] = {"aws": aws_cli, "gcp": gcp_cli, "azure": azure_cli}
 
 #: What ends it, beside `--for`.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

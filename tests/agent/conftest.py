@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.relayed import Relayed
+from tests.agent.sources.relayed import Relayed
 from tests.fakes.serving import Events, Serving
 
 

@@ -27,12 +27,14 @@ OURS = ("providers.store", "providers.stores", "providers.stores.file", "provide
 
 LOADED = """
 import json, os, sys
-from spotguard.agent import config, entry, journal
+from spotguard.agent.config.resolve import resolve
+from spotguard.agent import app
+from spotguard.agent.telemetry import logs
 modules = set(sys.modules)
-options = config.resolve("run", {"provider": sys.argv[1], "socket": sys.argv[2], "run-id": "r"}, os.environ)
-journal.configure(json_log=False)
+options = resolve("run", {"provider": sys.argv[1], "socket": sys.argv[2], "run-id": "r"}, os.environ)
+logs.configure(json_log=False)
 command = [sys.executable, "-c", "import os; print(open(f'/proc/{os.getppid()}/status').read())"]
-code = entry.run(options, command)
+code = app.run(options, command)
 print(json.dumps([code, sorted(modules), sorted(sys.modules)]))
 """
 

@@ -14,16 +14,17 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent import control, entry
+from spotguard.agent import app
 from spotguard.agent.actions import Action, Finish, Log, Look
-from spotguard.agent.config import resolve
-from spotguard.agent.emergency import Machine, Policy
+from spotguard.agent.config.options import Options
+from spotguard.agent.config.resolve import resolve
+from spotguard.agent.core.machine import Machine, Policy
 from spotguard.agent.events import Event, GroupSeen, Signalled
-from spotguard.agent.executable import CommandError
+from spotguard.agent.ipc import control
 from spotguard.agent.loop import Agent
-from spotguard.agent.options import Options
-from spotguard.agent.status import Facts
-from spotguard.agent.supervisor import Supervisor
+from spotguard.agent.process.program import CommandError
+from spotguard.agent.process.supervisor import Supervisor
+from spotguard.agent.telemetry.status import Facts
 from spotguard.hooks.protocol import Position
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
@@ -83,7 +84,7 @@ def record(options: Options) -> dict[str, Any]:
 
 def test_a_command_that_ends_by_itself(options: Options) -> None:
     """Its own code, no outcome, and the socket is gone."""
-    assert entry.run(options, [sys.executable, "-c", "raise SystemExit(7)"]) == 7
+    assert app.run(options, [sys.executable, "-c", "raise SystemExit(7)"]) == 7
     assert options.socket is not None
     assert not Path(options.socket).exists()
     assert not Path(options.socket).with_suffix(".outcome.json").exists()
@@ -97,7 +98,7 @@ notice = hook.hear(Preempt)
 commit(notice)
 sys.exit(hook.hear(Leave).code)
 """
-    assert entry.run(options, training(body)) == 75
+    assert app.run(options, training(body)) == 75
     said = record(options)
     assert (said["kind"], said["step"], said["ended"], said["code"]) == ("signal", 7, "left when told", 75)
     assert said["committed"] is not None
@@ -116,7 +117,7 @@ signal.pause()
         "import os, subprocess, sys; os.environ['AGENT'] = str(os.getppid());"
         f"sys.exit(subprocess.call([sys.executable, '-c', {HOOK.format(root=str(ROOT), body=body)!r}]))"
     )
-    assert entry.run(options, [sys.executable, "-c", launcher]) == 75
+    assert app.run(options, [sys.executable, "-c", launcher]) == 75
     said = record(options)
     assert (said["ended"], said["returncode"]) == ("TERM after the commit", -signal.SIGTERM)
     assert said["committed"] is not None
@@ -129,7 +130,7 @@ for s in (signal.SIGTERM, signal.SIGINT): signal.signal(s, signal.SIG_IGN)
 os.kill(agent, signal.SIGTERM)
 while True: signal.pause()
 """
-    assert entry.run(replace(options, window=1.0, reserve=0.5), training(body)) == 75
+    assert app.run(replace(options, window=1.0, reserve=0.5), training(body)) == 75
     said = record(options)
     assert (said["ended"], said["returncode"]) == ("killed at the reserve", -signal.SIGKILL)
     assert said["committed"] is None
@@ -143,14 +144,14 @@ signal.signal(signal.SIGUSR2, lambda *_: sys.exit(3))
 os.kill(os.getppid(), signal.SIGTERM)
 while True: signal.pause()
 """
-    assert entry.run(replace(options, signal=signal.SIGUSR2), [sys.executable, "-c", code]) == 75
+    assert app.run(replace(options, signal=signal.SIGUSR2), [sys.executable, "-c", code]) == 75
     assert record(options)["returncode"] == 3
 
 
 def test_a_crash_is_started_again(options: Options, tmp_path: Path) -> None:
     """In the same place, with the same environment."""
     code = f"import os,sys; p={str(tmp_path / 'n')!r}; n=os.path.exists(p); open(p,'w').close(); sys.exit(0 if n else 9)"
-    assert entry.run(replace(options, max_restarts=1), [sys.executable, "-c", code]) == 0
+    assert app.run(replace(options, max_restarts=1), [sys.executable, "-c", code]) == 0
 
 
 def test_a_drill_and_a_status_from_outside(options: Options) -> None:
@@ -160,7 +161,7 @@ import json, subprocess
 ask = '''
 import json, sys
 from pathlib import Path
-from spotguard.agent import control
+from spotguard.agent.ipc import control
 path = Path(sys.argv[1])
 print(json.dumps([control.status(path), list(control.drill(path, window=5.0)), control.status(path)]))
 '''
@@ -179,7 +180,7 @@ assert [b["phase"] for b in drill[:-1]] == ["told", "progress", "committed"], dr
 assert after["last_outcome"]["step"] == 9
 hook.say(Bye("done"))
 """
-    assert entry.run(options, training(body)) == 0
+    assert app.run(options, training(body)) == 0
     assert record(options)["drill"] is True
 
 
@@ -187,7 +188,7 @@ def test_the_command_is_told_where_everything_is(options: Options, tmp_path: Pat
     """What `register` reads; what was there before stays."""
     out = tmp_path / "env.json"
     code = f"import json, os; json.dump(dict(os.environ), open({str(out)!r}, 'w'))"
-    entry.run(options, [sys.executable, "-c", code])
+    app.run(options, [sys.executable, "-c", code])
     env = json.loads(out.read_text())
     said = {
         name.removeprefix("SPOTGUARD_"): value for name, value in env.items() if name.startswith("SPOTGUARD_")
@@ -207,7 +208,7 @@ def test_the_command_is_told_where_everything_is(options: Options, tmp_path: Pat
 def test_a_command_that_is_not_there(options: Options) -> None:
     """127, and nothing stays behind."""
     with pytest.raises(CommandError) as caught:
-        entry.run(options, ["no-such-command-here"])
+        app.run(options, ["no-such-command-here"])
     assert caught.value.exit_code == 127
     assert options.socket is not None
     assert not Path(options.socket).exists()
@@ -221,13 +222,13 @@ code = "import sys; from tests.agent.test_loop import second; second(sys.argv[1]
 done = subprocess.run([sys.executable, "-c", code, os.environ["SPOTGUARD_SOCKET"]], cwd={root!r})
 sys.exit(done.returncode)
 """.replace("{root!r}", repr(str(ROOT)))
-    assert entry.run(options, training(body)) == 42
+    assert app.run(options, training(body)) == 42
 
 
 def second(socket: str) -> None:
     options = resolve("run", {"provider": "none", "socket": socket, "run-id": "r"}, {})
     try:
-        entry.run(options, [sys.executable, "-c", "raise SystemExit(1)"])
+        app.run(options, [sys.executable, "-c", "raise SystemExit(1)"])
     except UsageError as error:
         sys.exit(42 if "another spotguard answers" in str(error) else 43)
 
@@ -236,7 +237,7 @@ def test_an_error_of_the_agent_costs_one_event(
     options: Options, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A mistake in handling one message must not cost the command its guard: what follows is heard, and counts."""
-    from spotguard.agent.roster import Session
+    from spotguard.agent.core.session import Session
 
     real, failed = Session.stands, list[object]()
 
@@ -254,7 +255,7 @@ commit(hook.hear(Preempt))
 sys.exit(hook.hear(Leave).code)
 """
     with caplog.at_level(logging.ERROR, "spotguard"):
-        assert entry.run(options, training(body)) == 75
+        assert app.run(options, training(body)) == 75
     assert "an error of the agent in Heard" in caplog.text
     assert failed == [Position(1)]
     assert record(options)["committed"] is not None
@@ -309,7 +310,7 @@ sys.exit(hook.hear(Leave).code)
 """
     assert options.socket is not None
     with caplog.at_level(logging.INFO, "spotguard"):
-        assert entry.run(options, training(body)) == 75
+        assert app.run(options, training(body)) == 75
     assert "COMMITTED after" in caplog.text
     assert "the outcome cannot be written" in caplog.text
     Path(options.socket).parent.mkdir()

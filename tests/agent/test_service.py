@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.agent import control
-from spotguard.agent.control import AgentError
+from spotguard.agent.ipc import control
+from spotguard.agent.ipc.control import AgentError
 from spotguard.hooks.protocol import (
     Committed,
     HealthSeen,
@@ -36,11 +36,13 @@ NEVER = threading.Event()
 
 SERVE = """
 import os, sys
-from spotguard.agent import config, entry, journal
-options = config.resolve("agent", {"provider": "aws", "metadata-endpoint": sys.argv[1], "socket": sys.argv[2]}, {})
-journal.configure(json_log=True)
+from spotguard.agent.config.resolve import resolve
+from spotguard.agent import app
+from spotguard.agent.telemetry import logs
+options = resolve("agent", {"provider": "aws", "metadata-endpoint": sys.argv[1], "socket": sys.argv[2]}, {})
+logs.configure(json_log=True)
 print("ready", flush=True)
-sys.exit(entry.serve(options))
+sys.exit(app.serve(options))
 """
 
 #: The keys of AWS's that a service watches.
@@ -53,7 +55,8 @@ BLINDFOLDED = SERVE.replace('"provider": "aws", "metadata-endpoint": sys.argv[1]
 RUN = """
 import os, sys
 from pathlib import Path
-from spotguard.agent import config, entry
+from spotguard.agent.config.resolve import resolve
+from spotguard.agent import app
 flags = {"provider": "aws", "socket": sys.argv[2], "run-id": "r", "store": "file:///s"}
 hook = '''
 import os, sys, time
@@ -66,8 +69,8 @@ notice = hook.hear(Preempt)
 hook.say(Committed(notice.id, 5, 10, 0.1, "u", time.monotonic()))
 sys.exit(hook.hear(Leave).code)
 '''
-options = config.resolve("run", flags, {})
-sys.exit(entry.run(options, [sys.executable, "-c", hook], service_socket=Path(sys.argv[1])))
+options = resolve("run", flags, {})
+sys.exit(app.run(options, [sys.executable, "-c", hook], service_socket=Path(sys.argv[1])))
 """
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import spotguard
-from spotguard.agent.calling import REJOIN
-from spotguard.agent.launchers import is_torchrun
+from spotguard.agent.core.peers import REJOIN
+from spotguard.agent.process.torchrun import is_torchrun
 from spotguard.commands.run import split
 from spotguard.containers.manifests import GRACE, MANIFESTS, MARGIN, Cloud, window
 from spotguard.doctor import cloud

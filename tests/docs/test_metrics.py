@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.metrics.snapshot import PHASES, RESULTS, STAGES, STATES
-from spotguard.agent.metrics.table import METRICS
+from spotguard.agent.telemetry.metrics.definitions import METRICS
+from spotguard.agent.telemetry.metrics.snapshot import PHASES, RESULTS, STAGES, STATES
 from spotguard.monitoring import FILES
 from tests.docs.pages import ROOT, section
 

@@ -10,11 +10,11 @@ from dataclasses import fields
 import pytest
 
 from spotguard import cli
-from spotguard.agent.options import SETTINGS, Setting
+from spotguard.agent.config.options import SETTINGS, Setting
 from spotguard.agent.outcome import Outcome, SessionOutcome
 from spotguard.commands.parsers import Parser
-from spotguard.providers.simulator.aws import cli as aws_command
-from spotguard.providers.simulator.gcp import cli as gcp_command
+from spotguard.providers.simulator.aws import cli as aws_cli
+from spotguard.providers.simulator.gcp import cli as gcp_cli
 from tests.cases import cases
 from tests.docs.pages import ROOT, section
 
@@ -59,7 +59,7 @@ def test_each_command_has_its_options_and_no_others(command: str) -> None:
     assert said == _rows(PARSERS[command]), "as it must be:\n" + "\n".join(_rows(PARSERS[command]))
 
 
-@pytest.mark.parametrize(("cloud", "verbs"), [("aws", aws_command.VERBS), ("gcp", gcp_command.VERBS)])
+@pytest.mark.parametrize(("cloud", "verbs"), [("aws", aws_cli.VERBS), ("gcp", gcp_cli.VERBS)])
 def test_each_verb_of_a_simulators_scripts_is_explained_and_no_other(
     cloud: str, verbs: Mapping[str, object]
 ) -> None:

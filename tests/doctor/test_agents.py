@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.emergency import Machine, Policy
+from spotguard.agent.core.machine import Machine, Policy
 from spotguard.agent.events import Event, Signalled
+from spotguard.agent.ipc.server import Server
 from spotguard.agent.loop import Agent
-from spotguard.agent.server import Server
-from spotguard.agent.status import Facts
+from spotguard.agent.telemetry.status import Facts
 from spotguard.doctor import agents
 from spotguard.doctor.findings import Finding, fails, ok
 from spotguard.doctor.window import Counted
@@ -99,7 +99,7 @@ def test_what_a_killed_run_left_guards_nothing(short: Path) -> None:
 
 def test_an_agent_that_does_not_answer_fails(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is stopped, or something else listens there."""
-    monkeypatch.setattr("spotguard.agent.control.ANSWERS_IN", 0.2)
+    monkeypatch.setattr("spotguard.agent.ipc.control.ANSWERS_IN", 0.2)
     (short / "spotguard").mkdir()
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(str(short / "spotguard" / "job.sock"))
@@ -127,7 +127,7 @@ def test_a_stopped_run_of_the_service_s_name_is_no_service(
     short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their sockets are told apart by the whole path."""
-    monkeypatch.setattr("spotguard.agent.control.ANSWERS_IN", 0.2)
+    monkeypatch.setattr("spotguard.agent.ipc.control.ANSWERS_IN", 0.2)
     (short / "spotguard").mkdir()
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(str(short / "spotguard" / "agent.sock"))
@@ -140,7 +140,7 @@ def test_a_unit_s_run_that_does_not_answer_is_known_by_its_folder(
     short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has the same socket's name."""
-    monkeypatch.setattr("spotguard.agent.control.ANSWERS_IN", 0.2)
+    monkeypatch.setattr("spotguard.agent.ipc.control.ANSWERS_IN", 0.2)
     (short / "spotguard-run-gpt").mkdir()
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(str(short / "spotguard-run-gpt" / "run.sock"))

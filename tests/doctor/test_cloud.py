@@ -13,7 +13,7 @@ from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from spotguard.providers.simulator.gcp.service import GcpSimulator
-from tests.agent.test_sources import machine
+from tests.agent.sources.test_factory import machine
 from tests.fakes.patient import options
 from tests.fixtures_simulator import SimulateAzure, SimulateGcp
 from tests.front.test_health import CASES, SIMULATORS

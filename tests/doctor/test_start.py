@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.agent import entry
-from spotguard.agent.looking import LookCount
-from spotguard.agent.metrics import opening
-from spotguard.agent.metrics.meter import Meter
+from spotguard.agent import app
+from spotguard.agent.sources.looking import LookCount
+from spotguard.agent.telemetry.metrics import opening
+from spotguard.agent.telemetry.metrics.recorder import Meter
 from spotguard.doctor import start
 from spotguard.doctor.findings import Finding
 from spotguard.providers.clock import SystemClock
@@ -34,7 +34,7 @@ def refused(command: Sequence[str] = (), **said: str) -> Finding:
     assert found.state == "fails"
     said = {"provider": "none", "run_id": "gpt-small-7", "log_level": "error", **said}
     with pytest.raises(SpotguardError) as caught:
-        entry.run(options(**said), command or ["true"], service_socket=Path("/nowhere/agent.sock"))
+        app.run(options(**said), command or ["true"], service_socket=Path("/nowhere/agent.sock"))
     words = " ".join(str(caught.value).split())
     assert words.startswith(found.found)
     assert words.endswith(found.advice)

@@ -18,7 +18,7 @@ from spotguard.doctor.visit import Patient, visit
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from spotguard.providers.stores.factory import open_store
-from tests.agent.test_sources import machine
+from tests.agent.sources.test_factory import machine
 from tests.fakes.patient import A_MOMENT, patient
 from tests.fixtures_servers import FaultsBefore
 from tests.servers.faultplan import Fault as WireFault

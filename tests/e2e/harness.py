@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from spotguard.agent import control
+from spotguard.agent.ipc import control
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.processes import Running
 

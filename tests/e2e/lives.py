@@ -6,7 +6,7 @@ import signal
 import threading
 from pathlib import Path
 
-from spotguard.agent import control
+from spotguard.agent.ipc import control
 from tests.e2e.processes import Running
 from tests.e2e.trainee import LIVES, Trainee
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent import control
-from spotguard.agent.paths import SERVICE_SOCKET
+from spotguard.agent.ipc import control
+from spotguard.agent.ipc.paths import SERVICE_SOCKET
 from spotguard.containers import manifests
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.pods import Node, Pod

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
-from spotguard.agent.metrics.table import METRICS
+from spotguard.agent.telemetry.metrics.definitions import METRICS
 from spotguard.hooks.protocol import Committed, Position, Preempt, Progress, Register, Told, Welcome
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.harness import Machine

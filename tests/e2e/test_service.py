@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.agent import control
+from spotguard.agent.ipc import control
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.harness import Machine
 from tests.e2e.processes import Running, eventually

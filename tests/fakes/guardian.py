@@ -13,8 +13,8 @@ import sys
 from contextlib import ExitStack
 
 from spotguard.agent.events import CommandEnded, Event, Signalled
-from spotguard.agent.signals import Signals
-from spotguard.agent.supervisor import Supervisor
+from spotguard.agent.process.signals import Signals
+from spotguard.agent.process.supervisor import Supervisor
 
 
 def main(report: int, command: list[str]) -> int:

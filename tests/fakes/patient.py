@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from spotguard.agent.config import resolve
-from spotguard.agent.options import Options
+from spotguard.agent.config.options import Options
+from spotguard.agent.config.resolve import resolve
 from spotguard.doctor.measuring import Pace
 from spotguard.doctor.visit import Patient
 from spotguard.providers.clock import Clock, SystemClock

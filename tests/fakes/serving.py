@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from spotguard.agent.connection import Limits
 from spotguard.agent.events import Event, Heard, Opened
-from spotguard.agent.server import Server
+from spotguard.agent.ipc.connection import Limits
+from spotguard.agent.ipc.server import Server
 from spotguard.hooks.protocol import Preempt, Told
 from spotguard.providers.clock import SystemClock
 from tests.fakes.hook import FakeHook

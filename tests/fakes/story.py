@@ -16,7 +16,7 @@ from spotguard.agent.actions import (
     SignalSession,
     Tell,
 )
-from spotguard.agent.emergency import Machine, Policy
+from spotguard.agent.core.machine import Machine, Policy
 from spotguard.agent.events import (
     Asked,
     Closed,

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from spotguard import cli
-from spotguard.agent import config, launchers
+from spotguard.agent.config import resolve
+from spotguard.agent.process import torchrun
 from tests.front.user_data import AWKWARD, STORES, WHEEL, printed, script_of, values_of
 
 
@@ -72,8 +73,8 @@ def test_both_files_are_ones_that_the_machine_can_read(
     values = values_of(script_of(printed(capsys, "aws", *words)), tmp_path)
     for name in ("agent", "run"):
         (tmp_path / f"{name}.toml").write_text(values[f"{name}_toml"])
-    agent = config.resolve("agent", {"config": str(tmp_path / "agent.toml")}, {})
-    run = config.resolve("run", {"config": str(tmp_path / "run.toml")}, {})
+    agent = resolve.resolve("agent", {"config": str(tmp_path / "agent.toml")}, {})
+    run = resolve.resolve("run", {"config": str(tmp_path / "run.toml")}, {})
     assert (agent.metadata_endpoint, agent.window, agent.json_log) == ("http://127.0.0.1:9", 120.0, True)
     assert (run.metadata_endpoint, run.window, run.on_notice) == (None, 120.0, 'logger "x\\y"')
 
@@ -95,7 +96,7 @@ def test_an_endpoint_elsewhere_is_let_through_the_agents_fence(
 def test_the_job_is_torchrun_to_who_guards_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """`spotguard run` looks at the words behind it: a script between them would hide the launcher from it."""
     script = script_of(printed(capsys, "aws", command=["torchrun", "--nnodes", "2:4", "train.py"]))
-    assert launchers.is_torchrun(shlex.split(values_of(script, tmp_path)["command"]))
+    assert torchrun.is_torchrun(shlex.split(values_of(script, tmp_path)["command"]))
     assert "exec %s/bin/spotguard run --config %s -- %s" in script
 
 

@@ -14,11 +14,11 @@ from typing import get_args
 
 import pytest
 
-from spotguard.agent.board import Board
-from spotguard.agent.config import resolve
+from spotguard.agent.config.resolve import resolve
 from spotguard.agent.events import Event, HealthChanged
-from spotguard.agent.sources import make
-from spotguard.agent.watcher import Watcher
+from spotguard.agent.sources.factory import make
+from spotguard.agent.sources.feed import Board
+from spotguard.agent.sources.poller import Watcher
 from spotguard.commands import glance
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.health import Reason
@@ -99,6 +99,6 @@ def test_why_a_source_does_not_see_reaches_the_person(
 
 
 def test_every_reason_is_tried() -> None:
-    """Two are no cloud's: `unguarded` is the service agent's (tests/agent/test_relay_unguarded.py), `overdue` is said of
-    a look that does not come back (tests/agent/test_overdue.py)."""
+    """Two are no cloud's: `unguarded` is the service agent's (tests/agent/sources/test_remote_unguarded.py), `overdue` is said of
+    a look that does not come back (tests/agent/sources/test_overdue.py)."""
     assert {reason for _, _, reason in CASES} == {*get_args(Reason)} - {"", "unguarded", "overdue"}

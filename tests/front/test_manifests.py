@@ -12,11 +12,11 @@ from typing import get_args
 import pytest
 
 import spotguard
-from spotguard.agent import config
-from spotguard.agent.calling import REJOIN
-from spotguard.agent.launchers import is_torchrun
-from spotguard.agent.options import SETTINGS
-from spotguard.agent.paths import SERVICE_SOCKET
+from spotguard.agent.config import resolve
+from spotguard.agent.config.options import SETTINGS
+from spotguard.agent.core.peers import REJOIN
+from spotguard.agent.ipc.paths import SERVICE_SOCKET
+from spotguard.agent.process.torchrun import is_torchrun
 from spotguard.commands.run import split
 from spotguard.containers import manifests
 from spotguard.containers.manifests import MANIFESTS, Cloud
@@ -77,8 +77,8 @@ def test_an_agent_has_the_agents_image_and_a_job_has_its_own(name: str, cloud: C
 def test_every_variable_is_an_option_and_its_value_is_taken(name: str, cloud: Cloud) -> None:
     for each in containers(name, cloud):
         env = environment(each)
-        assert config.unknown_variables(env) == []
-        options = config.resolve("agent" if each["name"] == "agent" else "run", {}, env)
+        assert resolve.unknown_variables(env) == []
+        options = resolve.resolve("agent" if each["name"] == "agent" else "run", {}, env)
         assert options.provider == (cloud if "SPOTGUARD_PROVIDER" in env else "auto")
     assert pod(name, cloud)["enableServiceLinks"] is False, (
         "a Service of this name would add variables of its own"
@@ -266,7 +266,7 @@ def test_the_pods_that_stay_wait_for_one_that_the_job_makes_late() -> None:
 def test_the_pods_that_crash_with_another_begin_again_by_themselves() -> None:
     """The Job would count it, for as long as it lives."""
     env = environment(container("indexed-job", "aws", "train"))
-    assert config.resolve("run", {}, env).max_restarts >= 10
+    assert resolve.resolve("run", {}, env).max_restarts >= 10
     for name in JOBS:
         if name != "indexed-job":
             assert "SPOTGUARD_MAX_RESTARTS" not in environment(container(name, "aws", "train"))

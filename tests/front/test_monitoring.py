@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.metrics.table import METRICS
+from spotguard.agent.telemetry.metrics.definitions import METRICS
 from spotguard.monitoring import FILES, text
 
 yaml: Any = pytest.importorskip("yaml")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spotguard.agent import values
-from spotguard.agent.paths import LONGEST, default_socket
+from spotguard.agent.config import parsers
+from spotguard.agent.ipc.paths import LONGEST, default_socket
 from spotguard.hooks.format.keys import attempt_key, check_run_id
 from spotguard.hooks.naming import default_run_id
 from spotguard.providers.errors import UsageError
@@ -18,7 +18,7 @@ from spotguard.providers.run_id import RUN_ID, is_run_id
 from spotguard.providers.stores.base import check_key
 
 DOORS: dict[str, Callable[[str], object]] = {
-    "--run-id": lambda text: values.run_id("--run-id", text),
+    "--run-id": lambda text: parsers.run_id("--run-id", text),
     "the socket": lambda text: default_socket(text, {}, 0),
     "register": check_run_id,
 }

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from spotguard.agent.caller import Caller
+from spotguard.agent.ipc.client import Caller
 from spotguard.hooks.protocol import HealthSeen, NoticeGone, NoticeSeen, Watch, Watched
 from spotguard.providers.errors import ProtocolError
 

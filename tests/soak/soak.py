@@ -11,7 +11,7 @@ import signal
 import time
 from pathlib import Path
 
-from spotguard.agent.control import AgentError, status
+from spotguard.agent.ipc.control import AgentError, status
 from tests.e2e.harness import Machine
 from tests.e2e.processes import Running, eventually
 from tests.soak.clouds import Cloud, Way

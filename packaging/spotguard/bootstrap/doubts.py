@@ -7,8 +7,8 @@ import shlex
 from urllib.parse import urlsplit
 
 import spotguard
-from spotguard.agent.values import DEADLINE, DEADLINE_EXAMPLE
-from spotguard.agent.values import deadline as parse_deadline
+from spotguard.agent.config.parsers import DEADLINE, DEADLINE_EXAMPLE
+from spotguard.agent.config.parsers import deadline as parse_deadline
 from spotguard.providers.stores.url import CLOUDS, locate
 
 from . import requirement

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from urllib.parse import urlsplit
 
-from spotguard.agent import config, values
-from spotguard.agent.deadline import DeadlineSource
-from spotguard.agent.options import Options
-from spotguard.agent.values import DEADLINE_EXAMPLE, Deadline
+from spotguard.agent.config import parsers, resolve
+from spotguard.agent.config.options import Options
+from spotguard.agent.config.parsers import DEADLINE_EXAMPLE, Deadline
+from spotguard.agent.sources.deadline import DeadlineSource
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.names import ACCOUNT, check_named
@@ -41,7 +41,7 @@ def read(flags: Mapping[str, str], user: str, clock: Clock) -> Options:
         )
     folders = dict.fromkeys(("stage", "socket", "notice-file"), _on_the_machine)
     readers = {**folders, "store": store, "deadline": _to_come(clock)}
-    options = config.resolve("run", flags, {}, readers=readers)
+    options = resolve.resolve("run", flags, {}, readers=readers)
     if options.metrics_port is not None and options.metrics_port < _FIRST_PORT and user != "root":
         raise UsageError(
             f"--metrics-port {flags['metrics-port']!r}: a port below {_FIRST_PORT} is not for a user such as {user}: take one above, as in 9464"
@@ -81,7 +81,7 @@ def _to_come(clock: Clock) -> Callable[[str, str], Deadline]:
     """The reader of a deadline that still lies ahead, at the same instant on every machine."""
 
     def read(origin: str, text: str) -> Deadline:
-        said = values.deadline(origin, text, _EXPECTED)
+        said = parsers.deadline(origin, text, _EXPECTED)
         if said.wall is not None and _has_no_zone(text):
             raise UsageError(
                 f"{origin} {text!r}: each machine would read it in its own zone, which need not be yours: say which, as in "
@@ -102,7 +102,7 @@ def _has_no_zone(text: str) -> bool:
 
 
 def _on_the_machine(origin: str, text: str) -> str:
-    return values.absolute_path(origin, absolute(origin, text, "/mnt/nvme/spotguard"))
+    return parsers.absolute_path(origin, absolute(origin, text, "/mnt/nvme/spotguard"))
 
 
 def absolute(flag: str, path: str, example: str) -> str:

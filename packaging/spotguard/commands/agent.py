@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from spotguard.agent import config
+from spotguard.agent.config import resolve
 
 from .parsers import add_settings, settings_given
 from .run import log_as, warn_of_unknown_variables
@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    options = config.resolve("agent", settings_given(arguments, "agent"), os.environ)
+    options = resolve.resolve("agent", settings_given(arguments, "agent"), os.environ)
     log_as(options)
     warn_of_unknown_variables()
-    from spotguard.agent import entry
+    from spotguard.agent import app
 
-    return entry.serve(options)
+    return app.serve(options)

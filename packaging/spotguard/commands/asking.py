@@ -6,7 +6,8 @@ import argparse
 import os
 from pathlib import Path
 
-from spotguard.agent import control, values
+from spotguard.agent.config import parsers
+from spotguard.agent.ipc import control
 
 
 def add_whom(parser: argparse.ArgumentParser) -> None:
@@ -24,9 +25,9 @@ def whom(arguments: argparse.Namespace) -> Path | None:
 def the_one(arguments: argparse.Namespace) -> Path:
     """The socket that was said, or the only one."""
     run_id = checked_run_id(arguments.run_id)
-    socket = None if arguments.socket is None else values.socket_path("--socket", arguments.socket)
+    socket = None if arguments.socket is None else parsers.socket_path("--socket", arguments.socket)
     return control.choose(run_id, socket, os.environ, os.geteuid())
 
 
 def checked_run_id(run_id: str | None) -> str | None:
-    return None if run_id is None else values.run_id("--run-id", run_id)
+    return None if run_id is None else parsers.run_id("--run-id", run_id)

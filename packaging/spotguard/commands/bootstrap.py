@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from spotguard.agent.values import DEADLINE_EXAMPLE as EXAMPLE
+from spotguard.agent.config.parsers import DEADLINE_EXAMPLE
 from spotguard.bootstrap import doubts, plan, policy, user_data
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
@@ -35,7 +35,7 @@ _HELP = {
     "provider": "whose notices to watch: this cloud's (the default), or none",
     "store": "where checkpoints go: s3://bucket/prefix, gs://bucket/prefix, az://container/prefix?account=NAME, or file:///path on a network file system (must be said)",
     "run-id": "the name to resume under (must be said)",
-    "deadline": f"when the machine has to end: {EXAMPLE}Z or +01:00, Unix seconds; or +3600 or 2h from each start of the job",
+    "deadline": f"when the machine has to end: {DEADLINE_EXAMPLE}Z or +01:00, Unix seconds; or +3600 or 2h from each start of the job",
     "socket": "where training processes find us (default: in a folder that the unit makes)",
     "stage": "a folder on the machine's own disk: background checkpoints are written there first, and a restart there restores from it",
 }

@@ -14,8 +14,9 @@ from types import FrameType
 from rich.console import Console
 from rich.text import Text
 
-from spotguard.agent import journal, values
-from spotguard.agent.options import Options
+from spotguard.agent.config import parsers
+from spotguard.agent.config.options import Options
+from spotguard.agent.telemetry import logs
 from spotguard.doctor import page
 from spotguard.doctor.asides import within
 from spotguard.doctor.findings import Finding, any_fails
@@ -103,7 +104,7 @@ def _options(arguments: argparse.Namespace, command: Sequence[str]) -> tuple[Opt
     try:
         options = within(LOOK, SystemClock(), resolve, "options")
     except TimeoutError:
-        options = resolve(readers={"store": read_unlooked, "stage": values.absolute_path})
+        options = resolve(readers={"store": read_unlooked, "stage": parsers.absolute_path})
     return options, options.run_id
 
 
@@ -115,7 +116,7 @@ def _logged(options: Options) -> Iterator[None]:
     try:
         yield
     finally:
-        journal.remove(handler)
+        logs.remove(handler)
 
 
 @contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from spotguard.agent import control, values
+from spotguard.agent.config import parsers
+from spotguard.agent.ipc import control
 from spotguard.doctor import job, rehearsal
 from spotguard.providers.errors import UsageError
 
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    said = None if arguments.window is None else values.seconds("--window", arguments.window)
+    said = None if arguments.window is None else parsers.seconds("--window", arguments.window)
     if said == 0:
         raise UsageError("--window '0': expected seconds above 0, as in 30")
     path, outcome = the_one(arguments), dict[str, Any]()

@@ -57,7 +57,7 @@ def _open_what_is_closed() -> None:
 
 def _interrupted() -> int:
     """End by SIGINT at a terminal: a shell leaves its loop only when it sees that (https://www.cons.org/cracauer/sigint.html)."""
-    from spotguard.agent.terminal import in_front
+    from spotguard.agent.process.terminal import in_front
 
     if in_front():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -68,7 +68,7 @@ def _interrupted() -> int:
 def _say(error: BaseException, code: int, text: str | None = None) -> int:
     if os.environ.get("SPOTGUARD_DEBUG") == "1":
         raise error
-    from spotguard.agent.scribe import Scribe
+    from spotguard.agent.telemetry.log_thread import Scribe
 
     # One line also where a foreign message that we quote has several. A reader that does not read, or a stderr that is
     # closed, costs the line and not the exit code.

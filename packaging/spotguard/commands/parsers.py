@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from spotguard.agent.options import Setting, settings_of
-from spotguard.agent.values import PROVIDERS
+from spotguard.agent.config.options import Setting, settings_of
+from spotguard.agent.config.parsers import PROVIDERS
 from spotguard.providers.errors import UsageError
 from spotguard.providers.text import did_you_mean
 
@@ -77,7 +77,7 @@ def add_settings(
     help_of: Mapping[str, str] | None = None,
     hidden: Sequence[str] = (),
 ) -> None:
-    """The flags of the options that `command` has, as text: `agent.config` reads them all in one way.
+    """The flags of the options that `command` has, as text: `agent.config.resolve` reads them all in one way.
 
     Args:
         intro, help_of: what is said of them, and of some by name, where it is not what `command` says.

@@ -13,7 +13,7 @@ from types import FrameType
 
 from rich.text import Text
 
-from spotguard.agent import values
+from spotguard.agent.config import parsers
 from spotguard.prove import page
 from spotguard.prove.copies import Original, links
 from spotguard.prove.proof import EXIT_CODES, Trial, prove
@@ -125,7 +125,7 @@ def _trial(arguments: argparse.Namespace, command: Sequence[str]) -> Trial:
     tries = _whole("--tries", arguments.tries, min(_TRIES, steps - 1), 1, steps - 1)
     jobs = _whole("--jobs", arguments.jobs, _jobs(command), 1)
     limit = _whole("--copy-limit", arguments.copy_limit, _COPY_LIMIT, 0, 2**30)
-    stall = _TIMEOUT if arguments.timeout is None else values.seconds("--timeout", arguments.timeout)
+    stall = _TIMEOUT if arguments.timeout is None else parsers.seconds("--timeout", arguments.timeout)
     if stall < _LEAST_TIMEOUT:
         raise UsageError(
             f"--timeout {arguments.timeout!r}: expected {_LEAST_TIMEOUT:g} seconds or more, for torch takes some to start"
@@ -146,7 +146,7 @@ def _trial(arguments: argparse.Namespace, command: Sequence[str]) -> Trial:
 
 
 def _whole(flag: str, text: str | None, default: int, least: int, most: int | None = None) -> int:
-    return default if text is None else values.at_least(least, most)(flag, text)
+    return default if text is None else parsers.at_least(least, most)(flag, text)
 
 
 def _jobs(command: Sequence[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from spotguard.agent import values
+from spotguard.agent.config import parsers
 from spotguard.hooks.checkpoints.retention import Keep, Pruning, plan_pruning
 from spotguard.providers.errors import UsageError
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.keep is None:
         raise UsageError("--keep is missing: say how many whole checkpoints stay, as in --keep 3")
-    keep = Keep.of(values.keep("--keep", arguments.keep))
+    keep = Keep.of(parsers.keep("--keep", arguments.keep))
     meant = target(arguments)
     if meant.name is not None:
         raise UsageError(

@@ -9,8 +9,9 @@ import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from spotguard.agent import config, terminal
-from spotguard.agent.options import Options, settings_of
+from spotguard.agent.config import resolve
+from spotguard.agent.config.options import Options, settings_of
+from spotguard.agent.process import terminal
 from spotguard.providers.errors import UsageError
 
 from .parsers import add_settings, settings_given
@@ -72,9 +73,9 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
 
         read_place("the default", options.store)
     _warn_of_a_store_that_dies(options)
-    from spotguard.agent import entry
+    from spotguard.agent import app
 
-    code = entry.run(options, list(command))
+    code = app.run(options, list(command))
     if code == 128 + signal.SIGINT:
         pass_on_the_interrupt()
     return code
@@ -118,20 +119,20 @@ def options_for(
     name = default_run_id(command, folder, os.environ) if run_id is None else run_id
     defaults = {"run-id": name, "store": default_store(folder)}
     looked = {"store": read_place, **(readers or {})}
-    return config.resolve("run", flags, os.environ, defaults=defaults, readers=looked)
+    return resolve.resolve("run", flags, os.environ, defaults=defaults, readers=looked)
 
 
 def log_as(options: Options) -> logging.Handler:
     """Everything to stderr: stdout is the command's. Returns the handler, for who goes on after it."""
-    from spotguard.agent import journal
+    from spotguard.agent.telemetry import logs
 
     level = logging.getLevelNamesMapping()[options.log_level.upper()]
-    return journal.configure(json_log=options.json_log, level=level)
+    return logs.configure(json_log=options.json_log, level=level)
 
 
 def warn_of_unknown_variables() -> None:
     """A word that is spelt wrong would be an option that silently is not set."""
-    for line in config.unknown_variables(os.environ):
+    for line in resolve.unknown_variables(os.environ):
         logger.warning("no option is called so, and nobody reads it: %s", line)
 
 

@@ -15,7 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from spotguard.agent import control
+from spotguard.agent.ipc import control
 from spotguard.providers.clock import SystemClock
 
 from . import glance

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spotguard.agent import control
-from spotguard.agent.options import Options
-from spotguard.agent.paths import SERVICE_SOCKET, path_of
+from spotguard.agent.config.options import Options
+from spotguard.agent.ipc import control
+from spotguard.agent.ipc.paths import SERVICE_SOCKET, path_of
 
 from .cloud import PASSES
 from .findings import Finding, State, fails, ok, warning
@@ -86,7 +86,7 @@ def ask(
                 "start the job: spotguard run",
             )
         )
-    relayed = options.provider != "none" and not options.metadata_endpoint  # as `agent.entry` decides
+    relayed = options.provider != "none" and not options.metadata_endpoint  # as `agent.app` decides
     running = [body for body in bodies if "error" not in body and not body["service"]]
     return Agents(
         tuple(findings),

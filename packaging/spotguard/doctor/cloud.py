@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spotguard.agent import sources
-from spotguard.agent.options import Options
+from spotguard.agent.config.options import Options
+from spotguard.agent.sources import factory
 from spotguard.providers.clock import Clock
 from spotguard.providers.clouds.detect import Machine, detect
 from spotguard.providers.health import Health, blind
@@ -60,7 +60,7 @@ def look(options: Options, clock: Clock, root: Path = Path("/")) -> Sight:
     machine = detect(root)
     cloud = machine.cloud if options.provider == "auto" else options.provider
     named = _named(cloud, options, machine)
-    made = sources.make(options, clock, root)()
+    made = factory.make(options, clock, root)()
     if cloud == "none":
         return Sight(cloud, (named,))
     sightings = _looks(made, clock)

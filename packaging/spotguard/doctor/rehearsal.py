@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import isclose
 from typing import Any
 
-from spotguard.agent.fit import Fit, reserve_of
+from spotguard.agent.core.budget import Fit, reserve_of
 
 from . import job
 from .verdict import values, ways

@@ -1,4 +1,4 @@
-"""Whether `spotguard run` would start with the words that were given, by what `run` itself asks (`agent.refusals`)."""
+"""Whether `spotguard run` would start with the words that were given, by what `run` itself asks (`agent.preflight`)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from spotguard.agent.options import Options
-from spotguard.agent.refusals import found_at, refusals
+from spotguard.agent.config.options import Options
+from spotguard.agent.preflight import found_at, refusals
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import SpotguardError
 

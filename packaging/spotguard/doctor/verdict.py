@@ -5,13 +5,13 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from spotguard.agent.fit import Fit
+from spotguard.agent.core.budget import Fit
 from spotguard.providers.text import amount
 
 from .findings import Finding, fails, ok, warning
 
 if TYPE_CHECKING:  # a drill's verdict needs none of what measures
-    from spotguard.agent.options import Options
+    from spotguard.agent.config.options import Options
 
     from .measuring import Measured
     from .window import Window

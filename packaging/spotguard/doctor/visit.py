@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from spotguard.agent.options import Options
-from spotguard.agent.paths import SERVICE_SOCKET
+from spotguard.agent.config.options import Options
+from spotguard.agent.ipc.paths import SERVICE_SOCKET
 from spotguard.hooks.format.keys import probe_key
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from spotguard.agent.fit import expected_window, reserve_of
+from spotguard.agent.core.budget import expected_window, reserve_of
 
 from .findings import Finding, fails, ok, warning
 

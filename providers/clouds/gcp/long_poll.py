@@ -33,7 +33,7 @@ _FIRST_GAP = 0.05
 _DISTRUST = 300.0
 
 #: Seconds to the next look after one that failed, and after a good one none is lost. Whoever looks doubles it with
-#: each failure, ten times at most (`agent.watcher`): the first tries follow each other at once, and in the longest
+#: each failure, ten times at most (`agent.sources.poller`): the first tries follow each other at once, and in the longest
 #: storm the next is 0.9 s away. From 1 ms on the cap would be above a second.
 RETRY = 0.0009
 

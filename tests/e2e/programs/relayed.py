@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from spotguard.agent import entry
+from spotguard.agent import app
 from spotguard.commands.run import log_as, options_for, split
 
 
@@ -14,7 +14,7 @@ def main(service: str, words: list[str]) -> int:
     flags = {flag.removeprefix("--"): value for flag, value in zip(ours[::2], ours[1::2], strict=True)}
     options = options_for(flags, command)
     log_as(options)
-    return entry.run(options, command, service_socket=Path(service))
+    return app.run(options, command, service_socket=Path(service))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.agent import values
+from spotguard.agent.config import parsers
 from spotguard.hooks.checkpoints.catalog import find_whole, list_checkpoints, scan, whole_checkpoints
 from spotguard.hooks.checkpoints.commit import claim_attempt, put_manifest
 from spotguard.hooks.checkpoints.retention import Keep, plan_pruning, prune
@@ -331,7 +331,7 @@ def test_what_a_milestone_refers_to_stays() -> None:
 def test_the_agent_and_the_training_process_read_alike(text: str) -> None:
     """What `--keep` takes is what `register` finds."""
     try:
-        said = str(values.keep("--keep", text))
+        said = str(parsers.keep("--keep", text))
     except UsageError:
         with pytest.raises(ValueError, match="^" + re.escape(text)):
             Keep.of(text)

@@ -13,12 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from spotguard.agent.emergency import Machine as Decisions
-from spotguard.agent.emergency import Policy
+from spotguard.agent.core.machine import Machine as Decisions
+from spotguard.agent.core.machine import Policy
 from spotguard.agent.events import Event, NoticeGone, NoticeSeen, Signalled
+from spotguard.agent.ipc.server import Server
 from spotguard.agent.loop import Agent
-from spotguard.agent.server import Server
-from spotguard.agent.status import Facts
+from spotguard.agent.telemetry.status import Facts
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.notice import Notice, NoticeKind
 

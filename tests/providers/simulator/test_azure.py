@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from spotguard.providers.errors import UsageError
-from spotguard.providers.simulator import cli as command
-from spotguard.providers.simulator.azure import cli as azure_command
+from spotguard.providers.simulator import cli
+from spotguard.providers.simulator.azure import cli as azure_cli
 from spotguard.providers.simulator.azure.service import AzureSimulator
 from spotguard.providers.simulator.scenario import parse_script
 from tests.fakes.clock import ManualClock
@@ -243,7 +243,7 @@ def test_each_line_of_a_script_does_what_it_says(simulate_azure: SimulateAzure, 
         8s  fault 410 for=70s
         9s  clear
     """
-    for step in parse_script(text, "x", azure_command.VERBS):
+    for step in parse_script(text, "x", azure_cli.VERBS):
         step.do(vm)
     assert told == [
         "notice: Preempt of pool-vmss_100, 20 s from now",
@@ -265,7 +265,7 @@ def test_the_command_plays_flags_and_script(capsys: pytest.CaptureFixture[str], 
     script = tmp_path / "script"
     script.write_text("0.02 schedule freeze of=other\n0.06 begin\n")
     words = ["--preempt-after=0.04", "--window=0.01", "--vm-name=gpu-7", "--enabling=0", f"--script={script}"]
-    assert command.main(["azure", "--for=0.1", *words]) == 0
+    assert cli.main(["azure", "--for=0.1", *words]) == 0
     out = capsys.readouterr().out
     assert "spotguard run --provider azure --metadata-endpoint http://127.0.0.1:" in out
     order = ["Freeze of pool-vmss_100", "notice: Preempt of gpu-7", "the deadline", "has started", "ended;"]
@@ -287,6 +287,6 @@ def test_what_is_said_wrongly_is_refused(
 ) -> None:
     """Code 2, and nothing listens."""
     with pytest.raises(SystemExit) as end:
-        command.main(["azure", *words])
+        cli.main(["azure", *words])
     assert end.value.code == 2
     assert message in capsys.readouterr().err

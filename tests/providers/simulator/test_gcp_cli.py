@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.providers.simulator import cli as command
-from spotguard.providers.simulator.gcp import cli as gcp_command
+from spotguard.providers.simulator import cli
+from spotguard.providers.simulator.gcp import cli as gcp_cli
 from spotguard.providers.simulator.scenario import parse_script
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateGcp
@@ -19,7 +19,7 @@ def test_flags_and_script_are_one_sequence(capsys: pytest.CaptureFixture[str], t
     script.write_text("0.02 no-upcoming as=bare\n0.06 stop max=5m\n")
     words = ["--preempt-after=0.04", "--window=0.01", "--notice=120", "--upcoming=7200", "--fault=held-503"]
     words += ["--maintenance-after=0.03", "--maintenance=migrate", f"--script={script}"]
-    assert command.main(["gcp", "--for=0.5", *words]) == 0
+    assert cli.main(["gcp", "--for=0.5", *words]) == 0
     first, second, *lines = capsys.readouterr().out.splitlines()
     endpoint = first.removeprefix("endpoint: ")
     assert second == (
@@ -51,7 +51,7 @@ def test_each_verb_does_what_it_says(simulate_gcp: SimulateGcp, clock: ManualClo
         0 stop
         0 clear
         """
-    for step in parse_script(script, "script", gcp_command.VERBS):
+    for step in parse_script(script, "script", gcp_cli.VERBS):
         step.do(vm)
     assert told == [
         "maintenance-event: TERMINATE_ON_HOST_MAINTENANCE",
@@ -76,7 +76,7 @@ def test_what_is_said_wrongly_is_refused_before_anything_listens(
     capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     try:
-        code = command.main(["gcp", *words])
+        code = cli.main(["gcp", *words])
     except SystemExit as error:  # argparse's own way
         code = int(error.code or 0)
     out, err = capsys.readouterr()

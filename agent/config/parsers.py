@@ -1,0 +1,259 @@
+"""From what a person wrote to a value: one function for each kind of option.
+
+Each takes the origin ("--window", "SPOTGUARD_WINDOW", "spot.toml: window") and the text, and refuses with one
+line that names both, what was expected, and an example to copy.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, NoReturn
+
+from ...providers.errors import UsageError
+from ...providers.run_id import RUN_ID, is_run_id
+from ..events import WEEK
+
+_YES = ("true", "yes", "on", "1")
+_NO = ("false", "no", "off", "0")
+
+PROVIDERS = ("auto", "aws", "azure", "gcp", "none")
+
+
+#: Checkpoints that stay: the newest so many, and one of every so many steps.
+_KEEP = re.compile("[1-9][0-9]{0,8}(?:[+][1-9][0-9]{0,8})?")
+
+#: Signals that leave a command no time: to send one of them is to end it, not to tell it.
+_DEAF = (signal.SIGKILL, signal.SIGSTOP)
+
+
+def refuse(origin: str, text: str, expected: str) -> NoReturn:
+    raise UsageError(f"{origin} {text!r}: expected {expected}")
+
+
+def seconds(origin: str, text: str) -> float:
+    """Zero is a time too: a reserve of none, a window that is over at once."""
+    value = _number(text)
+    if not 0 <= value <= WEEK:
+        refuse(origin, text, f"seconds from 0 up to {WEEK} (a week), as in 30")
+    return value
+
+
+def interval(origin: str, text: str) -> float | Literal["auto", "off"]:
+    word = text.lower()
+    if word in ("auto", "off"):
+        return "auto" if word == "auto" else "off"
+    value = _number(text)
+    if not 0 < value <= WEEK:
+        refuse(origin, text, f"auto, off, or seconds above 0 up to {WEEK} (a week), as in 60")
+    return value
+
+
+def at_least(least: int, most: int | None = None, why: str = "") -> Callable[[str, str], int]:
+    """The reader of whole numbers from `least` up, to `most` where there is an end."""
+    span = f"from {least} up" if most is None else f"from {least} to {most}"
+
+    def read(origin: str, text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least or (most is not None and value > most):
+            refuse(origin, text, f"a whole number {span}{why}")
+        return value
+
+    return read
+
+
+def keep(origin: str, text: str) -> str:
+    """How many checkpoints stay, in the words that the training process reads (`hooks.checkpoints.retention.Keep`)."""
+    if not _KEEP.fullmatch(text):
+        refuse(
+            origin,
+            text,
+            "a whole number from 1 up, for the last good one always stays; or two, as in 3+1000, to keep the first at or "
+            "after every 1000th step as well",
+        )
+    return text
+
+
+def yes_or_no(origin: str, text: str) -> bool:
+    word = text.lower()
+    if word not in _YES + _NO:
+        refuse(origin, text, "true or false")
+    return word in _YES
+
+
+def one_of(*words: str) -> Callable[[str, str], str]:
+    def read(origin: str, text: str) -> str:
+        if (word := text.lower()) not in words:
+            refuse(origin, text, f"{', '.join(words[:-1])} or {words[-1]}")
+        return word
+
+    return read
+
+
+def provider(origin: str, text: str) -> str:
+    return one_of(*PROVIDERS)(origin, text)
+
+
+def endpoint(origin: str, text: str) -> str:
+    # Here and now: it brings the HTTP client, which nobody needs who gives no endpoint and has no cloud.
+    from ...providers.clouds.http import parse_endpoint
+
+    return parse_endpoint(text, origin)
+
+
+def vm_name(origin: str, text: str) -> str:
+    if not text.isprintable() or not 0 < len(text) <= 128 or " " in text:
+        refuse(origin, text, "a machine's name in one word, as in pool-vmss_12")
+    return text
+
+
+def run_id(origin: str, text: str) -> str:
+    if not is_run_id(text):
+        refuse(origin, text, RUN_ID)
+    return text
+
+
+def store(origin: str, text: str) -> str:
+    if "://" not in text:
+        refuse(origin, text, "a store's URL, as in file:///mnt/checkpoints")
+    return text
+
+
+def absolute_path(origin: str, text: str) -> str:
+    """Absolute, because the command may be in another folder when it uses it."""
+    if not text or "\0" in text:
+        refuse(origin, text, "a path, as in /run/user/1000/gpt.sock")
+    return os.path.abspath(text)
+
+
+def socket_path(origin: str, text: str) -> str:
+    """The root has no name, and so no lock of that name beside it."""
+    path = absolute_path(origin, text)
+    if not os.path.basename(path):
+        refuse(origin, text, "a path with a name at its end, as in /run/user/1000/gpt.sock")
+    return path
+
+
+def folder(origin: str, text: str) -> str:
+    """Absolute, and there or to be made. Only looked at: who writes to it makes it."""
+    path = there = os.path.abspath(text.partition("\0")[0])
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not text or "\0" in text or not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
+        refuse(
+            origin, text, "a folder that is there or can be made, and written to, as in /mnt/nvme/spotguard"
+        )
+    return path
+
+
+def shell_command(origin: str, text: str) -> str:
+    if not text.strip() or "\0" in text:
+        refuse(origin, text, "a command for the shell, as in 'logger notice'")
+    return text
+
+
+def signal_number(origin: str, text: str) -> int | None:
+    word = text.upper()
+    if word == "NONE":
+        return None
+    name = word if word.startswith("SIG") else f"SIG{word}"
+    found = signal.Signals.__members__.get(name)
+    if found is None or found in _DEAF:
+        refuse(origin, text, "none, or a signal that a program can act on, as in TERM or USR1")
+    return int(found)
+
+
+def toml_text(origin: str, value: object) -> str:
+    """A TOML value as the text it would be on the command line: one set of readers for all three places."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (str, int, float, datetime)):
+        return str(value)
+    raise UsageError(f"{origin}: expected a text, a number or true or false, not a {_toml_name(value)}")
+
+
+def _toml_name(value: object) -> str:
+    return "table" if isinstance(value, dict) else "list" if isinstance(value, list) else "date"
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+DEADLINE = "--deadline"
+
+
+_UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+_FROM_NOW = re.compile(r"\+?(?:\d+(?:\.\d+)?(?:sec|min|[smhd]))+|\+\d+(?:\.\d+)?")
+
+
+_PART = re.compile(r"(\d+(?:\.\d+)?)(sec|min|[smhd]?)")
+
+
+#: Nobody reserves a machine for longer than ten years, and Unix milliseconds would be the year 58000.
+FARTHEST = 10 * 366 * 86400.0
+
+
+#: In every message, help and page: to be copied, so neither past nor further off than is taken, for years.
+DEADLINE_EXAMPLE = "2035-06-30T18:00"
+
+
+_A_TIME = f"a time, as in {DEADLINE_EXAMPLE} (or with a zone, +01:00 or Z), Unix seconds, or from now +3600 or 2h30m"
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """What was said: an instant, or a time from the start of this program on. One of the two is None."""
+
+    #: Unix seconds.
+    wall: float | None = None
+    after: float | None = None
+    #: Who said it, and how, for what has to be said about it later.
+    origin: str = field(default=DEADLINE, compare=False)
+    text: str = field(default="", compare=False)
+
+
+def deadline(origin: str, text: str, expected: str = _A_TIME) -> Deadline:
+    """What a person wrote. A time without a zone is the machine's own.
+
+    Args:
+        expected: what would be a time, for who asks.
+
+    Raises:
+        UsageError: it is no time.
+    """
+    word = text.strip()
+    if _FROM_NOW.fullmatch(word.lower()):
+        parts = _PART.findall(word.lower())
+        seconds = sum(float(number) * _UNITS[unit or "s"] for number, unit in parts)
+        if seconds > FARTHEST:
+            refuse(origin, text, "a time within ten years from now on: Unix seconds are written without a +")
+        return Deadline(after=seconds, origin=origin, text=text)
+    wall = _instant(word)
+    if wall is None or not math.isfinite(wall):
+        refuse(origin, text, expected)
+    return Deadline(wall=wall, origin=origin, text=text)
+
+
+def _instant(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        pass
+    try:
+        return datetime.fromisoformat(word).timestamp()
+    except (ValueError, OverflowError, OSError):  # a year that the system's clock does not know
+        return None

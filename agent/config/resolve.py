@@ -1,0 +1,131 @@
+"""The options of `run` and `agent`, from the three places in which they can be given.
+
+A flag beats the environment, the environment beats the file. What is unknown is refused, and a value that cannot
+be used is refused together with the place it came from: an option that is silently not what somebody meant shows
+on the day of the notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...providers.errors import UsageError
+from ...providers.text import did_you_mean
+from . import parsers
+from .options import CONFIG_VARIABLE, NOTICE_FACTS, PARENT, PREFIX, SETTINGS, Options, Setting
+
+#: Variables of ours that are no options: of the command line, of a run around us, of the demo's machines.
+_OTHERS = (
+    CONFIG_VARIABLE,
+    "SPOTGUARD_DEBUG",
+    PARENT,
+    "SPOTGUARD_DEMO_MACHINE",
+    "SPOTGUARD_PROVE",
+    *NOTICE_FACTS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value as somebody wrote it, and where."""
+
+    origin: str
+    text: str
+
+
+def resolve(
+    command: str,
+    flags: Mapping[str, str],
+    env: Mapping[str, str],
+    *,
+    defaults: Mapping[str, object] | None = None,
+    readers: Mapping[str, Callable[[str, str], Any]] | None = None,
+) -> Options:
+    """The options of `command`, from the three places and the defaults.
+
+    Args:
+        command: "run" or "agent".
+        env: the environment, SPOTGUARD_CONFIG included.
+        flags: what the command line said, by option name; "config" names the file.
+        defaults: of options whose default depends on the command and the folder.
+        readers: closer looks at options than this room can take, by option name.
+
+    Raises:
+        UsageError: anything that cannot be used, with its origin.
+    """
+    env = without_parent(env)
+    given = _from_file(_file_name(flags, env))
+    for setting in SETTINGS:
+        if text := env.get(setting.variable, ""):  # set but empty is not set, as with LANG and its kind
+            given[setting.name] = Given(setting.variable, text)
+        if setting.name in flags:
+            given[setting.name] = Given(setting.flag, flags[setting.name])
+    found: dict[str, Any] = {"store_given": "store" in given}
+    for setting in SETTINGS:
+        found[setting.field] = (defaults or {}).get(setting.name, setting.default)
+        if command in setting.commands and (value := given.get(setting.name)) is not None:
+            read = (readers or {}).get(setting.name, setting.read)
+            found[setting.field] = read(value.origin, value.text)
+    for field in ("store", "run_id"):
+        found[field] = found[field] or ""
+    return Options(**found)
+
+
+def unknown_variables(env: Mapping[str, str]) -> list[str]:
+    """A line for each variable that looks like an option and is none. No refusal: it may be another program's."""
+    known = [*(setting.variable for setting in SETTINGS), *_OTHERS]
+    strangers = sorted(name for name in env if name.startswith(PREFIX) and name not in known)
+    return [f"{name}: {_variable_near(name, known) or 'see spotguard run --help'}" for name in strangers]
+
+
+def _variable_near(name: str, known: list[str]) -> str:
+    """Compared without what all of them begin with, or each would be near to each."""
+    words = [one.removeprefix(PREFIX) for one in known]
+    return did_you_mean(name.removeprefix(PREFIX), words, prefix=PREFIX)
+
+
+def _file_name(flags: Mapping[str, str], env: Mapping[str, str]) -> Given | None:
+    if "config" in flags:
+        return Given("--config", flags["config"])
+    return Given(CONFIG_VARIABLE, name) if (name := env.get(CONFIG_VARIABLE, "")) else None
+
+
+def _from_file(name: Given | None) -> dict[str, Given]:
+    if name is None:
+        return {}
+    import tomllib  # a megabyte, for those who have a file
+
+    try:
+        with open(name.text, "rb") as file:
+            content = tomllib.load(file)
+    except OSError as error:
+        raise UsageError(f"{name.origin} {name.text!r}: expected a file to read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{name.origin} {name.text!r}: expected TOML: {error}") from error
+    given: dict[str, Given] = {}
+    for key, value in content.items():
+        setting = _setting(name.text, key)
+        if setting.name in given:
+            both = f"{setting.name} and {setting.field}"
+            raise UsageError(f"{name.text}: {key} is given twice: keep one of {both}")
+        given[setting.name] = Given(f"{name.text}: {key}", parsers.toml_text(f"{name.text}: {key}", value))
+    return given
+
+
+def _setting(file: str, key: str) -> Setting:
+    for setting in SETTINGS:
+        if key in (setting.name, setting.field):
+            return setting
+    names = [setting.name for setting in SETTINGS]
+    raise UsageError(
+        f"{file}: unknown key {key!r}: {did_you_mean(key, names) or 'expected ' + ', '.join(names)}"
+    )
+
+
+def without_parent(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the socket and the run id of the agent around us. Others that were set since stay."""
+    run_id, _, socket = env.get(PARENT, "").partition(":")
+    theirs = {"SPOTGUARD_RUN_ID": run_id, "SPOTGUARD_SOCKET": socket}
+    return {name: value for name, value in env.items() if not value or theirs.get(name) != value}

@@ -1,0 +1,201 @@
+"""What stands further off than the notice in hand: deadlines that may be days away, and mere warnings.
+
+Pure: `now` comes in; notices whose time has come, and reasons for a checkpoint, come out. A deadline here only
+moves earlier, and what is withdrawn was never there. Nothing here ends anything: what comes out of `due` is an
+ordinary terminal notice, and what merely warns never comes out of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...providers.notice import Notice, Severity
+from ...providers.text import TEXT, clip, span
+from .preemption import same_notice
+
+#: Seconds before a deadline at which a checkpoint is asked for: should the last save fail, this one is there.
+NEAR = 300.0
+#: Seconds before a deadline at which it becomes a terminal notice, unless `--window` says otherwise: AWS's warning,
+#: the longest that a spot machine gets, so that whoever can save on a spot machine can save here.
+WINDOW = 120.0
+#: Seconds between two checkpoints that mere warnings ask for. 21 of 30 warnings came to nothing, and some clusters
+#: saw one every half hour for a day (aws-node-termination-handler#141).
+COOL_DOWN = 900.0
+#: A checkpoint that was asked for so many seconds ago is as good as a new one: 30 deadlines at once are one.
+FRESH = 60.0
+#: A deadline that moves by less is two readings of one.
+_MOVED = 1.0
+#: Of each sort so many are remembered: a source that numbers its events anew at each look must not fill the memory.
+_KEPT = 64
+
+
+@dataclass(slots=True)
+class _Later:
+    """One event with its earliest deadline, under every id that it has been given."""
+
+    notice: Notice
+    ids: set[str]
+    #: A checkpoint was asked for because it is near.
+    asked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A checkpoint beside training is wanted, for this reason."""
+
+    reason: str
+    #: The machine goes for certain: wanted also where background checkpoints are switched off.
+    going: bool
+
+
+class Horizon:
+    """The events that training goes on under. Owned by the machine.
+
+    Args:
+        window: what `--window` says, None where it says nothing.
+    """
+
+    def __init__(self, window: float | None) -> None:
+        self._window = WINDOW if window is None else window
+        self._later: list[_Later] = []
+        self._advice: dict[str, Notice] = {}
+        #: A warning that nobody has been asked about yet.
+        self._news: Notice | None = None
+        #: When a checkpoint was asked for: because of a deadline, and of a warning. (The latter's is no substitute: where
+        #: background checkpoints are switched off nobody makes it.)
+        self._asked_at = self._advised_at = -math.inf
+
+    # --- what the sources show ---
+
+    def expect(self, notice: Notice, now: float) -> str:
+        """Take in a `Severity.LATER`. Returns the line for the log, "" where it is no news."""
+        known = next((one for one in self._later if _is(one, notice)), None)
+        if known is None:
+            self._later.append(_Later(notice, {notice.id}))
+            self._later = sorted(self._later, key=lambda one: one.notice.deadline)[:_KEPT]
+            return f"{_named(notice)} in {span(notice.deadline - now)}: training goes on until it is near"
+        known.ids.add(notice.id)
+        moved = known.notice.deadline - notice.deadline
+        if moved > 0:
+            known.notice = replace(known.notice, deadline=notice.deadline)
+        return (
+            f"{_named(notice)} moved earlier: {span(notice.deadline - now)} left" if moved >= _MOVED else ""
+        )
+
+    def advise(self, notice: Notice, now: float) -> str:
+        """Take in a `Severity.ADVISORY`. Returns the line for the log, "" where it is no news."""
+        known = notice.id in self._advice
+        self._advice[notice.id] = notice
+        if known:
+            return ""
+        if len(self._advice) > _KEPT:
+            del self._advice[next(iter(self._advice))]
+        if now - self._advised_at < COOL_DOWN:
+            return ""
+        self._news = notice
+        return f"{_named(notice)}: a warning, and no end of this machine: training goes on"
+
+    def gone(self, id: str) -> Notice | None:
+        """It is no longer shown. What has gone with it, where no other id stands for the same."""
+        # Both: what was a mere warning at first may have got a deadline since, under the same id.
+        if (advice := self._advice.pop(id, None)) is not None:
+            self._news = None if self._news is advice else self._news
+        one = next((one for one in self._later if id in one.ids), None)
+        if one is None:
+            return advice
+        one.ids.remove(id)
+        if one.ids:
+            return advice
+        self._later.remove(one)
+        return one.notice
+
+    # --- what is to be done about it ---
+
+    def terminal(self, notice: Notice, now: float) -> Notice:
+        """The event as the notice that it becomes: from here on the machine is being taken back."""
+        return replace(notice, severity=Severity.TERMINAL, seen_at=now, window=self._window)
+
+    def due(self, now: float) -> list[Notice]:
+        """The notices whose time has come, each once under each of its ids. They no longer stand here."""
+        come = [one for one in self._later if now >= self._due_at(one)]
+        self._later = [one for one in self._later if one not in come]
+        return [self.terminal(replace(one.notice, id=id), now) for one in come for id in _ids(one)]
+
+    def wish(self, now: float, *, anybody: bool) -> Wish | None:
+        """A checkpoint that is wanted now. Each reason is given once, whether `anybody` can be asked or not."""
+        near = [one for one in self._later if not one.asked and now >= one.notice.deadline - NEAR]
+        for one in near:
+            one.asked = True
+        news, self._news = self._news, None
+        if not anybody:
+            return None
+        if near and now - self._asked_at >= FRESH:
+            self._asked_at = now
+            return Wish(self._why(min(near, key=self._due_at), now), going=True)
+        if news is not None:
+            self._advised_at = now
+            return Wish(_named(news), going=False)
+        return None
+
+    def near(self, now: float) -> str:
+        """Why a checkpoint is asked for now: who comes later is asked too. "" where it is not."""
+        one = next((one for one in self._later if one.asked), None)
+        return "" if one is None else self._why(one, now)
+
+    def _why(self, one: _Later, now: float) -> str:
+        return f"{_named(one.notice)} in {span(one.notice.deadline - now)}"
+
+    @property
+    def wakes(self) -> list[float]:
+        """Monotonic seconds at which `due` or `wish` have something to give."""
+        near = [one.notice.deadline - NEAR for one in self._later if not one.asked]
+        return [*near, *(self._due_at(one) for one in self._later)]
+
+    def _due_at(self, one: _Later) -> float:
+        return one.notice.deadline - self._window
+
+    # --- for `status` ---
+
+    def status(self, now: float) -> list[dict[str, Any]]:
+        """What stands, and what will be done about it and when, the next first."""
+        later = [self._show(one, now) for one in sorted(self._later, key=self._due_at)]
+        return later + [_shown(notice, now) | _NOTHING for notice in self._advice.values()]
+
+    def _show(self, one: _Later, now: float) -> dict[str, Any]:
+        first = one.notice.deadline - NEAR
+        asks = not one.asked and first < self._due_at(one)
+        then, at = ("checkpoint", first) if asks else ("terminal notice", self._due_at(one))
+        left = round(one.notice.deadline - now, 3)
+        return _shown(one.notice, now) | {"seconds_left": left, "then": then, "then_in": round(at - now, 3)}
+
+
+_NOTHING: dict[str, Any] = {"seconds_left": None, "then": "training goes on", "then_in": None}
+
+
+def _is(one: _Later, notice: Notice) -> bool:
+    return notice.id in one.ids or same_notice(one.notice, notice)
+
+
+def _ids(one: _Later) -> list[str]:
+    """Its first name first: under that one it is told."""
+    return (
+        [one.notice.id, *sorted(one.ids - {one.notice.id})] if one.notice.id in one.ids else sorted(one.ids)
+    )
+
+
+def _named(notice: Notice) -> str:
+    detail = f" ({clip(notice.detail, TEXT)})" if notice.detail else ""
+    return f"{notice.kind} from {notice.source}{detail}"
+
+
+def _shown(notice: Notice, now: float) -> dict[str, Any]:
+    return {
+        "id": notice.id,
+        "kind": str(notice.kind),
+        "severity": str(notice.severity),
+        "source": notice.source,
+        "detail": clip(notice.detail, TEXT),
+        "for_seconds": round(now - notice.seen_at, 1),
+    }

@@ -1,0 +1,397 @@
+"""The Unix socket server: one thread, which never blocks on a peer and tells what happens as events (law 10).
+
+A bad or slow peer is dropped and harms no other: frames, buffers, counts and times are capped, and whatever goes
+wrong with one connection ends that one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import queue
+import selectors
+import signal
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from ...hooks import protocol
+from ...hooks.protocol import Message, Role
+from ...providers.clock import Clock
+from ...providers.errors import ProtocolError
+from ..events import WEEK, Asked, Closed, Event, Heard, Opened, StatusAsked, Watching
+from .connection import Connection, Followed, Limits, has_ended, is_exiting
+from .listener import listen
+
+logger = logging.getLogger("spotguard.agent")
+
+#: Seconds before the next turn after a mistake of ours.
+_AFTER_ERROR = 0.1
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Server:
+    """Listens from construction on, serves from `start` to `close`. `send` may be called by any thread."""
+
+    def __init__(
+        self,
+        path: Path,
+        post: Callable[[Event], None],
+        clock: Clock,
+        *,
+        service: bool = False,
+        lives: Callable[[str], object] = bool,
+        limits: Limits | None = None,
+    ) -> None:
+        """Raises `UsageError` where the socket cannot be had."""
+        self._post = post
+        self._clock = clock
+        self._service = service
+        self._limits = limits or Limits()
+        self.listener = listen(path, service=service, lives=lives)
+        self._selector = selectors.DefaultSelector()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._outbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._connections: dict[int, Connection] = {}
+        self._followed = Followed(
+            self._selector, self._limits.followed, lambda number, reason: post(Closed(number, reason))
+        )
+        self._last_number = 0
+        self._deaf_until: float | None = None
+        self._stop = self._closed = False
+        self._never = threading.Event()
+        #: A notice is pending: said with each `Welcome`. Set by the loop.
+        self.doomed = False
+        self._thread = threading.Thread(target=self._run, name="spotguard-server", daemon=True)
+
+    @property
+    def path(self) -> Path:
+        return self.listener.path
+
+    @property
+    def serves(self) -> bool:
+        """Whether its thread is there: without it nobody is heard, and nobody told."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._selector.register(self._wake_fd, selectors.EVENT_READ, self._awake)
+        self._hear(True)
+        self._thread.start()
+
+    def send(self, session: int, message: Message) -> None:
+        """Say `message` to a session; one that is gone hears nothing. Never blocks."""
+        self._later(lambda: self._tell(session, message))
+
+    def signal(self, session: int, signum: int, group: int) -> None:
+        """Signal a session's process, also one that has lost its socket, unless it is in `group`. Never blocks."""
+        self._later(lambda: self._signal(session, signum, group))
+
+    def _later(self, order: Callable[[], None]) -> None:
+        if not self._closed:
+            self._outbox.put(order)
+            self._wake()
+
+    def close(self) -> None:
+        """Say what is left to be said, as far as the peers' buffers take it, and stop."""
+        if self._closed:
+            return
+        self._closed = self._stop = True
+        self._wake()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self.listener.close()
+        self._selector.close()
+        os.close(self._wake_fd)
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._wake_fd, 1)
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        while not self._stop:
+            for key, mask in self._selector.select(self._timeout()):
+                self._do(key.data, mask)
+            self._do(self._sweep)
+        self._deliver()
+        for connection in list(self._connections.values()):
+            if (pidfd := connection.release()) >= 0:
+                os.close(pidfd)
+        self._followed.close()
+
+    def _do(self, what: Callable[..., None], *of: int) -> None:
+        try:
+            what(*of)
+        except Exception:  # a mistake of ours must not leave everybody unheard
+            logger.exception("an error of the agent's socket")
+            self._clock.wait(self._never, _AFTER_ERROR)  # what was not dealt with comes back at once
+
+    def _timeout(self) -> float | None:
+        """Until somebody has had their time; None, and no wake-up at all, while everybody is well."""
+        due = [c.due for c in self._connections.values()] + [self._deaf_until]
+        first = min((t for t in due if t is not None), default=None)
+        return None if first is None else max(0.0, first - self._clock.monotonic()) + 0.001
+
+    def _sweep(self) -> None:
+        now = self._clock.monotonic()
+        for connection in list(self._connections.values()):
+            if why := connection.overdue(now):
+                self._drop(connection, why)
+        if self._deaf_until is not None and now >= self._deaf_until:
+            self._hear(True)
+
+    def _awake(self, mask: int) -> None:
+        os.eventfd_read(self._wake_fd)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        while True:
+            try:
+                order = self._outbox.get_nowait()
+            except queue.Empty:
+                return
+            self._do(order)
+
+    def _tell(self, number: int, message: Message) -> None:
+        if (connection := self._connections.get(number)) is not None:
+            self._say(connection, message)
+
+    def _signal(self, number: int, signum: int, group: int) -> None:
+        there = self._followed.of(number)
+        if (connection := self._connections.get(number)) is not None and connection.pidfd >= 0:
+            there[connection.pid] = connection.pidfd
+        for pid, pidfd in there.items():
+            try:
+                if os.getpgid(pid) != group:
+                    signal.pidfd_send_signal(pidfd, signum)
+            except ProcessLookupError:
+                pass  # it has ended: its pidfd says so in a moment
+            except PermissionError:
+                logger.warning("pid %d cannot be signalled: it runs as another user (sudo?)", pid)
+
+    # --- connections come ---
+
+    def _hear(self, on: bool) -> None:
+        """Accept, or leave it for a second: with no descriptor free, an accept would spin."""
+        self._deaf_until = self._clock.monotonic() + 1.0
+        if not on:
+            self._selector.unregister(self.listener.socket)
+            return
+        with contextlib.suppress(OSError):  # of epoll: it is tried again in a second
+            self._selector.register(self.listener.socket, selectors.EVENT_READ, self._accept)
+            self._deaf_until = None
+
+    def _accept(self, mask: int) -> None:
+        for _ in range(64):  # then those that are connected have their turn
+            try:
+                sock, _ = self.listener.socket.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in _OUT_OF_DESCRIPTORS:
+                    continue  # that peer has gone again
+                logger.warning("no more connections: %s", error.strerror)
+                if not self._drop_a_new_one("no descriptors are left"):
+                    self._hear(False)
+                return
+            self._admit(sock)
+
+    def _admit(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._last_number += 1
+        try:
+            connection = Connection(self._last_number, sock, self._clock.monotonic(), self._limits)
+        except OSError:  # it has gone again
+            sock.close()
+            return
+        # As a service, whoever could open the folder belongs: its group is the list of who may.
+        if not self._service and connection.uid not in (0, os.geteuid()):
+            logger.warning("uid %d (pid %d) may not connect here", connection.uid, connection.pid)
+            connection.release()
+            return
+        if not self._has_room(connection.uid):
+            connection.release()
+            return
+        try:
+            self._selector.register(sock, selectors.EVENT_READ, lambda mask: self._ready(connection, mask))
+        except OSError as error:  # epoll's own limit, or no memory: epoll_ctl(2)
+            logger.warning("no more connections: %s", error.strerror)
+            connection.release()
+            return
+        self._connections[connection.number] = connection
+
+    def _has_room(self, uid: int) -> bool:
+        limits = self._limits
+        if sum(1 for c in self._connections.values() if c.new) >= limits.unregistered:
+            self._drop_a_new_one("too many that say nothing")
+        mine = sum(1 for c in self._connections.values() if c.uid == uid)
+        if len(self._connections) >= limits.connections or mine >= limits.per_user:
+            logger.warning("no room for another connection of uid %d: it has %d", uid, mine)
+            return False
+        return True
+
+    def _drop_a_new_one(self, why: str) -> bool:
+        """Make room: the oldest that has said nothing, of the user who has most of them."""
+        new = [c for c in self._connections.values() if c.new]
+        if not new:
+            return False
+        uid, _ = Counter(c.uid for c in new).most_common(1)[0]
+        self._drop(next(c for c in new if c.uid == uid), why)
+        return True
+
+    # --- they speak ---
+
+    def _ready(self, connection: Connection, mask: int) -> None:
+        if connection.number not in self._connections:
+            return  # dropped earlier in this round
+        try:
+            if mask & selectors.EVENT_WRITE:
+                self._flush(connection)
+            if mask & selectors.EVENT_READ and not self._listen_to(connection):
+                self._drop(connection, "it closed the connection")
+        except (ProtocolError, OSError) as error:
+            self._drop(connection, str(error))
+        except Exception as error:  # noqa: BLE001 (a mistake of ours, found by one peer, must not cost others)
+            logger.error("dropping pid %d: %s: %s", connection.pid, type(error).__name__, error)
+            self._drop(connection, "an error of the agent")
+
+    def _listen_to(self, connection: Connection) -> bool:
+        messages = connection.read(self._clock.monotonic())
+        for message in messages or ():
+            self._take(connection, message)
+            if connection.number not in self._connections:
+                return True
+        return messages is not None
+
+    def _take(self, connection: Connection, message: Message) -> None:
+        if isinstance(message, protocol.Register):
+            self._register(connection, message)
+        elif isinstance(message, protocol.Ask):
+            self._asked(connection, message)
+        elif isinstance(message, protocol.Watch):
+            if self._same_version(connection, message.version):
+                self._post(Watching(connection.number, message.severity))
+        else:
+            self._post(Heard(connection.number, message))
+
+    def _same_version(self, connection: Connection, version: int) -> bool:
+        if version == protocol.VERSION:
+            return True
+        reason = f"the agent speaks protocol {protocol.VERSION}, you speak {version}: install one spotguard for both"
+        self._refuse(connection, reason)
+        return False
+
+    def _refuse(self, connection: Connection, reason: str) -> None:
+        logger.warning("refusing pid %d: %s", connection.pid, reason)
+        connection.peer.role = Role.GONE
+        self._say(connection, protocol.Refused(reason))
+
+    def _register(self, connection: Connection, message: protocol.Register) -> None:
+        if not self._same_version(connection, message.version):
+            return
+        if not connection.follow():
+            self._refuse(connection, "your process cannot be seen from here: share the agent's PID namespace")
+            return
+        if (holder := self._holder(connection, message)) is not None:
+            reason = (
+                f"run id {message.run_id[:80]!r} is being saved by pid {holder.pid} already; "
+                "give each process its own: register(..., run_id=...)"
+            )
+            self._refuse(connection, reason)
+            return
+        connection.register = message
+        self._selector.register(connection.pidfd, selectors.EVENT_READ, lambda mask: self._died(connection))
+        # In this order: whoever has its Welcome is told of every notice after it. (What the loop answers to
+        # Opened passes through this thread, so that it comes after the Welcome all the same.)
+        self._post(Opened(connection.number, connection.pid, connection.uid, message))
+        welcome = protocol.Welcome(connection.number, os.getpid(), notice=self.doomed, calls=True)
+        self._say(connection, welcome)
+
+    def _holder(self, connection: Connection, message: protocol.Register) -> Connection | None:
+        """The live process that saves what this one asks to save. Two that share a run id would each restore
+        the other's checkpoints."""
+        mine = (connection.uid, message.run_id, message.store, message.rank)
+        for other in self._connections.values():
+            said = other.register
+            if said is None or not message.store or other.pid == connection.pid:
+                continue
+            if (other.uid, said.run_id, said.store, said.rank) == mine and not (
+                has_ended(other.pidfd) or is_exiting(other.pid)
+            ):
+                return other
+        return None
+
+    def _asked(self, connection: Connection, message: protocol.Ask) -> None:
+        if not self._same_version(connection, message.version):
+            return
+        if message.what == "status":
+            self._post(StatusAsked(connection.number, connection.uid))
+        elif message.what != "drill":
+            self._refuse(connection, f"unknown question {message.what[:40]!r}: ask for status or drill")
+        elif not 0 < message.window <= WEEK:
+            self._refuse(
+                connection,
+                f"a drill of {message.window:g} s: expected seconds above 0 up to {WEEK} (a week)",
+            )
+        else:
+            self._post(Asked(connection.number, connection.uid, message.window, message.preempt))
+
+    # --- they are spoken to ---
+
+    def _say(self, connection: Connection, message: Message) -> None:
+        if isinstance(message, protocol.Refused) or (isinstance(message, protocol.Answer) and message.last):
+            connection.closing = True
+        try:
+            connection.queue(message)
+            self._flush(connection)
+        except (ProtocolError, OSError) as error:
+            self._drop(connection, str(error))
+
+    def _flush(self, connection: Connection) -> None:
+        connection.flush(self._clock.monotonic())
+        if connection.closing and not connection.wants_to_write:
+            self._drop(connection, "done")
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_to_write else 0)
+        key = self._selector.get_key(connection.sock)
+        if key.events != wanted:
+            self._selector.modify(connection.sock, wanted, key.data)
+
+    # --- they go ---
+
+    def _died(self, connection: Connection) -> None:
+        """The process is gone; what it wrote before is still read, a child's open descriptor is not waited for."""
+        connection.drained = False
+        try:
+            while connection.number in self._connections and not connection.drained:
+                if not self._listen_to(connection):
+                    break
+        except (ProtocolError, OSError):
+            pass  # it is gone anyway
+        self._drop(connection, "its process ended")
+
+    def _drop(self, connection: Connection, reason: str) -> None:
+        if self._connections.pop(connection.number, None) is None:
+            return
+        self._unregister(connection.sock)
+        pidfd = connection.release()
+        if pidfd < 0:
+            if not connection.new:
+                self._post(Closed(connection.number, reason))
+            return
+        self._unregister(pidfd)
+        alive = not has_ended(pidfd)
+        logger.info("session %d (pid %d) closed: %s", connection.number, connection.pid, reason)
+        self._post(Closed(connection.number, reason, alive))
+        if alive:
+            self._followed.add(connection.number, connection.pid, pidfd)
+        else:
+            os.close(pidfd)
+
+    def _unregister(self, fileobj: socket.socket | int) -> None:
+        with contextlib.suppress(KeyError):  # it never came so far as to be listened to
+            self._selector.unregister(fileobj)

@@ -1,0 +1,192 @@
+"""`--on-notice`: a command of the operator's, run beside everything else when a notice ends this machine.
+
+Nobody waits for it while there is something to save: each one has a thread, a process group and a limit of its own,
+and is killed at that limit. What it writes goes to the log. Whether it succeeds changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+
+from ...providers.clock import Clock
+from ...providers.notice import Notice
+from ...providers.text import TEXT, clip
+from ..config.options import NOTICE_FACTS
+from ..events import Event, Heralded
+
+logger = logging.getLogger("spotguard.agent")
+
+#: At the same time. Notices come one by one; more would be a source gone wild.
+_AT_ONCE = 4
+#: Lines of one command that are logged.
+_LINES = 200
+#: Seconds that a killed command has to be gone.
+_PATIENCE = 0.5
+_LONGEST_SLEEP = 3600.0
+
+
+def facts(notice: Notice, left: float) -> dict[str, str]:
+    """What the command finds in its environment. Whole seconds: a shell reckons with nothing else."""
+    said = (
+        notice.id,
+        str(notice.kind),
+        str(notice.severity),
+        notice.source,
+        str(int(max(0.0, left))),
+        notice.detail,
+    )
+    return {name: clip(value, TEXT) for name, value in zip(NOTICE_FACTS, said, strict=True)}
+
+
+class Herald:
+    """Runs the command. `tell` and `close` are called by the loop's thread."""
+
+    def __init__(
+        self, command: str, env: Mapping[str, str], post: Callable[[Event], None], clock: Clock
+    ) -> None:
+        self._command = command
+        self._env = env
+        self._post = post
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._running: set[threading.Thread] = set()
+        self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    @property
+    def busy(self) -> bool:
+        with self._lock:
+            return bool(self._running)
+
+    def tell(self, notice: Notice, left: float, until: float) -> None:
+        """Run it with this notice's facts; it is killed at `until`, monotonic seconds. Never blocks."""
+        with self._lock:
+            if len(self._running) >= _AT_ONCE:
+                logger.warning("--on-notice is not run for %s: it runs %d times already", notice.id, _AT_ONCE)
+                return
+            env = {**self._env, **facts(notice, left)}
+            thread = threading.Thread(
+                target=self._run, args=(env, until), name="spotguard-herald", daemon=True
+            )
+            self._running.add(thread)
+        thread.start()
+
+    def close(self) -> None:
+        """End what still runs."""
+        os.eventfd_write(self._stop_fd, 1)
+        with self._lock:
+            running = list(self._running)
+        for thread in running:
+            thread.join(_PATIENCE)
+        if not self.busy:  # else somebody still looks at it, to the end of this process
+            os.close(self._stop_fd)
+
+    # --- a thread for each ---
+
+    def _run(self, env: Mapping[str, str], until: float) -> None:
+        try:
+            self._follow(self._start(env), until)
+        except OSError as error:
+            logger.warning("--on-notice %r cannot be run: %s", self._command, error.strerror or error)
+        finally:
+            with self._lock:
+                self._running.discard(threading.current_thread())
+            self._post(Heralded())
+
+    def _start(self, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        # A group of its own: Ctrl-C is not for it, and what it starts is killed with it.
+        return subprocess.Popen(
+            ["/bin/sh", "-c", self._command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+            process_group=0,
+        )
+
+    def _follow(self, process: subprocess.Popen[bytes], until: float) -> None:
+        assert process.stdout is not None
+        with process.stdout as output:
+            os.set_blocking(output.fileno(), False)
+            log = _Lines()
+            ended = self._listen(process.pid, output.fileno(), log, until)
+            if not ended:
+                os.killpg(process.pid, signal.SIGKILL)
+            # As PID 1 we reap every child in another thread, and how this one ended may be lost: it then counts as 0.
+            code = process.wait()
+            log.take(_read(output.fileno()))
+            log.end()
+        if not ended:
+            logger.warning("--on-notice %r was killed: it had not ended in its time", self._command)
+        elif code:
+            how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+            logger.warning("--on-notice %r failed: %s", self._command, how)
+        else:
+            logger.info("--on-notice is done")
+
+    def _listen(self, pid: int, output: int, log: _Lines, until: float) -> bool:
+        """Log what it writes, until it ends (True), or until it has to (False)."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return True
+        try:
+            poll = select.poll()
+            for fd in (output, pidfd, self._stop_fd):
+                poll.register(fd, select.POLLIN)
+            while (left := until - self._clock.monotonic()) > 0:
+                ready = {fd for fd, _ in poll.poll(min(left, _LONGEST_SLEEP) * 1000)}
+                if pidfd in ready:
+                    return True
+                if self._stop_fd in ready:
+                    return False
+                if output in ready:
+                    data = _read(output)
+                    log.take(data)
+                    if not data:  # it has closed its output, and goes on
+                        poll.unregister(output)
+            return False
+        finally:
+            os.close(pidfd)
+
+
+class _Lines:
+    """Pieces of output, made lines of the log."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._count = 0
+
+    def take(self, data: bytes) -> None:
+        if self._count > _LINES:
+            return  # read all the same, or it would stand; to make lines of it cost half as much again (`yes`)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._say(line)
+        if len(self._rest) > 4096:
+            self.end()
+
+    def end(self) -> None:
+        if self._rest and self._count <= _LINES:
+            self._say(self._rest)
+        self._rest = b""
+
+    def _say(self, line: bytes) -> None:
+        self._count += 1
+        if self._count <= _LINES:
+            logger.info("on-notice: %s", clip(line.decode(errors="replace"), TEXT))
+        elif self._count == _LINES + 1:
+            logger.info("on-notice: more than %d lines: the rest is not logged", _LINES)
+
+
+def _read(fd: int) -> bytes:
+    """What lies in the pipe now; b"" also where nothing does."""
+    try:
+        return os.read(fd, 64 * 1024)
+    except BlockingIOError:
+        return b""

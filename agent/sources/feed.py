@@ -1,0 +1,126 @@
+"""What the sources show now: their health and the notices that stand, for `status` and for watching agents.
+
+Owned by the loop's thread. The machine decides; this only remembers and passes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...hooks import protocol
+from ...hooks.protocol import Message
+from ...providers.notice import Notice, Severity
+from ..core.hearing import OUTLIVED
+from ..events import HealthChanged, NoticeGone, NoticeSeen, SourceGone, WindowTold
+
+#: Seconds between two signs of life: an agent that is stopped or stuck must not pass for one that sees nothing.
+BEAT = 5.0
+
+
+class Board:
+    """`sources` is how many the agent looks through."""
+
+    def __init__(self, sources: int = 0) -> None:
+        self._sources = sources
+        self._health: dict[str, HealthChanged] = {}
+        self._standing: dict[str, Notice] = {}
+        #: Who watches, and whether they know notices that are not terminal.
+        self._watchers: dict[int, bool] = {}
+        self._beaten_at = 0.0
+        #: Seconds of warning by the cloud's own word; 0: it has said none.
+        self.window = 0.0
+
+    def note(
+        self, event: NoticeSeen | NoticeGone | HealthChanged | SourceGone | WindowTold, now: float
+    ) -> Iterator[tuple[int, Message]]:
+        """Remember it, and give what each watching agent is to be told of it."""
+        message: Message | None
+        if isinstance(event, NoticeSeen):
+            self._standing[event.notice.id] = event.notice
+            message = _seen(event.notice, now) if _stands(event.notice, now) else None
+        elif isinstance(event, NoticeGone):
+            known = self._standing.pop(event.id, None)
+            message = None if known is None else protocol.NoticeGone(event.id)
+        elif isinstance(event, SourceGone):  # only of an agent that others look for, and that nobody watches
+            self._health.pop(event.source, None)
+            message = None
+        elif isinstance(event, WindowTold):
+            self.window = event.seconds
+            message = protocol.Watched(self._sources, self.window)
+        else:
+            self._health[event.source] = event
+            message = _health(event, now)
+        if message is not None:
+            for watcher in sorted(self._watchers):
+                if self._understands(watcher, message):
+                    yield watcher, message
+
+    def _understands(self, watcher: int, message: Message) -> bool:
+        terminal = not isinstance(message, protocol.NoticeSeen) or message.severity == Severity.TERMINAL
+        return terminal or self._watchers[watcher]
+
+    def joined(self, watcher: int, now: float, *, severity: bool = True) -> Iterator[tuple[int, Message]]:
+        """A watching agent came: what is watched here, and everything that stands now."""
+        if not self._watchers:
+            self._beaten_at = now
+        self._watchers[watcher] = severity
+        yield from self._how_it_is(watcher, now)
+        for notice in self._standing.values():
+            message = _seen(notice, now)
+            if _stands(notice, now) and self._understands(watcher, message):
+                yield watcher, message
+
+    @property
+    def next_beat(self) -> float | None:
+        """When `beat` is due; None while nobody watches."""
+        return self._beaten_at + BEAT if self._watchers else None
+
+    def beat(self, now: float) -> Iterator[tuple[int, Message]]:
+        """To each watching agent, where it is due: that we live, and how well we see."""
+        if self.next_beat is None or now < self.next_beat:
+            return
+        self._beaten_at = now
+        for watcher in sorted(self._watchers):
+            yield from self._how_it_is(watcher, now)
+
+    def _how_it_is(self, watcher: int, now: float) -> Iterator[tuple[int, Message]]:
+        yield watcher, protocol.Watched(self._sources, self.window)
+        for event in self._health.values():
+            yield watcher, _health(event, now)
+
+    def left(self, session: int) -> None:
+        self._watchers.pop(session, None)
+
+    def unseeing(self) -> list[HealthChanged]:
+        """What is known of the sources through which nothing can be seen now."""
+        return [event for event in self._health.values() if not event.health.seeing]
+
+    def status(self, now: float) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": event.source,
+                "sight": str(event.health.sight),
+                "reason": event.health.reason,
+                "detail": event.health.detail,
+                "advice": event.health.advice,
+                "for_seconds": round(now - event.since, 1),
+            }
+            for event in self._health.values()
+        ]
+
+
+def _stands(notice: Notice, now: float) -> bool:
+    """AWS shows a notice for ever, also on a machine that was spared: whoever comes then has nothing to fear."""
+    return notice.severity is Severity.ADVISORY or now < notice.deadline + OUTLIVED
+
+
+def _seen(notice: Notice, now: float) -> protocol.NoticeSeen:
+    left = max(0.0, notice.deadline - now)
+    kind, severity = str(notice.kind), str(notice.severity)
+    return protocol.NoticeSeen(notice.id, kind, notice.source, left, notice.window, notice.detail, severity)
+
+
+def _health(event: HealthChanged, now: float) -> protocol.HealthSeen:
+    h, seconds = event.health, max(0.0, now - event.since)
+    return protocol.HealthSeen(event.source, str(h.sight), h.reason, h.detail, h.advice, seconds)

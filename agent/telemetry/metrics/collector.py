@@ -1,0 +1,51 @@
+"""Samples for Prometheus's own library, made of the newest snapshot at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.metrics_core import (
+    Metric as Family,
+)
+
+from .definitions import METRICS, Metric
+from .histogram import Histogram
+from .reading import Reading, Sample
+
+
+class Collector:
+    """`read` is called at each scrape, on its thread."""
+
+    def __init__(self, read: Callable[[], Reading]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Family]:
+        reading = self._read()
+        for metric in METRICS:
+            yield family(metric, metric.read(reading))
+
+    def describe(self) -> Iterator[Family]:
+        """The names, without a reading: the registry answers whoever asks for some of them (`?name[]=`)."""
+        for metric in METRICS:
+            yield family(metric, ())
+
+
+def family(metric: Metric, samples: Iterable[Sample]) -> Family:
+    """One metric with its samples."""
+    if metric.type == "histogram":
+        histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for labels, value in samples:
+            if isinstance(value, Histogram):
+                histogram.add_metric(labels, value.cumulative, value.sum)
+        return histogram
+    kind = CounterMetricFamily if metric.type == "counter" else GaugeMetricFamily
+    made = kind(metric.name, metric.help, labels=metric.labels)
+    for labels, value in samples:
+        if not isinstance(value, Histogram):
+            made.add_metric(labels, value)
+    return made

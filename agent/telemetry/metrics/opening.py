@@ -1,0 +1,81 @@
+"""How the endpoint is put together. Prometheus's library is loaded here, and only for those who ask for metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from ....providers.clock import Clock
+from ....providers.clouds.detect import cloud_of
+from ....providers.errors import UsageError
+from ....providers.optional_deps import how_to_install
+from ...core.budget import expected_window
+from ...sources.looking import LookCount
+from .reading import Facts, Reading
+from .recorder import Meter
+
+if TYPE_CHECKING:
+    from ...config.options import Options
+    from .http import Endpoint
+
+
+def reader(
+    options: Options, run_id: str, meter: Meter, looks: LookCount, clock: Clock, *, service: bool
+) -> Callable[[], Reading]:
+    """What a scrape calls, on its own thread: the newest snapshot, and the time."""
+    facts = Facts(
+        _version(),
+        "agent" if service else "run",
+        run_id,
+        expected_window(cloud_of(options.provider), options.window),
+        options.window is not None,
+        options.reserve,
+    )
+    return lambda: Reading(facts, meter.newest, clock.monotonic(), looks.totals)
+
+
+def endpoint(port: int, read: Callable[[], Reading]) -> Endpoint:
+    """It listens by then.
+
+    Raises:
+        UsageError: Prometheus's library is not installed, or the port cannot be had.
+    """
+    _library(port)
+    from prometheus_client import CollectorRegistry, ProcessCollector
+
+    from .collector import Collector
+    from .http import Endpoint
+
+    registry = CollectorRegistry()
+    registry.register(Collector(read))
+    ProcessCollector(registry=registry)  # our own memory and CPU, under their usual names
+    return Endpoint(port, registry)
+
+
+def check(port: int) -> None:
+    """Refuse what `http` would refuse, and keep nobody from the port meanwhile.
+
+    Raises:
+        UsageError: as `http`.
+    """
+    _library(port)
+    from .http import bound
+
+    bound(port).close()
+
+
+def _library(port: int) -> None:
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"--metrics-port {port}: Prometheus's library is not installed: {how_to_install('metrics')}"
+        ) from error
+
+
+def _version() -> str:
+    try:
+        return metadata.version("spotguard")
+    except metadata.PackageNotFoundError:  # a checkout that nobody has installed
+        return "unknown"

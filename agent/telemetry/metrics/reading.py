@@ -1,0 +1,166 @@
+"""What a scrape goes by, and how samples are read from it: a snapshot, the time, and what never changes.
+
+Pure. What an agent does not know gives no sample: a number that is guessed would be believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ...core.budget import reserve_of
+from .histogram import Histogram
+from .snapshot import STATES, Process, Snapshot
+
+#: Training processes that are shown, those that came first: eight devices a machine, and some to spare. All are counted.
+SHOWN = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What does not change while the agent runs."""
+
+    version: str
+    #: "run" or "agent".
+    command: str
+    run_id: str
+    #: Seconds of warning to count on, and whether that is `--window`, before which a cloud's own word does not count.
+    window: float
+    said: bool
+    #: `--reserve`.
+    reserve: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a scrape goes by."""
+
+    facts: Facts
+    at: Snapshot
+    #: Monotonic seconds.
+    now: float
+    #: By source, reason and HTTP status, "" for those that saw (`looking.LookCount`).
+    looks: Mapping[tuple[str, str, str], int]
+
+    @property
+    def processes(self) -> list[Process]:
+        """Those that are shown, each under its own labels: a script that is run twice is shown once, the newer one."""
+        by_labels = {_who(one): one for one in self.at.processes.values() if not one.by_itself}
+        return list(by_labels.values())[:SHOWN]
+
+
+#: The values of the labels, and a number or a histogram.
+Sample = tuple[tuple[str, ...], float | Histogram]
+
+
+#: The labels of what is said of one training process.
+WHO = ("run_id", "rank", "uid")
+
+
+def _who(one: Process) -> tuple[str, ...]:
+    return one.run_id, str(one.rank), str(one.uid)
+
+
+def single(value: float | None) -> Iterator[Sample]:
+    """A number without labels; nothing where it is not known."""
+    if value is not None:
+        yield (), float(value)
+
+
+def of_each(read: Callable[[Process, Reading], float | None]) -> Callable[[Reading], Iterator[Sample]]:
+    """A number of each training process that knows it."""
+
+    def samples(r: Reading) -> Iterator[Sample]:
+        for one in r.processes:
+            if (value := read(one, r)) is not None:
+                yield _who(one), float(value)
+
+    return samples
+
+
+def which(values: Iterable[str], now: str) -> Iterator[Sample]:
+    """1 for what holds now, 0 for the others."""
+    for value in values:
+        yield (value,), float(value == now)
+
+
+def all_of(counts: Mapping[tuple[str, ...], float] | Mapping[tuple[str, ...], Histogram]) -> Iterator[Sample]:
+    yield from counts.items()
+
+
+def named(
+    r: Reading, counts: Mapping[tuple[str, ...], float] | Mapping[tuple[str, ...], Histogram]
+) -> Iterator[Sample]:
+    """With the run's name before: what goes on from run to run must not go on from another's."""
+    for labels, count in counts.items():
+        yield (r.facts.run_id, *labels), count
+
+
+def states(r: Reading) -> Iterator[Sample]:
+    for name, sight in r.at.sources.items():
+        for state in STATES:
+            yield (name, state), float(state == sight.state)
+
+
+def blind_seconds(r: Reading) -> Iterator[Sample]:
+    spent = dict(r.at.blind)
+    for name, sight in r.at.sources.items():
+        if sight.reason:
+            key = (name, sight.reason)
+            spent[key] = spent.get(key, 0.0) + max(0.0, r.now - sight.since)
+    yield from spent.items()
+
+
+def ended_looks(r: Reading) -> Iterator[Sample]:
+    looks: dict[tuple[str, ...], int] = {}
+    for (source, _, _), count in r.looks.items():
+        looks[(source,)] = looks.get((source,), 0) + count
+    yield from looks.items()
+
+
+def failed_looks(r: Reading) -> Iterator[Sample]:
+    yield from ((key, count) for key, count in r.looks.items() if key[1])
+
+
+def seconds_left(r: Reading) -> float | None:
+    standing = r.at.standing
+    deadline = None if standing is None else standing.deadline
+    return None if deadline is None else deadline - r.now
+
+
+def checkpoint_age(one: Process, r: Reading) -> float | None:
+    """What was done before it restored cannot be lost, however old the checkpoint is that it went on from."""
+    if one.step < 0:
+        return None
+    began = one.checkpoint_at if one.checkpoint_step >= 0 else None
+    since = [at for at in (began, one.restored_at) if at is not None]
+    return r.now - max(since) if since else None
+
+
+def window(r: Reading) -> float:
+    """As `doctor` has it: what the user said, else what the cloud says of this machine, else what it usually gives."""
+    return r.facts.window if r.facts.said or r.at.promised is None else r.at.promised
+
+
+def reserve(r: Reading) -> float:
+    return reserve_of(window(r), r.facts.reserve)
+
+
+def expected_slack(r: Reading) -> Iterator[Sample]:
+    """Of this machine: its runs save at once at a notice, over one link, whose rate each has shown alone. Ranks of one
+    run have shown it together."""
+    runs: dict[tuple[int, str], float] = {}
+    for one in r.at.processes.values():
+        if one.save_seconds is not None:
+            name = (one.uid, one.run_id)
+            runs[name] = max(runs.get(name, 0.0), one.save_seconds)
+    slack = window(r) - reserve(r) - sum(runs.values())
+    for one in r.processes:
+        if one.save_seconds is not None:
+            yield _who(one), slack
+
+
+def fits_window(r: Reading) -> Iterator[Sample]:
+    for labels, slack in expected_slack(r):
+        if not isinstance(slack, Histogram):
+            yield labels, float(slack >= 0)

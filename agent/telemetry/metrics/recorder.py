@@ -1,0 +1,216 @@
+"""What happens to an agent, counted: events in the loop's order go in, the newest `Snapshot` stands for whoever reads.
+
+Pure, and the loop's alone: it writes, a scrape reads `newest`, one reference. What peers say ends in labels, so their
+words are bounded: known ones, or "other".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ....hooks import protocol
+from ....providers.health import Health
+from ....providers.health import Sight as Seen
+from ....providers.notice import Notice
+from ....providers.text import NAME, clip
+from ...core.machine import Machine
+from ...core.preemption import Pending
+from ...core.session import Session
+from ...events import Closed, Event, HealthChanged, Heard, NoticeSeen, Opened, SourceGone, WindowTold
+from ...outcome import WITHDRAWN
+from .snapshot import STAGES, Process, Sight, Snapshot, Standing
+
+#: Kinds of notices by source that are told apart: two clouds have 30. More come from other machines' words alone.
+_PAIRS = 100
+#: Sources: eight at the most are ours, the rest is a service agent's word.
+_SOURCES = 32
+#: Notices that are known to have been counted: what comes anew all the time must not fill the memory.
+_KNOWN = 256
+
+
+class Meter:
+    """Owned by the loop."""
+
+    def __init__(self) -> None:
+        self.newest = Snapshot()
+        self._pending: Pending | None = None
+        self._known: dict[tuple[str, str], None] = {}
+        #: Which process has been seen at which stage of the notice in hand.
+        self._passed: set[tuple[int, str]] = set()
+        self._crashes = self._launches = 0
+
+    # --- the ways in ---
+
+    def take(self, event: Event | None, machine: Machine, now: float) -> None:
+        """This happened, and the machine has dealt with it."""
+        if isinstance(event, NoticeSeen):
+            self._notice(event.notice, event.unseen)
+        elif isinstance(event, HealthChanged):
+            self._sees(event.source, event.health, now)
+        elif isinstance(event, SourceGone):
+            self._sees(event.source, None, now)
+        elif isinstance(event, WindowTold):
+            self.newest = replace(self.newest, promised=event.seconds)
+        elif isinstance(event, Heard):
+            self._heard(event, machine.sessions.get(event.session), now)
+        elif isinstance(event, Opened):
+            self._process(event.session, machine.sessions.get(event.session))
+        elif isinstance(event, Closed):
+            self._process(event.session, None)
+        self._stands(machine.pending, now)
+        if machine.phase != self.newest.phase:
+            self.newest = replace(self.newest, phase=machine.phase)
+
+    def launched(self, crashes: int) -> None:
+        """The command was started; so many crashes were charged to it by now."""
+        if self._launches:
+            cause = "crash" if crashes > self._crashes else "preemption"
+            self.newest = replace(self.newest, restarts=_one_more(self.newest.restarts, (cause,)))
+        self._launches, self._crashes = self._launches + 1, crashes
+
+    def ended(self, record: Mapping[str, Any]) -> None:
+        """A notice had its outcome: this record, of now or of an agent before us."""
+        drill, slack = _yes_no(record.get("drill")), record.get("slack")
+        self.newest = replace(
+            self.newest, outcomes=_one_more(self.newest.outcomes, (result_of(record), drill))
+        )
+        if isinstance(slack, int | float):
+            one = self.newest.slack[(drill,)].observe(slack)
+            self.newest = replace(self.newest, slack={**self.newest.slack, (drill,): one})
+
+    # --- notices ---
+
+    def _notice(self, notice: Notice, unseen: float | None = None) -> None:
+        known = (notice.id, str(notice.severity))
+        if known in self._known:
+            return
+        self._known[known] = None
+        if len(self._known) > _KNOWN:
+            del self._known[next(iter(self._known))]
+        severity = str(notice.severity)
+        key = (str(notice.kind), clip(notice.source, NAME), severity)
+        if key not in self.newest.notices and len(self.newest.notices) >= _PAIRS:
+            key = (str(notice.kind), "other", severity)
+        self.newest = replace(self.newest, notices=_one_more(self.newest.notices, key))
+        if unseen is not None:
+            one = self.newest.detection[(severity,)].observe(unseen)
+            self.newest = replace(self.newest, detection={**self.newest.detection, (severity,): one})
+
+    def _stands(self, p: Pending | None, now: float) -> None:
+        if p is None:
+            self._pending = None
+            if self.newest.standing is not None:
+                self.newest = replace(self.newest, standing=None)
+            return
+        for notice in p.standing.values():  # drills, signals and other machines' calls are shown by no source
+            self._notice(notice)
+        deadline = None if p.stays else p.deadline
+        standing = Standing(deadline, p.drill, frozenset(p.ids))
+        if standing != self.newest.standing:
+            self.newest = replace(self.newest, standing=standing)
+        if p is not self._pending:
+            self._pending, self._passed = p, set()
+            if deadline is not None:
+                self._reached("seen", deadline - now)
+
+    def _reached(self, stage: str, left: float) -> None:
+        standing = self.newest.standing
+        key = (stage, _yes_no(standing is not None and standing.drill))
+        one = self.newest.left[key].observe(left)
+        self.newest = replace(self.newest, left={**self.newest.left, key: one})
+
+    # --- sources ---
+
+    def _sees(self, source: str, health: Health | None, now: float) -> None:
+        source = clip(source, NAME)
+        before = self.newest.sources.get(source)
+        if before is None and len(self.newest.sources) >= _SOURCES:
+            return
+        if before is not None and before.reason:
+            key, blind = (source, before.reason), self.newest.blind
+            spent = blind.get(key, 0.0) + max(0.0, now - before.since)
+            self.newest = replace(self.newest, blind={**blind, key: spent})
+        others = {name: sight for name, sight in self.newest.sources.items() if name != source}
+        if health is not None:
+            others[source] = Sight(_state(health), "" if health.seeing else health.reason, now)
+        self.newest = replace(self.newest, sources=others)
+
+    # --- training processes ---
+
+    def _heard(self, event: Heard, session: Session | None, now: float) -> None:
+        message = event.message
+        if session is None:
+            return
+        if isinstance(message, protocol.Position | protocol.Committed):
+            self._process(event.session, session)
+        if isinstance(message, protocol.Committed) and message.step >= 0:
+            key = ("emergency" if message.id else "background",)
+            saved = self.newest.saved_bytes
+            self.newest = replace(
+                self.newest,
+                checkpoints=_one_more(self.newest.checkpoints, key),
+                saved_bytes={**saved, key: saved[key] + max(0, message.nbytes)},
+            )
+        if isinstance(message, protocol.Told | protocol.Progress | protocol.Committed):
+            stage = message.phase if isinstance(message, protocol.Progress) else message.type
+            self._passes(event.session, message.id, stage, now)
+
+    def _passes(self, session: int, id: str, stage: str, now: float) -> None:
+        """By the notice as it stood before this word: the last commit is also its end."""
+        standing = self.newest.standing
+        if standing is None or standing.deadline is None or id not in standing.ids or stage not in STAGES:
+            return
+        if (session, stage) not in self._passed:
+            self._passed.add((session, stage))
+            self._reached(stage, standing.deadline - now)
+
+    def _process(self, number: int, session: Session | None) -> None:
+        processes: Mapping[int, Process]
+        if session is not None:  # in its place: who came first is shown first
+            processes = {**self.newest.processes, number: _process(session)}
+        else:
+            processes = {known: one for known, one in self.newest.processes.items() if known != number}
+        self.newest = replace(self.newest, processes=processes)
+
+
+def result_of(record: Mapping[str, Any]) -> str:
+    """How a notice ended, in a word of `snapshot.RESULTS`."""
+    if record.get("committed") is not None:
+        return "committed" if record.get("level") == "full" else "reduced"
+    if record.get("ended") == WITHDRAWN:
+        return "withdrawn"
+    return "missed" if record.get("sessions") else "unguarded"
+
+
+def _process(session: Session) -> Process:
+    at = session.position or protocol.Position(-1)
+    return Process(
+        uid=session.uid,
+        run_id=session.run_id,
+        rank=session.rank,
+        nbytes=session.nbytes,
+        by_itself=not session.store,
+        step=at.step,
+        restored_at=session.heard_at - at.restored_age if at.restored_age >= 0 else None,
+        checkpoint_step=at.checkpoint_step,
+        checkpoint_at=session.heard_at - at.checkpoint_age,
+        interval=at.interval or None,
+        rate=at.rate or None,
+        save_seconds=at.save_seconds if at.save_seconds >= 0 else None,
+    )
+
+
+def _state(health: Health) -> str:
+    if health.reason == "starting":
+        return "starting"
+    return "wrong-server" if health.sight is Seen.WRONG_SERVER else str(health.sight)
+
+
+def _yes_no(value: object) -> str:
+    return "true" if value else "false"
+
+
+def _one_more(counts: Mapping[tuple[str, ...], int], key: tuple[str, ...]) -> dict[tuple[str, ...], int]:
+    return {**counts, key: counts.get(key, 0) + 1}

@@ -1,0 +1,149 @@
+"""What is guarded now, as plain JSON: the answer to `spotguard status`. An asker sees its own, root sees all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...hooks.protocol import MAX_FRAME
+from ...providers.text import TEXT, clip
+from ..core.budget import SIGTERM_WINDOW
+from ..core.machine import Machine
+from ..sources.feed import Board
+
+#: Bytes of one answer's JSON. A frame also holds the words around it.
+_PAGE = MAX_FRAME - 1024
+#: Of these, what the sessions of an outcome may take: the record in the file has all of them.
+_OF_OUTCOME = _PAGE // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What does not change while the agent runs."""
+
+    run_id: str
+    pid: int
+    socket: str
+    service: bool
+    started: float
+    #: Through how many sources of notices it looks.
+    sources: int = 0
+    #: Seconds of warning to count on, and whether somebody said so (`--window`): then the cloud's own word does not count.
+    window: float = SIGTERM_WINDOW
+    said: bool = False
+    #: `--reserve`; None: in proportion to the window.
+    reserve: float | None = None
+
+
+def answers(
+    machine: Machine, board: Board, facts: Facts, uid: int, now: float, last: dict[str, Any] | None
+) -> list[dict[str, Any]]:
+    """The answer in pages: the first says everything, more sessions than fit follow in the others."""
+    seen = [s for s in machine.sessions.values() if uid in (0, s.uid)]
+    sessions = [s.status(now) | _saving(machine, s.number, now) for s in seen]
+    body: dict[str, Any] = {
+        "run_id": facts.run_id,
+        "pid": facts.pid,
+        "socket": facts.socket,
+        "service": facts.service,
+        "for_seconds": round(now - facts.started, 1),
+        "phase": machine.phase,
+        "command": _command(machine),
+        "sources": board.status(now),
+        "notice": _notice(machine, now),
+        "window": facts.window if facts.said else board.window or facts.window,
+        "reserve": facts.reserve,
+        "standing": machine.horizon.status(now),
+        "last_outcome": None,
+        "sessions": [],
+    }
+    if last is not None and (uid == 0 or not facts.service):
+        body["last_outcome"] = shortened(last)
+    pages = [body]
+    count = _fitting(sessions, _PAGE - _size(body))
+    body["sessions"], rest = sessions[:count], sessions[count:]
+    while rest:
+        count = max(1, _fitting(rest, _PAGE))  # what a session says of itself is clipped far below a page
+        pages.append({"sessions": rest[:count]})
+        rest = rest[count:]
+    return pages
+
+
+def shortened(record: dict[str, Any]) -> dict[str, Any]:
+    """An outcome's record with as many of its sessions as an answer holds, from the first on."""
+    sessions = record["sessions"]
+    return {**record, "sessions": sessions[: _fitting(sessions, _OF_OUTCOME)]}
+
+
+def _fitting(values: Sequence[object], room: int) -> int:
+    """How many of these, from the first on, take no more than `room` bytes as JSON."""
+    for count, value in enumerate(values):
+        room -= _size(value) + 1  # the comma
+        if room < 0:
+            return count
+    return len(values)
+
+
+def _size(value: object) -> int:
+    """Bytes as JSON, in which `json.dumps` writes ASCII alone: a character that is none takes six or twelve."""
+    return len(json.dumps(value, separators=(",", ":")))
+
+
+def in_a_line(machine: Machine, board: Board) -> str:
+    """The same in one line, without numbers that change by themselves: a service manager is told when it is another."""
+    guarded, p = len(machine.sessions), machine.pending
+    who = f"{guarded} training process{'' if guarded == 1 else 'es'}"
+    if p is not None:
+        done = sum(part.committed is not None for part in p.parts.values())
+        return f"{machine.phase}, {p.notice.source}: {done} of {len(p.parts)} saved"
+    blind = [f"{event.source}: {event.health.detail}" for event in board.unseeing()]
+    sight = f"; BLIND: {'; '.join(blind)}" if blind else ""
+    return f"{machine.phase}, {who}{sight}"
+
+
+def _command(machine: Machine) -> dict[str, Any] | None:
+    command = machine.command
+    if command is None:
+        return None
+    return {"pid": command.pid, "returncode": command.returncode, "restarts": machine.restarts}
+
+
+def _notice(machine: Machine, now: float) -> dict[str, Any] | None:
+    p = machine.pending
+    if p is None:
+        return None
+    return {
+        "id": p.id,
+        "kind": str(p.notice.kind),
+        "source": p.notice.source,
+        "detail": p.notice.detail,
+        "drill": p.drill,
+        "seconds_left": None if p.stays else round(p.deadline - now, 3),  # this machine stays
+        "reserve": p.reserve,
+        "ending": p.ending,
+    }
+
+
+def _saving(machine: Machine, number: int, now: float) -> dict[str, Any]:
+    p = machine.pending
+    part = p.parts.get(number) if p is not None else None
+    if p is None or part is None:
+        return {"saving": None}
+    said = "committed" if part.committed else ("failed" if part.failed else part.phase or "told")
+    why = clip(part.committed.detail, TEXT) if part.committed else part.failed
+    going = said in ("first-byte", "writing")
+    rate, rest = (part.pace.rate(now), part.pace.seconds_left(now)) if going else (None, None)
+    return {
+        "saving": {
+            "phase": said,
+            "step": part.step,
+            "bytes": part.pace.done,
+            "total": part.pace.total,
+            "rate": None if rate is None else round(rate, 1),
+            "seconds_to_go": None if rest is None else round(rest, 1),
+            "seconds_left": round(max(0.0, p.limit - now), 1),
+            "why": why,
+        }
+    }

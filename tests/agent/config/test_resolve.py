@@ -1,0 +1,223 @@
+"""One table of options: a flag beats the environment, the environment beats the file, and bad values are named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from spotguard.agent.config.options import NOTICE_FACTS, SETTINGS, Options, settings_of
+from spotguard.agent.config.parsers import Deadline
+from spotguard.agent.config.resolve import resolve, unknown_variables
+from spotguard.providers.errors import UsageError
+
+NOTHING: Mapping[str, str] = {}
+
+#: For each option: a text for the flag, the environment and the file, and the values they come to.
+EXAMPLES: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, object]]] = {
+    "provider": (("aws", "aws"), ("none", "none"), ('"AUTO"', "auto")),
+    "metadata-endpoint": (
+        ("http://127.0.0.1:1", "http://127.0.0.1:1"),
+        ("http://[::1]:2/", "http://[::1]:2"),
+        ('"http://127.0.0.3"', "http://127.0.0.3"),
+    ),
+    "vm-name": (("a", "a"), ("Pool-vmss_12", "Pool-vmss_12"), ('"c"', "c")),
+    "acknowledge": (("true", True), ("0", False), ("true", True)),
+    "store": (("file:///a", "file:///a"), ("file:///b", "file:///b"), ('"file:///c"', "file:///c")),
+    "run-id": (("a", "a"), ("B-1.x_2", "B-1.x_2"), ('"c"', "c")),
+    "window": (("1", 1.0), ("2.5", 2.5), ("3", 3.0)),
+    "reserve": (("0", 0.0), ("2", 2.0), ("3.5", 3.5)),
+    "deadline": (
+        ("+3600", Deadline(after=3600.0)),
+        ("1795172400", Deadline(wall=1795172400.0)),
+        ("2026-11-20T11:00:00Z", Deadline(wall=1795172400.0)),  # a date of TOML's own
+    ),
+    "notice-file": (("/a", "/a"), ("/b", "/b"), ('"/c"', "/c")),
+    "on-notice": (("logger a", "logger a"), ("b", "b"), ('"echo \\"c\\""', 'echo "c"')),
+    "every": (("off", "off"), ("AUTO", "auto"), ("30", 30.0)),
+    "keep": (("1", "1"), ("2+7", "2+7"), ("5", "5")),
+    "stage": (("/tmp/a", "/tmp/a"), ("/tmp/b/c", "/tmp/b/c"), ('"/tmp"', "/tmp")),
+    "lossy-moments": (("yes", True), ("no", False), ("true", True)),
+    "extras-worth": (("0", 0), ("100", 100), ("999999999", 999_999_999)),
+    "begin-anew": (("yes", True), ("no", False), ("true", True)),
+    "socket": (("/a.sock", "/a.sock"), ("/b.sock", "/b.sock"), ('"/c.sock"', "/c.sock")),
+    "signal": (("none", None), ("USR1", 10), ('"SIGUSR2"', 12)),
+    "max-restarts": (("1", 1), ("2", 2), ("3", 3)),
+    "outlive": (("true", True), ("off", False), ("true", True)),
+    "exit-code": (("1", 1), ("76", 76), ("255", 255)),
+    "metrics-port": (("1", 1), ("9464", 9464), ("65535", 65535)),
+    "json-log": (("true", True), ("0", False), ("true", True)),
+    "log-level": (("debug", "debug"), ("WARNING", "warning"), ('"error"', "error")),
+}
+
+
+def file_with(folder: Path, text: str) -> dict[str, str]:
+    path = folder / "spot.toml"
+    path.write_text(text)
+    return {"config": str(path)}
+
+
+def refusal(flags: Mapping[str, str], env: Mapping[str, str] = NOTHING, command: str = "run") -> str:
+    with pytest.raises(UsageError) as caught:
+        resolve(command, flags, env)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_every_option_has_its_example() -> None:
+    assert EXAMPLES.keys() == {setting.name for setting in SETTINGS}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path, name: str) -> None:
+    (flag, said), (variable, exported), (key, written) = EXAMPLES[name]
+    setting = next(setting for setting in SETTINGS if setting.name == name)
+    in_file = file_with(tmp_path, f"{name} = {key}\n")
+    env = {setting.variable: variable}
+
+    def value(flags: Mapping[str, str], env: Mapping[str, str] = NOTHING) -> object:
+        return getattr(resolve("run", flags, env), setting.field)
+
+    assert value({}) == setting.default or name in ("store", "run-id")
+    assert value(in_file) == written
+    assert value(in_file, env) == exported
+    assert value({**in_file, name: flag}, env) == said
+
+
+def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
+    """And a flag names another one in its place."""
+    other = tmp_path / "other.toml"
+    other.write_text("keep = 9\n")
+    env = {"SPOTGUARD_CONFIG": file_with(tmp_path, "keep = 7\n")["config"]}
+    assert resolve("run", {}, env).keep == "7"
+    assert resolve("run", {"config": str(other)}, env).keep == "9"
+
+
+def test_keys_are_written_as_flags_or_as_names(tmp_path: Path) -> None:
+    assert resolve("run", file_with(tmp_path, "max_restarts = 2\n"), NOTHING).max_restarts == 2
+    both = refusal(file_with(tmp_path, "max-restarts = 2\nmax_restarts = 3\n"))
+    assert "given twice" in both
+
+
+def test_a_variable_that_is_empty_is_not_set() -> None:
+    assert resolve("run", {}, {"SPOTGUARD_WINDOW": ""}).window is None
+
+
+def test_defaults_that_depend_on_the_command() -> None:
+    """The store's default is marked as nobody's choice."""
+    defaults = {"store": "file:///here", "run-id": "train-1"}
+    found = resolve("run", {}, NOTHING, defaults=defaults)
+    assert (found.store, found.run_id, found.store_given) == ("file:///here", "train-1", False)
+    assert resolve("run", {"store": "file:///x"}, NOTHING, defaults=defaults).store_given
+
+
+def test_the_service_has_no_command_to_end() -> None:
+    """Options that are about a command are no flags of `agent`, and harm it neither in a shared file."""
+    names = {setting.name for setting in settings_of("agent")}
+    assert names == {
+        "provider", "metadata-endpoint", "vm-name", "acknowledge", "window", "reserve", "deadline", "notice-file", "on-notice", "socket",
+        "metrics-port", "json-log", "log-level",
+    }  # fmt: skip
+    assert isinstance(resolve("agent", {}, {"SPOTGUARD_KEEP": "no number"}), Options)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("provider", "digitalocean", "auto, aws, azure, gcp or none"),
+        ("metadata-endpoint", "localhost:80", "http://127.0.0.1:1338"),
+        ("vm-name", "two words", "as in pool-vmss_12"),
+        ("vm-name", "x" * 129, "as in pool-vmss_12"),
+        ("store", "/mnt/checkpoints", "file:///mnt/checkpoints"),
+        ("run-id", "a/b", "letters"),
+        ("run-id", "..", "letters"),
+        ("run-id", "x" * 65, "64"),
+        ("window", "2m", "as in 30"),
+        ("window", "-1", "from 0 up"),
+        ("window", "nan", "as in 30"),
+        ("window", "inf", "as in 30"),
+        ("window", "1e11", "604800 (a week)"),
+        ("reserve", "604801", "604800 (a week)"),
+        ("deadline", "tomorrow", "as in 2035-06-30T18:00"),
+        ("deadline", "18:00", "from now +3600"),
+        ("notice-file", "a\0b", "path"),
+        ("on-notice", " ", "a command for the shell"),
+        ("every", "1e11", "604800 (a week)"),
+        ("every", "0", "auto, off"),
+        ("every", "often", "auto, off"),
+        ("keep", "0", "from 1 up"),
+        ("keep", "2.5", "whole number"),
+        ("socket", "a\0b", "path"),
+        ("signal", "KILL", "TERM"),
+        ("signal", "SIGNONE", "TERM"),
+        ("max-restarts", "-1", "from 0 up"),
+        ("outlive", "maybe", "true or false"),
+        ("exit-code", "0", "done"),
+        ("exit-code", "256", "255"),
+        ("metrics-port", "0", "as in 9464"),
+        ("metrics-port", "65536", "from 1 to 65535"),
+        ("metrics-port", ":9464", "a whole number"),
+        ("log-level", "loud", "debug"),
+    ],
+)
+def test_a_bad_value_names_its_origin(tmp_path: Path, name: str, text: str, expected: str) -> None:
+    """From each of the three places: where, the value, and what was expected."""
+    setting = next(setting for setting in SETTINGS if setting.name == name)
+    quoted = text.replace("\0", "\\u0000")
+    in_file = file_with(tmp_path, f'{name} = "{quoted}"\n')
+    for origin, line in (
+        (setting.flag, refusal({name: text})),
+        (setting.variable, refusal({}, {setting.variable: text})),
+        (f"{in_file['config']}: {name}", refusal(in_file)),
+    ):
+        assert line.startswith(f"{origin} {text!r}: expected")
+        assert expected in line
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("windw = 30\n", "unknown key 'windw': did you mean window?"),
+        ("xyzzy = 1\n", "expected provider, metadata-endpoint"),
+        ("[run]\nkeep = 3\n", "unknown key 'run'"),
+        ("keep = [3]\n", "not a list"),
+        ("keep = {a = 3}\n", "not a table"),
+        ("keep = 2026-01-01\n", "not a date"),
+        ("keep = \n", "expected TOML"),
+        ("keep = true\n", "whole number"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path: Path, content: str, words: str) -> None:
+    """A key that nobody reads would be an option that silently is not set."""
+    line = refusal(file_with(tmp_path, content))
+    assert "spot.toml" in line
+    assert words in line
+
+
+def test_a_variable_that_no_option_has_is_named() -> None:
+    """With the nearest one; what others set, and what is empty or of ours, is no stranger."""
+    env = {"SPOTGUARD_WINDWO": "5", "SPOTGUARD_XYZZY": "1", "SPOTGUARD_KEEP": "3", "PATH": "/bin"}
+    ours = dict.fromkeys(("SPOTGUARD_CONFIG", "SPOTGUARD_DEBUG", "SPOTGUARD_PARENT", *NOTICE_FACTS), "1")
+    assert unknown_variables({**env, **ours}) == [
+        "SPOTGUARD_WINDWO: did you mean SPOTGUARD_WINDOW?",
+        "SPOTGUARD_XYZZY: see spotguard run --help",
+    ]
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    missing = str(tmp_path / "no.toml")
+    assert refusal({"config": missing}).startswith(f"--config '{missing}': expected a file")
+    assert refusal({}, {"SPOTGUARD_CONFIG": missing}).startswith(f"SPOTGUARD_CONFIG '{missing}'")
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\0")
+    assert "expected TOML" in refusal({"config": str(binary)})
+
+
+def test_a_stage_is_a_folder_that_is_there_or_can_be_made(tmp_path: Path) -> None:
+    """Only looked at: the training process makes it."""
+    (tmp_path / "file").write_text("")
+    assert resolve("run", {"stage": str(tmp_path / "a" / "b")}, NOTHING).stage == str(tmp_path / "a" / "b")
+    assert not (tmp_path / "a").exists()
+    for text in (str(tmp_path / "file"), str(tmp_path / "file" / "stage"), ""):
+        assert "expected a folder that is there or can be made" in refusal({"stage": text})

@@ -1,0 +1,323 @@
+"""One command under the supervisor, with no terminal: started, signalled as a group, ended, started again."""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from spotguard.agent.events import CommandEnded, Event
+from spotguard.agent.process.supervisor import CommandError, Supervisor, take_status
+from tests.fakes.awake import STAYS_AWAKE
+from tests.fakes.report import TIMEOUT, Report
+
+#: Reports every SIGTERM and SIGUSR1, and so does the child that it starts first; ends with 7 on SIGUSR2.
+FAMILY = f"""
+import os, signal, sys
+report = int(os.environ["REPORT"])
+who = "child" if os.fork() == 0 else "leader"
+def say(line): os.write(report, f"{{who}} {{os.getpid()}} {{line}}\\n".encode())
+for signum in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(signum, lambda n, frame: say(signal.Signals(n).name))
+signal.signal(signal.SIGUSR2, lambda n, frame: os._exit(7) if who == "leader" else None)
+{STAYS_AWAKE}
+say("ready")
+while True: signal.pause()
+"""
+
+
+class Stand:
+    """A supervisor, the queue it posts to, and the pipe its commands report to."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.report = Report()
+        os.set_inheritable(self.report.fd, True)
+        self.supervisors: list[Supervisor] = []
+
+    def supervise(
+        self, *command: str, adopts: bool | None = None, env: Mapping[str, str] = os.environ
+    ) -> Supervisor:
+        env = {**env, "REPORT": str(self.report.fd)}
+        # No terminal: the one of whoever runs the tests is not ours to give away.
+        made = Supervisor(command, env=env, post=self.events.put, adopts=adopts, terminal=lambda: None)
+        self.supervisors.append(made)
+        return made
+
+    def python(self, code: str, *arguments: str) -> Supervisor:
+        return self.supervise(sys.executable, "-c", code, *arguments)
+
+    def ended(self) -> tuple[int, int]:
+        event = self.events.get(timeout=TIMEOUT)
+        assert isinstance(event, CommandEnded)
+        return event.pid, event.returncode
+
+
+@pytest.fixture
+def stand() -> Iterator[Stand]:
+    made = Stand()
+    yield made
+    for supervisor in made.supervisors:
+        supervisor.kill()
+        supervisor.close()
+    made.report.close()
+
+
+def reapers() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "spotguard-reaper"]
+
+
+@pytest.mark.parametrize(
+    ("script", "returncode"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", -9), ("kill -TERM $$", -15)]
+)
+def test_the_end_is_told_as_subprocess_has_it(stand: Stand, script: str, returncode: int) -> None:
+    """A code, or the negative of the signal; and then neither a thread nor a zombie is left."""
+    supervisor = stand.supervise("sh", "-c", script)
+    pid = supervisor.start()
+    assert stand.ended() == (pid, returncode)
+    supervisor.close()
+    assert reapers() == []
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def test_a_signal_goes_to_the_whole_group(stand: Stand) -> None:
+    """Data loader workers and shells' children hear it too."""
+    supervisor = stand.python(FAMILY)
+    pid = supervisor.start()
+    assert os.getpgid(pid) == pid
+    assert os.getsid(pid) == os.getsid(0), "a session of its own would have no terminal"
+    assert {stand.report.next().split()[2] for _ in range(2)} == {"ready"}
+    supervisor.signal(signal.SIGUSR1)
+    heard = {tuple(stand.report.next().split()[::2]) for _ in range(2)}
+    assert heard == {("leader", "SIGUSR1"), ("child", "SIGUSR1")}
+
+
+def test_what_a_command_leaves_behind_stays_until_it_is_killed(stand: Stand) -> None:
+    """As under a shell; and `kill` still finds it after the leader's end, when the number is still ours."""
+    supervisor = stand.python(FAMILY)
+    pid = supervisor.start()
+    ready = [stand.report.next().split() for _ in range(2)]
+    child = next(int(words[1]) for words in ready if words[0] == "child")
+    watched = os.pidfd_open(child)
+    os.kill(pid, signal.SIGUSR2)
+    assert stand.ended() == (pid, 7)
+    assert supervisor.look().group, "the leader's zombie is not meant, its child is"
+    supervisor.signal(signal.SIGUSR1)
+    assert stand.report.until("child").endswith("SIGUSR1")
+    supervisor.kill()
+    assert select.select([watched], [], [], TIMEOUT)[0], "the child outlived the kill"
+    os.close(watched)
+
+
+def test_the_kill_reaches_descendants_in_sessions_of_their_own(stand: Stand) -> None:
+    """Torchrun's workers, also before they register: they would keep their GPUs on a machine that stays."""
+    code = f"""
+import os, subprocess, sys
+subprocess.Popen([sys.executable, "-c", {FAMILY!r}], start_new_session=True, close_fds=False).wait()
+"""
+    supervisor = stand.python(code)
+    pid = supervisor.start()
+    watched = [os.pidfd_open(int(stand.report.next().split()[1])) for _ in range(2)]
+    supervisor.kill()
+    assert stand.ended() == (pid, -signal.SIGKILL)
+    for pidfd in watched:
+        assert select.select([pidfd], [], [], TIMEOUT)[0], "a descendant outlived the kill"
+        os.close(pidfd)
+
+
+def test_a_signal_before_the_start_is_kept(stand: Stand) -> None:
+    """A notice that comes while we are starting is not lost."""
+    supervisor = stand.supervise("sleep", "1000")
+    supervisor.signal(signal.SIGTERM)
+    pid = supervisor.start()
+    assert stand.ended() == (pid, -signal.SIGTERM)
+
+
+def test_a_stopped_command_hears_sigterm(stand: Stand) -> None:
+    """It must be awake to end in order, whether it was stopped just before or just after it was asked."""
+    code = (
+        f"import os, signal\n{STAYS_AWAKE}"
+        "signal.signal(signal.SIGTERM, lambda n, frame: os._exit(5))\n"
+        "os.write(int(os.environ['REPORT']), b'ready\\n')\n"
+        "while True: signal.pause()\n"
+    )
+    for order in ([signal.SIGSTOP, signal.SIGTERM], [signal.SIGSTOP, signal.SIGSTOP, signal.SIGTERM]):
+        supervisor = stand.python(code)
+        pid = supervisor.start()
+        stand.report.next()
+        for signum in order:
+            supervisor.signal(signum)
+        assert stand.ended() == (pid, 5)
+
+
+def test_a_command_that_stops_itself_when_asked_to_end(stand: Stand) -> None:
+    """It is woken by the reaper: nobody else is there to do it."""
+    script = 'trap "exit 5" TERM; echo ready >&"$REPORT"; while :; do kill -STOP $$; done'
+    supervisor = stand.supervise("bash", "-c", script)
+    pid = supervisor.start()
+    stand.report.next()
+    supervisor.signal(signal.SIGTERM)
+    assert stand.ended() == (pid, 5)
+
+
+def test_a_stop_that_was_overtaken_by_the_end() -> None:
+    """What the reaper saw stopped may be dead when it looks again; that must not end the reaper."""
+    pid = os.posix_spawnp("sleep", ["sleep", "1000"], os.environ)
+    os.kill(pid, signal.SIGSTOP)
+    assert os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+    os.kill(pid, signal.SIGKILL)
+    assert os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert not take_status(pid, os.WSTOPPED)
+    assert take_status(pid, os.WEXITED)
+    assert not take_status(pid, os.WEXITED)
+
+
+def test_a_relaunch(stand: Stand) -> None:
+    """The same command again, after its end; not before it."""
+    supervisor = stand.supervise("sh", "-c", "exit 9")
+    first = supervisor.start()
+    assert stand.ended() == (first, 9)
+    second = supervisor.start()
+    assert stand.ended() == (second, 9)
+    assert first != second
+
+
+def test_a_running_command_is_not_started_again(stand: Stand) -> None:
+    supervisor = stand.supervise("sleep", "1000")
+    pid = supervisor.start()
+    with pytest.raises(RuntimeError, match=str(pid)):
+        supervisor.start()
+    supervisor.kill()
+    assert stand.ended() == (pid, -signal.SIGKILL)
+
+
+def test_the_command_gets_what_it_would_have_had_without_us(stand: Stand) -> None:
+    """Default SIGPIPE, no blocked signal, our descriptors: `yes | head` ends, and `<(…)` works."""
+    # Another program's eyes: Python ignores SIGPIPE for itself at its start.
+    shell = 'grep -E "SigIgn|SigBlk" /proc/self/status | tr "\\n" " " >&"$REPORT"; echo >&"$REPORT"'
+    stand.supervise("bash", "-c", shell).start()
+    words = stand.report.next().split()
+    assert int(words[1], 16) == 0, "blocked signals"
+    assert int(words[3], 16) & 1 << (signal.SIGPIPE - 1) == 0, "SIGPIPE is ignored"
+    assert stand.ended()[1] == 0
+
+
+def test_somebody_elses_child_is_left_alone(stand: Stand) -> None:
+    """A caller's own subprocess keeps its status."""
+    supervisor = stand.supervise("sleep", "1000")
+    supervisor.start()
+    with subprocess.Popen(["sh", "-c", "exit 4"]) as other:
+        assert other.wait(TIMEOUT) == 4
+    assert stand.events.empty()
+
+
+def test_what_was_ignored_stays_ignored_for_the_command() -> None:
+    """`trap '' USR1 HUP` before `spotguard run` holds for the training too; SIGTERM alone is heard by us."""
+    code = """
+import queue, signal, sys
+from spotguard.agent.process.signals import Signals
+from spotguard.agent.process.supervisor import Supervisor
+meant = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGTSTP}
+for signum in meant | {signal.SIGTERM}: signal.signal(signum, signal.SIG_IGN)
+events = queue.SimpleQueue()
+with Signals(events.put):
+    supervisor = Supervisor(["grep", "SigIgn", "/proc/self/status"], env={}, post=events.put, terminal=lambda: None)
+    supervisor.start()
+    ended = events.get()
+    supervisor.close()
+mask = sum(1 << signum - 1 for signum in meant)
+print(mask, 1 << signal.SIGTERM - 1)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT)
+    ignored, masks = (line.split() for line in done.stdout.splitlines())
+    meant, term = (int(word) for word in masks)
+    assert int(ignored[1], 16) & meant == meant
+    assert int(ignored[1], 16) & term == 0
+
+
+def test_a_parent_that_ignored_sigchld_costs_no_status() -> None:
+    """The kernel reaps for who ignores it, and the command's code would be lost."""
+    guardian = Path(__file__).parents[1] / "fakes/guardian.py"
+    command = [sys.executable, str(guardian), "2", "sh", "-c", "exit 6"]
+    done = subprocess.run(
+        [sys.executable, "-c", IGNORING, *command], capture_output=True, timeout=TIMEOUT, check=False
+    )
+    assert done.returncode == 6, done.stderr
+
+
+IGNORING = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@contextmanager
+def nobody_special(folder: Path) -> Iterator[None]:
+    """Root may enter everything: for the moment it is another user, whose `folder` is."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.chown(folder, 65534, -1)
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "words"),
+    [
+        ("no-such-program", 127, "'no-such-program'"),
+        ("./no-such-file", 127, "no such file"),
+        ("", 127, "empty"),
+        ("script.py", 127, "./script.py"),
+        ("./script.py", 126, "python ./script.py"),
+        ("./notes", 126, "first line"),
+        ("./orphan", 126, "interpreter"),
+        ("./folder", 126, "folder"),
+        ("./foreign", 126, "built for another system"),
+        ("./locked/program", 126, "may not be entered"),
+    ],
+)
+def test_a_command_that_cannot_be_started(
+    stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, code: int, words: str
+) -> None:
+    """One line that names it and the way out, the shell's own code, and nothing was started."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text("print()")
+    (tmp_path / "notes").write_bytes(b"\0\1\2 no program")
+    (tmp_path / "orphan").write_text("#!/no/such/interpreter\n")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "locked").mkdir(mode=0)
+    (tmp_path / "foreign").write_bytes(Path("/bin/true").read_bytes().replace(b"/ld-", b"/no-"))
+    for name in ("notes", "orphan", "foreign"):
+        (tmp_path / name).chmod(0o755)
+    with pytest.raises(CommandError) as caught, nobody_special(tmp_path):
+        stand.supervise(word).start()
+    assert caught.value.exit_code == code
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert stand.events.empty()
+    assert reapers() == []
+
+
+def test_the_commands_own_path_is_searched(stand: Stand, tmp_path: Path) -> None:
+    """The environment that the command gets decides, not ours."""
+    program = tmp_path / "only-here"
+    program.write_text("#!/bin/sh\nexit 8\n")
+    program.chmod(0o755)
+    supervisor = stand.supervise("only-here", env={"PATH": str(tmp_path)})
+    supervisor.start()
+    assert stand.ended()[1] == 8

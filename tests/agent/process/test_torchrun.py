@@ -1,0 +1,90 @@
+"""Which commands are torchrun, and what it is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotguard.agent.process.torchrun import SHUTDOWN_TIMEOUT, UNSHARED, is_torchrun, moved, told
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "torchrun --nnodes 2:4 train.py",
+        "/opt/venv/bin/torchrun train.py",
+        "python -m torch.distributed.run train.py",
+        "python3.11 -u -m torch.distributed.launch train.py",
+        "python -mtorch.distributed.run train.py",
+        "numactl --interleave=all torchrun train.py",
+        "env NCCL_DEBUG=INFO torchrun train.py",
+    ],
+)
+def test_torchrun_is_known_by_its_words(command: str) -> None:
+    assert is_torchrun(command.split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python train.py",
+        "python -m torch.distributed.elastic",
+        "python torchrun.py",
+        "sh train-with-torchrun.sh",
+        "python -m",
+    ],
+)
+def test_nothing_else_is_torchrun(command: str) -> None:
+    assert not is_torchrun(command.split())
+
+
+@pytest.mark.parametrize(("window", "seconds"), [(None, "660"), (30.0, "660"), (3600.0, "3660")])
+def test_torchrun_waits_for_its_workers_longer_than_any_save(window: float | None, seconds: str) -> None:
+    """Also for those of a machine that stays, which may save on for ten minutes."""
+    assert told(["torchrun", "train.py"], window, {})[SHUTDOWN_TIMEOUT] == seconds
+
+
+def test_the_workers_store_is_not_that_of_the_rendezvous() -> None:
+    """It would still have the addresses of those that are gone."""
+    assert told(["torchrun", "train.py"], None, {})[UNSHARED] == "1"
+
+
+def test_what_the_user_has_set_stays() -> None:
+    assert told(["torchrun", "train.py"], None, {SHUTDOWN_TIMEOUT: "30", UNSHARED: "0"}) == {}
+    assert told(["python", "train.py"], None, {}) == {}
+
+
+GONE = frozenset({"node1", "node1.example.org", "10.0.0.1", "fd00::1"})
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("--rdzv-endpoint node1:29400", "--rdzv-endpoint node2:29400"),
+        ("--rdzv-endpoint=Node1.example.org:29400", "--rdzv-endpoint=node2:29400"),
+        ("--rdzv_endpoint 10.0.0.1", "--rdzv_endpoint node2"),
+        ("--rdzv_endpoint=[fd00::1]:29400", "--rdzv_endpoint=node2:29400"),
+        ("--rdzv_endpoint=[fd00::1]", "--rdzv_endpoint=node2"),
+        ("--rdzv-endpoint head:29400", "--rdzv-endpoint head:29400"),
+        ("--rdzv-endpoint", "--rdzv-endpoint"),
+        ("", ""),
+    ],
+)
+def test_a_rendezvous_on_the_machine_that_goes_is_moved(before: str, after: str) -> None:
+    """To a machine that stays, with the same port; one that is elsewhere stays where it is."""
+    command = f"torchrun --nnodes 2:4 {before}".split()
+    assert moved(command, GONE, "node2") == f"torchrun --nnodes 2:4 {after}".split()
+
+
+def test_only_torchruns_own_rendezvous_is_moved() -> None:
+    """The first is its own, a later one its script's; and what is no torchrun is not touched."""
+    command = ["torchrun", "--rdzv-endpoint", "head:1", "train.py", "--rdzv-endpoint", "node1:1"]
+    assert moved(command, GONE, "node2") == command
+    assert moved(["train", "--rdzv-endpoint", "node1:1"], GONE, "node2") == [
+        "train",
+        "--rdzv-endpoint",
+        "node1:1",
+    ]
+
+
+def test_an_address_of_the_new_kind_is_put_into_brackets() -> None:
+    assert moved(["torchrun", "--rdzv-endpoint=node1:1"], GONE, "fd00::2")[1] == "--rdzv-endpoint=[fd00::2]:1"

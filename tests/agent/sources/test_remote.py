@@ -1,0 +1,188 @@
+"""A run lets the service agent poll: what it says comes through, from a real server on a real socket."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from spotguard.agent.events import HealthChanged, NoticeGone, NoticeSeen, SourceGone, Watching, WindowTold
+from spotguard.agent.sources.remote import NAME
+from spotguard.hooks import protocol
+from spotguard.providers.health import Sight
+from spotguard.providers.notice import NoticeKind, Severity
+from tests.agent.sources.relayed import SEEING, WATCHED, Relayed
+from tests.fakes.serving import Events, Serving
+
+
+def test_what_the_service_sees_is_said_here_too(
+    serve: Serving, events: Events, relayed: Relayed, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Since when, what a seeing source has to add, and all of it in this run's own log: the service's is not read by
+    whoever runs here. Said again with each sign of life, it is logged once."""
+    server = serve()
+    watcher = events.next(Watching).session
+    with caplog.at_level(logging.INFO, "spotguard"):
+        server.send(watcher, WATCHED)
+        blind = protocol.HealthSeen("aws", "blind", "hop-limit", "no answer", "raise it", 3600.0)
+        for _ in range(3):
+            server.send(watcher, blind)
+        lost = relayed.health("aws", Sight.BLIND)
+        server.send(watcher, protocol.HealthSeen("aws", "seeing", detail="stale, no notice"))
+        assert relayed.health("aws", Sight.SEEING).health.detail == "stale, no notice"
+    assert 3600.0 <= relayed.clock.monotonic() - lost.since < 3630.0
+    said = [record.getMessage() for record in caplog.records]
+    assert [line for line in said if line.startswith("aws, through")] == [
+        "aws, through the service agent: blind (hop-limit): no answer; raise it",
+        "aws, through the service agent: seeing; stale, no notice (again, after 0 s)",
+    ]
+
+
+def test_what_keeps_all_sources_out_is_said_together(
+    serve: Serving, events: Events, relayed: Relayed, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first at once, the others in one line, when the main loop comes by."""
+    server = serve()
+    watcher = events.next(Watching).session
+    with caplog.at_level(logging.INFO, "spotguard"):
+        server.send(watcher, WATCHED)
+        for source in ("aws", "aws a", "aws b"):
+            server.send(watcher, protocol.HealthSeen(source, "blind", "timeout", "no answer", "look"))
+            relayed.health(source, Sight.BLIND)
+        relayed.relay.check(relayed.clock.monotonic())
+        relayed.relay.check(relayed.clock.monotonic() + 10.0)
+    said = [record.getMessage() for record in caplog.records if "through" in record.getMessage()]
+    assert said == [
+        "aws, through the service agent: blind (timeout): no answer; look",
+        "aws a, aws b, through the service agent: blind (timeout), as aws is",
+    ]
+
+
+def test_the_window_that_the_cloud_promises_comes_through_as_often_as_it_changes(
+    serve: Serving, events: Events, relayed: Relayed
+) -> None:
+    """An older service agent says none."""
+    server = serve()
+    watcher = events.next(Watching).session
+    for window in (0.0, 120.0, 120.0, 60.0):
+        server.send(watcher, protocol.Watched(1, window))
+    assert relayed.events.next(WindowTold).seconds == 120.0
+    assert relayed.events.next(WindowTold).seconds == 60.0
+
+
+def test_notices_and_health_come_through(serve: Serving, events: Events, relayed: Relayed) -> None:
+    """As if they were seen here; nothing is polled here."""
+    server = serve()
+    watcher = events.next(Watching).session
+    server.send(watcher, WATCHED)
+    server.send(watcher, protocol.HealthSeen("aws", "blind", "hop-limit", "no answer", "raise it"))
+    relayed.health(NAME, Sight.SEEING)
+    health = relayed.health("aws", Sight.BLIND).health
+    assert (health.reason, health.detail, health.advice) == ("hop-limit", "no answer", "raise it")
+    before = relayed.clock.monotonic()
+    server.send(watcher, protocol.NoticeSeen("n1", "terminate", "aws", 100.0, 120.0, "words"))
+    notice = relayed.events.next(NoticeSeen).notice
+    assert (notice.id, notice.kind, notice.window, notice.detail) == (
+        "n1",
+        NoticeKind.TERMINATE,
+        120.0,
+        "words",
+    )
+    assert before + 100 <= notice.deadline <= relayed.clock.monotonic() + 100
+    server.send(watcher, protocol.NoticeGone("n1"))
+    assert relayed.events.next(NoticeGone).id == "n1"
+
+
+def test_what_a_newer_service_says_is_understood_as_far_as_it_can_be(
+    serve: Serving, events: Events, relayed: Relayed
+) -> None:
+    """An unknown kind ends the machine, an unknown sight does not see, no window is longer than its kind's."""
+    server = serve()
+    watcher = events.next(Watching).session
+    server.send(watcher, WATCHED)
+    server.send(watcher, protocol.HealthSeen("aws", "squinting", "fog", "it is foggy"))
+    assert relayed.health("aws", Sight.BLIND).health.detail == "it is foggy"
+    server.send(watcher, protocol.NoticeSeen("n1", "evaporate", "aws", 1e6, 30.0))
+    notice = relayed.events.next(NoticeSeen).notice
+    assert notice.kind is NoticeKind.UNKNOWN
+    assert notice.deadline <= relayed.clock.monotonic() + 30
+
+
+def test_how_severe_a_notice_is_comes_through(serve: Serving, events: Events, relayed: Relayed) -> None:
+    """With a deadline as far off as it is; an older service knows terminal ones only; a word that nobody knows ends
+    the machine."""
+    server = serve()
+    watching = events.next(Watching)
+    assert watching.severity
+    server.send(watching.session, WATCHED)
+    before = relayed.clock.monotonic()
+    said = (("far", 9e5, "later"), ("warning", 0.0, "advisory"), ("odd", 9e5, "grave"))
+    for id, left, severity in said:
+        server.send(
+            watching.session, protocol.NoticeSeen(id, "reboot", "aws", left, 60.0, "words", severity=severity)
+        )
+    far, warning, odd = (relayed.events.next(NoticeSeen).notice for _ in said)
+    assert far.severity is Severity.LATER
+    assert before + 9e5 <= far.deadline <= relayed.clock.monotonic() + 9e5
+    assert warning.severity is Severity.ADVISORY
+    assert odd.severity is Severity.TERMINAL
+    assert odd.deadline <= relayed.clock.monotonic() + 60
+    assert protocol.NoticeSeen("n", "stop", "aws", 1.0, 1.0).severity == Severity.TERMINAL
+
+
+def test_when_the_service_is_back_what_we_saw_ourselves_is_no_sight(
+    serve: Serving, events: Events, relayed: Relayed
+) -> None:
+    """It says itself what it sees, of the sources that it has; those of nobody are not shown any more."""
+    relayed.health(NAME, Sight.BLIND)
+    relayed.health("fake source", Sight.SEEING)
+    server = serve()
+    server.send(watcher := events.next(Watching).session, WATCHED)
+    assert relayed.events.next(SourceGone) == SourceGone("fake source")
+    server.send(watcher, SEEING)
+    relayed.health("aws", Sight.SEEING)
+    server.close()
+    assert relayed.health("aws", Sight.BLIND).health.reason == "unguarded"
+    again = serve()
+    again.send(events.next(Watching).session, protocol.Watched(2))
+    assert {relayed.events.next(SourceGone).source for _ in range(2)} == {"aws", "fake source"}
+
+
+def test_what_was_said_to_us_is_not_what_was_said_to_the_service(
+    serve: Serving, events: Events, folder: Path
+) -> None:
+    """Each has a `--deadline` of its own, under one name."""
+    server = serve()
+    relayed = Relayed(folder / "a.sock", ours=["--deadline"])
+    server.send(watcher := events.next(Watching).session, WATCHED)
+    server.send(watcher, protocol.HealthSeen("--deadline", "seeing"))
+    server.send(watcher, SEEING)
+    relayed.health("aws", Sight.SEEING)
+    relayed.relay.stop(timeout=30)
+    said = [e.source for e in relayed.events.drain() if isinstance(e, HealthChanged)]
+    assert "--deadline" not in said
+
+
+def test_what_the_service_repeats_is_no_news(serve: Serving, events: Events, folder: Path) -> None:
+    """Signs of life come every few seconds; what they say is passed on once."""
+    server = serve()
+    relayed = Relayed(folder / "a.sock")
+    watcher = events.next(Watching).session
+    for _ in range(3):
+        server.send(watcher, WATCHED)
+        server.send(watcher, SEEING)
+    server.send(watcher, protocol.HealthSeen("aws", "blind", "timeout"))
+    relayed.health("aws", Sight.BLIND)
+    said = [e.health.sight for e in relayed.events.drain() if isinstance(e, HealthChanged)]
+    assert said == [Sight.SEEING, Sight.SEEING]  # of the service itself, and of its source
+    relayed.relay.stop(timeout=30)
+
+
+def test_stopping_does_not_wait_for_the_service(serve: Serving, events: Events, folder: Path) -> None:
+    """And says nothing about an agent that it has left itself."""
+    serve()
+    relayed = Relayed(folder / "a.sock")
+    events.next(Watching)
+    relayed.relay.stop(timeout=30)
+    assert not [e for e in relayed.events.drain() if isinstance(e, HealthChanged) and not e.health.seeing]

@@ -1,0 +1,191 @@
+"""The endpoint answers whoever scrapes it, and nobody who connects to it can hold up anything."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+
+pytest.importorskip("prometheus_client")
+
+from spotguard.agent.sources.looking import LookCount
+from spotguard.agent.telemetry.metrics import http as endpoints
+from spotguard.agent.telemetry.metrics import opening
+from spotguard.agent.telemetry.metrics.http import MOST, Endpoint
+from spotguard.agent.telemetry.metrics.reading import Facts, Reading
+from spotguard.agent.telemetry.metrics.recorder import Meter
+from spotguard.providers.errors import UsageError
+from tests.e2e.processes import eventually
+from tests.fakes.talk import TIMEOUT
+
+FACTS = Facts("1.0", "run", "r", 30.0, False, None)
+
+
+def nothing() -> Reading:
+    return Reading(FACTS, Meter().newest, 0.0, LookCount().totals)
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., Endpoint]]:
+    with ExitStack() as stack:
+
+        def open(read: Callable[[], Reading] = nothing) -> Endpoint:
+            endpoint = opening.endpoint(0, read)
+            stack.callback(endpoint.close)
+            endpoint.start()
+            return endpoint
+
+        yield open
+
+
+def scraped(url: str) -> str:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=TIMEOUT) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def connected(endpoint: Endpoint) -> socket.socket:
+    port = int(endpoint.url.rpartition(":")[2].partition("/")[0])
+    return socket.create_connection(("127.0.0.1", port), TIMEOUT)
+
+
+def ours() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("spotguard-")]
+
+
+def test_it_says_what_stands_at_the_moment(opened: Callable[..., Endpoint]) -> None:
+    url = opened().url
+    assert url.startswith("http://127.0.0.1:")
+    text = scraped(url)
+    assert 'spotguard_agent_info{command="run",run_id="r",version="1.0"} 1.0' in text
+    assert "spotguard_window_seconds 30.0" in text
+    assert "process_resident_memory_bytes" in text
+
+
+def test_whoever_asks_for_some_names_gets_these(opened: Callable[..., Endpoint]) -> None:
+    text = scraped(f"{opened().url}?name[]=spotguard_sessions&name[]=spotguard_outcomes_total")
+    samples = [line for line in text.splitlines() if not line.startswith("#")]
+    assert "spotguard_sessions 0.0" in samples
+    names = {line.partition("{")[0].partition(" ")[0] for line in samples}
+    assert names == {"spotguard_sessions", "spotguard_outcomes_total"}
+
+
+def test_there_is_nothing_else_at_it(opened: Callable[..., Endpoint]) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        scraped(opened().url.replace("/metrics", "/secrets"))
+
+
+def test_a_port_that_is_taken_is_named_with_the_way_out(opened: Callable[..., Endpoint]) -> None:
+    endpoint = opened()
+    port = int(endpoint.url.rpartition(":")[2].partition("/")[0])
+    with pytest.raises(UsageError, match=rf"--metrics-port {port}: cannot listen .*; give another port"):
+        opening.endpoint(port, nothing)
+
+
+def test_who_asks_whether_a_port_is_free_keeps_no_run_from_it() -> None:
+    """A run that starts at that very moment has it."""
+    with endpoints.bound(0) as asking:
+        port = asking.getsockname()[1]
+        with closing(opening.endpoint(port, nothing)) as endpoint:
+            endpoint.start()
+            assert "spotguard_sessions 0.0" in scraped(endpoint.url)
+            with pytest.raises(UsageError, match=r"cannot listen .*: Address already in use; give another"):
+                opening.check(port)
+            with pytest.raises(OSError, match="in use"):
+                asking.listen()
+    opening.check(port)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), TIMEOUT)
+
+
+def test_without_prometheus_s_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(
+        UsageError, match=r"pip install 'prometheus-client>=[0-9.]+' \(spotguard's extra metrics\)"
+    ):
+        opening.endpoint(0, nothing)
+    with pytest.raises(UsageError, match="is not installed"):
+        opening.check(0)
+
+
+def test_clients_that_say_nothing_keep_no_scrape_out(opened: Callable[..., Endpoint]) -> None:
+    """The oldest is hung up on, and no more are held than a few."""
+    endpoint = opened()
+    with ExitStack() as stack:
+        silent = [stack.enter_context(connected(endpoint)) for _ in range(3 * MOST)]
+        assert "spotguard_sessions 0.0" in scraped(endpoint.url)
+        assert silent[0].recv(1) == b""
+        eventually(lambda: ours().count("spotguard-scrape") <= MOST, "the others ended")
+
+
+def test_a_client_that_trickles_is_hung_up_on(
+    opened: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever sends half a request has its time, and no more."""
+    monkeypatch.setattr(endpoints._Handler, "timeout", 0.05)
+    with connected(opened()) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost:")
+        assert client.recv(1) == b""
+
+
+def test_a_client_that_reads_nothing_holds_nobody_up(opened: Callable[..., Endpoint]) -> None:
+    endpoint = opened()
+    with connected(endpoint) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert "spotguard_sessions" in scraped(endpoint.url)
+
+
+def test_a_scrape_that_fails_is_said_and_the_next_one_answered(
+    opened: Callable[..., Endpoint], caplog: pytest.LogCaptureFixture
+) -> None:
+    fails = [True]
+
+    def read() -> Reading:
+        if fails.pop() if fails else False:
+            raise RuntimeError("a bug")
+        return nothing()
+
+    endpoint = opened(read)
+    with pytest.raises(OSError, match=r"closed|reset"):
+        scraped(endpoint.url)
+    assert "spotguard_sessions 0.0" in scraped(endpoint.url)
+    assert "could not be answered" in caplog.text
+
+
+def test_a_scrape_that_hangs_inside_is_not_waited_for(opened: Callable[..., Endpoint]) -> None:
+    inside, free = threading.Event(), threading.Event()
+
+    def read() -> Reading:
+        inside.set()
+        free.wait(TIMEOUT)
+        return nothing()
+
+    endpoint = opened(read)
+    with connected(endpoint) as client:
+        client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert inside.wait(TIMEOUT)
+        endpoint.close()
+        assert client.recv(1) == b""
+        assert "spotguard-scrape" in ours(), "it still hangs, and the end has come all the same"
+    free.set()
+    eventually(lambda: "spotguard-scrape" not in ours(), "it ended")
+
+
+def test_closed_nobody_listens_and_no_thread_stays(opened: Callable[..., Endpoint]) -> None:
+    """Also in mid-answer."""
+    endpoint = opened()
+    with connected(endpoint) as client:
+        eventually(lambda: "spotguard-scrape" in ours(), "it is answered")
+        endpoint.close()
+        assert client.recv(1) == b""
+    eventually(lambda: not {"spotguard-scrape", "spotguard-metrics"} & set(ours()), "the threads ended")
+    with pytest.raises(urllib.error.URLError):
+        scraped(endpoint.url)

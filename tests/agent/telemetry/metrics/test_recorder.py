@@ -1,0 +1,246 @@
+"""What is counted of an agent's life: each thing once, from what really happened, and never without bounds."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from spotguard.agent.events import (
+    Asked,
+    HealthChanged,
+    Launched,
+    NoticeGone,
+    NoticeSeen,
+    Signalled,
+    SourceGone,
+)
+from spotguard.agent.telemetry.metrics.histogram import Histogram
+from spotguard.agent.telemetry.metrics.recorder import Meter, result_of
+from spotguard.agent.telemetry.metrics.snapshot import PURPOSES, RESULTS, STAGES
+from spotguard.hooks.protocol import Committed, Progress, Told
+from spotguard.providers.health import SEEING, STARTING, Health, Sight, wrong_server
+from spotguard.providers.notice import NoticeKind, Severity
+from tests.agent.telemetry.metrics.metered import UNREACHABLE, Life, notice
+from tests.fakes.source import a_notice
+
+# --- sources ---
+
+
+def test_blind_seconds_grow_while_nobody_tells_of_them_and_stay_when_it_is_over() -> None:
+    life = Life()
+    life.happens(HealthChanged("aws", STARTING, 1000.0))
+    assert life.value("spotguard_source_state", "aws", "starting") == 1
+    life.happens(HealthChanged("aws", UNREACHABLE, 1000.0), after=2)
+    life.now += 40
+    assert life.value("spotguard_blind_seconds_total", "aws", "starting") == 2
+    assert life.value("spotguard_blind_seconds_total", "aws", "unreachable") == 40
+    assert life.value("spotguard_source_state", "aws", "blind") == 1
+    life.happens(HealthChanged("aws", SEEING, life.now))
+    life.now += 100
+    assert life.value("spotguard_blind_seconds_total", "aws", "unreachable") == 40
+    assert life.value("spotguard_source_state", "aws", "blind") == 0
+    assert life.value("spotguard_source_state", "aws", "seeing") == 1
+
+
+def test_a_wrong_server_is_told_apart_and_blind_seconds_are_by_reason() -> None:
+    life = Life()
+    life.happens(HealthChanged("aws", UNREACHABLE, 1000.0))
+    life.happens(HealthChanged("aws", wrong_server("a portal"), 1000.0), after=5)
+    life.now += 7
+    assert life.value("spotguard_source_state", "aws", "wrong-server") == 1
+    assert life.value("spotguard_source_state", "aws", "blind") == 0
+    assert life.value("spotguard_blind_seconds_total", "aws", "unreachable") == 5
+    assert life.value("spotguard_blind_seconds_total", "aws", "wrong-server") == 7
+
+
+def test_a_source_that_nobody_looks_through_any_more_is_not_blind_for_ever() -> None:
+    life = Life()
+    life.happens(HealthChanged("aws", UNREACHABLE, 1000.0))
+    life.happens(SourceGone("aws"), after=5)
+    life.now += 100
+    assert life.value("spotguard_source_state", "aws", "blind") is None
+    assert life.value("spotguard_blind_seconds_total", "aws", "unreachable") == 5
+
+
+def test_looks_are_counted_without_an_event() -> None:
+    life = Life()
+    gateway, full = (Health(Sight.BLIND, "server-error", code=code) for code in (502, 503))
+    for health in (SEEING, UNREACHABLE, UNREACHABLE, gateway, full):
+        life.looks.ended("aws", health)
+    assert life.value("spotguard_looks_total", "aws") == 5
+    assert life.value("spotguard_failed_looks_total", "aws", "unreachable", "") == 2
+    assert life.value("spotguard_failed_looks_total", "aws", "server-error", "502") == 1
+    assert life.value("spotguard_failed_looks_total", "aws", "server-error", "503") == 1
+    assert life.value("spotguard_failed_looks_total", "aws", "", "") is None
+
+
+# --- notices ---
+
+
+def test_a_notice_is_counted_once_however_often_it_is_told() -> None:
+    """By the cloud again, with another deadline; a mere warning that becomes the end is one of each."""
+    life = Life()
+    life.happens(HealthChanged("fake source", SEEING, 1000.0))
+    life.happens(notice(), notice(left=60.0))
+    assert life.value("spotguard_notices_total", "terminate", "fake source", "terminal") == 1
+    assert sum(life.value("spotguard_notice_detection_seconds", "terminal").counts) == 1
+    assert life.value("spotguard_notice_detection_seconds", "terminal").sum == 0.9
+    later = replace(a_notice("n2"), severity=Severity.LATER, deadline=9000.0)
+    life.happens(NoticeSeen(later))
+    assert life.value("spotguard_notices_total", "terminate", "fake source", "later") == 1
+
+
+def test_a_drill_and_a_signal_are_notices_too() -> None:
+    life = Life()
+    life.joins()
+    life.happens(Asked(9, 0, 30.0, False))
+    assert life.value("spotguard_notices_total", "drill", "spotguard drill", "terminal") == 1
+    run = Life(command=True)
+    run.happens(Launched(50))
+    run.joins()
+    run.happens(Signalled(signal.SIGTERM))
+    assert run.value("spotguard_notices_total", "signal", "SIGTERM", "terminal") == 1
+    assert run.value("spotguard_notice_left_seconds") == 25
+
+
+def test_what_is_left_is_told_at_each_stage_once() -> None:
+    """By this agent's clock; what a peer calls a stage and is none has no label."""
+    life = Life()
+    life.joins()
+    life.happens(notice())
+    id, t = "n1", 0.0
+    for stage, words in (
+        ("told", Told(id, t)),
+        ("gate", Progress(id, "gate", t, 7)),
+        ("first-byte", Progress(id, "first-byte", t, 7)),
+        ("written", Progress(id, "written", t, 7)),
+        ("committed", Committed(id, 7, 1000, 1.0, "u", t)),
+    ):
+        life.says(words, after=1.0)
+        assert life.left_at(stage) == 120.0 - (life.now - 1000.0)
+    life.says(Told(id, t))
+    life.says(Progress(id, "a stage of my own", t))
+    assert {key[0] for key in life.meter.newest.left} == set(STAGES)
+    assert life.left_at("told") == 119.0
+    assert life.left_at("seen") == 120.0
+    assert life.value("spotguard_outcomes_total", "r", "committed", "false") == 1
+    assert life.value("spotguard_commit_slack_seconds", "r", "false").counts[-2] == 1  # up to 120 s
+
+
+def test_a_drill_is_told_apart_to_its_last_commit() -> None:
+    """The word that ends it is one of it, too."""
+    life = Life()
+    life.joins()
+    life.happens(Asked(9, 0, 30.0, False))
+    id = next(iter(life.machine.pending.ids)) if life.machine.pending else ""
+    life.says(Committed(id, 7, 1000, 1.0, "u", 0.0), after=2.0)
+    assert life.machine.pending is None
+    assert life.left_at("committed", "true") == 28.0
+    assert life.value("spotguard_outcomes_total", "r", "committed", "true") == 1
+    assert life.value("spotguard_outcomes_total", "r", "committed", "false") == 0
+    assert life.value("spotguard_notice_left_seconds") is None
+
+
+def test_who_answers_another_notice_or_none_is_at_no_stage() -> None:
+    life = Life()
+    life.joins()
+    life.says(Told("n0", 0.0))
+    life.happens(notice())
+    life.says(Told("n0", 0.0))
+    assert life.value("spotguard_stage_left_seconds", "told", "false").sum == 0
+
+
+@pytest.mark.parametrize(
+    ("record", "result"),
+    [
+        ({"committed": 3.0, "level": "full"}, "committed"),
+        ({"committed": 3.0, "level": "weights"}, "reduced"),
+        ({"committed": None, "sessions": [{}], "ended": "the deadline came"}, "missed"),
+        ({"committed": None, "sessions": [], "ended": "signalled"}, "unguarded"),
+        ({"committed": None, "sessions": [{}], "ended": "withdrawn"}, "withdrawn"),
+    ],
+)
+def test_an_outcome_has_one_result(record: dict[str, Any], result: str) -> None:
+    assert result_of(record) == result
+    assert result in RESULTS
+
+
+def test_a_withdrawn_notice_is_no_missed_commit() -> None:
+    life = Life()
+    life.joins()
+    life.happens(notice(), NoticeGone("n1"))
+    assert [each.ended for each in life.outcomes] == ["withdrawn"]
+    assert life.value("spotguard_outcomes_total", "r", "withdrawn", "false") == 1
+
+
+def test_every_result_stands_at_0_before_anything_has_happened() -> None:
+    """To Prometheus, a counter that begins with 1 has not risen."""
+    life = Life()
+    for result in RESULTS:
+        assert life.value("spotguard_outcomes_total", "r", result, "false") == 0
+    for purpose in PURPOSES:
+        assert life.value("spotguard_checkpoints_total", purpose) == 0
+    for cause in ("crash", "preemption"):
+        assert life.value("spotguard_restarts_total", cause) == 0
+
+
+def test_restarts_are_told_apart_by_their_cause() -> None:
+    meter = Meter()
+    for crashes in (0, 1, 1, 2):  # first start, crash, preemption, crash
+        meter.launched(crashes)
+    assert dict(meter.newest.restarts) == {("crash",): 2, ("preemption",): 1}
+
+
+# --- bounds ---
+
+
+def test_no_peer_s_words_make_series_without_end() -> None:
+    """Notices by a name that changes each time, and sources of a service agent's own making."""
+    life = Life()
+    for number in range(1000):
+        shown = replace(a_notice(f"n{number}"), source=f"source {number}", severity=Severity.ADVISORY)
+        life.happens(NoticeSeen(shown), HealthChanged(f"source {number}", UNREACHABLE, life.now))
+    assert len(life.meter.newest.notices) <= 101
+    assert sum(life.meter.newest.notices.values()) == 1000
+    assert len(life.meter.newest.sources) <= 32
+
+
+def test_a_snapshot_that_was_read_does_not_change_any_more() -> None:
+    life = Life()
+    life.joins()
+    before = life.meter.newest
+    kept = (dict(before.processes), dict(before.notices), before.phase)
+    life.happens(notice(), HealthChanged("aws", UNREACHABLE, 1000.0))
+    assert (dict(before.processes), dict(before.notices), before.phase) == kept
+    assert life.meter.newest is not before
+
+
+# --- histograms ---
+
+
+def test_a_histogram_adds_up_as_prometheus_reads_it() -> None:
+    one = Histogram.empty((0.0, 1.0, 10.0))
+    for value in (-3.0, 0.5, 1.0, 9.0, 99.0):
+        one = one.observe(value)
+    assert one.cumulative == [("0.0", 1.0), ("1.0", 3.0), ("10.0", 4.0), ("+Inf", 5.0)]
+    assert one.sum == 109.5
+
+
+def test_another_machine_s_notice_leaves_no_deadline_here() -> None:
+    life = Life(command=True)
+    life.happens(Launched(50))
+    life.joins()
+    life.happens(NoticeSeen(replace(a_notice(), kind=NoticeKind.PEER)))
+    assert life.value("spotguard_agent_phase", "saving") == 1
+    assert life.value("spotguard_notice_left_seconds") is None
+    assert life.value("spotguard_stage_left_seconds", "seen", "false").sum == 0
+
+
+def test_health_without_a_reason_is_seeing() -> None:
+    life = Life()
+    life.happens(HealthChanged("aws", Health(SEEING.sight, detail="worth knowing"), 1000.0))
+    assert life.value("spotguard_source_state", "aws", "seeing") == 1
+    assert life.value("spotguard_blind_seconds_total", "aws", "") is None
