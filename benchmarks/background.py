@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import torch
 
 import spotguard
-from spotguard.demo import corpus
-from spotguard.demo.gpt import GPT
+from spotguard.demo import data
+from spotguard.demo.model import GPT
 from spotguard.hooks.cadence import AUTO_EVERY
 
 from .environment import environment
@@ -51,9 +51,9 @@ class _Training:
     """The demo's training loop, in pieces."""
 
     def __init__(self, scale: Scale) -> None:
-        self._model = GPT(len(corpus.ALPHABET))
+        self._model = GPT(len(data.ALPHABET))
         self._optimizer = torch.optim.AdamW(self._model.parameters())
-        self._text = torch.tensor(corpus.encode(corpus.text()), dtype=torch.uint8)
+        self._text = torch.tensor(data.encode(data.text()), dtype=torch.uint8)
         with environment(SPOTGUARD_EVERY="off", SPOTGUARD_KEEP="2", SPOTGUARD_SOCKET=""):
             self.guard = spotguard.register(
                 (scale.folder / "store").as_uri(),

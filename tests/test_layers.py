@@ -48,7 +48,12 @@ PLANTED = [
         "arrows only go down",
         "providers.errors -> spotguard.agent",
     ),
-    ("hooks/protocol.py", "from .. import cli", "arrows only go down", "hooks.protocol -> spotguard.cli"),
+    (
+        "hooks/protocol.py",
+        "from .. import cli",
+        "arrows only go down",
+        "hooks.protocol -> spotguard.cli.main",
+    ),
     ("packaging/spotguard/stray.py", "", "arrows only go down", "- spotguard.stray"),
     ("agent/stray.py", "from .. import __version__", "no room looks up", "agent.stray -> spotguard"),
     ("agent/stray.py", "from ..hooks import stray", "of the hooks", "agent.stray -> spotguard.hooks.stray"),

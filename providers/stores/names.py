@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from ..errors import UsageError
-from .url import CLOUDS, Location, locate
+from .url import CLOUDS, Location, locate, read_url
 
 _ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){3}", re.ASCII)
 #: "General purpose bucket naming rules", S3 User Guide: what us-east-1 gave before March 2018, and all of today's names. Whatever the region that
@@ -164,3 +164,23 @@ def check_folder(origin: str, url: str) -> None:
         if not stat.S_ISDIR(mode):
             raise UsageError(f"{origin}: store {url!r}: {place} is a file: name a folder, or another store")
         return
+
+
+# Who opens what is refused here says so too, each in its own way: an SDK after some seconds, a training process at the end of a
+# traceback, and a file where a folder should be looks like a store that holds nothing.
+
+
+def read_place(origin: str, text: str) -> str:
+    """The URL of a store, for this machine and its environment.
+
+    Raises:
+        UsageError: it can be none; `origin` says where it was given.
+    """
+    check_folder(origin, read_unlooked(origin, text))
+    return text
+
+
+def read_unlooked(origin: str, text: str) -> str:
+    """The same by its words alone, for who looks at a folder in a time of their own: its file server may be gone."""
+    check_named(origin, read_url(origin, text), os.environ, here=True)
+    return text

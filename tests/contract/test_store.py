@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spotguard.demo.uplink import Uplink
+from spotguard.demo.throttled_store import Uplink
 from spotguard.hooks.checkpoints.patience import PatientStore
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CorruptError, NotFoundError, UnavailableError, UsageError

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from spotguard import cli
-from spotguard.demo import corpus
+from spotguard.cli import main
+from spotguard.demo import data
 from spotguard.demo.screen import open_screen
 from tests.fakes.clock import ManualClock
 
@@ -20,7 +20,7 @@ def test_without_torch_it_says_how_to_get_it(
 ) -> None:
     """One line with the command that installs it, exit code 2, and no folder made."""
     monkeypatch.setitem(sys.modules, "torch", None)  # as import machinery has it: there is no such module
-    assert cli.main(["demo", "--folder", str(tmp_path / "report")]) == 2
+    assert main.main(["demo", "--folder", str(tmp_path / "report")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "pip install 'torch>=2.6' 'numpy>=1.26' (spotguard's extra torch)" in line
     assert list(tmp_path.iterdir()) == []
@@ -48,7 +48,7 @@ def test_a_value_that_cannot_be_used_is_refused(
     pytest.importorskip("torch")
     (tmp_path / "file").touch()
     words = [word.format(file=tmp_path / "file") for word in words]
-    assert cli.main(["demo", "--folder", str(tmp_path / "report"), *words]) == 2
+    assert main.main(["demo", "--folder", str(tmp_path / "report"), *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith((f"spotguard: error: {words[0]} ", f"spotguard: error: {words[0]}: "))
 
@@ -62,12 +62,12 @@ def test_the_face_of_the_demo_is_light() -> None:
 
 def test_the_text_is_long_and_always_the_same() -> None:
     """A mebibyte of this Python's sources, in an alphabet that is the same everywhere."""
-    text = corpus.text()
+    text = data.text()
     assert len(text) > 2**20
-    assert text == corpus.text()
-    numbers = corpus.encode(text)
-    assert 0 <= min(numbers) <= max(numbers) < len(corpus.ALPHABET) == 97
-    assert corpus.encode("\n ~é\t") == [0, 1, 95, 96, 96]
+    assert text == data.text()
+    numbers = data.encode(text)
+    assert 0 <= min(numbers) <= max(numbers) < len(data.ALPHABET) == 97
+    assert data.encode("\n ~é\t") == [0, 1, 95, 96, 96]
 
 
 def test_plain_lines_where_nobody_looks() -> None:

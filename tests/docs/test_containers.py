@@ -12,9 +12,9 @@ import pytest
 import spotguard
 from spotguard.agent.core.peers import REJOIN
 from spotguard.agent.process.torchrun import is_torchrun
-from spotguard.commands.run import split
+from spotguard.cli.commands.run import split
 from spotguard.containers.manifests import GRACE, MANIFESTS, MARGIN, Cloud, window
-from spotguard.doctor import cloud
+from spotguard.doctor.checks import cloud
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from spotguard.providers.simulator.gcp.service import GcpSimulator

@@ -7,8 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import get_args
 
-from spotguard.doctor.findings import Check
-from spotguard.doctor.visit import visit
+from spotguard.doctor.finding import Check
+from spotguard.doctor.run import visit
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.docs.pages import ROOT, section
 from tests.fakes.patient import patient

@@ -9,10 +9,10 @@ from dataclasses import fields
 
 import pytest
 
-from spotguard import cli
 from spotguard.agent.config.options import SETTINGS, Setting
 from spotguard.agent.outcome import Outcome, SessionOutcome
-from spotguard.commands.parsers import Parser
+from spotguard.cli import main
+from spotguard.cli.parser import Parser
 from spotguard.providers.simulator.aws import cli as aws_cli
 from spotguard.providers.simulator.gcp import cli as gcp_cli
 from tests.cases import cases
@@ -23,9 +23,9 @@ CONFIGURATION = ROOT / "docs" / "configuration.md"
 
 
 def _parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    for name in cli.COMMANDS:
+    for name in main.COMMANDS:
         parser = Parser(prog=f"spotguard {name}")
-        cli._module(name).add_arguments(parser)
+        main._module(name).add_arguments(parser)
         yield name, parser
         for action in parser._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -70,7 +70,7 @@ def test_each_verb_of_a_simulators_scripts_is_explained_and_no_other(
 @pytest.mark.parametrize("command", [name for name in PARSERS if " " not in name])
 def test_each_command_is_described_as_its_help_describes_it(command: str) -> None:
     text = " ".join(section(COMMANDS, f"## spotguard {command}").split())
-    assert " ".join(cli._module(command).DESCRIPTION.split()) in text
+    assert " ".join(main._module(command).DESCRIPTION.split()) in text
 
 
 @cases("setting", SETTINGS)

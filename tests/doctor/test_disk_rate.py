@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
+from spotguard.doctor.cleanup import Litter
 from spotguard.doctor.disk_rate import DiskMeasurement
-from spotguard.doctor.litter import Litter
 from spotguard.doctor.measuring import Measured, Pace
 from spotguard.providers.errors import FullError
 from spotguard.providers.stores.base import Sent

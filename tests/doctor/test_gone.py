@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from spotguard import cli
-from spotguard.commands import doctor
+from spotguard.cli import main
+from spotguard.cli.commands import doctor
 from tests.fakes.patient import A_MOMENT
 
 
@@ -37,7 +37,7 @@ def gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(doctor, "LOOK", 0.1)
     for module in ("store", "disk", "stage"):
         monkeypatch.setattr(f"spotguard.doctor.{module}.STEP", 0.1)
-    monkeypatch.setattr("spotguard.doctor.litter._RETURNING", 0.1)
+    monkeypatch.setattr("spotguard.doctor.cleanup._RETURNING", 0.1)
     monkeypatch.setattr(doctor, "PACE", A_MOMENT)
     monkeypatch.chdir(tmp_path)
     yield folder
@@ -50,7 +50,7 @@ def test_a_store_and_a_stage_on_it_fail_by_their_lines(
 ) -> None:
     """Also before the visit: the words that were given are looked at too."""
     words = ["--store", (gone / "store").as_uri(), "--stage", str(gone / "stage")]
-    assert cli.main(["doctor", "--provider", "none", *words, "--json", *command]) == 1
+    assert main.main(["doctor", "--provider", "none", *words, "--json", *command]) == 1
     said = {each["check"]: each for each in json.loads(capsys.readouterr().out)["checks"]}
     failing = {name for name, each in said.items() if each["state"] == "fails"}
     assert failing == {"store", "disk", "stage", "verdict"}
@@ -63,11 +63,11 @@ def test_what_is_not_on_it_is_told_all_the_same(
     gone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A stage that is a file, which nobody came to look at beforehand: the store's folder hung."""
-    monkeypatch.setattr("spotguard.doctor.stage.STEP", 30)
+    monkeypatch.setattr("spotguard.doctor.checks.stage.STEP", 30)
     file = gone.parent / "file"
     file.touch()
     words = ["--store", (gone / "store").as_uri(), "--stage", str(file)]
-    assert cli.main(["doctor", "--provider", "none", *words, "--json"]) == 1
+    assert main.main(["doctor", "--provider", "none", *words, "--json"]) == 1
     said = {each["check"]: each for each in json.loads(capsys.readouterr().out)["checks"]}
     assert said["stage"]["state"] == "fails"
     assert "something in this path is a file" in said["stage"]["advice"] + said["stage"]["found"]
@@ -78,9 +78,9 @@ def test_what_is_not_on_it_is_told_all_the_same(
 def test_what_else_run_looks_at_there_fails_its_start(
     words: list[str], gone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("spotguard.doctor.start.STEP", 0.1)
+    monkeypatch.setattr("spotguard.doctor.checks.start.STEP", 0.1)
     words = [word.format(gone) for word in words]
-    assert cli.main(["doctor", "--provider", "none", "--json", *words]) == 1
+    assert main.main(["doctor", "--provider", "none", "--json", *words]) == 1
     said = [each for each in json.loads(capsys.readouterr().out)["checks"] if each["check"] == "start"]
     assert [(each["state"], each["program"]) for each in said] == [("fails", None)]
     assert "no answer in 0.1 s" in said[0]["found"]

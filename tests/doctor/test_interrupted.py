@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.commands import doctor
-from spotguard.doctor.litter import Litter
+from spotguard.cli.commands import doctor
+from spotguard.doctor.cleanup import Litter
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.stores.factory import open_store
 from tests.fakes.store import FakeStore

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from spotguard.doctor.rehearsal import Rehearsed, judge
-from tests.doctor.test_job import a_rank
+from tests.doctor.checks.test_job import a_rank
 
 GIB = 2**30
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from spotguard.doctor.findings import Finding
+from spotguard.doctor.checks.window import count_on
+from spotguard.doctor.finding import Finding
 from spotguard.doctor.measuring import Measured
 from spotguard.doctor.verdict import judge
-from spotguard.doctor.window import count_on
 from tests.fakes.patient import options
 
 GIB = 2**30

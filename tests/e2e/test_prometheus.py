@@ -22,7 +22,7 @@ from tests.e2e.promql import free_port, unanswered
 from tests.fakes.hook import FakeHook
 from tests.servers.prometheus import Prometheus
 
-#: Soak: it waits for scrapes, rules and a cloud that comes back, for some nine seconds. tests/front/test_monitoring.py is the fast one.
+#: Soak: it waits for scrapes, rules and a cloud that comes back, for some nine seconds. tests/deploy/test_monitoring.py is the fast one.
 pytestmark = [pytest.mark.wholepath, pytest.mark.soak]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.cli import main
+from spotguard.cli.main import main
 
 
 @pytest.fixture(autouse=True)

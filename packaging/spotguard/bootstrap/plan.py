@@ -14,8 +14,9 @@ from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError
 from spotguard.providers.redaction import secrets_in
 
-from . import machines_options, requirement
-from .machines_options import absolute
+from . import options as machines_options
+from . import requirement
+from .options import absolute
 from .program import file_of, refuse_no_program
 from .variables import refuse_unexpanded
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from spotguard.commands import printing
-from spotguard.commands.words import repeated
+from spotguard.cli import printing
+from spotguard.cli.words import repeated
 from spotguard.providers.errors import UsageError
 from spotguard.providers.text import did_you_mean
 

@@ -14,18 +14,18 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
-from spotguard.commands.places import read_place
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import UsageError
 from spotguard.providers.optional_deps import how_to_install
 from spotguard.providers.stores.factory import open_store
+from spotguard.providers.stores.names import read_place
 
 from .clearing import cleared
 from .clouds import CLOUDS
 from .compare import Verdict, compare
-from .kept import kept
+from .report.summary import kept
+from .scenario import SHORTEST, Director, Plan, Story
 from .screen import Screen, open_screen
-from .story import SHORTEST, Director, Plan, Story
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -116,7 +116,7 @@ def _verdict(story: Story, screen: Screen) -> Verdict:
 
 
 def _leave_report(plan: Plan, story: Story, verdict: Verdict) -> Path:
-    from . import report
+    from .report import html as report
 
     return report.leave(plan, story, verdict)
 

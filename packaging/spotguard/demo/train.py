@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import spotguard
-from spotguard.demo import corpus
-from spotguard.demo.gpt import GPT
+from spotguard.demo import data
+from spotguard.demo.model import GPT
 
 BATCH = 12
 EVALUATE_EVERY = 100
@@ -26,9 +26,9 @@ def main() -> None:
     torch.set_num_threads(1)  # sums are taken in another order with another number of threads
     torch.manual_seed(1234)
 
-    numbers = torch.tensor(corpus.encode(corpus.text()), dtype=torch.uint8)
+    numbers = torch.tensor(data.encode(data.text()), dtype=torch.uint8)
     train, held_out = numbers.tensor_split([len(numbers) * 9 // 10])
-    model = GPT(len(corpus.ALPHABET))
+    model = GPT(len(data.ALPHABET))
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.01)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=args.steps)
 

@@ -16,7 +16,7 @@ from spotguard.providers.clock import Clock
 from spotguard.providers.errors import StoreError
 from spotguard.providers.stores.base import BlobStore
 
-from .litter import Litter
+from .cleanup import Litter
 from .measuring import PATIENCE, Measured, Measuring, Pace
 
 #: Bytes of the first object, and the seconds below which the next is twice as large, up to a save's.

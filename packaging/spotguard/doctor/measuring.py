@@ -17,8 +17,8 @@ from spotguard.providers.clock import Clock
 from spotguard.providers.errors import StoreError
 from spotguard.providers.stores.base import BlobStore
 
-from .asides import Aside
-from .litter import Litter
+from .cleanup import Litter
+from .timeouts import Aside
 
 #: Seconds that one put may take: a slow link brings an object in as many. What stands still is left behind before that.
 PATIENCE = 60.0

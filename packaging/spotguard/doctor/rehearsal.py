@@ -12,7 +12,7 @@ from typing import Any
 
 from spotguard.agent.core.budget import Fit, reserve_of
 
-from . import job
+from .checks import job
 from .verdict import values, ways
 
 _LONGER = (

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from spotguard.agent.core.budget import Fit
 from spotguard.providers.text import amount
 
-from .findings import Finding, fails, ok, warning
+from .finding import Finding, fails, ok, warning
 
 if TYPE_CHECKING:  # a drill's verdict needs none of what measures
     from spotguard.agent.config.options import Options
 
+    from .checks.window import Window
     from .measuring import Measured
-    from .window import Window
 
 #: Beside the objects of a save: a manifest and a marker, one after the other.
 _COMMITS = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from spotguard.commands import printing
+from spotguard.cli import printing
 
 from . import FILES, text
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from spotguard.commands import printing
-from spotguard.commands.parsers import Parser
+from spotguard.cli import printing
+from spotguard.cli.parser import Parser
 from spotguard.providers.errors import UsageError
 
 from . import batch_script

@@ -1,0 +1,77 @@
+"""`spotguard drill`: a real emergency save on a running job, which then goes on."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from spotguard.agent.config import parsers
+from spotguard.agent.ipc import control
+from spotguard.doctor import rehearsal
+from spotguard.doctor.checks import job
+from spotguard.providers.errors import UsageError
+
+from ..output import add_json, print_json
+from ..select_agent import add_whom, the_one
+
+DESCRIPTION = """\
+Plays a notice to a running job: it saves its state as it would for the cloud, and goes on training.
+The checkpoint is a real one. With --preempt the job also ends, as after a real notice. Without
+--window it plays the warning that the run counts on, as the doctor does: what its --window says,
+else what its cloud gives, else the 25 s that a SIGTERM leaves. The verdict at the end is the
+doctor's, from what happened: how much fits into such a warning.
+A command in which nobody registered is rehearsed with --preempt only: it gets the signal.
+Exit code 0 where a full checkpoint was committed inside the window, or where such a command ended
+with 0; 1 else, also with a lower level, and where the script uses spotguard wrongly (spotguard
+status says how)."""
+
+EXAMPLES = """\
+examples:
+  spotguard drill
+  spotguard drill --window 120 --run-id gpt-small-7
+  spotguard drill --preempt"""
+
+_USUAL = 30.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--window", metavar="SECONDS", help="the warning to play (default: the one that the run counts on)"
+    )
+    parser.add_argument("--preempt", action="store_true", help="play it to the end: the command is ended")
+    add_whom(parser)
+    add_json(parser, "one JSON object a line, as it happens")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    said = None if arguments.window is None else parsers.seconds("--window", arguments.window)
+    if said == 0:
+        raise UsageError("--window '0': expected seconds above 0, as in 30")
+    path, outcome = the_one(arguments), dict[str, Any]()
+    status = control.status(path)
+    # As the doctor counts. An agent of an older version does not say.
+    counted, before = status.get("window", _USUAL), status["sessions"]
+    if said is None and counted == 0:
+        raise UsageError(
+            "this run counts on no warning at all (--window 0): say which one to play, as in --window 30"
+        )
+    window = counted if said is None else said
+    for body in control.drill(path, window=window, preempt=arguments.preempt):
+        outcome = body.get("outcome", outcome)
+        judged = rehearsal.judge(outcome, before) if "outcome" in body else None
+        if arguments.json:
+            print_json(body if judged is None else {**body, "verdict": judged.as_json()}, indent=None)
+        else:
+            print(_line(body), flush=True)
+            if judged is not None:
+                print(f"verdict: {judged.verdict()}", flush=True)
+                if judged.advice():
+                    print(f"what to do: {judged.advice()}", flush=True)
+    full = outcome.get("committed") is not None and outcome.get("level") == "full"
+    return 0 if outcome.get("ended_well") or (full and not job.misuse(before)) else 1
+
+
+def _line(body: dict[str, Any]) -> str:
+    if "outcome" in body:
+        return str(body["outcome"]["line"])
+    return f"{body['after']:7.2f} s  {body['text']}"

@@ -1,0 +1,154 @@
+"""`spotguard ls URL`: the checkpoints in a store."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rich.table import Table
+from rich.text import Text
+
+from spotguard.hooks.checkpoints.catalog import Checkpoint, Partial, list_checkpoints
+from spotguard.hooks.format.codec import NewerFormatError
+from spotguard.providers.clock import SystemClock
+from spotguard.providers.errors import CheckpointError
+from spotguard.providers.stores.base import BlobStore
+
+from ...providers.text import amount
+from ..output import add_json, console, moment, print_json, short_moment
+from ..select_checkpoint import add_target, target
+from ..start import next_start
+
+DESCRIPTION = """\
+Lists the checkpoints of every run in a store, newest first. The one marked > is what the next start
+restores. Whole is what has all its files in their sizes; `spotguard verify` reads them, too."""
+
+EXAMPLES = """\
+examples:
+  spotguard ls
+  spotguard ls file:///mnt/checkpoints
+  spotguard ls file:///mnt/checkpoints --run-id gpt-small-7 --json"""
+
+_COLOURS = {"whole": "green", "partial": "yellow", "damaged": "red", "newer": "yellow"}
+
+#: Columns that a narrow terminal goes without, in this order, once `saved` is short: a name that is cut is no use, and
+#: where there is no room for a checkpoint's, `--step` says which one is meant.
+_SPARED = ("ranks", "size", "made for", "saved", "checkpoint")
+
+#: Columns at least for a status with its reason, which folds.
+_STATUS = 16
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_target(parser, step=False)
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    meant = target(arguments)
+    found = [
+        line
+        for run_id in meant.runs()
+        for line in lines_of(meant.store, run_id)
+        if meant.means(line.each.name)
+    ]
+    if arguments.json:
+        print_json({"store": meant.store.url, "checkpoints": [as_json(line) for line in found]})
+        return 0
+    if not found:
+        which = "" if meant.name is None else f" {meant.name} of run {meant.run_id}"
+        print(f"no checkpoint{which} in {meant.store.url}")
+        return 0
+    out = console()
+    out.print(_table(found, out.width, SystemClock().time()))
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    each: Checkpoint
+    #: Whether the next start restores this one.
+    next: bool
+
+
+def lines_of(store: BlobStore, run_id: str) -> list[Line]:
+    """Every checkpoint of a run, newest first."""
+    found = list_checkpoints(store, run_id)
+    try:
+        start = next_start(store, run_id)
+    except NewerFormatError:  # it refuses; the line of that one says so
+        return [Line(each, False) for each in found]
+    taken = None if start.taken is None else start.taken.name
+    return [Line(_corrected(each, start.passed.get(each.name)), each.name == taken) for each in found]
+
+
+def _corrected(each: Checkpoint, error: CheckpointError | None) -> Checkpoint:
+    """The marker is a shortcut: what is not whole by the manifests is not, whatever it says."""
+    if error is None or each.status != "whole":
+        return each
+    return replace(each, status="partial" if isinstance(error, Partial) else "damaged", reason=str(error))
+
+
+def as_json(line: Line) -> dict[str, object]:
+    """A line of the list as plain JSON."""
+    each = line.each
+    return {
+        "run_id": each.run_id,
+        "checkpoint": str(each.name),
+        "step": each.name.step,
+        "attempt": each.name.attempt,
+        "save": each.name.save,
+        "status": each.status,
+        "reason": each.reason,
+        "bytes": each.nbytes,
+        "marked": each.marked,
+        "world": each.world,
+        "level": each.level,
+        "missing": list(each.missing),
+        "kind": each.kind,
+        "created": each.created,
+        "next": line.next,
+    }
+
+
+def _table(found: list[Line], width: int, now: float) -> Table:
+    width -= max(
+        [len("damaged"), *(_STATUS if line.each.reason else len(_status(line.each)) for line in found)]
+    )
+    columns: dict[str, list[str]] = {
+        "": [">" if line.next else "" for line in found],
+        "run": [line.each.run_id for line in found],
+        "step": [str(line.each.name.step) for line in found],
+        "checkpoint": [str(line.each.name) for line in found],
+        "saved": [moment(line.each.created) for line in found],
+        "size": [amount(line.each.nbytes) for line in found],
+        "ranks": ["-" if line.each.world is None else str(line.each.world) for line in found],
+        "made for": [line.each.kind or "-" for line in found],
+    }
+    if _wide(columns) > width:
+        columns["saved"] = [short_moment(line.each.created, now) for line in found]
+    for name in _SPARED:
+        if _wide(columns) > width:
+            del columns[name]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name in columns:
+        justify: Literal["left", "right"] = "right" if name in ("step", "size", "ranks") else "left"
+        # A run's name may be wider than any terminal: it goes on in the next line then, and pushes nothing out.
+        folds = name == "run" and _wide(columns) > width
+        table.add_column(name, justify=justify, no_wrap=not folds, overflow="fold")
+    table.add_column("status", overflow="fold")
+    for line, *cells in zip(found, *columns.values(), strict=True):
+        each = line.each
+        status = _status(each) + (f": {each.reason}" if each.reason else "")
+        table.add_row(*cells, Text(status, style=_COLOURS[each.status]))
+    return table
+
+
+def _wide(columns: dict[str, list[str]]) -> int:
+    return sum(2 + max(len(name), *map(len, cells)) for name, cells in columns.items())
+
+
+def _status(each: Checkpoint) -> str:
+    """With the level, where that is not full: this column is never left out."""
+    return each.status + ("" if each.level in ("full", None) else f" ({each.level})")

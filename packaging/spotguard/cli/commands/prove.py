@@ -1,0 +1,183 @@
+"""`spotguard prove [options] -- COMMAND`: whether a script resumes exactly."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rich.text import Text
+
+from spotguard.agent.config import parsers
+from spotguard.prove import page
+from spotguard.prove.copies import Original, links
+from spotguard.prove.proof import EXIT_CODES, Trial, prove
+from spotguard.prove.series import FEWEST_STEPS
+from spotguard.providers.clock import SystemClock
+from spotguard.providers.errors import UsageError
+
+from ..output import add_json, console, print_json
+from .run import split_at
+
+DESCRIPTION = """\
+Runs COMMAND undisturbed, twice, then preempted and killed, and resumes it, each time in a copy of
+this folder and with a store of its own. Compares every registered tensor, the generators, all
+parameters that an optimizer moved, and losses, bit for bit. EXACT: exit code 0. INEXACT: 1, with
+what differs first, the likely cause and the mend. UNSURE: 3, two undisturbed runs differ, or share
+files. 4: nothing can be said, because a run failed, hung or was not resumed."""
+
+EXAMPLES = """\
+examples:
+  spotguard prove -- python train.py
+  spotguard prove --steps 200 --tries 4 -- python train.py --epochs 3
+  spotguard prove --link data -- torchrun --standalone --nproc-per-node 2 train.py"""
+
+FORM = "the command is missing: say spotguard prove [options] -- COMMAND, as in spotguard prove -- python train.py"
+
+_STEPS, _TRIES, _TIMEOUT, _COPY_LIMIT = 50, 2, 300.0, 10
+_LEAST_TIMEOUT = 5.0
+#: By which a command is known to meet at a port of this machine: two at one time would meet each other.
+_LAUNCHERS = frozenset(
+    {"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "srun", "torch.distributed.run"}
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "spotguard prove [options] -- COMMAND..."
+    runs = parser.add_argument_group("runs")
+    runs.add_argument("--steps", metavar="N", help=f"train this many steps in each run [{_STEPS}]")
+    runs.add_argument(
+        "--tries", metavar="K", help=f"preempt at this many steps, beside events and the kill [{_TRIES}]"
+    )
+    runs.add_argument(
+        "--timeout", metavar="SECONDS", help=f"give up a run without a step for this long [{_TIMEOUT:g}]"
+    )
+    runs.add_argument("--jobs", metavar="N", help="run this many at a time [2; 1 with a launcher or a GPU]")
+    folder = parser.add_argument_group("folder")
+    folder.add_argument(
+        "--link", metavar="DIR", action="append", help="link to this folder instead of copying it; repeatable"
+    )
+    folder.add_argument(
+        "--copy-limit", metavar="GIB", help=f"refuse to copy a larger working folder [{_COPY_LIMIT}]"
+    )
+    folder.add_argument("--folder", metavar="DIR", help="write all here and keep it [a temporary folder]")
+    add_json(parser.add_argument_group("output"))
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own words, and the command's, as `run` parts them."""
+    return split_at(
+        words, {"--steps", "--tries", "--timeout", "--jobs", "--link", "--copy-limit", "--folder"}
+    )
+
+
+def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
+    trial = _trial(arguments, command)
+    quiet = arguments.json or not sys.stderr.isatty()
+    with _ended_in_order():
+        proof = prove(trial, SystemClock(), _tell_nobody if quiet else _tell)
+    if arguments.json:
+        print_json(page.as_json(proof, command))
+    else:
+        out = console()
+        for words, style in page.lines(proof, command, out.width if out.is_terminal else None):
+            out.print(Text(words, style), soft_wrap=True)
+    return EXIT_CODES[proof.verdict]
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM (`timeout 60 spotguard prove …`) and SIGHUP end all runs and remove their folders, as Ctrl-C does."""
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + signum)
+
+    before = {signum: signal.signal(signum, leave) for signum in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _tell(line: str) -> None:
+    print(f"spotguard: {line}", file=sys.stderr, flush=True)
+
+
+def _tell_nobody(line: str) -> None:
+    """The page has it all."""
+
+
+def _trial(arguments: argparse.Namespace, command: Sequence[str]) -> Trial:
+    """
+    Raises:
+        UsageError: an option, or the command, cannot be used.
+    """
+    if not command:
+        raise UsageError(FORM)
+    _refuse_run(command)
+    steps = _whole("--steps", arguments.steps, _STEPS, FEWEST_STEPS)
+    tries = _whole("--tries", arguments.tries, min(_TRIES, steps - 1), 1, steps - 1)
+    jobs = _whole("--jobs", arguments.jobs, _jobs(command), 1)
+    limit = _whole("--copy-limit", arguments.copy_limit, _COPY_LIMIT, 0, 2**30)
+    stall = _TIMEOUT if arguments.timeout is None else parsers.seconds("--timeout", arguments.timeout)
+    if stall < _LEAST_TIMEOUT:
+        raise UsageError(
+            f"--timeout {arguments.timeout!r}: expected {_LEAST_TIMEOUT:g} seconds or more, for torch takes some to start"
+        )
+    here = Path(os.path.realpath(os.getcwd()))
+    original = Original(here, links(here, arguments.link or ()))
+    return Trial(
+        command=command,
+        env=os.environ,
+        original=original,
+        steps=steps,
+        tries=tries,
+        stall=stall,
+        jobs=jobs,
+        most=limit * 2**30,
+        folder=_folder(arguments.folder),
+    )
+
+
+def _whole(flag: str, text: str | None, default: int, least: int, most: int | None = None) -> int:
+    return default if text is None else parsers.at_least(least, most)(flag, text)
+
+
+def _jobs(command: Sequence[str]) -> int:
+    """Two at a time share what one leaves idle. Not on a GPU, whose memory one may need, and not at one port."""
+    launched = (
+        not _LAUNCHERS.isdisjoint({os.path.basename(word) for word in command}) or "MASTER_PORT" in os.environ
+    )
+    return 1 if launched or any(map(os.path.exists, ("/dev/nvidia0", "/dev/kfd"))) else 2
+
+
+def _folder(text: str | None) -> Path | None:
+    """
+    Raises:
+        UsageError: it holds something already.
+    """
+    if text is None:
+        return None
+    path = Path(os.path.realpath(text))
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        if any(path.iterdir()):
+            raise UsageError(f"--folder {text!r} is not empty: name a new one, or remove what is in it")
+    except OSError as error:
+        raise UsageError(
+            f"--folder {text!r}: {error.strerror}; name a folder that can be made and written to"
+        ) from error
+    return path
+
+
+def _refuse_run(command: Sequence[str]) -> None:
+    words = [os.path.basename(word) for word in command[:4]]
+    if words[:2] == ["spotguard", "run"] or words[1:] == ["-m", "spotguard", "run"]:
+        own = " ".join(command[command.index("--") + 1 :]) if "--" in command else "COMMAND"
+        raise UsageError(f"prove guards the command by itself: say spotguard prove -- {own}")

@@ -1,0 +1,86 @@
+"""`spotguard prune URL --keep K[+N]`: delete older checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from spotguard.agent.config import parsers
+from spotguard.hooks.checkpoints.retention import Keep, Pruning, plan_pruning
+from spotguard.providers.errors import UsageError
+
+from ...providers.text import amount, count
+from ..output import add_json, print_json
+from ..select_checkpoint import Target, add_target, target
+
+DESCRIPTION = """\
+Deletes all but the newest K whole checkpoints of a run (with K+N also the first at or after every Nth step
+stays), and what interrupted saves have left behind.
+The last good one always stays, and so does anything newer than it: a save may be under way."""
+
+EXAMPLES = """\
+examples:
+  spotguard prune file:///mnt/checkpoints --run-id gpt-small-7 --keep 3 --dry-run
+  spotguard prune file:///mnt/checkpoints --keep 3+10000
+  spotguard prune file:///mnt/checkpoints --keep 1"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_target(parser, step=False)
+    parser.add_argument(
+        "--keep",
+        metavar="K[+N]",
+        help="how many whole checkpoints stay, and one of every N steps (must be said)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be deleted")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.keep is None:
+        raise UsageError("--keep is missing: say how many whole checkpoints stay, as in --keep 3")
+    keep = Keep.of(parsers.keep("--keep", arguments.keep))
+    meant = target(arguments)
+    if meant.name is not None:
+        raise UsageError(
+            f"{arguments.url!r} is one checkpoint: name the store or the run, prune keeps the newest"
+        )
+    done = [_prune(meant, run_id, keep, dry=arguments.dry_run) for run_id in meant.runs()]
+    if arguments.json:
+        print_json({"dry_run": arguments.dry_run, "runs": done})
+        return 0
+    for each in done:
+        print(_line(each, dry=arguments.dry_run))
+    if not done:
+        print(f"{meant.store.url} holds no run")
+    return 0
+
+
+def _prune(meant: Target, run_id: str, keep: Keep, *, dry: bool) -> dict[str, Any]:
+    plan = plan_pruning(meant.store, run_id, keep=keep.newest, every=keep.every)
+    if not dry:
+        for keys in plan.steps():
+            meant.store.delete(keys)
+    return {
+        "run_id": run_id,
+        "kept": [str(name) for name in plan.kept],
+        "deleted": [str(folder.name) for folder in plan.doomed],
+        "bytes": _bytes(plan),
+    }
+
+
+def _bytes(plan: Pruning) -> int:
+    going = {key for keys in plan.steps() for key in keys}
+    sizes = (
+        size for folder in plan.doomed for name, size in folder.files.items() if folder.prefix + name in going
+    )
+    return sum(sizes)
+
+
+def _line(done: dict[str, Any], *, dry: bool) -> str:
+    if not done["kept"]:
+        return f"run {done['run_id']}: no whole checkpoint, so nothing is deleted"
+    verb = "would delete" if dry else "deleted"
+    gone = f"{verb} {count(len(done['deleted']), 'checkpoint')}, {amount(done['bytes'])}"
+    names = "".join(f"\n  {name}" for name in done["deleted"])
+    return f"run {done['run_id']}: {gone}; {len(done['kept'])} {'stays' if len(done['kept']) == 1 else 'stay'}, the newest {done['kept'][0]}{names}"

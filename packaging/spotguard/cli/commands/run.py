@@ -1,0 +1,151 @@
+"""`spotguard run [options] -- COMMAND...`: guard a command."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from spotguard.agent.config import resolve
+from spotguard.agent.config.options import Options, settings_of
+from spotguard.agent.process import terminal
+from spotguard.providers.errors import UsageError
+
+from ..parser import add_settings, settings_given
+
+logger = logging.getLogger("spotguard.cli")
+
+DESCRIPTION = """\
+Runs COMMAND, watches for the cloud's notice, has the training process save its state inside the
+warning, and exits with 75 ("run me again"). Otherwise with COMMAND's own code."""
+
+EXAMPLES = """\
+examples:
+  spotguard run -- python train.py --epochs 90
+  spotguard run --store file:///mnt/nfs/checkpoints --every 120 -- python train.py
+  until spotguard run -- python train.py; do [ $? = 75 ] || break; done"""
+
+FORM = (
+    "the command is missing: say spotguard run [options] -- COMMAND, as in spotguard run -- python train.py"
+)
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own words, and the command's."""
+    with_value = {setting.flag for setting in settings_of("run") if not setting.is_switch}
+    return split_at(words, {*with_value, "--config"})
+
+
+def split_at(words: Sequence[str], with_value: Collection[str]) -> tuple[list[str], list[str]]:
+    """Our own words, and the command's: those after `--`, or from the first one that is no option of ours.
+
+    By hand, because argparse would look for our options among the command's.
+
+    Args:
+        with_value: our options that take one.
+    """
+    at = 0
+    while at < len(words):
+        if words[at] == "--":
+            return list(words[:at]), list(words[at + 1 :])
+        if not words[at].startswith("-"):
+            break
+        at += 2 if words[at] in with_value else 1
+    return list(words[:at]), list(words[at:])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "spotguard run [options] -- COMMAND..."
+    add_settings(parser, "run")
+
+
+def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
+    if not command:
+        raise UsageError(FORM)
+    options = options_for(settings_given(arguments, "run"), command)
+    log_as(options)
+    warn_of_unknown_variables()
+    if not options.store_given:
+        from ...providers.stores.names import read_place
+
+        read_place("the default", options.store)
+    _warn_of_a_store_that_dies(options)
+    from spotguard.agent import app
+
+    code = app.run(options, list(command))
+    if code == 128 + signal.SIGINT:
+        pass_on_the_interrupt()
+    return code
+
+
+def pass_on_the_interrupt() -> None:
+    """Ctrl-C ended the command: let what is around us hear of it, as it would have without us.
+
+    The keyboard's SIGINT went to the command's group only. A script in our group (`while …; do spotguard run …`)
+    would start the command again, and the person at the keyboard could not get out of it.
+
+    Raises:
+        KeyboardInterrupt: at a terminal; `main` then ends by SIGINT itself, which is what a shell looks for.
+    """
+    if not terminal.in_front():
+        return
+    if not terminal.feeds_a_pipe():  # else the terminal was ours, and our whole group has heard it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.killpg(0, signal.SIGINT)
+    raise KeyboardInterrupt
+
+
+def options_for(
+    flags: dict[str, str],
+    command: Sequence[str],
+    *,
+    run_id: str | None = None,
+    readers: Mapping[str, Callable[[str, str], Any]] | None = None,
+) -> Options:
+    """The options of this run. Its names are those that a bare `register` would choose for the same command.
+
+    Args:
+        run_id: another default, for who asks without a command.
+        readers: for who looks less closely, by option name.
+    """
+    from spotguard.hooks.naming import default_run_id, default_store
+
+    from ...providers.stores.names import read_place
+
+    folder = os.getcwd()
+    name = default_run_id(command, folder, os.environ) if run_id is None else run_id
+    defaults = {"run-id": name, "store": default_store(folder)}
+    looked = {"store": read_place, **(readers or {})}
+    return resolve.resolve("run", flags, os.environ, defaults=defaults, readers=looked)
+
+
+def log_as(options: Options) -> logging.Handler:
+    """Everything to stderr: stdout is the command's. Returns the handler, for who goes on after it."""
+    from spotguard.agent.telemetry import logs
+
+    level = logging.getLevelNamesMapping()[options.log_level.upper()]
+    return logs.configure(json_log=options.json_log, level=level)
+
+
+def warn_of_unknown_variables() -> None:
+    """A word that is spelt wrong would be an option that silently is not set."""
+    for line in resolve.unknown_variables(os.environ):
+        logger.warning("no option is called so, and nobody reads it: %s", line)
+
+
+def _warn_of_a_store_that_dies(options: Options) -> None:
+    if options.store_given or options.provider == "none":
+        return
+    from spotguard.providers.clouds.detect import cloud_of
+
+    cloud = cloud_of(options.provider)
+    if cloud != "none":
+        logger.warning(
+            "checkpoints go to %s, a disk of THIS machine: when %s takes it back, they are gone with it. Give a store "
+            "that outlives it: --store s3://, gs:// or az://, or a folder of a network file system",
+            options.store,
+            cloud,
+        )

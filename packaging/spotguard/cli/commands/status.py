@@ -1,0 +1,125 @@
+"""`spotguard status`: what is guarded now, and how well we see."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from spotguard.agent.ipc import control
+from spotguard.providers.clock import SystemClock
+
+from .. import status_view
+from ..output import add_json, console, print_json
+from ..select_agent import add_whom, whom
+
+DESCRIPTION = """\
+Shows every guarded run of yours on this machine: whether the cloud's notices can be seen, where
+training stands, how old its newest checkpoint is, and what a notice that stands now has come to.
+Exit code 1 where nothing is guarded."""
+
+EXAMPLES = """\
+examples:
+  spotguard status
+  spotguard status --watch
+  spotguard status --run-id gpt-small-7 --json"""
+
+NOTHING = "nothing is guarded here: start something with spotguard run -- COMMAND"
+
+#: Seconds between two looks of --watch.
+EVERY = 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--watch", action="store_true", help="look again every second, until Ctrl-C")
+    add_whom(parser)
+    add_json(parser, "one JSON document (with --watch one a line)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    path = whom(arguments)
+    if arguments.watch:
+        return _watch(path, as_json=arguments.json)
+    found = ask(path)
+    if arguments.json:
+        print_json({"agents": found})
+    else:
+        out = console()
+        out.print(picture(found, _width(out)), soft_wrap=True)
+    return 0 if any("error" not in body for body in found) else 1
+
+
+def ask(path: Path | None) -> list[dict[str, Any]]:
+    """The answer of one agent, or of all that this user may ask."""
+    return [control.status(path)] if path is not None else control.statuses(os.environ, os.geteuid())
+
+
+def _watch(path: Path | None, *, as_json: bool) -> int:
+    out = console()
+    try:
+        if as_json:
+            for found in _looks(path):
+                print_json({"agents": found}, indent=None)
+        elif out.is_terminal and not out.is_dumb_terminal:
+            with Live(console=out, auto_refresh=False, screen=True) as view:
+                for found in _looks(path):
+                    view.update(picture(found, out.width), refresh=True)
+        else:
+            _print_lines(path, out)
+    except KeyboardInterrupt:
+        pass  # the only way out of a view, and no failure
+    return 0
+
+
+def _looks(path: Path | None) -> Iterator[list[dict[str, Any]]]:
+    """For ever, also where the one that is meant has ended: it may be started again."""
+    clock, never = SystemClock(), threading.Event()
+    while True:
+        try:
+            yield ask(path)
+        except control.AgentError as error:
+            yield [{"socket": str(path), "error": str(error)}]
+        clock.wait(never, EVERY)
+
+
+def _print_lines(path: Path | None, out: Console) -> None:
+    """For who reads line after line: everything where something is new, else a line for each agent."""
+    shown: Any = None
+    for found in _looks(path):
+        shapes = [status_view.shape(body) for body in found]
+        if shapes != shown:
+            out.print(picture(found, _width(out)), soft_wrap=True)
+        else:
+            for body in found:
+                out.print(f"{_now():%H:%M:%S} {status_view.pulse(body)}", soft_wrap=True)
+        shown = shapes
+        sys.stdout.flush()
+
+
+def picture(found: list[dict[str, Any]], width: int | None) -> RenderableType:
+    """The answers as they are shown."""
+    if not found:
+        return Text(NOTHING)
+    shown: list[Text] = []
+    for body in found:
+        shown += [Text()] if shown else []
+        shown += [Text(words, style) for words, style in status_view.lines(body, _now(), width)]
+    return Group(*shown)
+
+
+def _width(out: Console) -> int | None:
+    """Of a terminal; a file or a pipe has none."""
+    return out.width if out.is_terminal else None
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).astimezone()

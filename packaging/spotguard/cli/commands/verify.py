@@ -1,0 +1,114 @@
+"""`spotguard verify URL`: read every byte of a checkpoint again and hold it against its CRC."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from spotguard.hooks.checkpoints.catalog import Folder, Gone, Partial, examine, scan
+from spotguard.hooks.checkpoints.meter import Meter
+from spotguard.hooks.checkpoints.patience import PatientStore
+from spotguard.hooks.checkpoints.verify import verify
+from spotguard.hooks.format.codec import NewerFormatError
+from spotguard.hooks.format.keys import CheckpointName, parse_manifest_name
+from spotguard.hooks.format.manifest import lacks
+from spotguard.providers.clock import Clock, SystemClock
+from spotguard.providers.errors import CheckpointError
+from spotguard.providers.stores.base import BlobStore
+
+from ...providers.text import amount
+from ..output import add_json, print_json
+from ..select_checkpoint import Target, add_target, target
+
+DESCRIPTION = """\
+Reads the newest whole checkpoint again, every byte of it, and compares the checksums that were
+taken when it was saved. Exit code 1 where something is damaged, or nothing is whole."""
+
+EXAMPLES = """\
+examples:
+  spotguard verify file:///mnt/checkpoints --run-id gpt-small-7
+  spotguard verify --step 1200
+  spotguard verify --all --json"""
+
+#: No damage: on a live run the older ones go.
+_REMOVED = {"status": "removed", "bytes": 0, "damage": ["it was removed while it was read"]}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_target(parser, step=True)
+    parser.add_argument(
+        "--all", action="store_true", help="all checkpoints that are meant, not only the newest"
+    )
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    say = None if arguments.json else _say
+    verdicts = verdicts_of(target(arguments), everything=arguments.all, say=say, clock=SystemClock())
+    if arguments.json:
+        print_json({"checkpoints": verdicts})
+    statuses = {verdict["status"] for verdict in verdicts}
+    return 0 if "whole" in statuses and not statuses & {"damaged", "newer"} else 1
+
+
+def verdicts_of(
+    meant: Target, *, everything: bool, say: Callable[[dict[str, Any]], None] | None, clock: Clock
+) -> list[dict[str, Any]]:
+    """From the newest on, up to the first whole one: what is damaged before it is part of the answer."""
+    chosen, folders = meant.chosen()
+    # From here on: a store that never answered is said at once, one that fails in the middle of a long reading is not.
+    store = PatientStore(meant.store, clock, "What it holds is not known")
+    verdicts: dict[CheckpointName, dict[str, Any]] = {}
+    while chosen:
+        folder = chosen.pop(0)
+        said = verdicts[folder.name] = _verdict(store, folder, folders)
+        if say is not None:
+            say(said)
+        if said["status"] == "whole" and not everything:
+            break
+        if said["status"] == "removed" and not everything:
+            # For a newer one, perhaps, and what is older may be gone as well: look again.
+            folders = scan(store, folder.run_id)
+            chosen = [each for each in folders if meant.means(each.name) and each.name not in verdicts]
+    return list(verdicts.values())
+
+
+def _verdict(store: BlobStore, folder: Folder, folders: list[Folder]) -> dict[str, Any]:
+    said: dict[str, Any] = {"run_id": folder.run_id, "checkpoint": str(folder.name), "step": folder.name.step}
+    try:
+        whole = examine(store, folder, folders)
+        with Meter(f"verifying step {folder.name.step}") as meter:
+            found = verify(store, whole, progress=meter.show)
+    except Gone:
+        return {**said, **_REMOVED}
+    except Partial as error:
+        return {**said, "status": "partial", "bytes": 0, "damage": [str(error)]}
+    except NewerFormatError as error:
+        return {**said, "status": "newer", "bytes": 0, "damage": [str(error)]}
+    except CheckpointError as error:
+        return {**said, "status": "damaged", "bytes": 0, "damage": [str(error)]}
+    if any(each.gone for each in found) and _is_removed(store, folder):
+        found = [each for each in found if not each.gone]
+        if not found:
+            return {**said, **_REMOVED}
+    damage = [str(each) for each in found]
+    said |= {"level": whole.level, "lacks": lacks(whole.level, whole.missing)}
+    return {**said, "status": "damaged" if damage else "whole", "bytes": whole.nbytes, "damage": damage}
+
+
+def _is_removed(store: BlobStore, folder: Folder) -> bool:
+    """Whether a prune was here: it takes manifests before what they name."""
+    there = {info.key for info in store.list(folder.prefix)}
+    return any(parse_manifest_name(name) and folder.prefix + name not in there for name in folder.files)
+
+
+def _say(verdict: dict[str, Any]) -> None:
+    where = f"run {verdict['run_id']}, step {verdict['step']} ({verdict['checkpoint']})"
+    if verdict["status"] == "whole":
+        without = f"; it was saved without {verdict['lacks']}" if verdict["lacks"] else ""
+        print(f"whole    {where}: {amount(verdict['bytes'])}, every checksum agrees{without}")
+    else:
+        print(f"{verdict['status']:<8} {where}: {verdict['damage'][0]}")
+        for line in verdict["damage"][1:]:
+            print(f"         {line}")

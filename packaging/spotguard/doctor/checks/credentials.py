@@ -1,0 +1,42 @@
+"""As whom the store is asked, and for how much longer: the last save may come hours from now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spotguard.providers.stores.base import BlobStore, Identified
+from spotguard.providers.text import ago
+
+from ..finding import Finding, fails, ok, warning
+
+#: Seconds: who cannot renew them should have credentials for the day.
+_DAY = 24 * 3600.0
+
+_RENEW = "what holds them cannot renew them: give the machine a role or an identity, or credentials that outlive the job"
+
+
+def look(store: BlobStore) -> Finding:
+    """After the store was reached."""
+    if not isinstance(store, Identified):
+        return ok("credentials", "a folder needs none", left_seconds=None, renewed=None)
+    found = store.credentials()
+    if found is None:
+        return ok("credentials", "none: this store is asked as nobody", left_seconds=None, renewed=None)
+    left = None if found.left is None else round(found.left, 1)
+    facts: dict[str, Any] = {"kind": found.kind, "left_seconds": left, "renewed": found.renewed}
+    if found.renewed:
+        until = "" if found.left is None else f", for {ago(max(0.0, found.left))}"
+        return ok("credentials", f"{found.kind}{until}; renewed ahead of their end", **facts)
+    if found.left is None:
+        if found.temporary:
+            words = f"{found.kind}: temporary, and when they end is not said"
+            return warning("credentials", words, _RENEW, **facts)
+        return ok("credentials", f"{found.kind}, without an end", **facts)
+    if found.left <= 0:
+        return fails("credentials", f"{found.kind}: ended {ago(-found.left)} ago", _RENEW, **facts)
+    words = f"{found.kind}: for {ago(found.left)}"
+    return (
+        warning("credentials", words, _RENEW, **facts)
+        if found.left < _DAY
+        else ok("credentials", words, **facts)
+    )

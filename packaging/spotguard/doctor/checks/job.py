@@ -1,0 +1,180 @@
+"""The job that is registered here: how much it has to save, when a save begins, and how old its newest checkpoint is.
+
+All processes of a machine are noticed together and share its link: their bytes are summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from typing import Any
+from urllib.parse import urlsplit
+
+from spotguard.providers.stores.url import shown
+from spotguard.providers.text import ago, amount, count
+
+from ..finding import Finding, fails, ok, warning
+
+#: A checkpoint is late where it is older than so many of its intervals: one may be under way.
+_LATE = 2.0
+
+Session = Mapping[str, Any]
+
+_NO_JOB = (
+    "start it under `spotguard run` and ask again, for the size of its state; a script that never calls "
+    "spotguard.register saves nothing"
+)
+
+
+def savers(sessions: Sequence[Session]) -> list[Session]:
+    """Those that save by themselves. A function of `on_notice` has no store of ours."""
+    return [each for each in sessions if each["store"]]
+
+
+def nbytes(sessions: Sequence[Session]) -> int:
+    """What a notice would have this machine put."""
+    return sum(map(_share, savers(sessions)))
+
+
+def _share(session: Session) -> int:
+    """What is held by several ranks is written by one of them: of a rank whose saves have shown its share, that counts."""
+    seconds, rate = session.get("save_seconds"), session.get("rate")
+    held = int(session["bytes"])
+    return min(held, int(seconds * rate)) if seconds is not None and rate else held
+
+
+def own_seconds(sessions: Sequence[Session]) -> float | None:
+    """That a save would take by what the last ones have shown: the slowest rank's. None: none has shown it yet."""
+    return max((each["save_seconds"] for each in savers(sessions) if each.get("save_seconds")), default=None)
+
+
+def look(
+    sessions: Sequence[Session], tried: str, run_id: str = "", others: Sequence[Session] = ()
+) -> Iterator[Finding]:
+    """
+    Args:
+        tried: the URL of the store that was looked at.
+        run_id: the run that was named.
+        others: of other runs, where one was named.
+    """
+    beside = list(dict.fromkeys(str(each["run_id"]) for each in others))
+    if not sessions:
+        yield _nobody(run_id, beside)
+        return
+    if beside:
+        found = f"{', '.join(beside)}: registered here too, saved at the same notice over the same link, and not counted"
+        yield warning("job", found, "ask for all of them: leave out --run-id and the command", others=beside)
+    saving = savers(sessions)
+    if others := sorted({each["name"] for each in sessions if not each["store"]}):
+        found = f"{', '.join(others)}: saves by a function of its own (on_notice); how much is not known"
+        yield warning("job", found, "see what it takes: spotguard drill", bytes=None)
+    if not saving:
+        return
+    yield from _elsewhere(saving, tried)
+    runs = {run_id: _of(saving, run_id) for run_id in dict.fromkeys(str(each["run_id"]) for each in saving)}
+    for run_id, ranks in runs.items():
+        yield _size(run_id, ranks)
+        yield from _misuse(run_id, ranks)
+    if len(runs) > 1:
+        found = f"{len(runs)} runs ({', '.join(runs)}): {amount(nbytes(saving))} together, over one link"
+        yield ok("job", found, **_facts(saving))
+    for run_id, ranks in runs.items():
+        yield _checkpoint(run_id, ranks)
+
+
+def _of(sessions: Sequence[Session], run_id: str) -> list[Session]:
+    return [each for each in sessions if each["run_id"] == run_id]
+
+
+def _nobody(run_id: str, beside: list[str]) -> Finding:
+    if not beside:
+        return ok("job", "none is registered here", _NO_JOB, bytes=None, others=[])
+    found = f"none of run {run_id} is registered here; registered are {', '.join(beside)}"
+    advice = f"say the one that is meant, as in --run-id {beside[0]}, or start {run_id} and ask again"
+    return warning("job", found, advice, bytes=None, others=beside)
+
+
+def _size(run_id: str, ranks: Sequence[Session]) -> Finding:
+    facts = _facts(ranks)
+    words = f"run {run_id}: {amount(nbytes(ranks))}"
+    words += f" of {count(len(ranks), 'rank')} here" if len(ranks) > 1 else ""
+    words += f", step {facts['step']}" if facts["step"] is not None else ", no step yet"
+    boundary = [each for each in ranks if each["mode"] == "boundary"]
+    if boundary:
+        why = f": {boundary[0]['detail']}" if boundary[0]["detail"] else ""
+        return warning(
+            "job",
+            f"{words}, saved at the next guard.step() only{why}",
+            "a step's length comes off the window: keep steps short beside it, or remove what is named",
+            **facts,
+        )
+    return ok("job", f"{words}, saved at the notice, in the middle of a step too", **facts)
+
+
+def misuse(sessions: Sequence[Session]) -> list[str]:
+    """What the scripts do wrong with spotguard, each once. An agent of an older version does not say."""
+    return [*dict.fromkeys(str(each["misuse"]) for each in sessions if each.get("misuse"))]
+
+
+def _misuse(run_id: str, ranks: Sequence[Session]) -> Iterator[Finding]:
+    for wrong in misuse(ranks):
+        found, _, advice = wrong.partition("; ")
+        yield fails("job", f"run {run_id}: {found}", advice, run_id=run_id, misuse=wrong)
+
+
+def _facts(saving: Sequence[Session]) -> dict[str, Any]:
+    runs = list(dict.fromkeys(each["run_id"] for each in saving))
+    steps = [each["step"] for each in saving if each["step"] >= 0]
+    return {
+        "bytes": nbytes(saving),
+        "runs": runs,
+        "ranks": len(saving),
+        "step": max(steps, default=None) if len(runs) == 1 else None,  # each counts its own
+        "modes": sorted({each["mode"] for each in saving}),
+    }
+
+
+def _elsewhere(saving: Sequence[Session], tried: str) -> Iterator[Finding]:
+    """A run that saves to another store: what was found of this one says nothing of that."""
+    for run_id, url in dict.fromkeys((str(each["run_id"]), str(each["store"])) for each in saving):
+        if _place(url) != _place(tried):
+            found = f"run {run_id} saves to {shown(url)}, and that store was not tried"
+            yield warning("job", found, f"ask again for that one: --store '{shown(url)}'", run_id=run_id)
+
+
+def _place(url: str) -> tuple[str, str, str]:
+    """What is behind a `?` says how to get there."""
+    at = urlsplit(url)
+    return at.scheme, at.netloc, at.path.rstrip("/")
+
+
+def _checkpoint(run_id: str, ranks: Sequence[Session]) -> Finding:
+    newest = max(ranks, key=lambda each: int(each["checkpoint_step"]))
+    age, interval = newest["checkpoint_age"], newest.get("interval")
+    unsaid = "interval" not in newest
+    every = "none are made by themselves" if interval is None else f"one is made every {ago(interval)}"
+    every = "how often one is made this older agent does not say" if unsaid else every
+    facts: dict[str, Any] = {"run_id": run_id, "age_seconds": age, "interval_seconds": interval}
+    if age is None:
+        words = f"run {run_id}: none yet; {every}"
+    else:
+        words = f"run {run_id}: of step {newest['checkpoint_step']}, {ago(age)} old; {every}"
+    if unsaid:
+        return ok("checkpoint", words, **facts)
+    if interval is None:
+        return warning(
+            "checkpoint",
+            words,
+            "a machine may go without a word: leave --every auto, so that no more than an hour is lost",
+            **facts,
+        )
+    # Who has just begun again is not late: its newest may be from before this machine was there.
+    since = min(newest["for_seconds"] if age is None else age, newest.get("for_seconds", inf))
+    if since > _LATE * interval:
+        return warning(
+            "checkpoint",
+            words,
+            "look into the job's log: background checkpoints fail, or never begin",
+            **facts,
+        )
+    return ok("checkpoint", words, **facts)

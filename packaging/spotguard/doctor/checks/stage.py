@@ -1,0 +1,58 @@
+"""`--stage`: whether background checkpoints could lie on this machine's own disk first, by the very probe of `register`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from spotguard.hooks.checkpoints.staging import MEMORY, file_system, usable
+from spotguard.providers.clock import Clock
+from spotguard.providers.errors import UsageError
+from spotguard.providers.stores.file import FileStore
+from spotguard.providers.text import amount
+
+from ..cleanup import Litter
+from ..finding import Finding, fails, ok, parted, warning
+from ..timeouts import Aside
+from .disk import UNTOLD, free
+from .store import FOLDER, STEP
+
+_MEMORY = "each checkpoint there takes host memory: name a folder on a disk"
+
+
+def look(folder: Path, run_id: str, nbytes: int, clock: Clock) -> Iterator[Finding]:
+    """
+    Args:
+        nbytes: of the state; 0 where it is not known.
+    """
+    facts: dict[str, Any] = {"folder": str(folder), "filesystem": None, "free_bytes": None}
+    litter = Litter(FileStore(folder), clock)
+    with litter, litter:  # twice, as for the store
+        litter.look_once()
+        aside = Aside(lambda: _probe(folder, run_id), "stage")
+        litter.putting(aside)
+        if not aside.ended(clock, clock.monotonic() + STEP):
+            yield fails("stage", f"{folder}: no answer in {STEP:g} s", FOLDER, **facts)
+            return
+    try:
+        kind, room = aside.value()
+    except UsageError as error:
+        found, advice = parted(error)
+        yield fails("stage", found, advice or FOLDER, **facts)
+        return
+    facts |= {"filesystem": kind, "free_bytes": None if room == UNTOLD else room}
+    words = f"{folder}, on {kind or 'a file system'}" + (f": {amount(room)} free" if room != UNTOLD else "")
+    if kind in MEMORY:
+        yield warning("stage", f"{words}, which is memory", _MEMORY, **facts)
+    elif room < 2 * nbytes:
+        found = f"{words}, and two checkpoints take {amount(2 * nbytes)}"
+        yield warning("stage", found, "free some room: else they are copied to host memory instead", **facts)
+    else:
+        yield ok("stage", words, **facts)
+
+
+def _probe(folder: Path, run_id: str) -> tuple[str, int]:
+    """The file system's type, and the bytes that are free on it."""
+    usable(folder, run_id)
+    return file_system(folder), free(folder)

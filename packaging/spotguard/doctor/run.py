@@ -1,0 +1,141 @@
+"""The whole visit: every look in its order, each finding given as it is made; what was put into the store is removed.
+
+The order is that of a notice: who would hear it, how long it leaves, where the bytes go, how fast, how many there are.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from spotguard.agent.config.options import Options
+from spotguard.agent.ipc.paths import SERVICE_SOCKET
+from spotguard.hooks.format.keys import probe_key
+from spotguard.providers.clock import Clock
+from spotguard.providers.errors import UsageError
+from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.stores.factory import open_store
+from spotguard.providers.stores.url import shown
+
+from . import disk_rate, throughput, verdict
+from .checks import agent, cloud, credentials, disk, job, stage, start, store, window
+from .checks import clock as clocks
+from .cleanup import Litter
+from .finding import Finding, State, fails, parted, warning
+from .measuring import Measured, Pace
+
+#: Below which name the probe lies where no run is named. It looks like no run to anybody: those have attempts.
+_NO_RUN = "spotguard-doctor"
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """Who is looked at."""
+
+    options: Options
+    #: The run that was named; "" for whichever is here.
+    run_id: str
+    clock: Clock
+    env: Mapping[str, str]
+    uid: int
+    #: What `run` would start; empty where none was given.
+    command: Sequence[str] = ()
+    #: Where the firmware's words lie, and the machine's service listens.
+    root: Path = Path("/")
+    service: Path = SERVICE_SOCKET
+    pace: Pace = field(default_factory=Pace)
+
+
+def visit(who: Patient) -> Generator[Finding, None, None]:
+    """Every finding, the verdict last.
+
+    Raises:
+        UsageError: an option cannot be used.
+    """
+    options, clock = who.options, who.clock
+    sight = cloud.look(options, clock, who.root)
+    ask = partial(agent.ask, options, who.env, who.uid, run_id=who.run_id, service=who.service)
+    here = ask()
+    yield from map(agent.instead, sight.findings) if here.sees else sight.findings
+    yield from here.findings
+    yield from start.look(options, who.command, lambda: ask().running, who.env, who.uid, clock)
+    left = window.count_on(sight.cloud, options.window, sight.window, options.reserve, here.counted)
+    yield left.finding
+    saving = job.savers(here.sessions)
+    nbytes = job.nbytes(saving) if saving else None
+    url = _url(options, saving)
+    run_id = who.run_id or (str(saving[0]["run_id"]) if saving else _NO_RUN)
+    measured, put_seconds = yield from _store(who, url, sight.cloud, run_id, nbytes or 0)
+    if options.stage:
+        yield from stage.look(Path(options.stage), run_id, nbytes or 0, clock)
+    yield from job.look(here.sessions, url, who.run_id, here.others)
+    own = job.own_seconds(saving)
+    wrong = bool(job.misuse(saving))
+    yield verdict.judge(left, nbytes, measured, put_seconds, options, sight.cloud, own, misused=wrong)
+
+
+def _store(
+    who: Patient, url: str, cloud_name: str, run_id: str, nbytes: int
+) -> Generator[Finding, None, tuple[Measured | None, float]]:
+    """What is found of the store; returns the rate, where one could be measured, and what a small put takes."""
+    folder = urlsplit(url).scheme == "file"
+    dates = clocks.Dates(who.clock)
+    try:
+        opened = open_store(url)
+    except UsageError as error:
+        found, advice = parted(error)
+        yield fails("store", found, advice, url=shown(url))
+        return None, 0.0
+    litter = Litter(opened, who.clock)
+    measured, put_seconds = None, 0.0
+    with litter, litter:  # twice: the one interruption may come at the very begin of the first clearing
+        reached = store.reach(opened, who.clock, partial(dates.hear, "the store"))
+        yield reached
+        room = None
+        if folder:
+            room = yield from disk.look(url, cloud_name, nbytes, who.clock)
+        answers = reached.state is State.OK and (room is not None or not folder)
+        if dates.ahead is None:
+            dates.hear("the metadata service", cloud.dated(cloud_name, who.options, who.clock))
+        if answers:
+            yield credentials.look(opened)
+        yield clocks.judge(dates, urlsplit(url).scheme, taken=reached.state is State.OK)
+        if answers:
+            tried = store.rights(opened, run_id, litter, who.clock)
+            yield from tried.findings
+            put_seconds = tried.put_seconds
+            if tried.puts and tried.removes:
+                measured = _measure(who, opened, run_id, litter, room)
+                yield throughput.told(measured, folder=folder)
+            elif tried.puts:
+                found = "not measured: what is put for it could not be removed"
+                yield warning("rate", found, "allow the job to delete, and ask again", rate=None)
+    yield from store.remains(litter)
+    return measured, put_seconds
+
+
+def _url(options: Options, saving: Sequence[job.Session]) -> str:
+    """The store that somebody said, else that of the job that is registered here, else the default."""
+    if options.store_given or not saving:
+        return options.store
+    return str(max(saving, key=lambda each: int(each["bytes"]))["store"])
+
+
+def _measure(who: Patient, opened: BlobStore, run_id: str, litter: Litter, room: int | None) -> Measured:
+    """
+    Args:
+        room: bytes that are free in a folder; None in a cloud.
+    """
+
+    def key() -> str:
+        return litter.note(probe_key(run_id, f"{os.getpid()}-{secrets.token_hex(8)}"))
+
+    if room is None:
+        return throughput.Measurement(opened, key, litter, who.clock, who.pace).run()
+    most = min(who.pace.most_on_disk, room // 10)
+    return disk_rate.DiskMeasurement(opened, key, litter, who.clock, who.pace, most).run()

@@ -1,0 +1,313 @@
+"""What `status` shows a person: each thing that matters, what to do about it, and nothing that a pipe cannot hold."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from spotguard.cli import status_view
+
+NOW = datetime(2026, 11, 21, 5, 0, tzinfo=UTC)
+
+HOP_LIMIT = {
+    "sight": "blind",
+    "reason": "hop-limit",
+    "detail": "PUT http://169.254.169.254/latest/api/token: no answer, while a GET without a token is answered at once (401)",
+    "advice": "raise the hop limit: aws ec2 modify-instance-metadata-options --instance-id i-0123456789abcdef0 "
+    "--http-put-response-hop-limit 2 (3 below an overlay network); in Kubernetes: hostNetwork: true",
+}
+
+
+def a_source(name: str = "aws spot/instance-action", **more: Any) -> dict[str, Any]:
+    seeing = {"sight": "seeing", "reason": "", "detail": "", "advice": "", "for_seconds": 7.0}
+    return {"name": name, **seeing, **more}
+
+
+def a_session(**more: Any) -> dict[str, Any]:
+    return {
+        "pid": 26954,
+        "run_id": "gpt-small-7",
+        "name": "train.py",
+        "rank": 0,
+        "world": 1,
+        "bytes": 5585016,
+        "step": 5210,
+        "checkpoint_step": 5000,
+        "checkpoint_age": 12.0,
+        "mode": "window",
+        "detail": "",
+        "saving": None,
+        **more,
+    }
+
+
+def a_body(**more: Any) -> dict[str, Any]:
+    return {
+        "run_id": "gpt-small-7",
+        "pid": 26810,
+        "service": False,
+        "for_seconds": 16.0,
+        "phase": "watching",
+        "command": {"pid": 26954, "returncode": None, "restarts": 0},
+        "sources": [a_source()],
+        "notice": None,
+        "standing": [],
+        "last_outcome": None,
+        "sessions": [a_session()],
+        **more,
+    }
+
+
+def shown(body: dict[str, Any], width: int | None = 80) -> list[str]:
+    return [words for words, _ in status_view.lines(body, NOW, width)]
+
+
+def test_a_checkpoint_that_lacks_something_says_so() -> None:
+    body = a_body(sessions=[a_session(checkpoint_level="partial-extras")])
+    assert "  checkpoint    step 5000 (partial-extras), 12 s ago" in shown(body)
+
+
+def test_a_run_on_which_all_is_well() -> None:
+    assert shown(a_body()) == [
+        "run gpt-small-7 (pid 26810), command pid 26954, for 16 s, watching",
+        "  notices       aws spot/instance-action  seeing for 7 s",
+        "  training      train.py (pid 26954), step 5210",
+        "  checkpoint    step 5000, 12 s ago",
+        "  saves         5.3 MiB at the notice, in the middle of a step too",
+    ]
+
+
+def test_what_a_save_would_take_is_said_once_one_has_shown_it() -> None:
+    """An older agent says neither."""
+    session = a_session(save_seconds=12.04, rate=7.0 * 2**30)
+    lines = shown(a_body(sessions=[session]), None)
+    assert lines[-1].endswith("in the middle of a step too; 12.0 s at the 7.0 GiB/s of the last ones")
+    for unknown in ({"save_seconds": None, "rate": None}, {}):
+        assert shown(a_body(sessions=[a_session(**unknown)]), None)[-1].endswith("step too")
+
+
+MISUSE = "guard.step() was not called since guard.restore(); call guard.step() after each optimizer.step()"
+
+
+def test_a_loop_without_boundaries_says_never_and_then_what_is_wrong() -> None:
+    session = a_session(unmarked_steps=4000, marked=False, misuse="")
+    assert (
+        shown(a_body(sessions=[session]))[3]
+        == "  boundary      never: no guard.step() in 4,000 optimizer steps"
+    )
+    session = a_session(unmarked_steps=1, marked=True, misuse=MISUSE)
+    assert shown(a_body(sessions=[session]), None)[3:5] == [
+        "  WRONG         guard.step() was not called since guard.restore()",
+        "  what to do    call guard.step() after each optimizer.step()",
+    ]
+    assert "; guard.step() was not called since guard.restore(); " in status_view.pulse(
+        a_body(sessions=[session])
+    )
+    assert status_view.shape(a_body(sessions=[session])) != status_view.shape(a_body())
+
+
+def test_what_several_ranks_do_wrong_is_said_once() -> None:
+    ranks = [a_session(rank=rank, pid=100 + rank, world=2, misuse=MISUSE, marked=True) for rank in range(2)]
+    lines = shown(a_body(sessions=ranks), None)
+    assert [line for line in lines if "WRONG" in line] == [
+        "  WRONG         guard.step() was not called since guard.restore() (pid 100, pid 101)"
+    ]
+
+
+def test_a_blind_source_says_why_since_when_and_what_to_do() -> None:
+    """Inside 80 columns, and without one word cut: what is to be typed can be copied from a pipe."""
+    body = a_body(sources=[a_source(**HOP_LIMIT)])
+    lines = shown(body)
+    assert "  notices       aws spot/instance-action  BLIND for 7 s (hop-limit)" in lines
+    assert "  hop-limit     PUT http://169.254.169.254/latest/api/token: no answer, while a" in lines
+    assert "  what to do    raise the hop limit: aws ec2 modify-instance-metadata-options" in lines
+    assert "                --instance-id i-0123456789abcdef0 --http-put-response-hop-limit" in lines
+    assert max(map(len, lines)) <= 80
+    assert f"  what to do    {HOP_LIMIT['advice']}" in shown(body, None)
+
+
+def test_sources_that_are_blind_together_are_advised_once() -> None:
+    """All of a cloud's keys lie behind the same door."""
+    names = ["aws spot/instance-action", "aws events/maintenance/scheduled", "aws autoscaling"]
+    timeout = {"sight": "blind", "reason": "timeout", "detail": "no answer in 2 s", "advice": ""}
+    sources = [
+        a_source(names[0], **HOP_LIMIT),
+        a_source(names[1], **HOP_LIMIT),
+        a_source(names[2], **timeout),
+    ]
+    lines = shown(a_body(sources=sources), None)
+    assert [line for line in lines if "BLIND" in line] == [
+        "  notices       aws spot/instance-action          BLIND for 7 s (hop-limit)",
+        "                aws events/maintenance/scheduled  BLIND for 7 s (hop-limit)",
+        "                aws autoscaling                   BLIND for 7 s (timeout)",
+    ]
+    assert sum("what to do" in line for line in lines) == 1
+    assert "  timeout       no answer in 2 s" in lines
+
+
+def test_a_wrong_server_is_called_so() -> None:
+    wrong = {"sight": "wrong server", "reason": "wrong-server", "detail": "200 with a page", "advice": "look"}
+    lines = shown(a_body(sources=[a_source(**wrong)]))
+    assert "  notices       aws spot/instance-action  WRONG SERVER for 7 s (wrong-server)" in lines
+    assert "  wrong-server  200 with a page" in lines
+
+
+def test_what_a_seeing_source_has_to_add_is_shown_beside_it() -> None:
+    lines = shown(a_body(sources=[a_source(detail="own name not known, any event counts")]), None)
+    assert lines[1].endswith("seeing for 7 s; own name not known, any event counts")
+
+
+def test_what_stands_is_shown_with_what_will_be_done_and_when() -> None:
+    """A reboot in a day, and a warning with no end named."""
+    reboot = {
+        "id": "a",
+        "kind": "reboot",
+        "severity": "later",
+        "source": "aws events/maintenance/scheduled",
+        "detail": "system-reboot",
+        "for_seconds": 60.0,
+        "seconds_left": 93600.0,
+        "then": "checkpoint",
+        "then_in": 93300.0,
+    }
+    warning = {
+        "id": "b",
+        "kind": "rebalance",
+        "severity": "advisory",
+        "source": "aws rebalance",
+        "detail": "",
+        "for_seconds": 240.0,
+        "seconds_left": None,
+        "then": "training goes on",
+        "then_in": None,
+    }
+    later, advisory = shown(a_body(standing=[reboot, warning]), None)[2:4]
+    assert later.startswith("  later         reboot in 1 d 2 h, at 2026-11-22 ")
+    assert later.endswith(
+        ": training goes on; a checkpoint in 1 d 1 h; from aws events/maintenance/scheduled (system-reboot)"
+    )
+    assert advisory == "  advisory      rebalance, a warning for 4 min: training goes on; from aws rebalance"
+
+
+def test_a_notice_stands_first() -> None:
+    notice = {"id": "n", "kind": "preempt", "source": "gcp instance/preempted", "drill": False}
+    saving = {"phase": "first-byte", "step": 5211, "bytes": 2**20, "why": ""}
+    body = a_body(
+        notice={**notice, "seconds_left": 23.44, "detail": "", "reserve": 3.0, "ending": ""},
+        sessions=[a_session(saving=saving)],
+    )
+    lines = shown(body, None)
+    said = "preempt from gcp instance/preempted: 23.4 s left, the last 3.0 s in reserve"
+    assert lines[1] == f"  NOTICE        {said}"
+    assert lines[-1] == "  saving        first-byte 1.0 MiB"
+    going = {"total": 2**32, "rate": 2.0**26, "seconds_to_go": 48.0, "seconds_left": 20.44}
+    body["sessions"] = [a_session(saving=saving | going | {"phase": "writing", "bytes": 2**30})]
+    said = "writing 1.0 GiB of 4.0 GiB at 64.0 MiB/s, 48.0 s to go and 20.4 s for it"
+    assert shown(body, None)[-1] == f"  saving        {said}"
+    assert said in status_view.pulse(body)
+    body["sessions"] = [a_session(saving=saving | going | {"phase": "committed", "why": "less"})]
+    assert shown(body, None)[-1] == "  saving        committed 1.0 MiB: less"
+    left = shown(body | {"sessions": [], "phase": "ending"})
+    assert left[-1] == "  training      no training process is there any more"
+
+
+def test_several_processes_are_a_table() -> None:
+    """In the order of their ranks; why one of them waits for a boundary stands below."""
+    why = "no torch optimizer is registered"
+    sessions = [a_session(rank=1, world=2, pid=7, mode="boundary", detail=why), a_session(world=2, step=-1)]
+    lines = shown(a_body(sessions=sessions), 132)
+    assert lines[2:] == [
+        "  ranks         train.py, step 5210, checkpoint step 5000, 12 s ago",
+        "  rank  pid    step  checkpoint           state    saves     now",
+        "  0/2   26954  -     step 5000, 12 s ago  5.3 MiB  window    training",
+        "  1/2   7      5210  step 5000, 12 s ago  5.3 MiB  boundary  training",
+        f"  saves         at the next guard.step(): {why} (pid 7)",
+    ]
+
+
+def test_eight_ranks_that_save_fit_a_terminal() -> None:
+    """The whole job in one line, then a short line for each."""
+    saving = {"phase": "writing", "step": 1, "bytes": 2**30, "why": ""}
+    going = saving | {"total": 2**32, "rate": 2.0**26, "seconds_to_go": 48.0, "seconds_left": 20.4}
+    sessions = [a_session(rank=n, world=16, pid=26954 + n, step=5210 + n % 2, saving=going) for n in range(8)]
+    sessions[0]["saving"] = saving | {"phase": "committed"}
+    body = a_body(sessions=sessions)
+    lines = shown(body)
+    assert max(map(len, lines)) <= 80
+    said = "train.py, 8 of 16 here, step 5210 to 5211, checkpoint step 5000, 12 s ago, 1 committed, 7 writing"
+    assert said in " ".join(" ".join(lines[2:4]).split())
+    assert lines[5].endswith("window  committed 1.0 GiB")
+    assert lines[6].endswith("window  25 %, 48.0 s to go")
+    assert f"; {said}; " in status_view.pulse(body)
+
+
+def test_a_service_names_the_runs_of_its_processes() -> None:
+    sessions = [a_session(), a_session(run_id="eval-3", pid=8)]
+    lines = shown(a_body(service=True, sessions=sessions))
+    assert lines[0] == "service (pid 26810), for 16 s, watching"
+    assert [line.split()[0] for line in lines[2:5]] == ["run", "eval-3", "gpt-small-7"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"), [("waiting", "exits at its deadline"), ("outliving", "starts again")]
+)
+def test_a_run_that_waits_for_a_notice_to_pass_asks_nobody_to_register(phase: str, words: str) -> None:
+    """Its command has ended, and there is nothing that a notice could end unsaved."""
+    said = " ".join(shown(a_body(phase=phase, command=None, sessions=[]), None))
+    assert words in said
+    assert "registered" not in said
+
+
+@pytest.mark.parametrize("width", [40, 80, 132, None])
+def test_no_line_ends_with_a_space_and_no_word_is_lost(width: int | None) -> None:
+    body = a_body(sources=[a_source(**HOP_LIMIT)], sessions=[], last_outcome={"line": "drill: COMMITTED"})
+    lines = shown(body, width)
+    assert not [line for line in lines if line != line.rstrip()]
+    said = " ".join(" ".join(lines).split())
+    for words in (
+        HOP_LIMIT["detail"],
+        HOP_LIMIT["advice"],
+        "no training process has registered yet",
+        "last drill",
+    ):
+        assert words in said
+
+
+def test_an_agent_that_does_not_answer_is_shown_with_why() -> None:
+    body = {"socket": "/run/x.sock", "error": "the agent at /run/x.sock stopped answering: timed out"}
+    assert shown(body) == ["no answer       the agent at /run/x.sock stopped answering: timed out"]
+    assert status_view.pulse(body) == "no answer: the agent at /run/x.sock stopped answering: timed out"
+
+
+def test_line_after_line_one_line_says_how_it_is() -> None:
+    assert status_view.pulse(a_body()) == "run gpt-small-7; step 5210, checkpoint step 5000, 12 s ago; seeing"
+    blind = status_view.pulse(a_body(sources=[a_source("a"), a_source("b", **HOP_LIMIT)]))
+    assert blind.endswith("; b: BLIND for 7 s (hop-limit)")
+
+
+def test_only_what_is_new_has_another_shape() -> None:
+    """Numbers that run are no news; a sight, a notice, a step towards the commit are."""
+    was = status_view.shape(a_body())
+    later = a_body(
+        for_seconds=99.0,
+        sources=[a_source(for_seconds=90.0)],
+        sessions=[a_session(step=5999, checkpoint_age=0.0)],
+    )
+    assert status_view.shape(later) == was
+    for news in (
+        a_body(sources=[a_source(**HOP_LIMIT)]),
+        a_body(sessions=[]),
+        a_body(phase="saving"),
+        a_body(sessions=[a_session(saving={"phase": "written", "step": 1, "bytes": 0, "why": ""})]),
+        {"socket": "/x", "error": "gone"},
+    ):
+        assert status_view.shape(news) != was
+
+
+def test_one_is_one() -> None:
+    """And two are two."""
+    for restarts, words in ((0, "for 16 s, watching"), (1, "restarted 1 time,"), (2, "restarted 2 times,")):
+        command = {"pid": 26954, "returncode": None, "restarts": restarts}
+        assert words in status_view.title(a_body(command=command))

@@ -1,0 +1,188 @@
+"""`spotguard verify` on a store that fails, cuts and spoils: what is damaged is said, what only failed for now is not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotguard.cli.commands.verify import verdicts_of
+from spotguard.cli.select_checkpoint import Target
+from spotguard.hooks.format.codec import encode_manifest
+from spotguard.hooks.format.keys import manifest_name
+from spotguard.hooks.format.manifest import FORMAT, Chunk, TensorEntry
+from spotguard.providers.errors import UnavailableError
+from spotguard.providers.stores.file import FileStore
+from tests.fakes.checkpoint import Save
+from tests.fakes.clock import Impatient
+from tests.fakes.reads import Reads
+from tests.fakes.store import Fault
+
+
+def filled() -> Reads:
+    """Two whole checkpoints of several objects."""
+    store = Reads()
+    for number in (1, 2):
+        Save(step=10 * number, save=number, target=1024).write(store)
+    store.calls.clear()
+    return store
+
+
+def verdicts(store: Reads, everything: bool = False) -> list[dict[str, Any]]:
+    return verdicts_of(Target(store, "run"), everything=everything, say=None, clock=Impatient())
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_what_only_fails_for_now_is_no_damage(every: int) -> None:
+    """At every k-th manifest and range: every checkpoint is found whole, each byte read once."""
+    store = filled()
+    store.faults = [Fault(at) for at in range(1, 1000, every)]
+    said = verdicts(store, everything=True)
+    assert [(each["step"], each["status"]) for each in said] == [(20, "whole"), (10, "whole")]
+    plain = filled()
+    verdicts(plain, everything=True)
+    failed = sum(at < len(store.calls) for at in range(1, 1000, every))
+    assert failed > 5
+    assert len(store.calls) == len(plain.calls) + failed
+
+
+def test_a_store_that_is_not_there_is_said_at_once() -> None:
+    """Nobody waits a minute for an URL that is spelt wrong."""
+    store = filled()
+    store.faults = [Fault(at) for at in range(1000)]
+    with pytest.raises(UnavailableError, match=r"as it was told to$"):
+        verdicts(store)
+    assert len(store.calls) == 1
+
+
+def test_a_store_that_goes_away_for_good_is_no_verdict() -> None:
+    """What could not be read is neither whole nor damaged."""
+    store = filled()
+    store.faults = [Fault(at) for at in range(5, 5000)]
+    with pytest.raises(UnavailableError, match="What it holds is not known"):
+        verdicts(store)
+
+
+def test_all_that_is_damaged_is_said_and_nothing_else() -> None:
+    """By object, tensor and place; then the next older one is looked at."""
+    store = filled()
+    prefix = Save(step=20, save=2).prefix
+    keys = sorted(key for key in store.objects if key.startswith(prefix) and key.endswith("safetensors"))
+    assert len(keys) > 3
+    store.corrupt(keys[0], 3)
+    store.corrupt(keys[2], len(store.objects[keys[2]]) - 1)
+    newest, older = verdicts(store)
+    assert (newest["status"], older["status"]) == ("damaged", "whole")
+    assert [line.partition(": ")[0] for line in newest["damage"]] == [keys[0], keys[2]]
+    assert "header" in newest["damage"][0]
+    assert "tensor" in newest["damage"][1]
+
+
+def test_a_bit_that_flips_on_its_way_is_no_damage() -> None:
+    store = filled()
+    store.spoil = lambda number, key, start: number == 1
+    (said,) = verdicts(store)
+    assert (said["status"], said["damage"]) == ("whole", [])
+
+
+def pruned_at(store: Reads, *which: int, read: int, then: Callable[[], object] = lambda: None) -> None:
+    """In the middle of that read somebody removes these saves, manifests first, and does something more."""
+
+    def remove(number: int, key: str, start: int) -> bool:
+        if number == read:
+            gone = [
+                key
+                for key in store.objects
+                for each in which
+                if Save(step=10 * each, save=each).prefix in key
+            ]
+            for key in sorted(gone, key=lambda key: key.endswith("safetensors")):
+                del store.objects[key]
+            then()
+        return False
+
+    store.hold = remove
+
+
+def statuses(found: list[dict[str, Any]]) -> list[tuple[int, str]]:
+    return [(each["step"], each["status"]) for each in found]
+
+
+def test_what_is_removed_while_it_is_read_is_no_damage() -> None:
+    """A prune of a live run, in the middle of the older one."""
+    store, plain = filled(), filled()
+    verdicts(plain)
+    pruned_at(store, 1, read=len(plain.reads) + 1)
+    assert statuses(verdicts(store, everything=True)) == [(20, "whole"), (10, "removed")]
+
+
+def test_what_is_removed_before_its_manifest_is_read_is_no_damage() -> None:
+    store, plain = filled(), filled()
+    verdicts(plain)
+    pruned_at(store, 1, read=len(plain.reads) - 1)
+    assert statuses(verdicts(store, everything=True)) == [(20, "whole"), (10, "removed")]
+
+
+def test_what_took_the_place_of_a_removed_one_is_read_instead() -> None:
+    """And what went with it is not looked at again."""
+    store = filled()
+    pruned_at(store, 1, 2, read=1, then=lambda: Save(step=30, save=3).write(store))
+    assert statuses(verdicts(store)) == [(20, "removed"), (30, "whole")]
+
+
+def test_an_object_that_is_gone_while_its_manifest_stands_is_damage() -> None:
+    """No prune leaves that behind."""
+    store = filled()
+    prefix = Save(step=20, save=2).prefix
+    keys = [key for key in store.objects if key.startswith(prefix) and key.endswith("safetensors")]
+
+    def lose(number: int, key: str, start: int) -> bool:
+        if number == 0:
+            del store.objects[keys[-1]]
+        return False
+
+    store.hold = lose
+    newest, _ = verdicts(store)
+    assert newest["status"] == "damaged"
+    assert keys[-1] in newest["damage"][0]
+
+
+def test_a_newer_format_is_no_damage_and_no_verdict() -> None:
+    """What only a newer spotguard can read is neither good nor bad here."""
+    store = filled()
+    save = Save(step=30, save=3)
+    for manifest in save.write(store, marker=False):
+        name = save.prefix + manifest_name(manifest.rank, save.world)
+        store.put(name, memoryview(encode_manifest(replace(manifest, format=FORMAT + 1))))
+    assert statuses(verdicts(store)) == [(30, "newer"), (20, "whole")]
+
+
+def test_a_chunk_too_large_to_be_held_is_no_damage_and_no_verdict(tmp_path: Path) -> None:
+    """As one of a newer spotguard may be. Nothing of it is read, and what is older is looked at."""
+    store, save, size = FileStore(tmp_path), Save(step=30, save=3, world=1), 256 * 2**20
+    Save(step=10).write(store)
+    (manifest,) = save.write(store, marker=False)
+    entry = manifest.objects[0]
+    os.truncate(
+        make_writable(tmp_path / manifest.object_key(0)), entry.header + size
+    )  # a hole: no byte on the disk
+    big = TensorEntry(
+        "big", "uint8", (size,), (Chunk((0,), (size,), 0, entry.header, entry.header + size, 0),)
+    )
+    claimed = replace(manifest, objects=(replace(entry, size=entry.header + size),), tensors=(big,), state={})
+    path = make_writable(tmp_path / save.prefix / manifest_name(0, 1))
+    path.write_bytes(encode_manifest(claimed))
+    meant = Target(store, "run")
+    assert statuses(verdicts_of(meant, everything=False, say=None, clock=Impatient())) == [
+        (30, "newer"),
+        (10, "whole"),
+    ]
+
+
+def make_writable(path: Path) -> Path:
+    path.chmod(0o644)
+    return path
