@@ -31,16 +31,16 @@ from .process.signals import Signals
 from .process.supervisor import Supervisor
 from .sources import factory, local
 from .sources.chorus import Chorus
-from .sources.looking import LookCount
-from .sources.poller import Watcher
-from .sources.remote import Relay
+from .sources.looking import PollCount
+from .sources.poller import Poller
+from .sources.remote import RemoteFeed
 from .telemetry import logs, systemd
-from .telemetry.status import Facts
+from .telemetry.status import AgentFacts
 
 if TYPE_CHECKING:  # the table of options is the front door's
     from .config.options import Options
-    from .process.notice_hook import Herald
-    from .telemetry.metrics.recorder import Meter
+    from .process.notice_hook import NoticeHook
+    from .telemetry.metrics.recorder import Recorder
 
 logger = logging.getLogger("spotguard.agent")
 
@@ -92,7 +92,7 @@ def _serve(
         server = Server(path, post, clock, service=command is None, lives=proctree.recorded)
         stack.callback(server.close)
         server.start()
-        count = LookCount()
+        count = PollCount()
         meter = _metrics(options, path, command is None, count, clock, stack)
         supervisor, env, orphan = None, dict(os.environ), None
         if command is not None:
@@ -107,13 +107,13 @@ def _serve(
             stack.callback(herald.close)
         ours = {source.name for source in said}
 
-        def watcher(source: NoticeSource, post: Callable[[Event], None], chorus: Chorus | None) -> Watcher:
-            return Watcher(source, post, clock, rng, chorus, count)
+        def watcher(source: NoticeSource, post: Callable[[Event], None], chorus: Chorus | None) -> Poller:
+            return Poller(source, post, clock, rng, chorus, count)
 
         watches = _watches(options, looked, watcher, post, clock, rng, service_socket, ours)
         watching = [*watches, *(watcher(source, post, None) for source in said)]
         if command is None:
-            names = [watch.name for watch in watching if isinstance(watch, Watcher)]
+            names = [watch.name for watch in watching if isinstance(watch, Poller)]
             nothing = "nothing (no cloud was named or found): only drills are heard"
             logger.info("serving at %s, watching %s", server.path, ", ".join(names) or nothing)
         for watch in watching:
@@ -121,7 +121,7 @@ def _serve(
             stack.callback(watch.stop, _PATIENCE)
         run_id = options.run_id or path.stem
         # Who lets us watch the cloud for them asks how many of its sources we watch: what was said to us is none.
-        facts = Facts(
+        facts = AgentFacts(
             run_id,
             os.getpid(),
             str(server.path),
@@ -150,15 +150,15 @@ def _serve(
 
 
 def _metrics(
-    options: Options, path: Path, service: bool, count: LookCount, clock: Clock, stack: ExitStack
-) -> Meter | None:
+    options: Options, path: Path, service: bool, count: PollCount, clock: Clock, stack: ExitStack
+) -> Recorder | None:
     """Where a port was given: what counts, with the endpoint open from here on."""
     if options.metrics_port is None:
         return None
     from .telemetry.metrics import opening
-    from .telemetry.metrics.recorder import Meter
+    from .telemetry.metrics.recorder import Recorder
 
-    meter = Meter()
+    meter = Recorder()
     for record in outcome.earlier(path.parent, path.stem):
         meter.ended(record)
     run_id = options.run_id or path.stem
@@ -172,25 +172,25 @@ def _metrics(
 
 def _herald(
     options: Options, env: dict[str, str], post: Callable[[Event], None], clock: Clock
-) -> Herald | None:
+) -> NoticeHook | None:
     if options.on_notice is None:
         return None
-    from .process.notice_hook import Herald  # now, and not at the notice: only bytes move then
+    from .process.notice_hook import NoticeHook  # now, and not at the notice: only bytes move then
 
-    return Herald(options.on_notice, env, post, clock)
+    return NoticeHook(options.on_notice, env, post, clock)
 
 
 def _watches(
     options: Options,
     looked: Callable[[], list[NoticeSource]],
-    watcher: Callable[[NoticeSource, Callable[[Event], None], Chorus | None], Watcher],
+    watcher: Callable[[NoticeSource, Callable[[Event], None], Chorus | None], Poller],
     post: Callable[[Event], None],
     clock: Clock,
     rng: random.Random,
     service_socket: Path | None,
     ours: Collection[str],
 ) -> list[Watches]:
-    def own(post: Callable[[Event], None]) -> list[Watcher]:
+    def own(post: Callable[[Event], None]) -> list[Poller]:
         found = looked()
         chorus = Chorus(found[0].name) if len(found) > 1 else None
         return [watcher(source, post, chorus) for source in found]
@@ -198,7 +198,7 @@ def _watches(
     # Who names an endpoint means that one, and who says `none` means none.
     relayed = service_socket is not None and options.provider != "none" and not options.metadata_endpoint
     if relayed and service_socket is not None and _there(service_socket):
-        return [Relay(service_socket, post, clock, rng, own, ours=ours)]
+        return [RemoteFeed(service_socket, post, clock, rng, own, ours=ours)]
     return list(own(post))
 
 

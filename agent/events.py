@@ -132,7 +132,7 @@ class Launched:
 
 
 @dataclass(frozen=True, slots=True)
-class Heralded:
+class NoticeHookEnded:
     """A command of `--on-notice` has ended."""
 
 
@@ -178,7 +178,7 @@ Event = (
     | StatusAsked
     | Watching
     | Launched
-    | Heralded
+    | NoticeHookEnded
     | GroupSeen
     | Signalled
     | CommandEnded

@@ -51,13 +51,13 @@ from .process import torchrun
 from .process.signals import DECIDED
 from .process.supervisor import CommandError, Supervisor
 from .sources import overdue
-from .sources.feed import Board
+from .sources.feed import Feed
 from .telemetry import systemd
-from .telemetry.status import Facts, answers, in_a_line, shortened
+from .telemetry.status import AgentFacts, answers, in_a_line, shortened
 
 if TYPE_CHECKING:  # loaded where it is asked for
-    from .process.notice_hook import Herald
-    from .telemetry.metrics.recorder import Meter
+    from .process.notice_hook import NoticeHook
+    from .telemetry.metrics.recorder import Recorder
 
 logger = logging.getLogger("spotguard.agent")
 
@@ -66,7 +66,7 @@ _LONGEST_SLEEP = 3600.0
 
 
 class Watches(Protocol):
-    """A `Watcher` or a `Relay`."""
+    """A `Poller` or a `RemoteFeed`."""
 
     @property
     def alive(self) -> bool: ...
@@ -89,13 +89,13 @@ class Agent:
         server: Server,
         clock: Clock,
         events: queue.SimpleQueue[Event],
-        facts: Facts,
+        facts: AgentFacts,
         supervisor: Supervisor | None = None,
-        herald: Herald | None = None,
+        herald: NoticeHook | None = None,
         *,
         watches: Sequence[Watches] = (),
         manager: systemd.Manager = systemd.NOBODY,
-        meter: Meter | None = None,
+        meter: Recorder | None = None,
         orphan: int | None = None,
     ) -> None:
         self._machine = machine
@@ -109,7 +109,7 @@ class Agent:
         self._herald = herald
         self._manager = manager
         self._meter = meter
-        self._board = Board(facts.sources)
+        self._board = Feed(facts.sources)
         self._last: dict[str, Any] | None = None
         self._check_at = 0.0
         self._code: int | None = None

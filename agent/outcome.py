@@ -55,7 +55,7 @@ class SessionOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one notice ended. Built by `core.preemption.Pending.outcome`."""
+    """How one notice ended. Built by `core.preemption.Preemption.outcome`."""
 
     id: str
     #: Other notices that stood at the same time and ended here too.

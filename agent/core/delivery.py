@@ -16,7 +16,7 @@ from ..actions import Announce, Publish, Send, SignalGroup, Tell
 from ..events import Asked
 from ..outcome import WITHDRAWN
 from .hearing import Hearing
-from .preemption import Pending, one_end, same_notice
+from .preemption import Preemption, one_end, same_notice
 
 #: A hook that lost its socket tries once a second (`hooks.client.RECONNECT`).
 RETURN = 2.0
@@ -24,7 +24,7 @@ RETURN = 2.0
 FOUND = 5.0
 
 
-class Telling(Hearing):
+class Delivery(Hearing):
     """The notices that come, and the words about them."""
 
     # --- notices ---
@@ -95,7 +95,7 @@ class Telling(Hearing):
         if self.policy.command and not self._running:
             self._noticed_too_late(notice, said)
         elif p is None:
-            self._start(Pending(notice, self._now, self.policy.reserve))
+            self._start(Preemption(notice, self._now, self.policy.reserve))
         else:
             self._another(p, notice)
         if self.pending is not None:
@@ -108,7 +108,7 @@ class Telling(Hearing):
             return notice
         return replace(notice, window=window, deadline=min(notice.deadline, notice.seen_at + window))
 
-    def _another(self, p: Pending, notice: Notice) -> None:
+    def _another(self, p: Preemption, notice: Notice) -> None:
         if p.knows(notice):
             p.also_called(notice)
         else:
@@ -137,10 +137,10 @@ class Telling(Hearing):
             self._again = ""
             self._outlived.add(notice.id)
             self.outlive_at = max(self.outlive_at, said.deadline + self._patience)
-        p = Pending(notice, self._now, self.policy.reserve)
+        p = Preemption(notice, self._now, self.policy.reserve)
         self._do(Publish(p.outcome("nothing was running", None, None)))
 
-    def _start(self, p: Pending) -> None:
+    def _start(self, p: Preemption) -> None:
         self.pending = p
         told = [s for s in self.sessions.values() if p.takes(s)]
         if self.policy.command and not p.rehearsal:
@@ -158,7 +158,7 @@ class Telling(Hearing):
         if not p.rehearsal and not p.stays and self._is_everybodys(p):
             self._announce(p, p.notice)
 
-    def _first_words(self, p: Pending) -> str:
+    def _first_words(self, p: Preemption) -> str:
         notice, left = p.notice, f"{p.left_at_first:.1f} s left"
         if p.of_orphan:
             return f"{notice.detail}: training there saves and ends before the command is started"
@@ -171,15 +171,15 @@ class Telling(Hearing):
             left += f", {p.deadline - self._now:.1f} s tried all the same"
         return f"{notice.kind} notice from {notice.source}: {left}, {p.reserve:.1f} s in reserve"
 
-    def _is_everybodys(self, p: Pending) -> bool:
+    def _is_everybodys(self, p: Preemption) -> bool:
         """Whether this concerns all that the agent serves: on a shared service, one user's drill does not."""
         return self.policy.command or p.uid is None
 
-    def _announce(self, p: Pending, notice: Notice) -> None:
+    def _announce(self, p: Preemption, notice: Notice) -> None:
         """To the operator's own command: after the words to those who save."""
         self._do(Announce(notice, p.deadline - self._now, p.limit))
 
-    def _missing(self, p: Pending) -> str:
+    def _missing(self, p: Preemption) -> str:
         """How many live, had registered, and cannot be told now; "" for none."""
         pid = self.command.pid if self.command is not None else 0
         if p.of_orphan and all(part.session.pid != pid for part in p.parts.values()):
@@ -187,7 +187,7 @@ class Telling(Hearing):
         missing = sum(p.takes(s) and not s.left for s in self.lost.values())
         return f"{missing} more" if missing else ""
 
-    def _signal(self, p: Pending, why: str) -> None:
+    def _signal(self, p: Preemption, why: str) -> None:
         """For a command that is not, or no more, guarded from inside: its own handler, and the rest of the window."""
         if not self.policy.command or self.policy.signal is None or p.signalled:
             return
@@ -202,7 +202,7 @@ class Telling(Hearing):
             self.command.told = True
         self._do(SignalGroup(signum))
 
-    def _await_return(self, p: Pending) -> None:
+    def _await_return(self, p: Preemption) -> None:
         """Whoever lost its socket just before the notice is back, is gone, or has had its time."""
         if p.return_by is None or (self._missing(p) and self._now < p.return_by):
             return
@@ -231,7 +231,7 @@ class Telling(Hearing):
             self.command.leave_by = p.limit
         self._release(p, WITHDRAWN)
 
-    def _release(self, p: Pending, ended: str) -> None:
+    def _release(self, p: Preemption, ended: str) -> None:
         """Everybody who was not told to leave goes on training."""
         for number, part in p.parts.items():
             if part.open and not part.leave_sent:
@@ -257,7 +257,7 @@ class Telling(Hearing):
             window=event.window,
         )
         uid = None if event.uid == 0 else event.uid
-        p = Pending(notice, self._now, self.policy.reserve, rehearsal=not event.preempt, uid=uid)
+        p = Preemption(notice, self._now, self.policy.reserve, rehearsal=not event.preempt, uid=uid)
         p.asker = event.session
         self._start(p)
 
@@ -276,7 +276,7 @@ class Telling(Hearing):
             "spotguard drill --preempt, which ends it"
         )
 
-    def _rehearsed(self, p: Pending, ended: str) -> None:
+    def _rehearsed(self, p: Preemption, ended: str) -> None:
         for number, part in p.parts.items():
             if part.open:
                 self._do(Send(number, protocol.Resume(p.id)))

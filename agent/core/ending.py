@@ -14,8 +14,8 @@ from ...hooks import protocol
 from ...providers.notice import Notice, NoticeKind
 from ..actions import Send
 from .hearing import Command
-from .preemption import Pending
-from .shutdown import LEAVE_GRACE, Clearing
+from .preemption import Preemption
+from .shutdown import LEAVE_GRACE, Shutdown
 
 #: Training had ended by itself: so long may the script take to end too, before it is told by the signal that the machine
 #: goes. What it still does it has to bring to an end by its own handler, so not longer.
@@ -27,7 +27,7 @@ PARTING = 15.0
 ORPHANED = 120.0
 
 
-class Ending(Clearing):
+class Ending(Shutdown):
     """A running command with a notice, from the first answer to SIGKILL."""
 
     def _inherit(self, pid: int) -> None:
@@ -44,9 +44,9 @@ class Ending(Clearing):
             detail=f"{what} left of a spotguard run that was killed",
             window=ORPHANED,
         )
-        self._start(Pending(notice, self._now, self.policy.reserve))
+        self._start(Preemption(notice, self._now, self.policy.reserve))
 
-    def _towards_the_end(self, p: Pending) -> None:
+    def _towards_the_end(self, p: Preemption) -> None:
         if self._now >= p.limit and not p.killed:
             self._out_of_time(p)
         elif not p.ending:
@@ -59,7 +59,7 @@ class Ending(Clearing):
         else:
             self._once_more(p)
 
-    def _out_of_time(self, p: Pending) -> None:
+    def _out_of_time(self, p: Preemption) -> None:
         p.killed = True
         p.then("killed at the reserve")
         p.end_all()
@@ -68,7 +68,7 @@ class Ending(Clearing):
         )
         self._kill_all()
 
-    def _begin_to_end(self, p: Pending) -> None:
+    def _begin_to_end(self, p: Preemption) -> None:
         if p.all_done and not p.all_left:
             self._end(p)
         elif not p.all_left or self.policy.signal is None:
@@ -79,7 +79,7 @@ class Ending(Clearing):
             p.term_at = None
             self._signal(p, "training had ended by itself, and the command goes on")
 
-    def _end(self, p: Pending) -> None:
+    def _end(self, p: Preemption) -> None:
         """Everybody has answered: the command ends now, in the order that its kind of launcher needs."""
         pid = self.command.pid if self.command is not None else 0
         there = {number: part for number, part in p.parts.items() if part.open}
@@ -100,14 +100,14 @@ class Ending(Clearing):
         p.ending = "TERM after the commit" if any(part.committed for part in p.parts.values()) else "TERM"
         self._term(p)
 
-    def _saves_are_over(self, p: Pending) -> None:
+    def _saves_are_over(self, p: Preemption) -> None:
         """Where no machine goes it was the saves that had all the time they need, and not the end after them."""
         if p.stays:
             p.deadline = p.limit = min(p.limit, self._now + PARTING)
 
-    def _term(self, p: Pending) -> None:
+    def _term(self, p: Preemption) -> None:
         p.again_at = (self._now + p.limit) / 2
         self._signal_group(signal.SIGTERM)
 
-    def _after_grace(self, p: Pending, grace: float) -> float:
+    def _after_grace(self, p: Preemption, grace: float) -> float:
         return min(self._now + grace, (self._now + p.limit) / 2)

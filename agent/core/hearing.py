@@ -16,9 +16,9 @@ from ..actions import Acknowledge, Action, Log, Publish, Send, Tell
 from ..events import Closed, Heard, Opened, Watching
 from ..outcome import as_level
 from .launcher_notices import LauncherNotices
-from .preemption import Part, Pending
+from .preemption import Participant, Preemption
 from .session import Session
-from .upcoming import Horizon
+from .upcoming import Upcoming
 
 #: A machine that is still there so long after its deadline was not taken.
 OUTLIVED = 60.0
@@ -80,11 +80,11 @@ class Hearing:
         self.lost: dict[int, Session] = {}
         #: Runs that let us poll for them: what they guard is not known here.
         self.watching: set[int] = set()
-        self.pending: Pending | None = None
+        self.pending: Preemption | None = None
         #: What its launcher asks of the command's ranks, and not this agent.
         self.launchers = LauncherNotices()
         #: What training goes on under: deadlines that are far off, and warnings.
-        self.horizon = Horizon(policy.window)
+        self.horizon = Upcoming(policy.window)
         self.command: Command | None = None
         #: When what follows a preemption is due, where that is waited for: a relaunch (`--outlive`, or `_again`), or the
         #: exit of a run that began in vain. The notices that are waited out, and for how long after their deadlines.
@@ -172,7 +172,7 @@ class Hearing:
             left = f"{p.left_at_first:.1f} s left for the save of the other ranks"
             self._log(f"{p.notice.kind} notice from {p.notice.source}: {left}", logging.WARNING)
 
-    def _report(self, p: Pending, part: Part, message: protocol.Message, news: bool) -> None:
+    def _report(self, p: Preemption, part: Participant, message: protocol.Message, news: bool) -> None:
         spent = self._now - p.notice.seen_at
         who = f"rank {part.session.rank} (pid {part.session.pid})"
         if isinstance(message, protocol.Progress):
@@ -210,17 +210,17 @@ class Hearing:
         elif session is not None:
             self.lost[event.session] = session
 
-    def _forget(self, p: Pending) -> None:
+    def _forget(self, p: Preemption) -> None:
         """This emergency had its end: its notices, seen again, change nothing."""
         # A drill's id never comes again, and a service that lives for years plays many.
         self._settled |= {id: n for id, n in p.standing.items() if n.kind is not NoticeKind.DRILL}
         self.pending = None
 
-    def _is_all_there_is(self, p: Pending) -> bool:
+    def _is_all_there_is(self, p: Preemption) -> bool:
         """Whether whoever took part is everybody whose work the machine's end can cost, as far as can be known."""
         return not (p.rehearsal or self.watching or self.lost.keys() - p.parts.keys())
 
-    def _publish(self, p: Pending, ended: str, returncode: int | None, code: int | None) -> None:
+    def _publish(self, p: Preemption, ended: str, returncode: int | None, code: int | None) -> None:
         outcome = p.outcome(ended, returncode, code)
         p.published = True
         self._do(Publish(outcome))

@@ -14,7 +14,7 @@ from ...hooks.protocol import Told
 from ...providers.notice import Notice, NoticeKind
 from ...providers.text import NAME, TEXT, clip
 from ..outcome import Outcome
-from .preemption import Pending
+from .preemption import Preemption
 from .session import Session
 
 #: Seconds in which all ranks of a launcher have told of its SIGTERM: one calls the others within milliseconds.
@@ -32,9 +32,9 @@ class LauncherNotices:
     """Those that stand, and what each rank here made of them."""
 
     def __init__(self) -> None:
-        self._standing: dict[_Key, Pending] = {}
+        self._standing: dict[_Key, Preemption] = {}
 
-    def told(self, session: Session, said: Told, now: float) -> Pending | None:
+    def told(self, session: Session, said: Told, now: float) -> Preemption | None:
         """A rank tells of one; returns it where it is new."""
         key = (session.run, clip(said.id, TEXT))
         new = None
@@ -48,12 +48,12 @@ class LauncherNotices:
                 seen_at=now,
                 window=left,
             )
-            new = self._standing[key] = Pending(notice, now, 0.0)
+            new = self._standing[key] = Preemption(notice, now, 0.0)
         if session.number not in self._standing[key].parts:
             self._standing[key].tell(session, now)
         return new
 
-    def of(self, session: Session, id: str) -> Pending | None:
+    def of(self, session: Session, id: str) -> Preemption | None:
         """The one that this rank's word is about."""
         return self._standing.get((session.run, clip(id, TEXT)))
 
@@ -83,7 +83,7 @@ class LauncherNotices:
         return self._standing.pop(key).outcome(ENDED, None, None)
 
 
-def _is_over(key: _Key, p: Pending, sessions: Collection[Session], now: float) -> bool:
+def _is_over(key: _Key, p: Preemption, sessions: Collection[Session], now: float) -> bool:
     if now >= p.deadline + LATE:
         return True
     here = [each.number for each in sessions if each.run == key[0] and each.store and not each.left]

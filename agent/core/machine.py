@@ -34,8 +34,8 @@ from ..events import (
 from ..outcome import BY_ITSELF, SIGNALLED
 from .hearing import OUTLIVED, Command, Policy
 from .peers import REJOIN
-from .preemption import Pending
-from .service import Serving
+from .preemption import Preemption
+from .service import MachineService
 
 __all__ = ["Machine", "Policy"]
 
@@ -57,7 +57,7 @@ BEYOND_US = 78
 OF_A_PERSON = frozenset({NoticeKind.SIGNAL, NoticeKind.DRILL, NoticeKind.ORPHAN})
 
 
-class Machine(Serving):
+class Machine(MachineService):
     """The agent's decisions. One thread feeds it; nothing else changes what it knows."""
 
     def __init__(self, policy: Policy) -> None:
@@ -237,7 +237,7 @@ class Machine(Serving):
         else:
             self._finish(self.policy.exit_code)
 
-    def _settle_rehearsal(self, p: Pending) -> None:
+    def _settle_rehearsal(self, p: Preemption) -> None:
         if p.all_done:
             self._rehearsed(p, "training goes on")
         elif self._now >= p.limit:
@@ -256,7 +256,7 @@ class Machine(Serving):
         elif not self._still_talking(p, command) and self._nothing_left(p, command):
             self._conclude(p, command)
 
-    def _still_talking(self, p: Pending, command: Command) -> bool:
+    def _still_talking(self, p: Preemption, command: Command) -> bool:
         """Whether last words are on their way, or a process that the launcher left behind still saves."""
         for (
             part
@@ -274,7 +274,7 @@ class Machine(Serving):
             return True
         return any(not part.done for part in p.parts.values())
 
-    def _nothing_left(self, p: Pending, command: Command) -> bool:
+    def _nothing_left(self, p: Preemption, command: Command) -> bool:
         """Whether what comes next would find the machine clear; not asked of a command that was simply done."""
         if p.killed or (self._stopping and self._force_at is None):
             return True
@@ -285,7 +285,7 @@ class Machine(Serving):
         self._saves_are_over(p)
         return self._cleared(command, p.limit if self._force_at is None else min(p.limit, self._force_at))
 
-    def _conclude(self, p: Pending, command: Command) -> None:
+    def _conclude(self, p: Preemption, command: Command) -> None:
         """The command is gone after a notice: the outcome, and what comes next."""
         returncode = None if p.of_orphan else command.returncode
         ended = p.ending or (SIGNALLED if p.signalled else BY_ITSELF)
@@ -315,7 +315,7 @@ class Machine(Serving):
         else:
             self._finish(code, p.limit)
 
-    def _start_here(self, p: Pending) -> None:
+    def _start_here(self, p: Preemption) -> None:
         """This machine stays: the job is started again at once, and that is no crash."""
         if p.of_orphan:
             self._relaunch("no training of the spotguard run that was killed is left")
@@ -323,7 +323,7 @@ class Machine(Serving):
         self._rejoin_until = self._now + REJOIN
         self._relaunch("another machine of the job was noticed, this one stays")
 
-    def _began_in_vain(self, p: Pending, command: Command) -> bool:
+    def _began_in_vain(self, p: Preemption, command: Command) -> bool:
         """Whether this machine was going away before anything was trained on it: whoever starts it again here at once (a
         shell's loop, systemd) would do so over and over until the machine is gone."""
         if self._stopping or self._terms or all(n.kind in OF_A_PERSON for n in p.standing.values()):
@@ -331,7 +331,7 @@ class Machine(Serving):
         seen = p.notice.seen_at
         return seen <= command.since + FIRST_LOOK and all(q.session.since >= seen for q in p.parts.values())
 
-    def _wait_out(self, p: Pending, patience: float) -> None:
+    def _wait_out(self, p: Preemption, patience: float) -> None:
         self.command = None
         self._patience = patience
         self.outlive_at = p.machine_deadline + patience

@@ -10,7 +10,7 @@ _SPAN = 2.0
 _LEAST = 0.2
 
 
-class Pace:
+class SaveProgress:
     """Pure: told how far a save is and when that was true. Times are monotonic seconds."""
 
     def __init__(self) -> None:

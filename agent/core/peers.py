@@ -16,9 +16,9 @@ from ...providers.notice import Notice, NoticeKind
 from ...providers.text import NAME, TEXT, clip, span
 from ..actions import Rest, Send
 from ..events import Heard
-from .delivery import Telling
+from .delivery import Delivery
 from .hearing import OUTLIVED, Command, Policy
-from .preemption import Pending
+from .preemption import Preemption
 from .session import Session
 
 #: Seconds from the call to the end of a save that never comes to one: longer than any other machine's warning, and than
@@ -34,7 +34,7 @@ PAUSE = 1.0
 _KEPT = 64
 
 
-class Calling(Telling):
+class Peers(Delivery):
     """The calls of the job's other machines."""
 
     def __init__(self, policy: Policy) -> None:
@@ -78,7 +78,7 @@ class Calling(Telling):
         return bool(void)
 
     def _begin_call(self, session: Session, said: protocol.Called) -> None:
-        p = Pending(
+        p = Preemption(
             _notice(session, said, self._now),
             self._now,
             self.policy.reserve,
@@ -90,7 +90,7 @@ class Calling(Telling):
             p.runs = {session.run}  # other jobs of this machine have nothing to do with it
         self._start(p)
 
-    def _another_call(self, p: Pending, session: Session, said: protocol.Called) -> None:
+    def _another_call(self, p: Preemption, session: Session, said: protocol.Called) -> None:
         """The same call from another rank of the job, or one of another machine or another job."""
         notice = _notice(session, said, self._now)
         if notice.id not in p.standing and not p.published:

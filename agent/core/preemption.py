@@ -14,7 +14,7 @@ from ...providers.notice import Notice, NoticeKind, Severity
 from ...providers.text import NAME, TEXT, clip
 from ..outcome import SIGNALLED, Outcome, SessionOutcome
 from .budget import reserve_of
-from .participant import Pace
+from .participant import SaveProgress
 from .session import Session
 
 #: A notice without a window (hibernation, a deadline that is past) gets a try of so many seconds all the same:
@@ -56,7 +56,7 @@ def _who(notice: Notice) -> str:
 
 
 @dataclass(slots=True)
-class Part:
+class Participant:
     """What one training process made of this notice. The first answer counts, except that a commit always does."""
 
     session: Session
@@ -68,7 +68,7 @@ class Part:
     gate_at: float | None = None
     first_byte_at: float | None = None
     step: int | None = None
-    pace: Pace = field(default_factory=Pace)
+    pace: SaveProgress = field(default_factory=SaveProgress)
     committed: Committed | None = None
     committed_at: float | None = None
     failed: str = ""
@@ -148,7 +148,7 @@ class Part:
         )
 
 
-class Pending:
+class Preemption:
     """The notice in hand, with every other one that stands at the same time."""
 
     def __init__(
@@ -181,7 +181,7 @@ class Pending:
         #: Of which runs (and whose they are) sessions take part; None: of all.
         self.runs: set[tuple[int, str]] | None = None
         self.asker: int | None = None
-        self.parts: dict[int, Part] = {}
+        self.parts: dict[int, Participant] = {}
         #: The command was told to go by a signal at once, because nobody was registered.
         self.signalled = False
         #: How it is coming to its end; "" while saves go on.
@@ -283,10 +283,10 @@ class Pending:
         )
 
     def tell(self, session: Session, now: float) -> Preempt:
-        self.parts[session.number] = Part(session, now, told_as=self.id, left=session.left)
+        self.parts[session.number] = Participant(session, now, told_as=self.id, left=session.left)
         return self.preempt(now)
 
-    def tell_again(self, part: Part, now: float) -> Preempt:
+    def tell_again(self, part: Participant, now: float) -> Preempt:
         part.told_as = self.id
         return self.preempt(now)
 
@@ -318,9 +318,9 @@ class Pending:
         for part in self.parts.values():
             part.ended_by_us = part.ended_by_us or not part.done
 
-    def groups(self) -> Iterable[list[Part]]:
+    def groups(self) -> Iterable[list[Participant]]:
         """Sessions that leave together: the ranks of one run of one user."""
-        by_run: dict[tuple[int, str], list[Part]] = {}
+        by_run: dict[tuple[int, str], list[Participant]] = {}
         for part in self.parts.values():
             by_run.setdefault(part.session.run, []).append(part)
         return by_run.values()

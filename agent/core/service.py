@@ -14,10 +14,10 @@ from ..actions import Finish, Publish, Send
 from .budget import SIGTERM_WINDOW
 from .ending import Ending
 from .hearing import OUTLIVED, Policy
-from .preemption import Part, Pending
+from .preemption import Participant, Preemption
 
 
-class Serving(Ending):
+class MachineService(Ending):
     """A notice where no command is ours, and this agent's own end."""
 
     def __init__(self, policy: Policy) -> None:
@@ -66,7 +66,7 @@ class Serving(Ending):
             return False
         return any(part.open and not part.done for part in p.parts.values())
 
-    def _serve(self, p: Pending) -> None:
+    def _serve(self, p: Preemption) -> None:
         for group in p.groups():
             if p.return_by is None and all(part.done for part in group):
                 self._dismiss(p, group)
@@ -80,7 +80,7 @@ class Serving(Ending):
             self._forget(p)
             self._release(p, "outlived")
 
-    def _dismiss(self, p: Pending, group: list[Part]) -> None:
+    def _dismiss(self, p: Preemption, group: list[Participant]) -> None:
         for part in group:
             if part.open and not part.leave_sent:
                 part.leave_sent = True

@@ -16,8 +16,8 @@ from ...hooks import protocol
 from ..actions import KillGroup, Look, Send, SignalOrphans, SignalSession
 from ..events import GroupSeen
 from .hearing import Command
-from .peers import Calling
-from .preemption import Pending
+from .peers import Peers
+from .preemption import Preemption
 from .session import Session
 
 #: After `Leave` a process ends by itself: Preempted is raised, `finally` blocks and exit handlers run (a tracker that
@@ -31,7 +31,7 @@ _LOOK = 0.2
 _UNANSWERED = 5.0
 
 
-class Clearing(Calling):
+class Shutdown(Peers):
     """The command's end as a whole: its group, and the training processes that have left it."""
 
     def _left_alive(self) -> list[Session]:
@@ -55,7 +55,7 @@ class Clearing(Calling):
         if self.command is not None and (groups := frozenset(self.command.trained - {pid})):
             self._do(SignalOrphans(signal.SIGKILL, groups))
 
-    def _once_more(self, p: Pending) -> None:
+    def _once_more(self, p: Preemption) -> None:
         """TERM again to each training process that has answered and is there in spite of the first one.
 
         A handler of Python's runs on the main thread, between two of its instructions. A TERM that comes just before

@@ -42,7 +42,7 @@ class _Later:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class CheckpointWish:
     """A checkpoint beside training is wanted, for this reason."""
 
     reason: str
@@ -50,7 +50,7 @@ class Wish:
     going: bool
 
 
-class Horizon:
+class Upcoming:
     """The events that training goes on under. Owned by the machine.
 
     Args:
@@ -123,7 +123,7 @@ class Horizon:
         self._later = [one for one in self._later if one not in come]
         return [self.terminal(replace(one.notice, id=id), now) for one in come for id in _ids(one)]
 
-    def wish(self, now: float, *, anybody: bool) -> Wish | None:
+    def wish(self, now: float, *, anybody: bool) -> CheckpointWish | None:
         """A checkpoint that is wanted now. Each reason is given once, whether `anybody` can be asked or not."""
         near = [one for one in self._later if not one.asked and now >= one.notice.deadline - NEAR]
         for one in near:
@@ -133,10 +133,10 @@ class Horizon:
             return None
         if near and now - self._asked_at >= FRESH:
             self._asked_at = now
-            return Wish(self._why(min(near, key=self._due_at), now), going=True)
+            return CheckpointWish(self._why(min(near, key=self._due_at), now), going=True)
         if news is not None:
             self._advised_at = now
-            return Wish(_named(news), going=False)
+            return CheckpointWish(_named(news), going=False)
         return None
 
     def near(self, now: float) -> str:

@@ -13,7 +13,7 @@ from ...providers.clock import SystemClock
 from ...providers.errors import ProtocolError
 
 
-class Caller:
+class AgentClient:
     """A connection to an agent. Every failure is an `OSError` (nobody answers) or a `ProtocolError`."""
 
     def __init__(self, path: Path, question: Message, timeout: float) -> None:

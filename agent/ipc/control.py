@@ -10,7 +10,7 @@ from typing import Any
 from ...hooks.protocol import Answer, Ask, Message, Refused
 from ...providers.clock import SystemClock
 from ...providers.errors import ProtocolError, SpotguardError, UsageError
-from .client import Caller
+from .client import AgentClient
 from .paths import SERVICE_SOCKET, default_socket, is_socket, runtime_folder
 
 #: An agent answers within a millisecond; one that is stopped or wedged is reported, not waited for.
@@ -175,7 +175,7 @@ def drill(path: Path, *, window: float = 30.0, preempt: bool = False) -> Iterato
 
 def _ask(path: Path, question: Message, patience: float) -> Iterator[dict[str, Any]]:
     try:
-        caller = Caller(path, question, ANSWERS_IN)
+        caller = AgentClient(path, question, ANSWERS_IN)
     except (ConnectionRefusedError, FileNotFoundError) as error:
         raise DeadSocketError(
             f"no spotguard answers at {path}: {_said(error)}; `spotguard status` shows what runs here"

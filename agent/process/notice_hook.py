@@ -18,7 +18,7 @@ from ...providers.clock import Clock
 from ...providers.notice import Notice
 from ...providers.text import TEXT, clip
 from ..config.options import NOTICE_FACTS
-from ..events import Event, Heralded
+from ..events import Event, NoticeHookEnded
 
 logger = logging.getLogger("spotguard.agent")
 
@@ -44,7 +44,7 @@ def facts(notice: Notice, left: float) -> dict[str, str]:
     return {name: clip(value, TEXT) for name, value in zip(NOTICE_FACTS, said, strict=True)}
 
 
-class Herald:
+class NoticeHook:
     """Runs the command. `tell` and `close` are called by the loop's thread."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Herald:
         finally:
             with self._lock:
                 self._running.discard(threading.current_thread())
-            self._post(Heralded())
+            self._post(NoticeHookEnded())
 
     def _start(self, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         # A group of its own: Ctrl-C is not for it, and what it starts is killed with it.

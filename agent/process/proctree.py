@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ..config.options import PARENT
 
 
-class Place(NamedTuple):
+class ProcessPlace(NamedTuple):
     """Where a process is. No group's or session's number is given to a new process while anybody is there."""
 
     parent: int
@@ -28,10 +28,10 @@ class Place(NamedTuple):
     born: int
 
 
-def below(top: int) -> dict[int, Place]:
+def below(top: int) -> dict[int, ProcessPlace]:
     """All descendants of a process that lives. Who is behind one that has ended is its descendant no longer."""
     places = {pid: place for pid in _pids() if (place := place_of(pid)) is not None}
-    found: dict[int, Place] = {}
+    found: dict[int, ProcessPlace] = {}
     above: Set[int] = {top}
     while above:
         children = {n: place for n, place in places.items() if place.parent in above and n not in found}
@@ -40,7 +40,7 @@ def below(top: int) -> dict[int, Place]:
     return found
 
 
-def kill(them: Mapping[int, Place]) -> None:
+def kill(them: Mapping[int, ProcessPlace]) -> None:
     """SIGKILL to who is still there of these."""
     for pid, place in them.items():
         _signal(pid, signal.SIGKILL, partial(_is, pid, place.born))
@@ -104,7 +104,7 @@ def inherited(record: str, env: Mapping[str, str]) -> int | None:
     return recorded(record) or (0 if any(_is_marked(pid, env) for pid in _pids()) else None)
 
 
-def place_of(pid: int) -> Place | None:
+def place_of(pid: int) -> ProcessPlace | None:
     """None for a process that has ended, a zombie too."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -113,7 +113,7 @@ def place_of(pid: int) -> Place | None:
     except OSError:  # it has just ended
         return None
     parent, group, session = map(int, numbers[:3])
-    return None if state in (b"Z", b"X") else Place(parent, group, session, int(numbers[18]))
+    return None if state in (b"Z", b"X") else ProcessPlace(parent, group, session, int(numbers[18]))
 
 
 def _name(pid: int) -> str | None:
@@ -148,7 +148,7 @@ def _is(pid: int, born: int) -> bool:
     return place is not None and place.born == born
 
 
-def _ours(pid: int, orphaned: Set[int], env: Mapping[str, str], place: Place | None = None) -> bool:
+def _ours(pid: int, orphaned: Set[int], env: Mapping[str, str], place: ProcessPlace | None = None) -> bool:
     place = place or place_of(pid)
     if place is None or orphaned.isdisjoint((place.group, place.session)) or PARENT not in env:
         return False

@@ -46,23 +46,23 @@ def make(options: Options, clock: Clock, root: Path = Path("/")) -> Callable[[],
 
 def _aws(endpoint: str | None, instance: str, clock: Clock) -> Callable[[], list[NoticeSource]]:
     from ...providers.clouds.aws.autoscaling import TargetState
-    from ...providers.clouds.aws.events import Rebalance, ScheduledEvents
-    from ...providers.clouds.aws.imds import Imds, resolve_endpoint
+    from ...providers.clouds.aws.events import AwsScheduledEvents, Rebalance
+    from ...providers.clouds.aws.imds import AwsImds, resolve_endpoint
     from ...providers.clouds.aws.spot import InstanceAction, TerminationTime  # brings the HTTP client
 
     base = resolve_endpoint(endpoint, os.environ)
     # A token and a connection for each: what hangs at one key must not hold up the one that ends the machine. Four
     # more threads cost 0.2 MiB and 0.02 % of a core.
-    keys = (InstanceAction, TerminationTime, Rebalance, ScheduledEvents, TargetState)
-    return lambda: [key(Imds(base, clock, instance=instance), clock) for key in keys]
+    keys = (InstanceAction, TerminationTime, Rebalance, AwsScheduledEvents, TargetState)
+    return lambda: [key(AwsImds(base, clock, instance=instance), clock) for key in keys]
 
 
 def _azure(options: Options, clock: Clock) -> Callable[[], list[NoticeSource]]:
-    from ...providers.clouds.azure.imds import Imds, resolve_endpoint
-    from ...providers.clouds.azure.source import ScheduledEvents  # brings the HTTP client
+    from ...providers.clouds.azure.imds import AzureImds, resolve_endpoint
+    from ...providers.clouds.azure.source import AzureScheduledEvents  # brings the HTTP client
 
     base = resolve_endpoint(options.metadata_endpoint)
-    return lambda: [ScheduledEvents(Imds(base, clock), clock, vm_name=options.vm_name or "")]
+    return lambda: [AzureScheduledEvents(AzureImds(base, clock), clock, vm_name=options.vm_name or "")]
 
 
 def _gcp(options: Options, clock: Clock) -> Callable[[], list[NoticeSource]]:
@@ -71,7 +71,7 @@ def _gcp(options: Options, clock: Clock) -> Callable[[], list[NoticeSource]]:
     from ...providers.clouds.gcp.preempted import (  # brings the HTTP client
         PreemptedAtOnce,
         PreemptedPlainly,
-        Preemption,
+        PreemptedState,
     )
     from ...providers.clouds.gcp.upcoming import UpcomingMaintenance
 
@@ -79,7 +79,7 @@ def _gcp(options: Options, clock: Clock) -> Callable[[], list[NoticeSource]]:
 
     def sources() -> list[NoticeSource]:
         # The VM is not told how long its notice is: `--window` says it here, and not only where it is shorter.
-        preemption = Preemption(clock, options.window)
+        preemption = PreemptedState(clock, options.window)
         preempted = (PreemptedAtOnce, PreemptedPlainly)
         others = (MaintenanceEvent, UpcomingMaintenance, StopState)
         return [

@@ -18,7 +18,7 @@ from ..events import HealthChanged, NoticeGone, NoticeSeen, SourceGone, WindowTo
 BEAT = 5.0
 
 
-class Board:
+class Feed:
     """`sources` is how many the agent looks through."""
 
     def __init__(self, sources: int = 0) -> None:

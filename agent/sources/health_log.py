@@ -19,7 +19,7 @@ MOST = 6
 Line = tuple[int, str]  # the level, and the words
 
 
-class Mention:
+class HealthLog:
     """Of one source. Owned by its watcher."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from ...providers.health import Health
 
 
-class LookCount:
+class PollCount:
     """Of one agent, from its start on. Numbers only grow, also where one watcher follows another."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from ...providers.clock import Clock
 from ...providers.errors import UsageError
 from ...providers.health import SEEING, Health, blind, wrong_server
 from ...providers.notice import Notice, Sighting
-from .noticewords import Said, fold, read, whole
+from .noticewords import OperatorNotice, fold, read, whole
 
 #: Read of a file, or kept of a line that has not come to its end.
 _MOST = 16 * 1024
@@ -37,11 +37,11 @@ class NoticeFile:
         self._path = path
         self._clock = clock
         self._euid = os.geteuid()
-        self._standing: tuple[Said, ...] = ()
+        self._standing: tuple[OperatorNotice, ...] = ()
         #: When each of those was first read: its time runs from then on.
-        self._since: dict[Said, float] = {}
+        self._since: dict[OperatorNotice, float] = {}
         #: How often a FIFO has said it anew.
-        self._again: dict[Said, int] = {}
+        self._again: dict[OperatorNotice, int] = {}
         self._was_empty = False
         #: The FIFO, open for as long as it lies there, so that nobody who writes to it has to wait for a look.
         self._fifo = -1
@@ -88,7 +88,7 @@ class NoticeFile:
         if lines:
             self._standing = fold((), lines)
         elif self._was_empty:
-            self._standing = (Said(),)
+            self._standing = (OperatorNotice(),)
         # `echo … > file` makes it first and writes then: an empty one is believed when it still is at the next look.
         self._was_empty = not lines
 
@@ -135,13 +135,13 @@ class NoticeFile:
 
     # --- telling ---
 
-    def _remembered(self) -> tuple[Said, ...]:
+    def _remembered(self) -> tuple[OperatorNotice, ...]:
         now = self._clock.monotonic()
         self._since = {said: self._since.get(said, now) for said in self._standing}
         self._again = {said: count for said, count in self._again.items() if said in self._since}
         return self._standing
 
-    def _notice(self, said: Said) -> Notice:
+    def _notice(self, said: OperatorNotice) -> Notice:
         since = self._since[said]
         again = f"/{self._again[said]}" if said in self._again else ""
         return Notice(

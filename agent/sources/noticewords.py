@@ -36,7 +36,7 @@ KEPT = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class OperatorNotice:
     """One notice of an operator. Equal words are the same notice."""
 
     kind: NoticeKind = NoticeKind.OPERATOR
@@ -44,7 +44,7 @@ class Said:
     detail: str = ""
 
 
-def fold(standing: tuple[Said, ...], lines: list[str]) -> tuple[Said, ...]:
+def fold(standing: tuple[OperatorNotice, ...], lines: list[str]) -> tuple[OperatorNotice, ...]:
     """What stands after these lines, given what stood before."""
     for line in lines:
         said = read(line)
@@ -55,7 +55,7 @@ def fold(standing: tuple[Said, ...], lines: list[str]) -> tuple[Said, ...]:
     return standing
 
 
-def read(line: str) -> Said | None:
+def read(line: str) -> OperatorNotice | None:
     """One line as a notice; None: it takes back those before it."""
     text = line.strip()
     if text.lower() == _CANCEL:
@@ -81,7 +81,7 @@ def whole(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
-def _from_words(text: str) -> Said:
+def _from_words(text: str) -> OperatorNotice:
     words = text.split()
     kind, window = NoticeKind.OPERATOR, WINDOW
     if words and words[0].lower() in _KINDS:
@@ -90,14 +90,14 @@ def _from_words(text: str) -> Said:
     if words and (seconds := _seconds(words[0])) is not None:
         window = seconds
         del words[0]
-    return Said(kind, window, clip(" ".join(words), TEXT))
+    return OperatorNotice(kind, window, clip(" ".join(words), TEXT))
 
 
-def _from_json(body: dict[str, Any]) -> Said:
+def _from_json(body: dict[str, Any]) -> OperatorNotice:
     kind, window, detail = body.get("kind"), body.get("window"), body.get("detail")
     known = isinstance(kind, str) and kind.lower() in _KINDS
     seconds = _seconds(str(window)) if isinstance(window, (int, float, str)) else None
-    return Said(
+    return OperatorNotice(
         NoticeKind(str(kind).lower()) if known else NoticeKind.OPERATOR,
         WINDOW if seconds is None else seconds,
         clip(detail, TEXT) if isinstance(detail, str) else "",

@@ -17,8 +17,8 @@ from ...providers.notice import JITTER, Acknowledging, Notice, NoticeSource, Pro
 from ..core.upcoming import NEAR
 from ..events import Event, HealthChanged, NoticeGone, NoticeSeen, WindowTold
 from .chorus import Chorus
-from .health_log import Mention
-from .looking import LookCount
+from .health_log import HealthLog
+from .looking import PollCount
 from .overdue import Looks
 
 logger = logging.getLogger("spotguard.agent")
@@ -31,7 +31,7 @@ LAST_WORD = 2.0
 _PUT_OFF = 60.0
 
 
-class Watcher:
+class Poller:
     """Owns a source: nobody else calls it."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Watcher:
         clock: Clock,
         rng: random.Random,
         chorus: Chorus | None = None,
-        count: LookCount | None = None,
+        count: PollCount | None = None,
     ) -> None:
         """`chorus` is of the sources that look at the same service; `count` is the agent's."""
         self._source = source
@@ -54,9 +54,9 @@ class Watcher:
         self._looks = Looks(source.longest, clock.monotonic())
         self._thread = threading.Thread(target=self._run, name=f"spotguard-watch-{source.name}", daemon=True)
         self._health: Health | None = None
-        self._mention = Mention()
+        self._mention = HealthLog()
         self._chorus = chorus
-        self._count = LookCount() if count is None else count
+        self._count = PollCount() if count is None else count
         #: When the last look that saw came to its end.
         self._saw_at: float | None = None
         self._failures = 0

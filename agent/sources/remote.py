@@ -22,12 +22,12 @@ from ...providers.errors import ProtocolError
 from ...providers.health import SEEING, Health, Reason, Sight, blind
 from ...providers.notice import Notice, NoticeKind, Severity
 from ..events import Event, HealthChanged, NoticeGone, NoticeSeen, SourceGone, WindowTold
-from ..ipc.client import Caller
+from ..ipc.client import AgentClient
 from .chorus import Chorus
 from .feed import BEAT
 from .handover import Handover
-from .health_log import Line, Mention
-from .poller import LONGEST_WAIT, Watcher
+from .health_log import HealthLog, Line
+from .poller import LONGEST_WAIT, Poller
 
 logger = logging.getLogger("spotguard.agent")
 
@@ -39,7 +39,7 @@ _ANSWERS_IN = 2.0
 _SILENCE = 2 * BEAT + 2.0
 
 
-class Relay:
+class RemoteFeed:
     """A watching connection to a service agent, and watchers of our own while there is none."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Relay:
         post: Callable[[Event], None],
         clock: Clock,
         rng: random.Random,
-        own: Callable[[Callable[[Event], None]], Sequence[Watcher]],
+        own: Callable[[Callable[[Event], None]], Sequence[Poller]],
         *,
         answers_in: float = _ANSWERS_IN,
         silence: float = _SILENCE,
@@ -67,14 +67,14 @@ class Relay:
         self._silence = silence
         self._beat = beat
         self._hidden = {NAME, *ours}
-        self._own: Sequence[Watcher] = ()
-        self._caller: Caller | None = None
+        self._own: Sequence[Poller] = ()
+        self._caller: AgentClient | None = None
         #: Whether the connection's first answer has come.
         self._answered = False
         self._guarded: bool | None = None
         #: What the service said of each source, as long as it is believed.
         self._said: dict[str, Health] = {}
-        self._mentions: dict[str, Mention] = {}
+        self._mentions: dict[str, HealthLog] = {}
         self._chorus: Chorus | None = None
         #: Through how many sources the service looks.
         self._sources = 0
@@ -92,7 +92,7 @@ class Relay:
 
     @property
     def alive(self) -> bool:
-        """As a `Watcher`'s: its own thread, and those of the watchers that look in the service's place."""
+        """As a `Poller`'s: its own thread, and those of the watchers that look in the service's place."""
         here = self._stop.is_set() or self._thread.ident is None or self._thread.is_alive()
         return here and all(watcher.alive for watcher in self._own)
 
@@ -139,7 +139,7 @@ class Relay:
 
     def _call(self) -> None:
         """One connection, from its beginning to its end. Raises what ended it, except our own `stop`."""
-        caller = Caller(self._path, protocol.Watch(os.getpid(), severity=True), self._answers_in)
+        caller = AgentClient(self._path, protocol.Watch(os.getpid(), severity=True), self._answers_in)
         with self._lock:
             self._caller = caller
         self._answered = False
@@ -182,7 +182,7 @@ class Relay:
     def _heard(self, source: str, health: Health, seconds: float) -> None:
         """Said again every few seconds. Who runs here may never see the service's log, so ours says it too."""
         now = self._clock.monotonic()
-        line = self._mentions.setdefault(source, Mention()).of(health, now)
+        line = self._mentions.setdefault(source, HealthLog()).of(health, now)
         if self._chorus is None:
             self._chorus = Chorus(source)  # the first of a cloud's sources is also the first that it names
         if (line := self._chorus.says(source, health, line, now)) is not None:
@@ -247,12 +247,12 @@ class Relay:
         self._said, self._mentions, self._chorus, self._sources = {}, {}, None, 0
         self._look_ourselves(self._own_watchers(), lost)
 
-    def _own_watchers(self) -> Sequence[Watcher]:
+    def _own_watchers(self) -> Sequence[Poller]:
         own = self._make_own(self._say)
         self._withdrawing |= {watcher.name for watcher in own if watcher.withdraws}
         return own
 
-    def _look_ourselves(self, watchers: Sequence[Watcher], news: Sequence[Event] = ()) -> None:
+    def _look_ourselves(self, watchers: Sequence[Poller], news: Sequence[Event] = ()) -> None:
         """These look from now on, and nobody else of ours. `news` is of those who looked before."""
         for watcher in self._own:
             watcher.stop()

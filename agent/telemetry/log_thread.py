@@ -23,7 +23,7 @@ _PATIENCE = 0.2
 _TURN = 2.0
 
 
-class Scribe:
+class LogThread:
     """Takes lines from any thread and never blocks one; what does not fit is counted, and the count is said."""
 
     def __init__(self, stream: TextIO | None, missing: Callable[[int], str], kept: int = _KEPT) -> None:

@@ -12,7 +12,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from .log_thread import Scribe
+from .log_thread import LogThread
 
 ROOT = "spotguard"
 #: Of the Elastic Common Schema: the version whose names the lines of `--json-log` have.
@@ -53,12 +53,12 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(body, default=str)
 
 
-class Journal(logging.Handler):
+class AgentLog(logging.Handler):
     """Makes lines of records where they are logged, and has them written elsewhere."""
 
     def __init__(self, stream: TextIO | None) -> None:
         super().__init__()
-        self._scribe = Scribe(stream, self._missing)
+        self._scribe = LogThread(stream, self._missing)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -85,7 +85,7 @@ def configure(*, json_log: bool, level: int = logging.INFO, stream: TextIO | Non
 
     A handler that is not removed is flushed and closed at Python's exit, as logging does it with each.
     """
-    handler = Journal(stream or sys.stderr)
+    handler = AgentLog(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if json_log else PlainFormatter())
     logger = logging.getLogger(ROOT)
     logger.addHandler(handler)

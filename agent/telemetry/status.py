@@ -11,7 +11,7 @@ from ...hooks.protocol import MAX_FRAME
 from ...providers.text import TEXT, clip
 from ..core.budget import SIGTERM_WINDOW
 from ..core.machine import Machine
-from ..sources.feed import Board
+from ..sources.feed import Feed
 
 #: Bytes of one answer's JSON. A frame also holds the words around it.
 _PAGE = MAX_FRAME - 1024
@@ -20,7 +20,7 @@ _OF_OUTCOME = _PAGE // 2
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class AgentFacts:
     """What does not change while the agent runs."""
 
     run_id: str
@@ -38,7 +38,7 @@ class Facts:
 
 
 def answers(
-    machine: Machine, board: Board, facts: Facts, uid: int, now: float, last: dict[str, Any] | None
+    machine: Machine, board: Feed, facts: AgentFacts, uid: int, now: float, last: dict[str, Any] | None
 ) -> list[dict[str, Any]]:
     """The answer in pages: the first says everything, more sessions than fit follow in the others."""
     seen = [s for s in machine.sessions.values() if uid in (0, s.uid)]
@@ -91,7 +91,7 @@ def _size(value: object) -> int:
     return len(json.dumps(value, separators=(",", ":")))
 
 
-def in_a_line(machine: Machine, board: Board) -> str:
+def in_a_line(machine: Machine, board: Feed) -> str:
     """The same in one line, without numbers that change by themselves: a service manager is told when it is another."""
     guarded, p = len(machine.sessions), machine.pending
     who = f"{guarded} training process{'' if guarded == 1 else 'es'}"

@@ -24,7 +24,7 @@ _AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Detection:
     """What was found, and from what."""
 
     cloud: Cloud
@@ -37,7 +37,7 @@ class Machine:
     instance: str = ""
 
 
-class _Files:
+class _Firmware:
     """Reads each file once and remembers what it saw."""
 
     def __init__(self, root: Path) -> None:
@@ -56,9 +56,9 @@ class _Files:
         return self.seen.get(name, "")
 
 
-def detect(root: Path = Path("/")) -> Machine:
+def detect(root: Path = Path("/")) -> Detection:
     """Read DMI below `root` and decide. What cannot be read speaks for no cloud and against none."""
-    files = _Files(root)
+    files = _Firmware(root)
     if not (root / _DMI).is_dir():
         files.unknown.append(_DMI)
 
@@ -77,7 +77,7 @@ def detect(root: Path = Path("/")) -> Machine:
             cloud = _CLOUD_IDS.get(files(_CLOUD_ID), "none")
     tag = dmi("board_asset_tag")
     instance = tag if cloud == "aws" and tag.startswith("i-") else ""
-    return Machine(cloud, tuple(files.seen.items()), tuple(files.unknown), instance)
+    return Detection(cloud, tuple(files.seen.items()), tuple(files.unknown), instance)
 
 
 def cloud_of(provider: str) -> str:

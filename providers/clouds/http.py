@@ -37,7 +37,7 @@ TIMEOUT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MetadataAnswer:
     """What a server said, whole."""
 
     status: int
@@ -59,7 +59,7 @@ class Failure:
     status: int = 0
 
 
-def coded(health: Health, answer: Answer | Failure) -> Health:
+def coded(health: Health, answer: MetadataAnswer | Failure) -> Health:
     """`health` with the status that was answered, where it is not sight: failed looks are counted by it."""
     return health if health.seeing else replace(health, code=answer.status)
 
@@ -76,7 +76,7 @@ def no_answer(failure: Failure, *, timeout: str, unreachable: str, stranger: str
     return blind("garbage", failure.detail, stranger)
 
 
-def server_named(answer: Answer) -> str:
+def server_named(answer: MetadataAnswer) -> str:
     """Who says it was them: " from 'nginx'", or "" where nobody does."""
     server = answer.headers.get("Server", "")
     return f" from {server[:40]!a}" if server else ""
@@ -126,7 +126,7 @@ class MetadataClient:
         self.endpoint = endpoint
         self._timeout = timeout
         self._max_body = max_body
-        self._adapter = _Adapter(max_retries=0)
+        self._adapter = _MetadataAdapter(max_retries=0)
         #: Of the answer that is being read, which may not come to its end.
         self._status = 0
 
@@ -141,7 +141,7 @@ class MetadataClient:
 
     def send(
         self, request: requests.PreparedRequest, *, timeout: float | None = None, again: bool = True
-    ) -> Answer | Failure:
+    ) -> MetadataAnswer | Failure:
         """Ask once, within `timeout` seconds all in all.
 
         Args:
@@ -165,7 +165,7 @@ class MetadataClient:
     def close(self) -> None:
         self._adapter.close()
 
-    def _send(self, request: requests.PreparedRequest, seconds: float) -> Answer | Failure:
+    def _send(self, request: requests.PreparedRequest, seconds: float) -> MetadataAnswer | Failure:
         total, self._status = urllib3.Timeout(total=seconds), 0
         response = self._adapter.send(request, stream=True, timeout=total, proxies={})  # type: ignore[arg-type]
         self._status = response.status_code
@@ -182,7 +182,7 @@ class MetadataClient:
             if response.raw.length_remaining:
                 what = f"{_line(request)}: the connection broke within the answer"
                 return Failure("unreachable", what, status=response.status_code)
-            return Answer(response.status_code, response.headers, body)
+            return MetadataAnswer(response.status_code, response.headers, body)
         finally:
             # A body read to its end has given its connection back already; any other is closed, unread.
             response.raw.close()
@@ -222,7 +222,7 @@ class _WholeAnswerSocket(socket.socket):
         return count
 
 
-class _Connection(urllib3.connection.HTTPConnection):
+class _MetadataConnection(urllib3.connection.HTTPConnection):
     def connect(self) -> None:
         super().connect()
         plain = self.sock
@@ -230,16 +230,16 @@ class _Connection(urllib3.connection.HTTPConnection):
         self.sock.settimeout(self.timeout)
 
 
-class _Pool(urllib3.HTTPConnectionPool):
-    ConnectionCls = _Connection
+class _MetadataPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _MetadataConnection
 
 
-class _Adapter(HTTPAdapter):
+class _MetadataAdapter(HTTPAdapter):
     """`requests`' adapter over connections as above, for http only: there is no pool class for anything else."""
 
     def init_poolmanager(self, connections: int, maxsize: int, block: bool = False, **kwargs: Any) -> None:
         self.poolmanager = urllib3.PoolManager(num_pools=1, maxsize=1, block=False)
-        self.poolmanager.pool_classes_by_scheme = {"http": _Pool}
+        self.poolmanager.pool_classes_by_scheme = {"http": _MetadataPool}
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

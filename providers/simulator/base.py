@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from ..clock import Clock, SystemClock
 from .faults import Faults, Spoil
-from .http_server import LoopbackServer, Reply, Request, Seen
+from .http_server import HttpRequest, LoopbackServer, Reply, ServedRequest
 from .scenario import Verb, count, seconds
 
 
@@ -51,7 +51,7 @@ class Simulator(ABC):
         self._faults = Faults(kinds)
 
     @abstractmethod
-    def _truth(self, request: Request) -> Reply:
+    def _truth(self, request: HttpRequest) -> Reply:
         """What the service answers on a good day. Called on the connections' threads, several at a time."""
 
     # --- life ---------------------------------------------------------------------------------------------
@@ -97,13 +97,13 @@ class Simulator(ABC):
         self.deadline = None
         self._tell("all clear")
 
-    def _answer(self, request: Request) -> Reply:
+    def _answer(self, request: HttpRequest) -> Reply:
         return self._faults.spoil(request, self._truth(request), self.clock.monotonic())
 
     # --- what clients did -----------------------------------------------------------------------------------
 
     @property
-    def requests(self) -> tuple[Seen, ...]:
+    def requests(self) -> tuple[ServedRequest, ...]:
         """The newest requests, oldest first."""
         return self._server.seen
 
@@ -133,7 +133,7 @@ def _fault(simulator: Simulator, kind: str, **settings: Any) -> None:
     simulator.fault(kind, seconds=settings.get("for"), count=left, path=path)
 
 
-def _wanted(method: str, path: str, status: int | None) -> Callable[[Seen], bool]:
+def _wanted(method: str, path: str, status: int | None) -> Callable[[ServedRequest], bool]:
     return lambda seen: (
         (not method or seen.method == method)
         and (not path or seen.path.endswith(path))

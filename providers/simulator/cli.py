@@ -34,7 +34,7 @@ examples:
   spotguard simulate azure --preempt-after 10 --of all"""
 
 
-class Cloud(Protocol):
+class SimulatedCloud(Protocol):
     """A cloud's module, the whole of it: what is not the same for all."""
 
     #: One line, and what stands below the options of `--help`.
@@ -65,7 +65,7 @@ class Cloud(Protocol):
 
 
 #: A later cloud is one more line.
-CLOUDS: Mapping[str, Cloud] = {"aws": aws_cli, "gcp": gcp_cli, "azure": azure_cli}
+CLOUDS: Mapping[str, SimulatedCloud] = {"aws": aws_cli, "gcp": gcp_cli, "azure": azure_cli}
 
 #: What ends it, beside `--for`.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -151,7 +151,7 @@ class _Teller:
         sys.stdout.flush()
 
 
-def _steps(module: Cloud, arguments: argparse.Namespace) -> list[Step[Any]]:
+def _steps(module: SimulatedCloud, arguments: argparse.Namespace) -> list[Step[Any]]:
     """What the flags and the script say, in order of time; at one instant faults come first, a script last."""
     found: list[Step[Any]] = [Step(0.0, methodcaller("fault", kind)) for kind in arguments.fault or ()]
     found += module.steps(arguments)

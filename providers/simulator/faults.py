@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import UsageError
-from .http_server import Reply, Request
+from .http_server import HttpRequest, Reply
 
 #: Turns a reply into a faulty one; None where this request is not concerned.
-Spoil = Callable[[Request, Reply], Reply | None]
+Spoil = Callable[[HttpRequest, Reply], Reply | None]
 
 _PORTAL = b"""<!DOCTYPE html>
 <html><head><title>Welcome to the guest network</title></head>
@@ -31,11 +31,11 @@ def status(status: int, body: bytes = b"") -> Spoil:
     return lambda request, reply: Reply(status, body, {"Content-Type": "text/html"})
 
 
-def _portal(request: Request, reply: Reply) -> Reply:
+def _portal(request: HttpRequest, reply: Reply) -> Reply:
     return Reply(200, _PORTAL, {"Content-Type": "text/html; charset=utf-8", "Server": "nginx"})
 
 
-def _redirect(request: Request, reply: Reply) -> Reply:
+def _redirect(request: HttpRequest, reply: Reply) -> Reply:
     # To ourselves: a client that follows is found out by the request log.
     return Reply(302, b"", {"Location": REDIRECTED, "Server": "nginx"})
 
@@ -93,7 +93,7 @@ class Faults:
         with self._lock:
             self._active.clear()
 
-    def spoil(self, request: Request, reply: Reply, now: float) -> Reply:
+    def spoil(self, request: HttpRequest, reply: Reply, now: float) -> Reply:
         """The reply as the faults of this instant make it; of several the first that concerns the request."""
         with self._lock:
             self._active = {kind: fault for kind, fault in self._active.items() if not _over(fault, now)}

@@ -30,7 +30,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """What a client asked. Header names are in lower case."""
 
     method: str
@@ -56,7 +56,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ServedRequest:
     """One request as it was met. `status` is 0 where no answer was given."""
 
     method: str
@@ -80,7 +80,7 @@ class LoopbackServer:
 
     def __init__(
         self,
-        answer: Callable[[Request], Reply],
+        answer: Callable[[HttpRequest], Reply],
         clock: Clock,
         *,
         host: str = "127.0.0.1",
@@ -92,7 +92,7 @@ class LoopbackServer:
         self.keep_alive = keep_alive
         self.stopping = threading.Event()
         self._host, self._port = _loopback(host), port
-        self._seen: deque[Seen] = deque(maxlen=_REMEMBERED)
+        self._seen: deque[ServedRequest] = deque(maxlen=_REMEMBERED)
         self._change = threading.Condition()
         self._adopted: socket.socket | None = None
         self._tcp: _Tcp | None = None
@@ -127,7 +127,7 @@ class LoopbackServer:
         self._tcp = self._thread = None
 
     @property
-    def seen(self) -> tuple[Seen, ...]:
+    def seen(self) -> tuple[ServedRequest, ...]:
         with self._change:
             return tuple(self._seen)
 
@@ -135,13 +135,13 @@ class LoopbackServer:
         with self._change:
             self._seen.clear()
 
-    def remember(self, request: Request, status: int) -> None:
+    def remember(self, request: HttpRequest, status: int) -> None:
         with self._change:
             now = self.clock.monotonic()
-            self._seen.append(Seen(request.method, request.path, status, request.headers, now))
+            self._seen.append(ServedRequest(request.method, request.path, status, request.headers, now))
             self._change.notify_all()
 
-    def wait_for(self, wanted: Callable[[Seen], bool], count: int, timeout: float) -> bool:
+    def wait_for(self, wanted: Callable[[ServedRequest], bool], count: int, timeout: float) -> bool:
         """Block until `count` of the remembered requests are as `wanted`, for at most `timeout` real seconds."""
         with self._change:
             return self._change.wait_for(lambda: sum(map(wanted, self._seen)) >= count, timeout)
@@ -170,7 +170,7 @@ class _Tcp(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.owner = owner
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
-        super().__init__((host, port), _Handler, bind_and_activate=listening is None)
+        super().__init__((host, port), _LoopbackHandler, bind_and_activate=listening is None)
         if listening is not None:
             self.socket.close()
             self.socket = listening
@@ -204,7 +204,7 @@ class _Tcp(socketserver.ThreadingMixIn, socketserver.TCPServer):
             log.exception("the simulator failed at a request of %s", client_address)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _LoopbackHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: _Tcp
@@ -215,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.raw_requestline or len(self.raw_requestline) > 65536 or not self.parse_request():
             self.close_connection = True
             return
-        request = Request(self.command, self.path, self._headers(), self._body())
+        request = HttpRequest(self.command, self.path, self._headers(), self._body())
         reply = self.server.owner.answer(request)
         self.server.owner.remember(request, 0 if reply.instead else reply.status)
         self._give(request, reply)
@@ -238,7 +238,7 @@ class _Handler(BaseHTTPRequestHandler):
             return b""
         return self.rfile.read(int(length))
 
-    def _give(self, request: Request, reply: Reply) -> None:
+    def _give(self, request: HttpRequest, reply: Reply) -> None:
         owner = self.server.owner
         if reply.instead == "reset":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

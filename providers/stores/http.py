@@ -101,7 +101,7 @@ class _Queue:
         return int(struct.unpack("i", answer)[0])
 
 
-class _Reading(io.RawIOBase):
+class _TimedBody(io.RawIOBase):
     """What a response is read from: before packets the time is looked at, and always before what comes after a small one."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -128,7 +128,7 @@ class _Response(http.client.HTTPResponse):
     def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
         self.fp.close()
-        self.fp = io.BufferedReader(_Reading(sock))
+        self.fp = io.BufferedReader(_TimedBody(sock))
 
 
 class _Sending(HTTPConnection):
@@ -181,7 +181,7 @@ class _SendingTLS(_Sending, HTTPSConnection):
     at_once = _RECORDS
 
 
-class _Pool(HTTPConnectionPool):
+class _StorePool(HTTPConnectionPool):
     ConnectionCls = _Sending
 
 
@@ -189,14 +189,14 @@ class _PoolTLS(HTTPSConnectionPool):
     ConnectionCls = _SendingTLS
 
 
-class _Adapter(HTTPAdapter):
+class _StoreAdapter(HTTPAdapter):
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         super().init_poolmanager(*args, **kwargs)
-        self.poolmanager.pool_classes_by_scheme = {"http": _Pool, "https": _PoolTLS}
+        self.poolmanager.pool_classes_by_scheme = {"http": _StorePool, "https": _PoolTLS}
 
     def proxy_manager_for(self, proxy: str, **kwargs: Any) -> Any:
         manager = super().proxy_manager_for(proxy, **kwargs)
-        manager.pool_classes_by_scheme = {"http": _Pool, "https": _PoolTLS}
+        manager.pool_classes_by_scheme = {"http": _StorePool, "https": _PoolTLS}
         return manager
 
 
@@ -256,10 +256,10 @@ class Transport(BaseAdapter):
         if adapter is not None:
             adapter.close()
 
-    def _mine(self) -> _Adapter:
-        adapter: _Adapter | None = getattr(self._local, "adapter", None)
+    def _mine(self) -> _StoreAdapter:
+        adapter: _StoreAdapter | None = getattr(self._local, "adapter", None)
         if adapter is None:
-            adapter = self._local.adapter = _Adapter(pool_connections=4, pool_maxsize=1)
+            adapter = self._local.adapter = _StoreAdapter(pool_connections=4, pool_maxsize=1)
         return adapter
 
 

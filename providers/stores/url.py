@@ -28,7 +28,7 @@ _OF_AZURE = ("$root", "$web", "$logs", "$blobchangefeed")
 
 
 @dataclass(frozen=True, slots=True)
-class Cloud:
+class StoreKind:
     """What a scheme stands for."""
 
     name: str
@@ -43,15 +43,15 @@ class Cloud:
 
 
 CLOUDS = {
-    "s3": Cloud(
+    "s3": StoreKind(
         "S3", "bucket", ".s3.store", "S3Store", "s3", "boto3",
         ("region", "endpoint", "ca", "profile", "requester-pays", "sse", "kms-key-id"),
     ),
-    "gs": Cloud(
+    "gs": StoreKind(
         "Google Cloud Storage", "bucket", ".gcs.store", "GCSStore", "gcs", "google.cloud.storage",
         ("project", "endpoint", "ca", "user-project", "kms-key-name"),
     ),
-    "az": Cloud(
+    "az": StoreKind(
         "Azure Blob Storage", "container", ".azure.store", "AzureBlobStore", "azure", "azure.storage.blob",
         ("account", "endpoint", "ca", "encryption-scope"),
     ),

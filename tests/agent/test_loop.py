@@ -24,7 +24,7 @@ from spotguard.agent.ipc import control
 from spotguard.agent.loop import Agent
 from spotguard.agent.process.program import CommandError
 from spotguard.agent.process.supervisor import Supervisor
-from spotguard.agent.telemetry.status import Facts
+from spotguard.agent.telemetry.status import AgentFacts
 from spotguard.hooks.protocol import Position
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
@@ -270,7 +270,7 @@ def test_an_action_that_fails_does_not_take_the_next_ones_along(
         def begin(self, now: float, orphan: int | None = None) -> list[Action]:
             return [Log("loud", "a level is a number"), Finish(3)]  # type: ignore[arg-type]
 
-    facts = Facts("r", os.getpid(), "r.sock", False, 0.0)
+    facts = AgentFacts("r", os.getpid(), "r.sock", False, 0.0)
     clock = SystemClock()
     with caplog.at_level(logging.ERROR, "spotguard"):
         assert Agent(Mistaken(Policy()), serve(), clock, events.queue, facts).run() == 3
@@ -290,7 +290,7 @@ def test_what_came_before_a_look_is_heard_before_its_answer(serve: Serving, even
             return [Finish(0)] if isinstance(event, GroupSeen) else []
 
     events.queue.put(Signalled(signal.SIGTERM))
-    facts = Facts("r", os.getpid(), "r.sock", False, 0.0)
+    facts = AgentFacts("r", os.getpid(), "r.sock", False, 0.0)
     supervisor = Supervisor(["true"], env={}, post=events.queue.put)
     machine = Looking(Policy())
     assert Agent(machine, serve(), SystemClock(), events.queue, facts, supervisor).run() == 0

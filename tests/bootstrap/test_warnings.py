@@ -56,7 +56,7 @@ def test_what_an_index_or_a_server_may_not_have_is_warned_of(
 ) -> None:
     package, *more = words
     flags = dict(zip(more[::2], more[1::2], strict=True))
-    wish = plan.Wish(
+    wish = plan.MachineWish(
         package=package, index=flags.get("--index"), others=[flags["--with"]] if "--with" in flags else []
     )
     made = plan.make("aws", {"store": "s3://ckpt", "run-id": "r"}, ["x"], wish, SystemClock())

@@ -17,8 +17,8 @@ import pytest
 from spotguard.agent.config.resolve import resolve
 from spotguard.agent.events import Event, HealthChanged
 from spotguard.agent.sources.factory import make
-from spotguard.agent.sources.feed import Board
-from spotguard.agent.sources.poller import Watcher
+from spotguard.agent.sources.feed import Feed
+from spotguard.agent.sources.poller import Poller
 from spotguard.cli import status_view
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.health import Reason
@@ -74,11 +74,11 @@ def test_why_a_source_does_not_see_reaches_the_person(
         said = resolve("agent", {"provider": service.split()[0], "metadata-endpoint": simulator.endpoint}, {})
         sources = make(said, clock)()
         try:
-            Watcher(sources[0], events.append, clock, random.Random(1)).look()
+            Poller(sources[0], events.append, clock, random.Random(1)).look()
         finally:
             for source in sources:
                 source.close()
-    board = Board(1)
+    board = Feed(1)
     for event in events:
         assert isinstance(event, HealthChanged)
         list(board.note(event, clock.monotonic()))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spotguard.demo.throttled_store import Uplink
+from spotguard.demo.throttled_store import ThrottledStore
 from spotguard.hooks.checkpoints.patience import PatientStore
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CorruptError, NotFoundError, UnavailableError, UsageError
@@ -25,7 +25,7 @@ from tests.fakes.store import FakeStore
 STORES: dict[str, Callable[[Path], BlobStore]] = {
     "fake": lambda folder: FakeStore(),
     "file": lambda folder: FileStore(folder / "store"),
-    "uplink": lambda folder: Uplink(FakeStore(), 1e12),
+    "uplink": lambda folder: ThrottledStore(FakeStore(), 1e12),
     "called": lambda folder: CalledStore(FakeStore()),
     "patient": lambda folder: PatientStore(FakeStore(), SystemClock(), "Nothing was begun"),
 }

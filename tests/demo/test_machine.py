@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.demo.machine import Machine
+from spotguard.demo.machine import DemoMachine
 from spotguard.providers.clock import SystemClock
 from tests.fakes.awake import STAYS_AWAKE
 
@@ -30,7 +30,7 @@ def test_processes_that_left_the_group_are_killed_too(tmp_path: Path) -> None:
     """A grandchild in another session, whose parents are gone, dies with its machine; so does its disk."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    machine = Machine("machine 1", tmp_path / "machine-1", tmp_path / "console", SystemClock())
+    machine = DemoMachine("machine 1", tmp_path / "machine-1", tmp_path / "console", SystemClock())
     machine.start([sys.executable, "-c", _LEAVES_A_CHILD.format(fifo=fifo)])
     end = os.open(fifo, os.O_RDONLY)
     assert os.read(end, 4) == b"here"
@@ -65,7 +65,7 @@ def test_the_power_button_asks_everything_that_runs_on_it(tmp_path: Path) -> Non
     """One SIGTERM to each, wherever it has gone; nothing is left for the power switch."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    machine = Machine("machine 1", tmp_path / "machine-1", tmp_path / "console", SystemClock())
+    machine = DemoMachine("machine 1", tmp_path / "machine-1", tmp_path / "console", SystemClock())
     machine.start([sys.executable, "-c", _OBEYS.format(fifo=fifo, awake=STAYS_AWAKE)])
     with fifo.open("rb", buffering=0) as end:
         heard = b""
@@ -86,7 +86,7 @@ def test_nothing_of_ours_reaches_into_it(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("SPOTGUARD_STORE", "file:///somewhere/else")
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    machine = Machine("machine 1", tmp_path / "machine-1", tmp_path / "console", SystemClock())
+    machine = DemoMachine("machine 1", tmp_path / "machine-1", tmp_path / "console", SystemClock())
     code = (
         f"import os; print('store', os.environ.get('SPOTGUARD_STORE'), flush=True); open({str(fifo)!r}, 'w')"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.demo.throttled_store import Uplink
+from spotguard.demo.throttled_store import ThrottledStore
 from spotguard.providers.errors import UnavailableError
 from tests.fakes.clock import Impatient
 from tests.fakes.store import FakeStore
@@ -16,7 +16,7 @@ from tests.fakes.store import FakeStore
 
 def test_an_upload_takes_its_time_and_a_download_none() -> None:
     clock, store = Impatient(), FakeStore()
-    link = Uplink(store, 1000.0, clock)
+    link = ThrottledStore(store, 1000.0, clock)
     link.put("a", memoryview(bytes(5000)))
     assert clock.now == pytest.approx(5.0, abs=0.1)
     link.put_if_absent("b", memoryview(bytes(1000)))
@@ -32,7 +32,7 @@ def test_what_cannot_arrive_in_time_is_not_there() -> None:
     """The caller has his deadline back when it comes, and no object has appeared."""
     clock, store = Impatient(), FakeStore()
     with pytest.raises(UnavailableError, match=r"put a: out of time, 30.. of 5000 bytes not sent"):
-        Uplink(store, 1000.0, clock).put("a", memoryview(bytes(5000)), timeout=2.0)
+        ThrottledStore(store, 1000.0, clock).put("a", memoryview(bytes(5000)), timeout=2.0)
     assert clock.now == pytest.approx(2.0)
     assert store.objects == {}
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from spotguard.doctor.cleanup import Litter
+from spotguard.doctor.cleanup import Leftovers
 from spotguard.doctor.timeouts import Aside
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import DeniedError
@@ -18,7 +18,7 @@ CLOCK = SystemClock()
 
 def test_the_probe_is_removed_when_the_doctor_is_interrupted() -> None:
     store = FakeStore()
-    with suppress(KeyboardInterrupt), Litter(store, CLOCK) as litter:
+    with suppress(KeyboardInterrupt), Leftovers(store, CLOCK) as litter:
         store.put(litter.note("run-7/probes/one"), memoryview(b"x"))
         raise KeyboardInterrupt
     assert store.objects == {}
@@ -29,7 +29,7 @@ def test_what_lands_while_it_is_interrupted_is_removed_too() -> None:
     """It is waited for, and only then is everything deleted."""
     store = WatchedStore()
     store.hold(lambda key: True)
-    with suppress(KeyboardInterrupt), Litter(store, CLOCK) as litter:
+    with suppress(KeyboardInterrupt), Leftovers(store, CLOCK) as litter:
         key = litter.note("run-7/probes/one")
         litter.putting(Aside(lambda: store.put(key, memoryview(b"x")), "late"))
         assert store.reached.wait(20)
@@ -41,7 +41,7 @@ def test_what_lands_while_it_is_interrupted_is_removed_too() -> None:
 def test_what_stays_when_it_is_interrupted_is_said(caplog: pytest.LogCaptureFixture) -> None:
     store = FakeStore()
     store.faults = [Fault(0, ("delete",), error=lambda: DeniedError("no"))]
-    with suppress(KeyboardInterrupt), Litter(store, CLOCK) as litter:
+    with suppress(KeyboardInterrupt), Leftovers(store, CLOCK) as litter:
         store.put(litter.note("run-7/probes/one"), memoryview(b"x"))
         raise KeyboardInterrupt
     assert "stays in fake:///store: delete run-7/probes there" in caplog.text

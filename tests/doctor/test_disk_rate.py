@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from spotguard.doctor.cleanup import Litter
+from spotguard.doctor.cleanup import Leftovers
 from spotguard.doctor.disk_rate import DiskMeasurement
-from spotguard.doctor.measuring import Measured, Pace
+from spotguard.doctor.measuring import Measured, MeasureLimits
 from spotguard.providers.errors import FullError
 from spotguard.providers.stores.base import Sent
 from tests.fakes.clock import ManualClock
@@ -41,10 +41,10 @@ class Disk(FakeStore):
 
 
 def measured(store: Disk, most: int = 256 * MIB) -> Measured:
-    with Litter(store, store.clock) as litter:
+    with Leftovers(store, store.clock) as litter:
         numbers = itertools.count()
         key = lambda: litter.note(f"run-7/probes/{next(numbers)}")  # noqa: E731
-        found = DiskMeasurement(store, key, litter, store.clock, Pace(), most).run()
+        found = DiskMeasurement(store, key, litter, store.clock, MeasureLimits(), most).run()
     assert store.objects == {}, "nothing of it stays"
     return found
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.cli.commands import doctor
-from spotguard.doctor.cleanup import Litter
+from spotguard.doctor.cleanup import Leftovers
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.stores.factory import open_store
 from tests.fakes.store import FakeStore
@@ -76,7 +76,7 @@ class Interrupted(FakeStore):
 
 def test_interrupted_while_it_clears_it_leaves_nothing() -> None:
     store = Interrupted()
-    litter = Litter(store, SystemClock())
+    litter = Leftovers(store, SystemClock())
     for key in ("run-7/probes/1", "run-7/probes/2"):
         store.put(litter.note(key), memoryview(b"x"))
     with pytest.raises(KeyboardInterrupt):

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from spotguard.doctor import throughput
-from spotguard.doctor.cleanup import Litter
-from spotguard.doctor.measuring import Measured, Pace
+from spotguard.doctor.cleanup import Leftovers
+from spotguard.doctor.measuring import Measured, MeasureLimits
 from spotguard.doctor.throughput import Measurement
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import FullError
@@ -22,10 +22,10 @@ MIB = 2**20
 
 
 def measured(store: FakeStore, clock: Clock, most: int = 256 * MIB, ramp: float = 0.5) -> Measured:
-    with Litter(store, clock) as litter:
+    with Leftovers(store, clock) as litter:
         numbers = itertools.count()
         key = lambda: litter.note(f"run-7/probes/{next(numbers)}")  # noqa: E731
-        found = Measurement(store, key, litter, clock, Pace(ramp=ramp, most=most)).run()
+        found = Measurement(store, key, litter, clock, MeasureLimits(ramp=ramp, most=most)).run()
     assert store.objects == {}, "nothing of it stays"
     return found
 
@@ -35,7 +35,7 @@ def test_a_link_is_measured_at_its_rate() -> None:
     clock = ManualClock()
     found = measured(SlowStore(clock, 20e6), clock)
     assert found.rate == pytest.approx(20e6, rel=0.1)
-    assert found.seconds >= Pace().seconds
+    assert found.seconds >= MeasureLimits().seconds
     assert found.why == ""
 
 
@@ -44,7 +44,7 @@ def test_a_slow_link_is_looked_at_for_longer() -> None:
     clock = ManualClock()
     found = measured(SlowStore(clock, 2e6), clock)
     assert found.rate == pytest.approx(2e6, rel=0.1)
-    assert found.seconds > Pace().seconds
+    assert found.seconds > MeasureLimits().seconds
 
 
 def test_what_sockets_take_ahead_is_no_rate() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.providers.simulator.aws.service import AwsSimulator
-from spotguard.providers.simulator.http_server import Reply, Request
+from spotguard.providers.simulator.http_server import HttpRequest, Reply
 from tests.e2e.harness import Machine
 from tests.e2e.processes import TIMEOUT, Running, eventually
 from tests.fixtures_simulator import SimulateAws
@@ -84,7 +84,7 @@ class PublicMock(AwsSimulator):
         self._window = window
         self.begun = True
 
-    def _truth(self, request: Request) -> Reply:
+    def _truth(self, request: HttpRequest) -> Reply:
         if self.begun:
             self.rebalance()
             self.preempt(self._window)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from spotguard.agent.config.options import Options
 from spotguard.agent.config.resolve import resolve
-from spotguard.doctor.measuring import Pace
+from spotguard.doctor.measuring import MeasureLimits
 from spotguard.doctor.run import Patient
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.stores.url import read_url
 
 #: For who does not ask how fast it is.
-A_MOMENT = Pace(0.05, 0.0, most_on_disk=8 * 2**20)
+A_MOMENT = MeasureLimits(0.05, 0.0, most_on_disk=8 * 2**20)
 
 
 def options(**said: str) -> Options:

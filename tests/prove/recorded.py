@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from spotguard.prove.record import BoundaryRecord, Entry, Files, Record
+from spotguard.prove.record import BoundaryRecord, Entry, OpenedFiles, Record
 
 RECORDS = Path(__file__).parent / "records"
 
@@ -57,7 +57,7 @@ def record(*looks: BoundaryRecord, **facts: Any) -> Record:
 @dataclass(frozen=True, slots=True)
 class RecordedLife:
     record: Record
-    files: Files
+    files: OpenedFiles
     failed: str
 
 
@@ -79,4 +79,4 @@ def _life(body: dict[str, Any]) -> RecordedLife:
             threads.append(path.rpartition("/work/")[2])
         else:
             ways.setdefault(path, []).append(way)
-    return RecordedLife(found, Files(ways, threads), body["failed"])
+    return RecordedLife(found, OpenedFiles(ways, threads), body["failed"])

@@ -5,33 +5,36 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from spotguard.prove.record import Files, leaks, read_files, together
+from spotguard.prove.record import OpenedFiles, leaks, read_files, together
 
 
 def test_what_one_has_written_and_another_one_reads_is_shared() -> None:
-    writes, reads = Files({"/cache/x": ["write"]}), Files({"/cache/x": ["read"], "/data/y": ["read"]})
+    writes, reads = (
+        OpenedFiles({"/cache/x": ["write"]}),
+        OpenedFiles({"/cache/x": ["read"], "/data/y": ["read"]}),
+    )
     assert leaks([writes, reads]) == ["/cache/x"]
     assert leaks([reads, writes]) == ["/cache/x"], "whichever came first"
 
 
 def test_what_is_written_before_it_is_read_comes_from_nobody_else() -> None:
-    each = Files({"/tmp/scratch": ["write", "read"]})
+    each = OpenedFiles({"/tmp/scratch": ["write", "read"]})
     assert leaks([each, each]) == []
 
 
 def test_a_database_that_is_updated_is_shared_and_a_log_that_grows_is_not() -> None:
-    each = [Files({"/home/runs.db": ["update"], "/home/log.txt": ["append"]}) for _ in range(2)]
+    each = [OpenedFiles({"/home/runs.db": ["update"], "/home/log.txt": ["append"]}) for _ in range(2)]
     assert leaks(each) == ["/home/runs.db"]
 
 
 def test_the_lives_of_one_series_may_share() -> None:
-    one = together([Files({"/home/state": ["write"]}), Files({"/home/state": ["read"]})])
+    one = together([OpenedFiles({"/home/state": ["write"]}), OpenedFiles({"/home/state": ["read"]})])
     assert leaks([one]) == []
-    assert leaks([one, Files({"/home/other": ["read"]})]) == []
+    assert leaks([one, OpenedFiles({"/home/other": ["read"]})]) == []
 
 
 def test_files_are_told_by_where_they_lie(tmp_path: Path) -> None:
-    found = Files(
+    found = OpenedFiles(
         {f"{tmp_path}/work/a": ["read"], "/root/.cache/matplotlib/fontlist": ["write"], "/data/b": ["read"]}
     )
     assert found.within(tmp_path).ways == {"work/a": ["read"]}

@@ -12,7 +12,7 @@ import pytest
 from spotguard.hooks.recorder.plan import Action
 from spotguard.prove import series
 from spotguard.prove.copies import Original
-from spotguard.prove.record import Files, Record
+from spotguard.prove.record import OpenedFiles, Record
 from spotguard.prove.runner import Ground, Life, ProveError, Runner
 from spotguard.prove.series import UNDISTURBED, LifeSeries, SeriesRunner
 from spotguard.providers.clock import SystemClock
@@ -102,7 +102,7 @@ def life(
         words: what it has printed last.
     """
     looks = record(*(boundary(n) for n in range(began, last + 1)), elsewhere=elsewhere)
-    return Life(name, [looks], code, taken, 1.0, Files({}), words, Path("/console"), Path("/work"))
+    return Life(name, [looks], code, taken, 1.0, OpenedFiles({}), words, Path("/console"), Path("/work"))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.hooks.recorder.plan import VARIABLE, LifePlan
-from spotguard.prove.record import Files, read_files
+from spotguard.prove.record import OpenedFiles, read_files
 from spotguard.prove.runner import write_startup
 
 
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def files_of(folder: Path, code: str, *flags: str, path: str = "") -> Files:
+def files_of(folder: Path, code: str, *flags: str, path: str = "") -> OpenedFiles:
     env = {**os.environ, VARIABLE: str(folder / "plan.json"), "PYTHONPATH": f"{folder / 'startup'}:{path}"}
     command = [sys.executable, *flags, "-c", code]
     subprocess.run(command, cwd=folder / "work", env=env, check=True, timeout=60)

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import pytest
 from responses import RequestsMock
 
-from spotguard.providers.clouds.aws.imds import Imds
-from spotguard.providers.clouds.aws.source import Key
+from spotguard.providers.clouds.aws.imds import AwsImds
+from spotguard.providers.clouds.aws.source import AwsSource
 from spotguard.providers.clouds.aws.spot import InstanceAction
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.fakes.clock import ManualClock
@@ -31,8 +31,10 @@ def watch() -> Iterator[MakeSource]:
     """As `MakeSource` says; the sources are closed when the test ends."""
     with ExitStack() as closing:
 
-        def make(simulator: AwsSimulator, kind: type[Key] = InstanceAction, *, timeout: float = 5.0) -> Key:
-            imds = Imds(simulator.endpoint, simulator.clock, instance="i-0123", timeout=timeout)
+        def make(
+            simulator: AwsSimulator, kind: type[AwsSource] = InstanceAction, *, timeout: float = 5.0
+        ) -> AwsSource:
+            imds = AwsImds(simulator.endpoint, simulator.clock, instance="i-0123", timeout=timeout)
             source = kind(imds, simulator.clock)
             closing.callback(source.close)
             return source

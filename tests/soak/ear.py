@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from spotguard.agent.ipc.client import Caller
+from spotguard.agent.ipc.client import AgentClient
 from spotguard.hooks.protocol import HealthSeen, NoticeGone, NoticeSeen, Watch, Watched
 from spotguard.providers.errors import ProtocolError
 
@@ -19,7 +19,7 @@ class Ear:
     """A watching connection, listened to on a thread of its own."""
 
     def __init__(self, socket: Path) -> None:
-        self._caller = Caller(socket, Watch(os.getpid(), severity=True), _SILENCE)
+        self._caller = AgentClient(socket, Watch(os.getpid(), severity=True), _SILENCE)
         self._change = threading.Condition()
         self._leaving = False
         self.notices: list[NoticeSeen] = []

@@ -15,13 +15,13 @@ from prometheus_client.metrics_core import (
 
 from .definitions import METRICS, Metric
 from .histogram import Histogram
-from .reading import Reading, Sample
+from .reading import Sample, Scrape
 
 
 class Collector:
     """`read` is called at each scrape, on its thread."""
 
-    def __init__(self, read: Callable[[], Reading]) -> None:
+    def __init__(self, read: Callable[[], Scrape]) -> None:
         self._read = read
 
     def collect(self) -> Iterator[Family]:

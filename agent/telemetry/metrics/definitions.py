@@ -11,8 +11,8 @@ from typing import Literal
 
 from .reading import (
     WHO,
-    Reading,
     Sample,
+    Scrape,
     all_of,
     blind_seconds,
     checkpoint_age,
@@ -38,7 +38,7 @@ class Metric:
     type: Literal["gauge", "counter", "histogram"]
     labels: tuple[str, ...]
     help: str
-    read: Callable[[Reading], Iterable[Sample]]
+    read: Callable[[Scrape], Iterable[Sample]]
 
 
 METRICS: tuple[Metric, ...] = (

@@ -69,7 +69,7 @@ class Endpoint:
             self._listening.close()
             raise _taken(port, error) from error
         self.url = f"http://{HOST}:{self._listening.getsockname()[1]}/metrics"
-        self._handler = type("Handler", (_Handler,), {"registry": registry})
+        self._handler = type("Handler", (_ScrapeHandler,), {"registry": registry})
         self._open: dict[int, socket.socket] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -137,7 +137,7 @@ class Endpoint:
             connection.close()
 
 
-class _Handler(MetricsHandler):
+class _ScrapeHandler(MetricsHandler):
     """One request, one answer, and no more (HTTP/1.0)."""
 
     timeout = _PATIENCE

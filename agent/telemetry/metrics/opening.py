@@ -11,9 +11,9 @@ from ....providers.clouds.detect import cloud_of
 from ....providers.errors import UsageError
 from ....providers.optional_deps import how_to_install
 from ...core.budget import expected_window
-from ...sources.looking import LookCount
-from .reading import Facts, Reading
-from .recorder import Meter
+from ...sources.looking import PollCount
+from .reading import MetricsFacts, Scrape
+from .recorder import Recorder
 
 if TYPE_CHECKING:
     from ...config.options import Options
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def reader(
-    options: Options, run_id: str, meter: Meter, looks: LookCount, clock: Clock, *, service: bool
-) -> Callable[[], Reading]:
+    options: Options, run_id: str, meter: Recorder, looks: PollCount, clock: Clock, *, service: bool
+) -> Callable[[], Scrape]:
     """What a scrape calls, on its own thread: the newest snapshot, and the time."""
-    facts = Facts(
+    facts = MetricsFacts(
         _version(),
         "agent" if service else "run",
         run_id,
@@ -32,10 +32,10 @@ def reader(
         options.window is not None,
         options.reserve,
     )
-    return lambda: Reading(facts, meter.newest, clock.monotonic(), looks.totals)
+    return lambda: Scrape(facts, meter.newest, clock.monotonic(), looks.totals)
 
 
-def endpoint(port: int, read: Callable[[], Reading]) -> Endpoint:
+def endpoint(port: int, read: Callable[[], Scrape]) -> Endpoint:
     """It listens by then.
 
     Raises:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from ...core.budget import reserve_of
 from .histogram import Histogram
-from .snapshot import STATES, Process, Snapshot
+from .snapshot import STATES, MetricsSnapshot, Process
 
 #: Training processes that are shown, those that came first: eight devices a machine, and some to spare. All are counted.
 SHOWN = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class MetricsFacts:
     """What does not change while the agent runs."""
 
     version: str
@@ -32,11 +32,11 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Scrape:
     """What a scrape goes by."""
 
-    facts: Facts
-    at: Snapshot
+    facts: MetricsFacts
+    at: MetricsSnapshot
     #: Monotonic seconds.
     now: float
     #: By source, reason and HTTP status, "" for those that saw (`looking.LookCount`).
@@ -67,10 +67,10 @@ def single(value: float | None) -> Iterator[Sample]:
         yield (), float(value)
 
 
-def of_each(read: Callable[[Process, Reading], float | None]) -> Callable[[Reading], Iterator[Sample]]:
+def of_each(read: Callable[[Process, Scrape], float | None]) -> Callable[[Scrape], Iterator[Sample]]:
     """A number of each training process that knows it."""
 
-    def samples(r: Reading) -> Iterator[Sample]:
+    def samples(r: Scrape) -> Iterator[Sample]:
         for one in r.processes:
             if (value := read(one, r)) is not None:
                 yield _who(one), float(value)
@@ -89,20 +89,20 @@ def all_of(counts: Mapping[tuple[str, ...], float] | Mapping[tuple[str, ...], Hi
 
 
 def named(
-    r: Reading, counts: Mapping[tuple[str, ...], float] | Mapping[tuple[str, ...], Histogram]
+    r: Scrape, counts: Mapping[tuple[str, ...], float] | Mapping[tuple[str, ...], Histogram]
 ) -> Iterator[Sample]:
     """With the run's name before: what goes on from run to run must not go on from another's."""
     for labels, count in counts.items():
         yield (r.facts.run_id, *labels), count
 
 
-def states(r: Reading) -> Iterator[Sample]:
+def states(r: Scrape) -> Iterator[Sample]:
     for name, sight in r.at.sources.items():
         for state in STATES:
             yield (name, state), float(state == sight.state)
 
 
-def blind_seconds(r: Reading) -> Iterator[Sample]:
+def blind_seconds(r: Scrape) -> Iterator[Sample]:
     spent = dict(r.at.blind)
     for name, sight in r.at.sources.items():
         if sight.reason:
@@ -111,24 +111,24 @@ def blind_seconds(r: Reading) -> Iterator[Sample]:
     yield from spent.items()
 
 
-def ended_looks(r: Reading) -> Iterator[Sample]:
+def ended_looks(r: Scrape) -> Iterator[Sample]:
     looks: dict[tuple[str, ...], int] = {}
     for (source, _, _), count in r.looks.items():
         looks[(source,)] = looks.get((source,), 0) + count
     yield from looks.items()
 
 
-def failed_looks(r: Reading) -> Iterator[Sample]:
+def failed_looks(r: Scrape) -> Iterator[Sample]:
     yield from ((key, count) for key, count in r.looks.items() if key[1])
 
 
-def seconds_left(r: Reading) -> float | None:
+def seconds_left(r: Scrape) -> float | None:
     standing = r.at.standing
     deadline = None if standing is None else standing.deadline
     return None if deadline is None else deadline - r.now
 
 
-def checkpoint_age(one: Process, r: Reading) -> float | None:
+def checkpoint_age(one: Process, r: Scrape) -> float | None:
     """What was done before it restored cannot be lost, however old the checkpoint is that it went on from."""
     if one.step < 0:
         return None
@@ -137,16 +137,16 @@ def checkpoint_age(one: Process, r: Reading) -> float | None:
     return r.now - max(since) if since else None
 
 
-def window(r: Reading) -> float:
+def window(r: Scrape) -> float:
     """As `doctor` has it: what the user said, else what the cloud says of this machine, else what it usually gives."""
     return r.facts.window if r.facts.said or r.at.promised is None else r.at.promised
 
 
-def reserve(r: Reading) -> float:
+def reserve(r: Scrape) -> float:
     return reserve_of(window(r), r.facts.reserve)
 
 
-def expected_slack(r: Reading) -> Iterator[Sample]:
+def expected_slack(r: Scrape) -> Iterator[Sample]:
     """Of this machine: its runs save at once at a notice, over one link, whose rate each has shown alone. Ranks of one
     run have shown it together."""
     runs: dict[tuple[int, str], float] = {}
@@ -160,7 +160,7 @@ def expected_slack(r: Reading) -> Iterator[Sample]:
             yield _who(one), slack
 
 
-def fits_window(r: Reading) -> Iterator[Sample]:
+def fits_window(r: Scrape) -> Iterator[Sample]:
     for labels, slack in expected_slack(r):
         if not isinstance(slack, Histogram):
             yield labels, float(slack >= 0)

@@ -1,4 +1,4 @@
-"""What happens to an agent, counted: events in the loop's order go in, the newest `Snapshot` stands for whoever reads.
+"""What happens to an agent, counted: events in the loop's order go in, the newest `MetricsSnapshot` stands for whoever reads.
 
 Pure, and the loop's alone: it writes, a scrape reads `newest`, one reference. What peers say ends in labels, so their
 words are bounded: known ones, or "other".
@@ -11,16 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 from ....hooks import protocol
-from ....providers.health import Health
-from ....providers.health import Sight as Seen
+from ....providers.health import Health, Sight
 from ....providers.notice import Notice
 from ....providers.text import NAME, clip
 from ...core.machine import Machine
-from ...core.preemption import Pending
+from ...core.preemption import Preemption
 from ...core.session import Session
 from ...events import Closed, Event, HealthChanged, Heard, NoticeSeen, Opened, SourceGone, WindowTold
 from ...outcome import WITHDRAWN
-from .snapshot import STAGES, Process, Sight, Snapshot, Standing
+from .snapshot import STAGES, ActiveNotice, MetricsSnapshot, Process, SourceState
 
 #: Kinds of notices by source that are told apart: two clouds have 30. More come from other machines' words alone.
 _PAIRS = 100
@@ -30,12 +29,12 @@ _SOURCES = 32
 _KNOWN = 256
 
 
-class Meter:
+class Recorder:
     """Owned by the loop."""
 
     def __init__(self) -> None:
-        self.newest = Snapshot()
-        self._pending: Pending | None = None
+        self.newest = MetricsSnapshot()
+        self._pending: Preemption | None = None
         self._known: dict[tuple[str, str], None] = {}
         #: Which process has been seen at which stage of the notice in hand.
         self._passed: set[tuple[int, str]] = set()
@@ -98,7 +97,7 @@ class Meter:
             one = self.newest.detection[(severity,)].observe(unseen)
             self.newest = replace(self.newest, detection={**self.newest.detection, (severity,): one})
 
-    def _stands(self, p: Pending | None, now: float) -> None:
+    def _stands(self, p: Preemption | None, now: float) -> None:
         if p is None:
             self._pending = None
             if self.newest.standing is not None:
@@ -107,7 +106,7 @@ class Meter:
         for notice in p.standing.values():  # drills, signals and other machines' calls are shown by no source
             self._notice(notice)
         deadline = None if p.stays else p.deadline
-        standing = Standing(deadline, p.drill, frozenset(p.ids))
+        standing = ActiveNotice(deadline, p.drill, frozenset(p.ids))
         if standing != self.newest.standing:
             self.newest = replace(self.newest, standing=standing)
         if p is not self._pending:
@@ -134,7 +133,7 @@ class Meter:
             self.newest = replace(self.newest, blind={**blind, key: spent})
         others = {name: sight for name, sight in self.newest.sources.items() if name != source}
         if health is not None:
-            others[source] = Sight(_state(health), "" if health.seeing else health.reason, now)
+            others[source] = SourceState(_state(health), "" if health.seeing else health.reason, now)
         self.newest = replace(self.newest, sources=others)
 
     # --- training processes ---
@@ -205,7 +204,7 @@ def _process(session: Session) -> Process:
 def _state(health: Health) -> str:
     if health.reason == "starting":
         return "starting"
-    return "wrong-server" if health.sight is Seen.WRONG_SERVER else str(health.sight)
+    return "wrong-server" if health.sight is Sight.WRONG_SERVER else str(health.sight)
 
 
 def _yes_no(value: object) -> str:

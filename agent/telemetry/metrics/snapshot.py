@@ -32,7 +32,7 @@ YES_NO = ("false", "true")
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class SourceState:
     """What one source sees."""
 
     #: One of `STATES`.
@@ -44,7 +44,7 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ActiveNotice:
     """The notice in hand."""
 
     #: Monotonic seconds; None where this machine stays.
@@ -95,14 +95,14 @@ Histograms = Mapping[tuple[str, ...], Histogram]
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class MetricsSnapshot:
     """Everything that is known. Mappings are made anew and never changed."""
 
     phase: str = "watching"
-    standing: Standing | None = None
+    standing: ActiveNotice | None = None
     #: Seconds before the end at which the cloud's own service says that its notice comes. None: it has said nothing.
     promised: float | None = None
-    sources: Mapping[str, Sight] = field(default_factory=dict)
+    sources: Mapping[str, SourceState] = field(default_factory=dict)
     #: By the session's number.
     processes: Mapping[int, Process] = field(default_factory=dict)
     #: Seconds by source and reason, of what is over; what lasts is in `sources`.

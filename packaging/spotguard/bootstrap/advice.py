@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .plan import Plan
+from .plan import BootstrapPlan
 
 _AWS = """\
 The machine is to be created by run-instances with
@@ -41,7 +41,7 @@ _READ = "To read the script below: sed -n 's/^      //p' this-file | base64 -d |
 _WAYS = {"azure": "a --then that deallocates it, as docs/bootstrap.md has it"}
 
 
-def advice(plan: Plan, *, startup_script: bool = False) -> list[str]:
+def advice(plan: BootstrapPlan, *, startup_script: bool = False) -> list[str]:
     """Lines for the head of what is printed."""
     if plan.cloud == "aws":
         off = re.search(r"\b(poweroff|shutdown)\b", plan.then)
@@ -72,7 +72,7 @@ def advice(plan: Plan, *, startup_script: bool = False) -> list[str]:
     ]
 
 
-def _of_the_image(plan: Plan) -> list[str]:
+def _of_the_image(plan: BootstrapPlan) -> list[str]:
     """A distribution's own image has neither."""
     needs = []
     if not re.search(r"^(torch\b|spotguard\[[^]]*\b(torch|all)\b)", plan.packages, flags=re.MULTILINE):

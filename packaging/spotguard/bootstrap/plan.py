@@ -33,7 +33,7 @@ _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class MachineWish:
     """How the machine is to be, as it was said. None: it was not."""
 
     package: str | None = None
@@ -49,7 +49,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BootstrapPlan:
     cloud: Cloud
     #: What pip is given, a requirement a line: spotguard first.
     packages: str
@@ -76,7 +76,9 @@ class Plan:
     allow: str
 
 
-def make(cloud: Cloud, flags: Mapping[str, str], command: Sequence[str], wish: Wish, clock: Clock) -> Plan:
+def make(
+    cloud: Cloud, flags: Mapping[str, str], command: Sequence[str], wish: MachineWish, clock: Clock
+) -> BootstrapPlan:
     """A plan that a machine can carry out.
 
     Args:
@@ -107,7 +109,7 @@ def make(cloud: Cloud, flags: Mapping[str, str], command: Sequence[str], wish: W
     # In a folder that the unit makes, where no other user can have been before.
     flags = {"socket": f"/run/spotguard-run-{flags['run-id']}/run.sock", **flags}
     index = "" if wish.index is None else requirement.index(wish.index)
-    return Plan(
+    return BootstrapPlan(
         cloud=cloud,
         packages="\n".join(
             [
@@ -185,7 +187,7 @@ def _some(flag: str, command: str | None) -> str:
     return command or ""
 
 
-def _then(wish: Wish) -> str:
+def _then(wish: MachineWish) -> str:
     if wish.then is not None and wish.restart == "always":
         raise UsageError(
             "--then never comes with --restart always: with on-failure, or no, the job has an end"
@@ -193,7 +195,7 @@ def _then(wish: Wish) -> str:
     return _some("--then", wish.then)
 
 
-def _said(flags: Mapping[str, str], command: Sequence[str], wish: Wish) -> dict[str, str]:
+def _said(flags: Mapping[str, str], command: Sequence[str], wish: MachineWish) -> dict[str, str]:
     """Everything that is pasted, by where it was said."""
     own = {
         "the command": " ".join(command),

@@ -17,7 +17,7 @@ import spotguard
 from spotguard.providers.errors import UsageError
 
 from .advice import advice
-from .plan import Cloud, Plan
+from .plan import BootstrapPlan, Cloud
 from .warnings import doubts
 
 #: Bytes that each cloud takes, before anybody makes base64 of them: EC2's "user data is limited to 16 KB, in raw form"; Compute
@@ -31,7 +31,7 @@ PER_BOOT = "/var/lib/cloud/scripts/per-boot/spotguard.sh"
 _INDENT = " " * 6
 
 
-def cloud_config(plan: Plan) -> str:
+def cloud_config(plan: BootstrapPlan) -> str:
     """cloud-init's user-data.
 
     The script in it is gzipped. The document stays text: Compute Engine takes no bytes as a metadata value, and a person
@@ -47,13 +47,13 @@ def cloud_config(plan: Plan) -> str:
     )
 
 
-def startup_script(plan: Plan) -> str:
+def startup_script(plan: BootstrapPlan) -> str:
     """For an image without cloud-init, such as GCP's Debian: its guest agent runs it at every boot."""
     head, _, rest = _script(plan).partition("\n")
     return _fitting(plan, f"{head}\n{_comments(plan, startup_script=True)}{rest}")
 
 
-def _fitting(plan: Plan, text: str) -> str:
+def _fitting(plan: BootstrapPlan, text: str) -> str:
     size, limit = len(text.encode()), LIMITS[plan.cloud]
     if size > limit:
         raise UsageError(
@@ -63,7 +63,7 @@ def _fitting(plan: Plan, text: str) -> str:
     return text
 
 
-def _comments(plan: Plan, *, startup_script: bool) -> str:
+def _comments(plan: BootstrapPlan, *, startup_script: bool) -> str:
     printed = (
         f"Printed by spotguard {spotguard.__version__}: run {plan.run_id} on {plan.cloud}, to {plan.store}."
     )
@@ -72,7 +72,7 @@ def _comments(plan: Plan, *, startup_script: bool) -> str:
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 
-def _script(plan: Plan) -> str:
+def _script(plan: BootstrapPlan) -> str:
     head = {
         "run_id": plan.run_id,
         "packages": plan.packages,

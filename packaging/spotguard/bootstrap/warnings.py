@@ -12,13 +12,13 @@ from spotguard.agent.config.parsers import deadline as parse_deadline
 from spotguard.providers.stores.url import CLOUDS, locate
 
 from . import requirement
-from .plan import Plan
+from .plan import BootstrapPlan
 
 #: Each cloud's own store, which its machines reach by their identity.
 _OWN = {"aws": "s3", "gcp": "gs", "azure": "az"}
 
 
-def doubts(plan: Plan, version: str = spotguard.__version__) -> list[str]:
+def doubts(plan: BootstrapPlan, version: str = spotguard.__version__) -> list[str]:
     """A sentence for each, for standard error and for the head of what is printed.
 
     Args:
@@ -62,7 +62,7 @@ def doubts(plan: Plan, version: str = spotguard.__version__) -> list[str]:
     return found
 
 
-def _of_packages(plan: Plan, version: str) -> list[str]:
+def _of_packages(plan: BootstrapPlan, version: str) -> list[str]:
     """Nothing here asks an index or a server: the machine does, later."""
     found = []
     ours, *others = plan.packages.split("\n")

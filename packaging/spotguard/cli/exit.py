@@ -68,12 +68,12 @@ def _interrupted() -> int:
 def _say(error: BaseException, code: int, text: str | None = None) -> int:
     if os.environ.get("SPOTGUARD_DEBUG") == "1":
         raise error
-    from spotguard.agent.telemetry.log_thread import Scribe
+    from spotguard.agent.telemetry.log_thread import LogThread
 
     # One line also where a foreign message that we quote has several. A reader that does not read, or a stderr that is
     # closed, costs the line and not the exit code.
     line = " ".join((text or str(error)).split())
-    last = Scribe(sys.stderr, str)
+    last = LogThread(sys.stderr, str)
     last.take(f"spotguard: error: {line}")
     last.close()
     return code

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _SHUTDOWN = 30.0
 
 
-class Cloud(ABC):
+class DemoCloud(ABC):
     """One cloud's manners, the whole of them."""
 
     #: As `--provider` says it, and as a person does.
@@ -46,7 +46,7 @@ class Cloud(ABC):
         return None
 
 
-class _Aws(Cloud):
+class _Aws(DemoCloud):
     name, title, window = "aws", "AWS", 120.0
 
     def simulator(self) -> Simulator:
@@ -64,7 +64,7 @@ class _Aws(Cloud):
         return f"spot/instance-action says terminate, in {window:g} s"
 
 
-class _Gcp(Cloud):
+class _Gcp(DemoCloud):
     """`preempted` has no time in it, and is TRUE in the moment in which the operating system is told to shut down: the
     save begins while everything on the machine is asked to end."""
 
@@ -94,7 +94,7 @@ class _Gcp(Cloud):
         return max(0.0, window - _SHUTDOWN)
 
 
-class _Azure(Cloud):
+class _Azure(DemoCloud):
     """The machine is one of a scale set, all of which are evicted: its list of events names the others too."""
 
     name, title, window = "azure", "Azure", 30.0
@@ -115,4 +115,4 @@ class _Azure(Cloud):
 
 
 #: A later cloud is one more.
-CLOUDS: Mapping[str, Cloud] = {cloud.name: cloud for cloud in (_Aws(), _Gcp(), _Azure())}
+CLOUDS: Mapping[str, DemoCloud] = {cloud.name: cloud for cloud in (_Aws(), _Gcp(), _Azure())}

@@ -15,7 +15,7 @@ from spotguard.providers.clock import Clock
 _MARK = "SPOTGUARD_DEMO_MACHINE"
 
 
-class Machine:
+class DemoMachine:
     """One command, and everything it starts.
 
     Args:

@@ -24,7 +24,7 @@ from .clearing import cleared
 from .clouds import CLOUDS
 from .compare import Verdict, compare
 from .report.summary import kept
-from .scenario import SHORTEST, Director, Plan, Story
+from .scenario import SHORTEST, DemoPlan, Director, Scenario
 from .screen import Screen, open_screen
 
 
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         cloud = CLOUDS[arguments.cloud]
         window = cloud.window if arguments.window is None else arguments.window
         script, steps, link = arguments.script.absolute(), arguments.steps, arguments.link
-        plan = Plan(cloud, script, steps, window, link, folder, left, *_place(arguments.store, folder))
+        plan = DemoPlan(cloud, script, steps, window, link, folder, left, *_place(arguments.store, folder))
         guest = _guest(plan, clock) if arguments.store else nullcontext()
         with guest, open_screen(plan.steps, clock, plain=arguments.no_color) as screen:
             story = Director(plan, screen, clock).play()
@@ -81,7 +81,7 @@ def _place(store: str | None, folder: Path) -> tuple[str, str]:
     return store, f"demo-{secrets.token_hex(4)}"
 
 
-def _guest(plan: Plan, clock: Clock) -> AbstractContextManager[None]:
+def _guest(plan: DemoPlan, clock: Clock) -> AbstractContextManager[None]:
     """Nothing of the demo stays in somebody's store, also where it fails or is ended."""
     return cleared(open_store(plan.store), plan.run_id, clock, lambda line: print(line, file=sys.stderr))
 
@@ -110,18 +110,18 @@ def _ended_in_order() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _verdict(story: Story, screen: Screen) -> Verdict:
+def _verdict(story: Scenario, screen: Screen) -> Verdict:
     screen.say("both runs are over: comparing every bit")
     return compare(story.reference_final, story.final, story.reference, story.parts)
 
 
-def _leave_report(plan: Plan, story: Story, verdict: Verdict) -> Path:
+def _leave_report(plan: DemoPlan, story: Scenario, verdict: Verdict) -> Path:
     from .report import html as report
 
     return report.leave(plan, story, verdict)
 
 
-def _print_timeline(story: Story) -> None:
+def _print_timeline(story: Scenario) -> None:
     line = story.timeline
     print(f"\nthe notice, {line.window:g} s before the end of machine 1:")
     for mark in line.marks:

@@ -20,9 +20,9 @@ from spotguard.providers.errors import SpotguardError
 from spotguard.providers.simulator.base import Simulator
 from spotguard.providers.stores.factory import open_store
 
-from .clouds import Cloud
+from .clouds import DemoCloud
 from .losses import Losses
-from .machine import Machine
+from .machine import DemoMachine
 from .screen import Screen
 from .timeline import Timeline, read_outcome, timeline
 
@@ -38,8 +38,8 @@ SHORTEST = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    cloud: Cloud
+class DemoPlan:
+    cloud: DemoCloud
     script: Path
     steps: int
     #: Seconds from the notice to the end of the machine.
@@ -61,7 +61,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class Scenario:
     """What happened."""
 
     reference: Losses
@@ -96,15 +96,15 @@ class Story:
 class Director:
     """Plays the cloud, and tells the screen."""
 
-    def __init__(self, plan: Plan, screen: Screen, clock: Clock) -> None:
+    def __init__(self, plan: DemoPlan, screen: Screen, clock: Clock) -> None:
         self._plan = plan
         self._store = open_store(plan.store)
         self._screen = screen
         self._clock = clock
-        self._lanes: dict[Machine, tuple[Losses, str]] = {}
+        self._lanes: dict[DemoMachine, tuple[Losses, str]] = {}
         self._pause = threading.Event()  # never set: what is waited on between two looks
 
-    def play(self) -> Story:
+    def play(self) -> Scenario:
         """All three acts.
 
         Raises:
@@ -120,7 +120,7 @@ class Director:
             self._show()
             self._must(reference.returncode == 0, reference, "the uninterrupted run failed")
             parts = (lost, resumed)
-            return Story(
+            return Scenario(
                 losses, parts, reference.final, last.final, line, noticed_at, self._checkpoint_bytes()
             )
 
@@ -160,7 +160,7 @@ class Director:
         return losses.step >= self._plan.steps // 2
 
     def _end_of(
-        self, machine: Machine, losses: Losses, visible: float, visible_wall: float, pressed: float | None
+        self, machine: DemoMachine, losses: Losses, visible: float, visible_wall: float, pressed: float | None
     ) -> Timeline:
         late = not machine.ended
         left_over = machine.power_off()
@@ -196,7 +196,7 @@ class Director:
         machine.discard()
         return found
 
-    def _second(self, stack: ExitStack) -> tuple[Machine, Losses]:
+    def _second(self, stack: ExitStack) -> tuple[DemoMachine, Losses]:
         """The next machine goes on where the store says."""
         simulator = stack.enter_context(self._plan.cloud.simulator())
         machine, losses = self._machine("machine 2", stack)
@@ -211,9 +211,9 @@ class Director:
 
     # --- its means ---
 
-    def _machine(self, name: str, stack: ExitStack) -> tuple[Machine, Losses]:
+    def _machine(self, name: str, stack: ExitStack) -> tuple[DemoMachine, Losses]:
         file = name.replace(" ", "-")
-        machine = Machine(name, self._plan.folder / file, self._plan.left / f"{file}.txt", self._clock)
+        machine = DemoMachine(name, self._plan.folder / file, self._plan.left / f"{file}.txt", self._clock)
         stack.callback(machine.power_off)
         self._lanes[machine] = losses, _ = Losses(machine.log), "starts"
         return machine, losses
@@ -221,7 +221,7 @@ class Director:
     def _training(self) -> list[str]:
         return [str(self._plan.script), "--steps", str(self._plan.steps)]
 
-    def _guarded(self, machine: Machine, simulator: Simulator) -> list[str]:
+    def _guarded(self, machine: DemoMachine, simulator: Simulator) -> list[str]:
         plan = self._plan
         behind = ["-m", "spotguard.demo.throttled_store", f"{plan.link:g}"] if plan.link else []
         return [
@@ -244,7 +244,7 @@ class Director:
         newest = next(marked, None)
         return sum(newest.files.values()) if newest is not None else 0
 
-    def _doing(self, machine: Machine, doing: str) -> None:
+    def _doing(self, machine: DemoMachine, doing: str) -> None:
         self._lanes[machine] = self._lanes[machine][0], doing
         self._show()
 
@@ -270,6 +270,6 @@ class Director:
             self._lanes[machine] = losses, doing
             self._screen.lane(machine.name, losses.step, losses.loss, doing)
 
-    def _must(self, fact: bool, machine: Machine, otherwise: str) -> None:
+    def _must(self, fact: bool, machine: DemoMachine, otherwise: str) -> None:
         if not fact:
             raise SpotguardError(f"{otherwise}: {machine.last_words()} (more in {machine.console})")

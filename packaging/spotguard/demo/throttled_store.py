@@ -20,7 +20,7 @@ from spotguard.providers.stores.base import BlobStore, ObjectInfo, Sent
 _PIECE = 0.05
 
 
-class Uplink:
+class ThrottledStore:
     """A `BlobStore` behind a link.
 
     Args:
@@ -95,7 +95,7 @@ def main() -> None:
     direct = factory.open_store
 
     def open_store(url: str) -> BlobStore:
-        return Uplink(direct(url), rate)
+        return ThrottledStore(direct(url), rate)
 
     factory.open_store = open_store  # before `register` asks for it
     sys.argv = sys.argv[2:]

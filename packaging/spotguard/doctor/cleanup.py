@@ -22,7 +22,7 @@ log = logging.getLogger("spotguard.doctor")
 _CLEARING, _RETURNING = 10.0, 5.0
 
 
-class Litter:
+class Leftovers:
     """What may lie in a store because of us. A context manager: it is gone after, or `left` says what is not.
 
     Args:
@@ -68,7 +68,7 @@ class Litter:
         """Somebody who puts, and looks at `over`."""
         self._putting.append(aside)
 
-    def __enter__(self) -> Litter:
+    def __enter__(self) -> Leftovers:
         return self
 
     def __exit__(self, *raised: object) -> None:

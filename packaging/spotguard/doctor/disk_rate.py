@@ -16,8 +16,8 @@ from spotguard.providers.clock import Clock
 from spotguard.providers.errors import StoreError
 from spotguard.providers.stores.base import BlobStore
 
-from .cleanup import Litter
-from .measuring import PATIENCE, Measured, Measuring, Pace
+from .cleanup import Leftovers
+from .measuring import PATIENCE, Measured, MeasureLimits, Measuring
 
 #: Bytes of the first object, and the seconds below which the next is twice as large, up to a save's.
 _FIRST, _QUICK = 2**20, 0.25
@@ -54,7 +54,13 @@ class DiskMeasurement(Measuring):
     """
 
     def __init__(
-        self, store: BlobStore, key: Callable[[], str], litter: Litter, clock: Clock, pace: Pace, most: int
+        self,
+        store: BlobStore,
+        key: Callable[[], str],
+        litter: Leftovers,
+        clock: Clock,
+        pace: MeasureLimits,
+        most: int,
     ) -> None:
         super().__init__(store, key, litter, clock, pace, most, _LONGEST)
         first = min(_FIRST, len(self._data))

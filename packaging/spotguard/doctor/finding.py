@@ -32,7 +32,7 @@ Check = Literal[
 ]
 
 
-class State(StrEnum):
+class FindingState(StrEnum):
     OK = "ok"
     #: It would save all the same; somebody should know.
     WARNING = "warning"
@@ -43,7 +43,7 @@ class State(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Finding:
     check: Check
-    state: State
+    state: FindingState
     #: One line: what was found.
     found: str
     #: What to do; "" where nothing is.
@@ -57,19 +57,19 @@ class Finding:
 
 
 def ok(check: Check, found: str, advice: str = "", **facts: Any) -> Finding:
-    return Finding(check, State.OK, found, advice, facts)
+    return Finding(check, FindingState.OK, found, advice, facts)
 
 
 def warning(check: Check, found: str, advice: str = "", **facts: Any) -> Finding:
-    return Finding(check, State.WARNING, found, advice, facts)
+    return Finding(check, FindingState.WARNING, found, advice, facts)
 
 
 def fails(check: Check, found: str, advice: str = "", **facts: Any) -> Finding:
-    return Finding(check, State.FAILS, found, advice, facts)
+    return Finding(check, FindingState.FAILS, found, advice, facts)
 
 
 def any_fails(findings: Iterable[Finding]) -> bool:
-    return any(each.state is State.FAILS for each in findings)
+    return any(each.state is FindingState.FAILS for each in findings)
 
 
 def parted(error: Exception) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from spotguard.providers.clock import Clock
 from spotguard.providers.errors import StoreError
 from spotguard.providers.stores.base import BlobStore
 
-from .cleanup import Litter
+from .cleanup import Leftovers
 from .timeouts import Aside
 
 #: Seconds that one put may take: a slow link brings an object in as many. What stands still is left behind before that.
@@ -27,7 +27,7 @@ _GRACE = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class MeasureLimits:
     """How long it is measured, and how much is put for it at the most."""
 
     seconds: float = 2.0
@@ -63,9 +63,9 @@ class Measuring(ABC):
         self,
         store: BlobStore,
         key: Callable[[], str],
-        litter: Litter,
+        litter: Leftovers,
         clock: Clock,
-        pace: Pace,
+        pace: MeasureLimits,
         most: int,
         longest: float,
     ) -> None:

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 
 from spotguard.providers.text import count
 
-from .finding import Finding, State
+from .finding import Finding, FindingState
 
 _STATES = {
-    State.OK: ("ok", "green"),
-    State.WARNING: ("warning", "yellow"),
-    State.FAILS: ("FAILS", "bold red"),
+    FindingState.OK: ("ok", "green"),
+    FindingState.WARNING: ("warning", "yellow"),
+    FindingState.FAILS: ("FAILS", "bold red"),
 }
 #: What a check is called on the page, where its name alone says too little.
 _CALLED = {"create": "create once"}
@@ -34,14 +34,17 @@ def lines(finding: Finding, width: int | None) -> Iterator[Line]:
     if finding.advice:
         # Of what is well it is a remark.
         yield from _folded(
-            f"{'':<11}{'what to do':<13}", finding.advice, "" if finding.state is State.OK else "bold", width
+            f"{'':<11}{'what to do':<13}",
+            finding.advice,
+            "" if finding.state is FindingState.OK else "bold",
+            width,
         )
 
 
 def last(findings: Sequence[Finding]) -> Line:
     """The page in one line."""
-    failing = list(dict.fromkeys(each.check for each in findings if each.state is State.FAILS))
-    warnings = sum(each.state is State.WARNING for each in findings)
+    failing = list(dict.fromkeys(each.check for each in findings if each.state is FindingState.FAILS))
+    warnings = sum(each.state is FindingState.WARNING for each in findings)
     beside = f" ({count(warnings, 'warning')})" if warnings else ""
     known = any(each.check == "verdict" and each.facts.get("fits") for each in findings)
     if failing:

@@ -25,9 +25,9 @@ from spotguard.providers.stores.url import shown
 from . import disk_rate, throughput, verdict
 from .checks import agent, cloud, credentials, disk, job, stage, start, store, window
 from .checks import clock as clocks
-from .cleanup import Litter
-from .finding import Finding, State, fails, parted, warning
-from .measuring import Measured, Pace
+from .cleanup import Leftovers
+from .finding import Finding, FindingState, fails, parted, warning
+from .measuring import Measured, MeasureLimits
 
 #: Below which name the probe lies where no run is named. It looks like no run to anybody: those have attempts.
 _NO_RUN = "spotguard-doctor"
@@ -48,7 +48,7 @@ class Patient:
     #: Where the firmware's words lie, and the machine's service listens.
     root: Path = Path("/")
     service: Path = SERVICE_SOCKET
-    pace: Pace = field(default_factory=Pace)
+    pace: MeasureLimits = field(default_factory=MeasureLimits)
 
 
 def visit(who: Patient) -> Generator[Finding, None, None]:
@@ -91,7 +91,7 @@ def _store(
         found, advice = parted(error)
         yield fails("store", found, advice, url=shown(url))
         return None, 0.0
-    litter = Litter(opened, who.clock)
+    litter = Leftovers(opened, who.clock)
     measured, put_seconds = None, 0.0
     with litter, litter:  # twice: the one interruption may come at the very begin of the first clearing
         reached = store.reach(opened, who.clock, partial(dates.hear, "the store"))
@@ -99,12 +99,12 @@ def _store(
         room = None
         if folder:
             room = yield from disk.look(url, cloud_name, nbytes, who.clock)
-        answers = reached.state is State.OK and (room is not None or not folder)
+        answers = reached.state is FindingState.OK and (room is not None or not folder)
         if dates.ahead is None:
             dates.hear("the metadata service", cloud.dated(cloud_name, who.options, who.clock))
         if answers:
             yield credentials.look(opened)
-        yield clocks.judge(dates, urlsplit(url).scheme, taken=reached.state is State.OK)
+        yield clocks.judge(dates, urlsplit(url).scheme, taken=reached.state is FindingState.OK)
         if answers:
             tried = store.rights(opened, run_id, litter, who.clock)
             yield from tried.findings
@@ -126,7 +126,7 @@ def _url(options: Options, saving: Sequence[job.Session]) -> str:
     return str(max(saving, key=lambda each: int(each["bytes"]))["store"])
 
 
-def _measure(who: Patient, opened: BlobStore, run_id: str, litter: Litter, room: int | None) -> Measured:
+def _measure(who: Patient, opened: BlobStore, run_id: str, litter: Leftovers, room: int | None) -> Measured:
     """
     Args:
         room: bytes that are free in a folder; None in a cloud.

@@ -18,9 +18,9 @@ from spotguard.providers.stores.http import PIECE
 from spotguard.providers.text import amount
 
 from .checks.store import FOLDER
-from .cleanup import Litter
+from .cleanup import Leftovers
 from .finding import Finding, fails, ok, warning
-from .measuring import PATIENCE, Measured, Measuring, Pace
+from .measuring import PATIENCE, Measured, MeasureLimits, Measuring
 
 #: Sockets and routers take up to so many pieces of each connection at once, on their way to a link that is slower: they
 #: are not counted (at 50 Mbit/s they would make it 60), unless that takes so many seconds.
@@ -44,7 +44,7 @@ class Measurement(Measuring):
     """Of a network: every byte counts from when the connections are full."""
 
     def __init__(
-        self, store: BlobStore, key: Callable[[], str], litter: Litter, clock: Clock, pace: Pace
+        self, store: BlobStore, key: Callable[[], str], litter: Leftovers, clock: Clock, pace: MeasureLimits
     ) -> None:
         super().__init__(store, key, litter, clock, pace, pace.most, _AHEAD_MOST + _LONGEST)
         self._crc = crc32(self._data)

@@ -33,7 +33,7 @@ EXIT_CODES = {ProofVerdict.EXACT: 0, ProofVerdict.INEXACT: 1, ProofVerdict.UNSUR
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ProofRequest:
     """What is to be proven, checked."""
 
     command: Sequence[str]
@@ -106,7 +106,7 @@ class Proof:
     own_end: bool = False
 
 
-def prove(trial: Trial, clock: Clock, say: Callable[[str], None]) -> Proof:
+def prove(trial: ProofRequest, clock: Clock, say: Callable[[str], None]) -> Proof:
     """Run all lives and compare them.
 
     Args:
@@ -146,7 +146,7 @@ def prove(trial: Trial, clock: Clock, say: Callable[[str], None]) -> Proof:
         return proof
 
 
-def _folder(trial: Trial, stack: ExitStack) -> Path:
+def _folder(trial: ProofRequest, stack: ExitStack) -> Path:
     if trial.folder is not None:
         return trial.folder
     made = Path(os.path.realpath(tempfile.mkdtemp(prefix="spotguard-prove-")))
@@ -154,7 +154,7 @@ def _folder(trial: Trial, stack: ExitStack) -> Path:
     return made
 
 
-def _prove(trial: Trial, lived: SeriesRunner, base: Path) -> Proof:
+def _prove(trial: ProofRequest, lived: SeriesRunner, base: Path) -> Proof:
     lived.run(series.UNDISTURBED)
     first, second = (lived.lives[each.name][0] for each in series.UNDISTURBED)
     steps = _steps(first, second)

@@ -1,4 +1,4 @@
-"""What one run of the command has written down, as values: a `Record` for each rank, and the `Files` that it has opened."""
+"""What one run of the command has written down, as values: a `Record` for each rank, and the `OpenedFiles` that it has opened."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ _READS = frozenset({"read", "update"})
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class OpenedFiles:
     """The files that a life has opened, by their path: in which ways, the first way first."""
 
     ways: Mapping[str, Sequence[str]]
@@ -229,14 +229,14 @@ class Files:
         """Those whose content came from somebody else: nothing was written first."""
         return {path for path, ways in self.ways.items() if ways[0] in _READS}
 
-    def within(self, folder: Path) -> Files:
+    def within(self, folder: Path) -> OpenedFiles:
         """Those in a folder, by their paths below it."""
         inside = f"{os.path.realpath(folder)}{os.sep}"
-        return Files({p.removeprefix(inside): w for p, w in self.ways.items() if p.startswith(inside)})
+        return OpenedFiles({p.removeprefix(inside): w for p, w in self.ways.items() if p.startswith(inside)})
 
-    def outside(self, folder: Path) -> Files:
+    def outside(self, folder: Path) -> OpenedFiles:
         inside = f"{os.path.realpath(folder)}{os.sep}"
-        return Files(
+        return OpenedFiles(
             {
                 path: ways
                 for path, ways in self.ways.items()
@@ -245,7 +245,7 @@ class Files:
         )
 
 
-def read_files(folder: Path) -> Files:
+def read_files(folder: Path) -> OpenedFiles:
     """What the processes of a life have written down."""
     ways: dict[str, list[str]] = {}
     threads: dict[str, None] = {}
@@ -259,10 +259,10 @@ def read_files(folder: Path) -> Files:
                 threads[name] = None
             else:
                 ways.setdefault(os.path.realpath(name), []).append(way)
-    return Files(ways, list(threads))
+    return OpenedFiles(ways, list(threads))
 
 
-def leaks(by_series: Iterable[Files]) -> list[str]:
+def leaks(by_series: Iterable[OpenedFiles]) -> list[str]:
     """Files that one series has written and another one reads. Lives of one series may: they are one job."""
     series = list(by_series)
     found: dict[str, None] = {}
@@ -273,10 +273,10 @@ def leaks(by_series: Iterable[Files]) -> list[str]:
     return list(found)
 
 
-def together(files: Sequence[Files]) -> Files:
+def together(files: Sequence[OpenedFiles]) -> OpenedFiles:
     """Of all lives of a series, in their order."""
     ways: dict[str, list[str]] = {}
     for each in files:
         for path, found in each.ways.items():
             ways.setdefault(path, []).extend(found)
-    return Files(ways)
+    return OpenedFiles(ways)

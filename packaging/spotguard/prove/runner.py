@@ -23,7 +23,7 @@ from spotguard.providers.clock import Clock
 from spotguard.providers.errors import SpotguardError, UsageError
 
 from .processes import Processes
-from .record import Files, Record, RecordReader, read_files
+from .record import OpenedFiles, Record, RecordReader, read_files
 
 #: Seconds between two looks at what a life has written.
 _LOOK = 0.05
@@ -86,7 +86,7 @@ class Life:
     #: Whether it was ended by its action.
     taken: bool
     seconds: float
-    files: Files
+    files: OpenedFiles
     #: The last line that the script has printed.
     last_words: str
     console: Path

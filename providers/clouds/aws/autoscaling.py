@@ -10,8 +10,8 @@ from __future__ import annotations
 from ...clock import Clock
 from ...health import SEEING
 from ...notice import Notice, NoticeKind, Sighting
-from .imds import Imds
-from .source import SHORT_WINDOW, Key, shown, unread
+from .imds import AwsImds
+from .source import SHORT_WINDOW, AwsSource, shown, unread
 
 _KEY = "autoscaling/target-lifecycle-state"
 
@@ -25,14 +25,14 @@ _SLEEPS = {"warmed:stopped": NoticeKind.STOP, "warmed:hibernated": NoticeKind.HI
 _SERVES = ("inservice", "standby")
 
 
-class TargetState(Key):
+class TargetState(AwsSource):
     """The key as a `NoticeSource`. It is absent without a group, and for a while on a young instance."""
 
     key = _KEY
     # A notice that gave way to another word is void: a hibernated instance wakes, and is in service again.
     withdraws = True
 
-    def __init__(self, imds: Imds, clock: Clock) -> None:
+    def __init__(self, imds: AwsImds, clock: Clock) -> None:
         super().__init__(imds, clock)
         self._served = False
 

@@ -19,7 +19,7 @@ from ...dates import parse_iso
 from ...health import SEEING
 from ...notice import Notice, NoticeKind, Severity, Sighting
 from ..http import parse_json
-from .source import STALE, Key, parse_date, shown, unread
+from .source import STALE, AwsSource, parse_date, shown, unread
 
 _REBALANCE = "events/recommendations/rebalance"
 _SCHEDULED = "events/maintenance/scheduled"
@@ -44,7 +44,7 @@ _CODES = {
 _OVER = ("completed", "canceled", "cancelled")
 
 
-class Rebalance(Key):
+class Rebalance(AwsSource):
     """`events/recommendations/rebalance` as a `NoticeSource`. It stays, once it is there, and so does the advice."""
 
     key = _REBALANCE
@@ -54,7 +54,7 @@ class Rebalance(Key):
         return parse_rebalance(body, self._clock, strict=not sure)
 
 
-class ScheduledEvents(Key):
+class AwsScheduledEvents(AwsSource):
     """`events/maintenance/scheduled` as a `NoticeSource`. What is no longer listed, or over, is withdrawn; what is given
     another day is another notice."""
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from ...clock import Clock
 from ...errors import UsageError
 from ...health import Health, blind, wrong_server
-from ..http import Answer, Failure, MetadataClient, coded, no_answer, parse_endpoint, server_named
+from ..http import Failure, MetadataAnswer, MetadataClient, coded, no_answer, parse_endpoint, server_named
 
 ENDPOINTS = {"IPv4": "http://169.254.169.254", "IPv6": "http://[fd00:ec2::254]"}
 
@@ -81,7 +81,7 @@ def resolve_endpoint(explicit: str | None, environ: Mapping[str, str]) -> str:
     raise UsageError(f"{variable}_MODE {mode!r}: expected IPv4 or IPv6")
 
 
-class Imds:
+class AwsImds:
     """Reads of metadata keys, each with a token that is valid. For one thread.
 
     Args:
@@ -102,11 +102,11 @@ class Imds:
         #: Why the token could not be renewed although the one we hold is still good; "" when all is well.
         self.trouble = ""
 
-    def get(self, path: str) -> Answer | Health:
+    def get(self, path: str) -> MetadataAnswer | Health:
         """The key at `path`: an answer of any status but 401, else why there is none."""
         self._give_up_at = self._clock.monotonic() + GET_TIMEOUT
         answer = self._fetch(path)
-        renewable = isinstance(answer, Answer) and answer.status in (200, 404)
+        renewable = isinstance(answer, MetadataAnswer) and answer.status in (200, 404)
         if renewable and self._clock.monotonic() >= self._renew_at:
             self._renew_early()
         return answer
@@ -133,18 +133,18 @@ class Imds:
         self._proved = True
         return None
 
-    def judge(self, path: str, answer: Answer) -> Health:
+    def judge(self, path: str, answer: MetadataAnswer) -> Health:
         """How well we see, where the key at `path` was answered like that, and its body was of no use."""
         return self._judge(f"GET {self._client.endpoint}{path}", answer)
 
     def close(self) -> None:
         self._client.close()
 
-    def _fetch(self, path: str) -> Answer | Health:
+    def _fetch(self, path: str) -> MetadataAnswer | Health:
         if self._clock.monotonic() >= self._expires_at and (problem := self._renew()):
             return problem
         answer = self._read(path)
-        if isinstance(answer, Answer) and answer.status == 401:
+        if isinstance(answer, MetadataAnswer) and answer.status == 401:
             # The service may forget a token before its time. Within this look, or a notice waits for the next.
             if problem := self._renew():
                 return problem
@@ -153,7 +153,7 @@ class Imds:
             return self._judge(f"GET {self._client.endpoint}{path}", answer)
         return answer
 
-    def _read(self, path: str) -> Answer | Failure:
+    def _read(self, path: str) -> MetadataAnswer | Failure:
         request = self._reads.get(path)
         if request is None:
             request = self._reads[path] = self._client.prepare("GET", path, {})
@@ -201,11 +201,11 @@ class Imds:
         detail = f"{what}: no answer, while a GET without a token is answered at once ({answer.status})"
         return blind("hop-limit", detail, _HOP_LIMIT.format(instance=self._instance))
 
-    def _judge(self, what: str, answer: Answer | Failure) -> Health:
+    def _judge(self, what: str, answer: MetadataAnswer | Failure) -> Health:
         """What an answer that is of no use says about how well we see."""
         return coded(self._meaning(what, answer), answer)
 
-    def _meaning(self, what: str, answer: Answer | Failure) -> Health:
+    def _meaning(self, what: str, answer: MetadataAnswer | Failure) -> Health:
         if isinstance(answer, Failure):
             return no_answer(answer, timeout=_FIREWALL, unreachable=_UNREACHABLE, stranger=_WRONG_SERVER)
         detail = f"{what}: {answer.status}{_signed(answer)}"
@@ -232,6 +232,6 @@ def _is_html(body: bytes) -> bool:
     return body.lstrip().startswith(b"<")
 
 
-def _signed(answer: Answer) -> str:
+def _signed(answer: MetadataAnswer) -> str:
     """Who says it was them; AWS's own is "EC2ws"."""
     return "" if answer.headers.get("Server") == "EC2ws" else server_named(answer)

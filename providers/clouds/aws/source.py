@@ -17,8 +17,8 @@ from typing import Any
 from ...clock import Clock
 from ...health import SEEING, Health, Sight, blind, wrong_server
 from ...notice import JITTER, Notice, NoticeKind, Severity, Sighting, looked
-from ..http import Answer, coded
-from .imds import GET_TIMEOUT, Imds
+from ..http import MetadataAnswer, coded
+from .imds import GET_TIMEOUT, AwsImds
 
 log = logging.getLogger("spotguard.providers")
 
@@ -45,7 +45,7 @@ _DATE = re.compile(
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-class Key(ABC):
+class AwsSource(ABC):
     """A `NoticeSource` that reads one key. A subclass says which, how often, and what its body says."""
 
     #: Below `ROOT`.
@@ -59,7 +59,7 @@ class Key(ABC):
     #: AWS's public mock writes the time of each request into it (amazon-ec2-metadata-mock, without `-t`).
     single = False
 
-    def __init__(self, imds: Imds, clock: Clock) -> None:
+    def __init__(self, imds: AwsImds, clock: Clock) -> None:
         self.name = f"aws {self.key}"
         self._imds = imds
         self._clock = clock
@@ -100,7 +100,7 @@ class Key(ABC):
             said = self._judged(answer, said)
         return self._kept(said)
 
-    def _judged(self, answer: Answer, said: Sighting) -> Sighting:
+    def _judged(self, answer: MetadataAnswer, said: Sighting) -> Sighting:
         """What an answer without a notice is worth."""
         path = ROOT + self.key
         if answer.status not in (200, 404):

@@ -17,8 +17,8 @@ from ...dates import parse_iso
 from ...health import SEEING, Health, Sight
 from ...notice import Notice, NoticeKind, Sighting
 from ..http import parse_json
-from .imds import Imds
-from .source import ROOT, SHORT_WINDOW, STALE, Key, parse_date, shown, unread
+from .imds import AwsImds
+from .source import ROOT, SHORT_WINDOW, STALE, AwsSource, parse_date, shown, unread
 
 _ACTION = "spot/instance-action"
 _TIME = "spot/termination-time"
@@ -37,7 +37,7 @@ _INSTANT = re.compile(
 )
 
 
-class InstanceAction(Key):
+class InstanceAction(AwsSource):
     """`spot/instance-action` as a `NoticeSource`. Its withdrawal is not documented, so it withdraws nothing."""
 
     key = _ACTION
@@ -45,7 +45,7 @@ class InstanceAction(Key):
     # AWS advises 5 s: a twenty-fourth of the window. The service is local and 0.2 ms of our CPU a look.
     interval = 1.0
 
-    def __init__(self, imds: Imds, clock: Clock) -> None:
+    def __init__(self, imds: AwsImds, clock: Clock) -> None:
         super().__init__(imds, clock)
         self._was_absent = False
 
@@ -57,14 +57,14 @@ class InstanceAction(Key):
         return Sighting(SEEING)
 
 
-class TerminationTime(Key):
+class TerminationTime(AwsSource):
     """`spot/termination-time`, one bare time, as a `NoticeSource`. What it says of an instant, `instance-action` says
     too, under the same id: it is one notice. It is told at the second look, so that it is the other's where that sees."""
 
     key = _TIME
     single = True
 
-    def __init__(self, imds: Imds, clock: Clock) -> None:
+    def __init__(self, imds: AwsImds, clock: Clock) -> None:
         super().__init__(imds, clock)
         self._held_none = False
         #: What the last look found that could see.
@@ -75,7 +75,7 @@ class TerminationTime(Key):
         told = tuple(notice for notice in said.notices if notice.id in self._stood)
         if said.health.seeing:
             self._stood = {notice.id for notice in said.notices}
-        self.interval = _SECOND_LOOK if len(told) < len(said.notices) else Key.interval
+        self.interval = _SECOND_LOOK if len(told) < len(said.notices) else AwsSource.interval
         return replace(said, notices=told)
 
     def read(self, body: bytes, *, sure: bool) -> Sighting:

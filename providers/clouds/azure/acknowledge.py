@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import queue
 
-from ..http import Answer
-from .imds import Imds
-from .tracker import SOURCE, Book
+from ..http import MetadataAnswer
+from .imds import AzureImds
+from .tracker import SOURCE, EventTracker
 
 log = logging.getLogger("spotguard.providers")
 
@@ -21,7 +21,7 @@ _TRIES = 5
 class GoAheads:
     """What was asked of us, handed over to the thread that looks."""
 
-    def __init__(self, imds: Imds) -> None:
+    def __init__(self, imds: AzureImds) -> None:
         self._imds = imds
         self._asked: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._left: dict[str, int] = {}
@@ -30,7 +30,7 @@ class GoAheads:
         """For any thread. What is no notice of Azure's is none of ours."""
         self._asked.put(notice_id)
 
-    def send(self, book: Book, names: frozenset[str]) -> None:
+    def send(self, book: EventTracker, names: frozenset[str]) -> None:
         """One try for each. For the thread that looks."""
         while not self._asked.empty():
             self._left.setdefault(self._asked.get_nowait(), _TRIES)
@@ -39,7 +39,7 @@ class GoAheads:
             if self._send(notice_id, book, names) or not self._left[notice_id]:
                 del self._left[notice_id]
 
-    def _send(self, notice_id: str, book: Book, names: frozenset[str]) -> bool:
+    def _send(self, notice_id: str, book: EventTracker, names: frozenset[str]) -> bool:
         """Whether nothing more is to be said about this notice."""
         event = book.event(notice_id)
         if event is None or event.started:
@@ -48,9 +48,9 @@ class GoAheads:
             log.info("%s: not acknowledged, for it is not about this machine alone: %s", SOURCE, event.words)
             return True
         answer = self._imds.acknowledge(event.id)
-        if isinstance(answer, Answer) and answer.status == 200:
+        if isinstance(answer, MetadataAnswer) and answer.status == 200:
             log.info("%s: acknowledged, so Azure may begin: %s", SOURCE, event.words)
             return True
         if answer is not None:
             log.warning("%s: could not be acknowledged: %s", SOURCE, self._imds.judge_start(answer).detail)
-        return isinstance(answer, Answer) and answer.status == 400
+        return isinstance(answer, MetadataAnswer) and answer.status == 400

@@ -17,7 +17,7 @@ from ...dates import parse_iso
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ScheduledEvent:
     """One entry of the list."""
 
     #: Azure's own; "" where there is none.
@@ -45,7 +45,7 @@ class Event:
         """Whether this machine is known to be the only one that it is about."""
         return len(self.resources) == 1 and self.resources[0].casefold() in names
 
-    def is_like(self, other: Event) -> bool:
+    def is_like(self, other: ScheduledEvent) -> bool:
         """Whether it is of the same type and about the same machines."""
         return self._content() == other._content()
 
@@ -57,7 +57,7 @@ class Event:
 class Document:
     """What could be read."""
 
-    events: tuple[Event, ...]
+    events: tuple[ScheduledEvent, ...]
     #: What could not, in one line; then an event that is not here may still stand. "" when all is well.
     problem: str = ""
 
@@ -98,7 +98,7 @@ def parse_date(text: object) -> float | None:
         return None
 
 
-def _event(entry: Any) -> Event | None:
+def _event(entry: Any) -> ScheduledEvent | None:
     """None for what says neither what happens nor to whom."""
     if not isinstance(entry, dict):
         return None
@@ -109,7 +109,7 @@ def _event(entry: Any) -> Event | None:
     not_before = parse_date(entry.get("NotBefore"))
     # `NotBefore` is blank from the start on, so where the status is none that we know, the date tells.
     started = status.casefold() == "started" or (status.casefold() != "scheduled" and not_before is None)
-    return Event(_word(entry.get("EventId")), kind, resources, started, not_before, _words(entry))
+    return ScheduledEvent(_word(entry.get("EventId")), kind, resources, started, not_before, _words(entry))
 
 
 def _resources(value: Any) -> tuple[str, ...]:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ..http import Answer, Failure
+from ..http import Failure, MetadataAnswer
 
 
 class _Call:
     """One request on its way. It cannot be called back: its thread ends with the answer or at the timeout, and holds
     up no exit (a daemon)."""
 
-    def __init__(self, ask: Callable[[], Answer | Failure | None]) -> None:
+    def __init__(self, ask: Callable[[], MetadataAnswer | Failure | None]) -> None:
         self.done = threading.Event()
-        self.answer: Answer | Failure | None = None
+        self.answer: MetadataAnswer | Failure | None = None
         self._ask = ask
         threading.Thread(target=self._run, name="spotguard-azure-enabling", daemon=True).start()
 
@@ -36,7 +36,7 @@ class Enabling:
         ask: sends the request; None where it was not sent.
     """
 
-    def __init__(self, ask: Callable[[], Answer | Failure | None]) -> None:
+    def __init__(self, ask: Callable[[], MetadataAnswer | Failure | None]) -> None:
         self._ask = ask
         self._call: _Call | None = None
 
@@ -47,7 +47,7 @@ class Enabling:
         self._call = _Call(self._ask)
         return True
 
-    def take(self, wait: float) -> Answer | Failure | None:
+    def take(self, wait: float) -> MetadataAnswer | Failure | None:
         """The answer, once; None where there is none after `wait` seconds.
 
         Real seconds, whatever Clock the caller holds: so are the network's.

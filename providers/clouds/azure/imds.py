@@ -14,7 +14,7 @@ from collections import deque
 
 from ...clock import Clock
 from ...health import Health, blind, wrong_server
-from ..http import Answer, Failure, MetadataClient, coded, no_answer, parse_endpoint, server_named
+from ..http import Failure, MetadataAnswer, MetadataClient, coded, no_answer, parse_endpoint, server_named
 
 ENDPOINT = "http://169.254.169.254"
 
@@ -69,7 +69,7 @@ def resolve_endpoint(explicit: str | None) -> str:
     return parse_endpoint(explicit, "--metadata-endpoint") if explicit else ENDPOINT
 
 
-class Pace:
+class RequestRate:
     """What was sent within the last second. For several threads."""
 
     def __init__(self, clock: Clock) -> None:
@@ -89,7 +89,7 @@ class Pace:
             return True
 
 
-class Imds:
+class AzureImds:
     """What we ask, counted. For one thread, but for `enable`, which has its own.
 
     Each question is None where it was not asked, because too much was asked in this second.
@@ -98,12 +98,12 @@ class Imds:
     def __init__(self, endpoint: str, clock: Clock, *, timeout: float = TIMEOUT) -> None:
         self.endpoint = endpoint
         self._timeout = timeout
-        self._pace = Pace(clock)
+        self._pace = RequestRate(clock)
         self._client = self._new_client(timeout)
         self._events = self._client.prepare("GET", EVENTS_PATH, _HEADERS)
         self._name = self._client.prepare("GET", NAME_PATH, _HEADERS)
 
-    def events(self, timeout: float | None = None) -> Answer | Failure | None:
+    def events(self, timeout: float | None = None) -> MetadataAnswer | Failure | None:
         """The document of events."""
         if not self._pace.take(_MOST):
             return None
@@ -113,7 +113,7 @@ class Imds:
             answer = self._client.send(self._events, timeout=timeout, again=False)
         return answer
 
-    def enable(self, timeout: float) -> Answer | Failure | None:
+    def enable(self, timeout: float) -> MetadataAnswer | Failure | None:
         """The document of events, by a call that may take so long. On a connection, and for a thread, of its own."""
         if not self._pace.take(_MOST_BESIDE):
             return None
@@ -128,13 +128,13 @@ class Imds:
         if not self._pace.take(_MOST_BESIDE):
             return None
         answer = self._client.send(self._name, timeout=_NAME_TIMEOUT, again=False)
-        if isinstance(answer, Answer) and answer.status == 200:
+        if isinstance(answer, MetadataAnswer) and answer.status == 200:
             name = answer.body.decode("utf-8", "replace").strip()
             if _NAME.fullmatch(name):
                 return name
         return self._judge("GET", NAME_PATH, answer)
 
-    def acknowledge(self, event_id: str) -> Answer | Failure | None:
+    def acknowledge(self, event_id: str) -> MetadataAnswer | Failure | None:
         """Allow Azure to begin with this event now."""
         if not self._pace.take(_MOST_BESIDE):
             return None
@@ -142,18 +142,18 @@ class Imds:
         headers = {**_HEADERS, "Content-Type": "application/json"}
         return self._client.send(self._client.prepare("POST", EVENTS_PATH, headers, body), again=False)
 
-    def judge_events(self, answer: Answer | Failure) -> Health:
+    def judge_events(self, answer: MetadataAnswer | Failure) -> Health:
         """How well we see, where `events` was answered like that, and the body was of no use."""
         return self._judge("GET", EVENTS_PATH, answer)
 
-    def judge_start(self, answer: Answer | Failure) -> Health:
+    def judge_start(self, answer: MetadataAnswer | Failure) -> Health:
         """The same, of `acknowledge`."""
         return self._judge("POST", EVENTS_PATH, answer)
 
-    def _judge(self, method: str, path: str, answer: Answer | Failure) -> Health:
+    def _judge(self, method: str, path: str, answer: MetadataAnswer | Failure) -> Health:
         return coded(self._meaning(method, path, answer), answer)
 
-    def _meaning(self, method: str, path: str, answer: Answer | Failure) -> Health:
+    def _meaning(self, method: str, path: str, answer: MetadataAnswer | Failure) -> Health:
         if isinstance(answer, Failure):
             return no_answer(answer, timeout=_TIMEOUT, unreachable=_UNREACHABLE, stranger=_WRONG_SERVER)
         detail = f"{method} {self.endpoint}{path}: {answer.status}{_signed(answer)}"
@@ -181,7 +181,7 @@ class Imds:
         return MetadataClient(self.endpoint, timeout=timeout, max_body=_MAX_BODY)
 
 
-def _said(answer: Answer) -> str:
+def _said(answer: MetadataAnswer) -> str:
     """The service's own words about a request that it does not like."""
     try:
         said = json.loads(answer.body).get("error")
@@ -190,6 +190,6 @@ def _said(answer: Answer) -> str:
     return f", {ascii(said)[:100]}" if isinstance(said, str) else ""
 
 
-def _signed(answer: Answer) -> str:
+def _signed(answer: MetadataAnswer) -> str:
     """Who says it was them; Azure's own is "IMDS/" and a version."""
     return "" if answer.headers.get("Server", "").startswith("IMDS/") else server_named(answer)

@@ -11,12 +11,12 @@ import logging
 from ...clock import Clock
 from ...health import SEEING, STARTING, Health, Sight, blind
 from ...notice import Notice, Sighting, looked
-from ..http import Answer, Failure, coded
+from ..http import Failure, MetadataAnswer, coded
 from .acknowledge import GoAheads
 from .document import Document, parse_date, parse_document
 from .enabling import Enabling
-from .imds import FIRST_TIMEOUT, TIMEOUT, Imds
-from .tracker import SOURCE, Book
+from .imds import FIRST_TIMEOUT, TIMEOUT, AzureImds
+from .tracker import SOURCE, EventTracker
 from .vm_name import OwnName
 
 log = logging.getLogger("spotguard.providers")
@@ -36,7 +36,7 @@ _ENABLING = blind(
 _REPORT = "no notice can be read from this: report it, with this line"
 
 
-class ScheduledEvents:
+class AzureScheduledEvents:
     """`scheduledevents` as a `NoticeSource`.
 
     Args:
@@ -55,7 +55,7 @@ class ScheduledEvents:
 
     def __init__(
         self,
-        imds: Imds,
+        imds: AzureImds,
         clock: Clock,
         *,
         vm_name: str = "",
@@ -65,7 +65,7 @@ class ScheduledEvents:
         self._imds = imds
         self._clock = clock
         self._own = OwnName(imds, clock, vm_name)
-        self._book = Book()
+        self._book = EventTracker()
         self._go_aheads = GoAheads(imds)
         self._enabling = Enabling(lambda: imds.enable(first_timeout))
         self._patience = patience
@@ -98,7 +98,9 @@ class ScheduledEvents:
             return self._last  # too much was asked in this second
         if isinstance(answer, Health):
             return Sighting(answer)
-        document = parse_document(answer.body) if isinstance(answer, Answer) else Document((), "no answer")
+        document = (
+            parse_document(answer.body) if isinstance(answer, MetadataAnswer) else Document((), "no answer")
+        )
         if isinstance(answer, Failure) or (answer.status != 200 and document.problem):
             return Sighting(self._blind(answer, document))
         # From here on the body decides: what Azure writes like that is believed under any status. Where something
@@ -115,18 +117,18 @@ class ScheduledEvents:
         self._go_aheads.send(self._book, self._own.known)
         return Sighting(self._seeing() if whole else self._blind(answer, document), notices)
 
-    def _ask(self) -> Answer | Failure | Health | None:
+    def _ask(self) -> MetadataAnswer | Failure | Health | None:
         """The answer of this look, by whichever call brings one first."""
-        answer: Answer | Failure | Health | None
+        answer: MetadataAnswer | Failure | Health | None
         if self._enabled and self._clock.monotonic() - self._answered_at < _SILENCE:
             answer = self._imds.events()
         else:
             answer = self._ask_patiently()
-        if isinstance(answer, Answer):
+        if isinstance(answer, MetadataAnswer):
             self._answered_at = self._clock.monotonic()
         return answer
 
-    def _ask_patiently(self) -> Answer | Failure | Health | None:
+    def _ask_patiently(self) -> MetadataAnswer | Failure | Health | None:
         """While the events may be switched off: one call that may take long, and short ones beside it, because a
         connection whose server is gone would be waited for just as long."""
         begun = self._enabling.begin()
@@ -134,14 +136,14 @@ class ScheduledEvents:
         answer = None
         if slow is None and not (begun and self._starting):
             answer = self._imds.events(self._patience)
-        if slow is None and not isinstance(answer, Answer):
+        if slow is None and not isinstance(answer, MetadataAnswer):
             slow = self._enabling.take(0.0)
         if slow is not None:
             self._starting = False  # whatever it was, from now on silence is silence
             return slow
-        return _ENABLING if self._starting and not isinstance(answer, Answer) else answer
+        return _ENABLING if self._starting and not isinstance(answer, MetadataAnswer) else answer
 
-    def _blind(self, answer: Answer | Failure, document: Document) -> Health:
+    def _blind(self, answer: MetadataAnswer | Failure, document: Document) -> Health:
         """Why this answer is no good news."""
         if isinstance(answer, Failure) or answer.status != 200 or answer.body.lstrip().startswith(b"<"):
             return self._imds.judge_events(answer)
@@ -167,11 +169,11 @@ class ScheduledEvents:
         self._said = {notice.id for notice in notices}
 
 
-def _wall(answer: Answer | Failure, clock: Clock) -> float:
+def _wall(answer: MetadataAnswer | Failure, clock: Clock) -> float:
     """The time by which Azure's dates are read: what it says with them, where our own clock is clearly another. What it
     begins in 15 minutes would be past by a clock that is as much ahead."""
     ours = clock.time()
-    said = parse_date(answer.headers.get("Date")) if isinstance(answer, Answer) else None
+    said = parse_date(answer.headers.get("Date")) if isinstance(answer, MetadataAnswer) else None
     return (
         ours if said is None or abs(said - ours) <= _APART else said + 1.0
     )  # that second may be nearly over

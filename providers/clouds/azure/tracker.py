@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ...notice import JITTER, Notice, NoticeKind, Severity
-from .document import Event
+from .document import ScheduledEvent
 
 SOURCE = "azure scheduledevents"
 
@@ -40,22 +40,28 @@ _RANKS = {Severity.ADVISORY: 0, Severity.LATER: 1, Severity.TERMINAL: 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TrackedEvent:
     """A warning, and the event that says it now."""
 
-    event: Event
+    event: ScheduledEvent
     notice: Notice
 
 
-class Book:
+class EventTracker:
     """Every warning that stands for this machine."""
 
     def __init__(self) -> None:
         #: By the event's key of now.
-        self._standing: dict[str, Standing] = {}
+        self._standing: dict[str, TrackedEvent] = {}
 
     def read(
-        self, events: Iterable[Event], names: frozenset[str], now: float, wall: float, *, whole: bool = True
+        self,
+        events: Iterable[ScheduledEvent],
+        names: frozenset[str],
+        now: float,
+        wall: float,
+        *,
+        whole: bool = True,
     ) -> tuple[Notice, ...]:
         """The notices that stand, after the cloud has said this.
 
@@ -69,15 +75,15 @@ class Book:
         ours = [event for event in events if event.concerns(names)]
         keys = {_key(event) for event in ours}
         left = {key: one for key, one in self._standing.items() if key not in keys}
-        standing: dict[str, Standing] = {}
+        standing: dict[str, TrackedEvent] = {}
         for event in ours:
             key, notice = _key(event), _notice(event, names, now, wall)
             old = standing.get(key) or self._standing.get(key) or _taken(left, event, notice)
-            standing[key] = Standing(event, notice if old is None else _merged(old.notice, notice))
+            standing[key] = TrackedEvent(event, notice if old is None else _merged(old.notice, notice))
         self._standing = standing if whole else {**left, **standing}
         return tuple(one.notice for one in self._standing.values())
 
-    def event(self, notice_id: str) -> Event | None:
+    def event(self, notice_id: str) -> ScheduledEvent | None:
         """The event that says this notice now; None where it is gone."""
         for one in self._standing.values():
             if one.notice.id == notice_id:
@@ -85,11 +91,11 @@ class Book:
         return None
 
 
-def _key(event: Event) -> str:
+def _key(event: ScheduledEvent) -> str:
     return event.id or f"{event.type}/{','.join(sorted(event.resources))}"
 
 
-def _taken(left: dict[str, Standing], event: Event, notice: Notice) -> Standing | None:
+def _taken(left: dict[str, TrackedEvent], event: ScheduledEvent, notice: Notice) -> TrackedEvent | None:
     """The warning whose event has gone, where this one goes on with it under another id."""
     for key, old in left.items():
         goes_on = event.started or notice.deadline <= old.notice.deadline + _SAME
@@ -106,7 +112,7 @@ def _meaning(kind: str) -> tuple[NoticeKind, Severity, float]:
     return known or (NoticeKind.UNKNOWN, Severity.TERMINAL, _SHORT)
 
 
-def _notice(event: Event, names: frozenset[str], now: float, wall: float) -> Notice:
+def _notice(event: ScheduledEvent, names: frozenset[str], now: float, wall: float) -> Notice:
     kind, severity, window = _meaning(event.type)
     left = None if event.not_before is None else max(0.0, event.not_before - wall)
     detail = event.words
@@ -132,7 +138,7 @@ def _notice(event: Event, names: frozenset[str], now: float, wall: float) -> Not
     return Notice(_id(event), kind, SOURCE, deadline, now, severity, detail, window)
 
 
-def _id(event: Event) -> str:
+def _id(event: ScheduledEvent) -> str:
     """From what Azure says, and from nothing of ours: read again, also by another process, it is the same notice."""
     said = event.id or f"{event.type}/{zlib.crc32(_key(event).encode('utf-8', 'replace')):08x}"
     return f"azure/{ascii(said)[:80].strip(chr(39))}"

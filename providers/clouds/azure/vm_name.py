@@ -10,7 +10,7 @@ import logging
 
 from ...clock import Clock
 from ...health import Health
-from .imds import Imds
+from .imds import AzureImds
 
 log = logging.getLogger("spotguard.providers")
 
@@ -25,7 +25,7 @@ class OwnName:
         given: what the user calls this machine; "" where only the service knows.
     """
 
-    def __init__(self, imds: Imds, clock: Clock, given: str) -> None:
+    def __init__(self, imds: AzureImds, clock: Clock, given: str) -> None:
         self._imds = imds
         self._clock = clock
         self._given = given

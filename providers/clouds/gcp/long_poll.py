@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from ...clock import Clock
 from ...health import Health
-from ..http import Answer
+from ..http import MetadataAnswer
 from .metadata import GcpMetadata
 
 #: Seconds that the service is asked to hold a request. Google's guest agent takes 60; a connection that died in
@@ -56,7 +56,7 @@ class HangingGet:
         """Seconds from the start of the last `read` to the start of the next."""
         return max(self._gap, RETRY)
 
-    def read(self) -> Answer | Health:
+    def read(self) -> MetadataAnswer | Health:
         """The key's next answer: of a plain GET where there is no ETag yet, else when the value changes or `HANG` is
         over. A hanging GET that fails says nothing yet (a 503 may meet it at any time): a plain one decides."""
         began = self._clock.monotonic()
@@ -72,7 +72,7 @@ class HangingGet:
         self.trouble, self._gap = self._pace(hasty) if _good(answer) else ("", 0.0)
         return answer
 
-    def _ask(self, etag: str) -> Answer | Health:
+    def _ask(self, etag: str) -> MetadataAnswer | Health:
         if not etag:
             return self._metadata.get(self._key)
         wait = f"wait_for_change=true&last_etag={quote(etag, safe='')}&timeout_sec={HANG:.0f}"
@@ -90,5 +90,5 @@ class HangingGet:
         return f"hanging GETs are not held: asked every {_PLAIN:g} s" if gap == _PLAIN else "", gap
 
 
-def _good(answer: Answer | Health) -> TypeGuard[Answer]:
-    return isinstance(answer, Answer) and answer.status == 200
+def _good(answer: MetadataAnswer | Health) -> TypeGuard[MetadataAnswer]:
+    return isinstance(answer, MetadataAnswer) and answer.status == 200

@@ -18,9 +18,9 @@ from dataclasses import replace
 from ...clock import Clock, monotonic_deadline
 from ...health import SEEING, Health
 from ...notice import Notice, NoticeKind, Severity, Sighting
-from ..http import Answer
+from ..http import MetadataAnswer
 from .metadata import GcpMetadata
-from .source import Key, same
+from .source import GcpSource, same
 from .times import parse_duration, parse_instant
 
 log = logging.getLogger("spotguard.providers")
@@ -38,7 +38,7 @@ _LONGEST_STOP = 3600.0
 _WORD = re.compile(rb"\s*([A-Z][A-Z_]{0,60})\s*")
 
 
-class State(Key):
+class MaintenanceState(GcpSource):
     """A key that holds one word: a state that is idle, or one that is a notice."""
 
     key: str
@@ -81,7 +81,7 @@ class State(Key):
         return Notice(id, kind, self.name, now + window, now, severity, word, window)
 
 
-class MaintenanceEvent(State):
+class MaintenanceEvent(MaintenanceState):
     """What is about to happen to the VM because its host is serviced. Its absence is blindness: every VM has it."""
 
     key = "instance/maintenance-event"
@@ -94,7 +94,7 @@ class MaintenanceEvent(State):
     absent = False
 
 
-class StopState(State):
+class StopState(MaintenanceState):
     """Whether somebody has asked for this VM to be stopped. Absent is off: graceful shutdown has to be chosen."""
 
     key = "instance/shutdown-details/stop-state"
@@ -122,8 +122,8 @@ class StopState(State):
     def _text(self, name: str) -> str:
         """A neighbour of the key; "" where it cannot be read."""
         answer = self._metadata.get(f"instance/shutdown-details/{name}")
-        whole = isinstance(answer, Answer) and answer.status == 200
-        return answer.body.decode("utf-8", "replace") if whole and isinstance(answer, Answer) else ""
+        whole = isinstance(answer, MetadataAnswer) and answer.status == 200
+        return answer.body.decode("utf-8", "replace") if whole and isinstance(answer, MetadataAnswer) else ""
 
 
 def parse_word(body: bytes) -> str:

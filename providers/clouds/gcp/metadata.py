@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...health import Health, blind, wrong_server
-from ..http import TIMEOUT, Answer, Failure, MetadataClient, coded, no_answer, parse_endpoint, server_named
+from ..http import (
+    TIMEOUT,
+    Failure,
+    MetadataAnswer,
+    MetadataClient,
+    coded,
+    no_answer,
+    parse_endpoint,
+    server_named,
+)
 
 ENDPOINT = "http://169.254.169.254"
 ROOT = "/computeMetadata/v1/"
@@ -74,7 +83,7 @@ class GcpMetadata:
         self._proof = self._client.prepare("GET", ROOT + _PROOF, _HEADERS)
         self._reads = {_PROOF: self._proof}
 
-    def get(self, path: str, *, timeout: float | None = None) -> Answer | Health:
+    def get(self, path: str, *, timeout: float | None = None) -> MetadataAnswer | Health:
         """The key at `path`, with what may follow a question mark: an answer of Google's, of any status that
         has something to say, else why there is none."""
         if (request := self._reads.get(path)) is None:
@@ -89,11 +98,11 @@ class GcpMetadata:
             return self._judge_unsigned(path, answer)
         return answer
 
-    def judge(self, path: str, answer: Answer) -> Health:
+    def judge(self, path: str, answer: MetadataAnswer) -> Health:
         """How well we see, where the key at `path` was answered like that, and its body was of no use."""
         return coded(self._meaning(path, answer), answer)
 
-    def _meaning(self, path: str, answer: Answer) -> Health:
+    def _meaning(self, path: str, answer: MetadataAnswer) -> Health:
         detail = f"{self._named(path)}: {answer.status}"
         match answer.status:
             case 403:
@@ -106,7 +115,7 @@ class GcpMetadata:
                 return blind("server-error", detail, "nothing to do: asked again until it answers")
         return blind("garbage", detail, _WRONG_SERVER)
 
-    def unread(self, path: str, answer: Answer) -> Health:
+    def unread(self, path: str, answer: MetadataAnswer) -> Health:
         """The same, for a body that is not what this key can say."""
         if answer.status != 200:
             return self.judge(path, answer)
@@ -120,7 +129,7 @@ class GcpMetadata:
     def _named(self, path: str) -> str:
         return f"GET {self._client.endpoint}{ROOT}{path}"
 
-    def _vouched_for(self, answer: Answer) -> bool:
+    def _vouched_for(self, answer: MetadataAnswer) -> bool:
         """Whether an unsigned refusal is Google's all the same: within this look, a key that is there is signed.
 
         A 404 of the real service was seen without the header. To take it for a stranger's would show a wrong server
@@ -129,9 +138,9 @@ class GcpMetadata:
         if answer.status != 404 and answer.status < 500:
             return False
         proof = self._client.send(self._proof, timeout=self._timeout)
-        return isinstance(proof, Answer) and proof.status == 200 and _signed(proof)
+        return isinstance(proof, MetadataAnswer) and proof.status == 200 and _signed(proof)
 
-    def _judge_unsigned(self, path: str, answer: Answer) -> Health:
+    def _judge_unsigned(self, path: str, answer: MetadataAnswer) -> Health:
         if answer.status in (403, 429) or answer.status >= 500:  # a gateway's, maybe: nobody sees, either way
             return self.judge(path, answer)
         said = answer.headers.get(_FLAVOR)
@@ -140,5 +149,5 @@ class GcpMetadata:
         return coded(wrong_server(detail, _WRONG_SERVER), answer)
 
 
-def _signed(answer: Answer) -> bool:
+def _signed(answer: MetadataAnswer) -> bool:
     return answer.headers.get(_FLAVOR) == _GOOGLE

@@ -17,10 +17,10 @@ import threading
 from ...clock import Clock
 from ...health import SEEING, Health, Sight
 from ...notice import Notice, NoticeKind, Sighting
-from ..http import Answer, parse_json
+from ..http import MetadataAnswer, parse_json
 from .long_poll import HELD, RETRY, HangingGet
 from .metadata import GcpMetadata
-from .source import Key
+from .source import GcpSource
 from .times import parse_duration
 
 log = logging.getLogger("spotguard.providers")
@@ -35,7 +35,7 @@ WINDOW = 30.0
 LONGEST = 150.0
 
 
-class Preemption:
+class PreemptedState:
     """The notice, as those who look at the key share it: from the instant at which the first of them saw it.
 
     Args:
@@ -76,14 +76,14 @@ class Preemption:
             return self._notice
 
 
-class PreemptedAtOnce(Key):
+class PreemptedAtOnce(GcpSource):
     """The hanging GET: TRUE is seen when it is made so."""
 
     name = SOURCE
-    longest = HELD + Key.longest
+    longest = HELD + GcpSource.longest
     withdraws = False
 
-    def __init__(self, metadata: GcpMetadata, clock: Clock, preemption: Preemption) -> None:
+    def __init__(self, metadata: GcpMetadata, clock: Clock, preemption: PreemptedState) -> None:
         super().__init__(metadata, clock)
         self._preemption = preemption
         self._get = HangingGet(metadata, KEY, clock)
@@ -98,13 +98,13 @@ class PreemptedAtOnce(Key):
         return sighting
 
 
-class PreemptedPlainly(Key):
+class PreemptedPlainly(GcpSource):
     """The plain GET beside it. It also asks, once, how long the notice is."""
 
     name = f"{SOURCE}, plain GET"
     withdraws = False
 
-    def __init__(self, metadata: GcpMetadata, clock: Clock, preemption: Preemption) -> None:
+    def __init__(self, metadata: GcpMetadata, clock: Clock, preemption: PreemptedState) -> None:
         super().__init__(metadata, clock)
         self._preemption = preemption
         self._asked = False
@@ -123,14 +123,18 @@ class PreemptedPlainly(Key):
     def _ask(self) -> None:
         """Where there is no notice, which would wait for it; and whatever comes of it, sight is not touched by it."""
         answer = self._metadata.get(SCHEDULING)
-        self._asked = isinstance(answer, Answer) and answer.status in (200, 404)
-        seconds = parse_promise(answer.body) if isinstance(answer, Answer) and answer.status == 200 else None
+        self._asked = isinstance(answer, MetadataAnswer) and answer.status in (200, 404)
+        seconds = (
+            parse_promise(answer.body)
+            if isinstance(answer, MetadataAnswer) and answer.status == 200
+            else None
+        )
         if seconds:
             log.debug("GCE tells of a preemption %g s before the shutdown", seconds)
             self._preemption.promise(seconds)
 
 
-def _shown(answer: Answer | Health, metadata: GcpMetadata, preemption: Preemption) -> Sighting:
+def _shown(answer: MetadataAnswer | Health, metadata: GcpMetadata, preemption: PreemptedState) -> Sighting:
     if isinstance(answer, Health):
         return Sighting(answer)
     preempted = parse_preempted(answer.body)

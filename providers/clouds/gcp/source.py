@@ -16,7 +16,7 @@ log = logging.getLogger("spotguard.providers")
 _RANKS = {Severity.ADVISORY: 0, Severity.LATER: 1, Severity.TERMINAL: 2}
 
 
-class Key(ABC):
+class GcpSource(ABC):
     """One key as a `NoticeSource`, with a connection and a health of its own. For one thread."""
 
     name: str

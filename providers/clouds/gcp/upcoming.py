@@ -17,7 +17,7 @@ from ...clock import Clock, monotonic_deadline
 from ...health import SEEING, Health
 from ...notice import Notice, NoticeKind, Severity, Sighting
 from .metadata import GcpMetadata
-from .source import Key, same
+from .source import GcpSource, same
 from .times import parse_instant
 
 KEY = "instance/upcoming-maintenance"
@@ -43,7 +43,7 @@ _LOOKS = 3
 _TELLING = frozenset({"type", "maintenancestatus", "windowstarttime", "starttime"})
 
 
-class UpcomingMaintenance(Key):
+class UpcomingMaintenance(GcpSource):
     """What is planned for the VM's host. What is rescheduled is withdrawn, and comes again as another notice."""
 
     name = SOURCE

@@ -19,9 +19,9 @@ from ...clock import Clock
 from ...errors import UsageError
 from ..base import Simulator
 from ..faults import COMMON, Spoil
-from ..http_server import Reply, Request
+from ..http_server import HttpRequest, Reply
 from .maintenance import Schedule
-from .tree import Tree
+from .tree import AwsTree
 
 ACTIONS = ("terminate", "stop", "hibernate")
 
@@ -80,7 +80,7 @@ def _on_reads(status: int) -> Spoil:
     return lambda request, reply: _page(status) if request.method == "GET" else None
 
 
-def _hop_limit(request: Request, reply: Reply) -> Reply | None:
+def _hop_limit(request: HttpRequest, reply: Reply) -> Reply | None:
     """The answer to the PUT dies on its way; everything else arrives."""
     return Reply(200, instead="hang") if request.method == "PUT" else None
 
@@ -122,7 +122,7 @@ class AwsSimulator(Simulator):
         self._v2_required = v2_required
         self._lock = threading.Lock()
         self._tokens: dict[str, float] = {}
-        self._tree = Tree(self.clock)
+        self._tree = AwsTree(self.clock)
         self._schedule = Schedule()
         self._unread_since: float | None = None
 
@@ -231,7 +231,7 @@ class AwsSimulator(Simulator):
 
     # --- answers --------------------------------------------------------------------------------------------
 
-    def _truth(self, request: Request) -> Reply:
+    def _truth(self, request: HttpRequest) -> Reply:
         path = request.path.partition("?")[0]
         if request.method == "PUT":
             return self._issue(request, path)
@@ -246,7 +246,7 @@ class AwsSimulator(Simulator):
             headers[_TTL.title()] = str(int(left))
         return self._read(path, headers)
 
-    def _issue(self, request: Request, path: str) -> Reply:
+    def _issue(self, request: HttpRequest, path: str) -> Reply:
         if path != "/latest/api/token":
             return _page(403 if path.endswith("/api/token") else 405)
         if "x-forwarded-for" in request.headers:

@@ -36,7 +36,7 @@ _DOCUMENT = {
 }
 
 
-class Tree:
+class AwsTree:
     """The keys below `meta-data`, each with the wall-clock time it was set at. Its owner locks it."""
 
     def __init__(self, clock: Clock) -> None:

@@ -19,7 +19,7 @@ from ...clock import Clock
 from ...errors import UsageError
 from ..base import Simulator
 from ..faults import COMMON, Spoil, status
-from ..http_server import Reply, Request
+from ..http_server import HttpRequest, Reply
 from .document import EventList, Scheduled
 
 EVENTS = "/metadata/scheduledevents"
@@ -165,7 +165,7 @@ class AzureSimulator(Simulator):
 
     # --- answers --------------------------------------------------------------------------------------------
 
-    def _truth(self, request: Request) -> Reply:
+    def _truth(self, request: HttpRequest) -> Reply:
         if not self._takes_one_more():
             return _error(429, "Too many requests")
         if request.headers.get("metadata", "").lower() != "true":

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..faults import COMMON, Spoil
-from ..http_server import Reply, Request
+from ..http_server import HttpRequest, Reply
 
 #: On each answer, whatever it says.
 HEADERS = {
@@ -44,7 +44,7 @@ def _always(status: int) -> Spoil:
     return lambda request, reply: page(status)
 
 
-def waits(request: Request) -> bool:
+def waits(request: HttpRequest) -> bool:
     return "wait_for_change=true" in request.path.lower()
 
 

@@ -15,10 +15,10 @@ from urllib.parse import parse_qsl
 from ...clock import Clock
 from ...errors import UsageError
 from ..base import Simulator
-from ..http_server import Reply, Request
+from ..http_server import HttpRequest, Reply
 from ..power import Power
 from .faults import FAULTS, HEADERS, page, waits
-from .tree import JSON, ROOT, TEXT, Tree
+from .tree import JSON, ROOT, TEXT, GcpTree
 from .upcoming import NOTHING, SPELLINGS, planned
 
 EVENTS = {
@@ -62,7 +62,7 @@ class GcpSimulator(Simulator):
         super().__init__(FAULTS, clock, host=host, port=port, tell=tell)
         self._headers = HEADERS | ({"Server": "GKE Metadata Server"} if gke else {})
         self._change = threading.Condition()
-        self._tree = Tree(gke=gke)
+        self._tree = GcpTree(gke=gke)
         #: Set, and made anew, whenever something changed that a held request may have waited for.
         self._changed = threading.Event()
         self._held = 0
@@ -189,7 +189,7 @@ class GcpSimulator(Simulator):
             self._changed.set()
             self._changed = threading.Event()
 
-    def _answer(self, request: Request) -> Reply:
+    def _answer(self, request: HttpRequest) -> Reply:
         """At once, or, for who waits for a change, when there is one, or its time is over, or a fault meets it."""
         query = _query(request)
         seconds = query.get("timeout_sec", "")
@@ -217,7 +217,7 @@ class GcpSimulator(Simulator):
         with self._change:
             self._held -= 1
 
-    def _truth(self, request: Request) -> Reply:
+    def _truth(self, request: HttpRequest) -> Reply:
         path, query = request.path.partition("?")[0], _query(request)
         headers = {"Content-Type": TEXT, **self._headers}
         if request.method not in ("GET", "HEAD"):
@@ -261,5 +261,5 @@ class GcpSimulator(Simulator):
             self._tell(f"the notice is read for the first time, {self.clock.monotonic() - since:.1f} s later")
 
 
-def _query(request: Request) -> dict[str, str]:
+def _query(request: HttpRequest) -> dict[str, str]:
     return dict(parse_qsl(request.path.partition("?")[2], keep_blank_values=True))

@@ -43,7 +43,7 @@ _SHOWN_TO_PODS = re.compile(r"instance/(?:attributes|hostname|id|service-account
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class TreeLeaf:
     """One answer of the tree."""
 
     body: bytes
@@ -52,7 +52,7 @@ class Leaf:
     status: int = 200
 
 
-class Tree:
+class GcpTree:
     """The keys below `computeMetadata/v1/`. Its owner locks it.
 
     Args:
@@ -63,7 +63,7 @@ class Tree:
         self._gke = gke
         self._keys: dict[str, Any] = dict(_VM)
         #: Answers that are no value of a key, by the key they stand in for.
-        self._raw: dict[str, Leaf] = {}
+        self._raw: dict[str, TreeLeaf] = {}
         self._versions: dict[str, int] = {}
 
     def put(self, key: str, body: bytes, kind: str = TEXT, status: int = 200) -> None:
@@ -74,7 +74,7 @@ class Tree:
         if plain:
             self._keys[key] = body.decode("utf-8", "surrogateescape")
         else:
-            self._raw[key] = Leaf(body, kind, status=status)
+            self._raw[key] = TreeLeaf(body, kind, status=status)
         self.touch(key)
 
     def remove(self, key: str) -> None:
@@ -86,27 +86,27 @@ class Tree:
         """Change the ETag, and nothing else."""
         self._versions[key] = self._versions.get(key, 0) + 1
 
-    def read(self, path: str, query: Mapping[str, str]) -> Leaf | None:
+    def read(self, path: str, query: Mapping[str, str]) -> TreeLeaf | None:
         """A key or a folder below the root; None where there is neither. A folder without its slash is none."""
         if self._gke and path and not path.endswith("/") and not _SHOWN_TO_PODS.fullmatch(path):
             return None
         if (raw := self._raw.get(path)) is not None:
-            return Leaf(raw.body, raw.kind, self._etag(path, raw.body), raw.status)
+            return TreeLeaf(raw.body, raw.kind, self._etag(path, raw.body), raw.status)
         alt, recursive = query.get("alt", ""), query.get("recursive", "").lower() == "true"
         if path in self._keys:
             value = self._keys[path]
             plain = alt != "json" and not isinstance(value, list)
             body = str(value).encode("utf-8", "surrogateescape") if plain else json.dumps(value).encode()
-            return Leaf(body, TEXT if plain else JSON, self._etag(path, body))
+            return TreeLeaf(body, TEXT if plain else JSON, self._etag(path, body))
         if not self.is_folder(path.removesuffix("/")) or not (path.endswith("/") or not path):
             return None
         if recursive and alt != "text":
             body = json.dumps(self._nested(path)).encode()
-            return Leaf(body, JSON, self._etag(path, body))
+            return TreeLeaf(body, JSON, self._etag(path, body))
         body = "".join(
             f"{line}\n" for line in (self._flat(path) if recursive else self._listing(path))
         ).encode()
-        return Leaf(body, TEXT, self._etag(path, body))
+        return TreeLeaf(body, TEXT, self._etag(path, body))
 
     def is_folder(self, path: str) -> bool:
         return not path or any(key.startswith(f"{path}/") for key in self._there())

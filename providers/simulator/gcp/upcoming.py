@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from .tree import JSON, TEXT, Leaf
+from .tree import JSON, TEXT, TreeLeaf
 
 _ERROR = b'{ "error": "no notifications have been received yet, try again later" }'
 
 #: How a VM says that nothing is planned: by name, the answer; None for a key that is not there.
-NOTHING: Mapping[str, Leaf | None] = {
-    "empty": Leaf(b"{ }", JSON),
-    "bare": Leaf(b"NONE", TEXT),
-    "quoted": Leaf(b'"NONE"', JSON),
-    "error": Leaf(_ERROR, JSON),
-    "error-503": Leaf(_ERROR, JSON, status=503),
+NOTHING: Mapping[str, TreeLeaf | None] = {
+    "empty": TreeLeaf(b"{ }", JSON),
+    "bare": TreeLeaf(b"NONE", TEXT),
+    "quoted": TreeLeaf(b'"NONE"', JSON),
+    "error": TreeLeaf(_ERROR, JSON),
+    "error-503": TreeLeaf(_ERROR, JSON, status=503),
     "missing": None,
 }
 

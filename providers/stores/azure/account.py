@@ -27,7 +27,7 @@ from .token import HeldToken
 _KEY, _SAS = "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"
 
 
-class _Link(Transport):
+class _SasTransport(Transport):
     """A SAS stands in every URL, and urllib3's error quotes the URL that it could not reach: its reason is enough."""
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
@@ -132,7 +132,7 @@ def _identity(at: Location) -> Any:
 
 def _wire(ca: str | None) -> Mapping[str, Any]:
     """What makes the SDK send through our transport, once, and where we said."""
-    session, link = requests.Session(), _Link(ca)
+    session, link = requests.Session(), _SasTransport(ca)
     session.mount("http://", link)
     session.mount("https://", link)
     session.headers["Accept-Encoding"] = "identity"

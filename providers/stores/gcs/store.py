@@ -49,7 +49,7 @@ _PROXY = "a proxy may be in between"
 _KMS_KEY = re.compile(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+")
 
 
-class _Body:
+class _MultipartBody:
     """A multipart body around a buffer, without a copy of it, as often as it is sent.
 
     Client CPU of 64 MiB objects, plain HTTP to a sink on the same machine, with CRC32C: 0.28 s/GB so. The SDK's
@@ -200,7 +200,7 @@ class GCSStore:
         doing, view = f"put {self._named(check_key(key))}", data.cast("B")
         with within(timeout, sent), answered(doing, CREATE):
             name, value = _sum(view)
-            body = _Body({"name": self._at.key(key), _IN_METADATA[name]: value}, view)
+            body = _MultipartBody({"name": self._at.key(key), _IN_METADATA[name]: value}, view)
             asked = {"uploadType": "multipart", "fields": _IN_METADATA[name], **self._put_options, **options}
             try:
                 said = {"Content-Type": body.content_type}
@@ -258,7 +258,7 @@ class GCSStore:
         method: str,
         path: str,
         asked: Mapping[str, str],
-        body: _Body | bytes | None = None,
+        body: _MultipartBody | bytes | None = None,
         headers: Mapping[str, str] | None = None,
         stream: bool = False,
     ) -> requests.Response:

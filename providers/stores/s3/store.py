@@ -83,7 +83,7 @@ _ADVICE = {
 _PROXY = "a proxy may be in between"
 
 
-class _Body:
+class _S3Body:
     """A buffer as boto3 takes one. It is never read: `_carry` hands the buffer itself to the transport."""
 
     def __init__(self, view: memoryview) -> None:
@@ -236,7 +236,7 @@ class S3Store:
             self._ask(
                 "put_object",
                 Key=self._at.key(key),
-                Body=_Body(view),
+                Body=_S3Body(view),
                 ChecksumCRC32=base64.b64encode(checksum.to_bytes(4, "big")).decode(),
                 **self._put_options,
                 **options,
@@ -258,7 +258,7 @@ class S3Store:
         """What botocore would send, sent by the transport (its event "before-send")."""
         headers = dict(request.headers.items())
         headers.pop("Expect", None)  # a round trip before each body, to spare one that would be refused
-        body = request.body.view if isinstance(request.body, _Body) else request.body
+        body = request.body.view if isinstance(request.body, _S3Body) else request.body
         response = self._link.carry(request.method, request.url, headers, body)
         answer = AWSResponse(request.url, response.status_code, response.headers, response.raw)
         if not request.stream_output or response.status_code >= 300:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from spotguard.agent.actions import Action, Finish, KillGroup, Send, SignalGroup, SignalSession
-from spotguard.agent.core.preemption import Pending
+from spotguard.agent.core.preemption import Preemption
 from spotguard.agent.events import NoticeSeen
 from spotguard.hooks.protocol import Bye, Committed, Failed, Leave, Preempt, Resume
 from spotguard.providers.notice import Notice, NoticeKind, Severity
@@ -40,7 +40,7 @@ class AnyStory(RuleBasedStateMachine):
         self.told: dict[tuple[str, int], float] = {}
         self.checked = 0
         self.pid = self.story.pid
-        self.watched: tuple[Pending, float, float] | None = None
+        self.watched: tuple[Preemption, float, float] | None = None
 
     # --- events ---
 

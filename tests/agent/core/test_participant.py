@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.core.participant import Pace
-from spotguard.agent.sources.feed import Board
-from spotguard.agent.telemetry.status import Facts, answers
+from spotguard.agent.core.participant import SaveProgress
+from spotguard.agent.sources.feed import Feed
+from spotguard.agent.telemetry.status import AgentFacts, answers
 from spotguard.hooks.protocol import Progress
 from tests.fakes.story import START, Story
 
 
-def at_pace(rate: int, seconds: float, begin: float = 100.0, total: int = 100_000) -> Pace:
+def at_pace(rate: int, seconds: float, begin: float = 100.0, total: int = 100_000) -> SaveProgress:
     """Four words a second."""
-    pace = Pace()
+    pace = SaveProgress()
     for quarter in range(int(seconds * 4) + 1):
         pace.hear(7, rate * quarter // 4, total, begin + quarter / 4)
     return pace
@@ -23,7 +23,7 @@ def at_pace(rate: int, seconds: float, begin: float = 100.0, total: int = 100_00
 
 def test_one_word_is_no_rate() -> None:
     """Nor are two of the same instant."""
-    pace = Pace()
+    pace = SaveProgress()
     assert (pace.rate(100.0), pace.seconds_left(100.0)) == (None, None)
     pace.hear(7, 0, 1000, 100.0)
     assert pace.rate(101.0) is None
@@ -74,7 +74,7 @@ def test_bytes_that_are_sent_again_are_time_without_bytes() -> None:
 
 def test_a_peers_figures_are_no_trap() -> None:
     """Negative, or no bytes at all to be sent."""
-    pace = Pace()
+    pace = SaveProgress()
     pace.hear(-1, -5, -1, 100.0)
     pace.hear(-1, 0, 0, 101.0)
     assert (pace.done, pace.total, pace.seconds_left(101.0)) == (0, 0, None)
@@ -85,10 +85,10 @@ def test_status_says_it_beside_the_seconds_that_are_left() -> None:
     story = Story()
     session = story.opens()
     story.notice()
-    facts = Facts("run", 1, "a.sock", False, START)
+    facts = AgentFacts("run", 1, "a.sock", False, START)
 
     def saving() -> Any:
-        (body,) = answers(story.machine, Board(), facts, 0, story.now, None)
+        (body,) = answers(story.machine, Feed(), facts, 0, story.now, None)
         return body["sessions"][0]["saving"]
 
     for quarter in range(9):
@@ -114,7 +114,7 @@ def test_what_a_save_did_in_all_is_known_afterwards() -> None:
     slower = at_pace(1000, 4.0)
     slower.hear(7, 4000, 100_000, 108.0)
     assert slower.overall() == 500.0
-    assert Pace().overall() is None
+    assert SaveProgress().overall() is None
     assert at_pace(1000, 0.0).overall() is None, "one word"
 
 

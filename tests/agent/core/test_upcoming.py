@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from spotguard.agent.core.upcoming import COOL_DOWN, NEAR, WINDOW, Horizon
+from spotguard.agent.core.upcoming import COOL_DOWN, NEAR, WINDOW, Upcoming
 from spotguard.providers.notice import Notice, NoticeKind, Severity
 from spotguard.providers.text import span
 
@@ -19,7 +19,7 @@ def later(id: str, left: float, now: float = NOW) -> Notice:
 
 def test_what_is_due_comes_out_once_and_terminal() -> None:
     """With the window that is left, seen when it became one."""
-    horizon = Horizon(None)
+    horizon = Upcoming(None)
     horizon.expect(later("a", 1000), NOW)
     horizon.expect(later("b", 500), NOW)
     assert sorted(horizon.wakes) == [
@@ -34,7 +34,7 @@ def test_what_is_due_comes_out_once_and_terminal() -> None:
 
 def test_a_checkpoint_is_wished_for_once() -> None:
     """Whether somebody could be asked or not: who comes later is told why by `near`."""
-    horizon = Horizon(None)
+    horizon = Upcoming(None)
     horizon.expect(later("a", NEAR), NOW)
     assert horizon.near(NOW) == ""
     assert horizon.wish(NOW, anybody=False) is None
@@ -44,7 +44,7 @@ def test_a_checkpoint_is_wished_for_once() -> None:
 
 def test_a_deadline_is_stronger_than_a_warning() -> None:
     """Both at once are one checkpoint, of a machine that goes; the warning is answered by it."""
-    horizon = Horizon(None)
+    horizon = Upcoming(None)
     warning = Notice("w", NoticeKind.FREEZE, "azure", NOW, NOW, Severity.ADVISORY)
     horizon.advise(warning, NOW)
     horizon.expect(later("a", 200), NOW)
@@ -56,7 +56,7 @@ def test_a_deadline_is_stronger_than_a_warning() -> None:
 
 def test_a_warning_just_before_is_no_substitute_for_a_deadlines_checkpoint() -> None:
     """With `--every off` nobody makes one for a warning."""
-    horizon = Horizon(None)
+    horizon = Upcoming(None)
     horizon.expect(later("a", NEAR + 30), NOW)
     horizon.advise(Notice("w", NoticeKind.FREEZE, "azure", NOW, NOW, Severity.ADVISORY), NOW)
     wishes = [horizon.wish(NOW + at, anybody=True) for at in (0, 30)]
@@ -64,7 +64,7 @@ def test_a_warning_just_before_is_no_substitute_for_a_deadlines_checkpoint() -> 
 
 
 def test_a_warning_that_went_before_anybody_was_asked_asks_nobody() -> None:
-    horizon = Horizon(None)
+    horizon = Upcoming(None)
     horizon.advise(Notice("w", NoticeKind.FREEZE, "azure", NOW, NOW, Severity.ADVISORY), NOW)
     assert horizon.gone("w") is not None
     assert horizon.wish(NOW, anybody=True) is None
@@ -73,7 +73,7 @@ def test_a_warning_that_went_before_anybody_was_asked_asks_nobody() -> None:
 
 def test_a_source_that_numbers_its_events_anew_fills_no_memory() -> None:
     """The nearest deadlines are kept, and the newest warnings."""
-    horizon = Horizon(None)
+    horizon = Upcoming(None)
     for n in range(500):
         horizon.expect(later(f"a{n}", 10_000 + 10 * n), NOW)
         horizon.advise(
@@ -105,7 +105,7 @@ def test_a_time_ahead_as_a_person_says_it(seconds: float, said: str) -> None:
 
 def test_window_zero_is_a_window() -> None:
     """The notice comes at the deadline itself."""
-    horizon = Horizon(0.0)
+    horizon = Upcoming(0.0)
     horizon.expect(later("a", 100), NOW)
     assert max(horizon.wakes) == NOW + 100
     assert horizon.due(math.nextafter(NOW + 100, 0)) == []

@@ -11,7 +11,7 @@ import pytest
 from spotguard.agent.core.machine import Machine, Policy
 from spotguard.agent.events import NoticeGone, NoticeSeen, Opened, Signalled
 from spotguard.agent.loop import Agent
-from spotguard.agent.telemetry.status import Facts
+from spotguard.agent.telemetry.status import AgentFacts
 from spotguard.hooks.protocol import Register
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.notice import Notice, NoticeKind
@@ -31,7 +31,7 @@ def test_withdrawn_logged_as_error(serve: Serving, events: Events, caplog: pytes
         Signalled(signal.SIGTERM),
     ):
         events.queue.put(event)
-    facts = Facts("run", os.getpid(), "a.sock", True, now)
+    facts = AgentFacts("run", os.getpid(), "a.sock", True, now)
     with caplog.at_level(logging.INFO, "spotguard"):
         assert Agent(Machine(Policy(command=False)), serve(), clock, events.queue, facts).run() == 0
     (outcome,) = [

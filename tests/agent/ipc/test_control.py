@@ -20,7 +20,7 @@ from spotguard.agent.events import Event, Signalled
 from spotguard.agent.ipc import control
 from spotguard.agent.ipc.server import Server
 from spotguard.agent.loop import Agent
-from spotguard.agent.telemetry.status import Facts
+from spotguard.agent.telemetry.status import AgentFacts
 from spotguard.hooks.protocol import Answer, encode
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
@@ -45,7 +45,7 @@ def start(folder: Path, env: dict[str, str]) -> Iterator[Start]:
             clock = SystemClock()
             server = Server(path, events.put, clock, service=service)
             server.start()
-            facts = Facts(name, os.getpid(), str(path), service, clock.monotonic())
+            facts = AgentFacts(name, os.getpid(), str(path), service, clock.monotonic())
             agent = Agent(Machine(Policy(command=False)), server, clock, events, facts)
             thread = threading.Thread(target=agent.run, name=f"agent {name}")
             thread.start()

@@ -17,8 +17,8 @@ from spotguard.agent.core.machine import Machine, Policy
 from spotguard.agent.events import Closed, Signalled
 from spotguard.agent.ipc.server import Server
 from spotguard.agent.loop import Agent
-from spotguard.agent.sources.poller import Watcher
-from spotguard.agent.telemetry.status import Facts
+from spotguard.agent.sources.poller import Poller
+from spotguard.agent.telemetry.status import AgentFacts
 from spotguard.agent.telemetry.systemd import Manager
 from spotguard.hooks.protocol import Position, Register
 from spotguard.providers.clock import SystemClock
@@ -118,11 +118,11 @@ class Fed(Manager):
         self.count += 1
 
 
-def signs_of_life(server: Server, events: Events, *watches: Watcher) -> int:
+def signs_of_life(server: Server, events: Events, *watches: Poller) -> int:
     """Of an agent that turns until it is told to end."""
     manager = Fed("")
     events.queue.put(Signalled(signal.SIGTERM))
-    facts = Facts("run", os.getpid(), "a.sock", True, 0.0)
+    facts = AgentFacts("run", os.getpid(), "a.sock", True, 0.0)
     machine = Machine(Policy(command=False))
     agent = Agent(machine, server, SystemClock(), events.queue, facts, watches=watches, manager=manager)
     assert agent.run() == 0
@@ -162,7 +162,7 @@ def test_the_watchdog_speaks_for_who_looks_for_notices_too(
     """An agent that is blind because a thread of its own died is started again too."""
     source = Promised()
     source.broken = broken
-    watcher = Watcher(source, events.queue.put, SystemClock(), random.Random(1))
+    watcher = Poller(source, events.queue.put, SystemClock(), random.Random(1))
     watcher.start()
     if broken:
         assert kernel.after.wait(TIMEOUT)

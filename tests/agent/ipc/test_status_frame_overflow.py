@@ -8,8 +8,8 @@ from spotguard.agent.actions import Action, Finish, Tell
 from spotguard.agent.core.machine import Machine, Policy
 from spotguard.agent.events import Asked, Opened
 from spotguard.agent.loop import Agent
-from spotguard.agent.sources.feed import Board
-from spotguard.agent.telemetry.status import Facts, answers
+from spotguard.agent.sources.feed import Feed
+from spotguard.agent.telemetry.status import AgentFacts, answers
 from spotguard.hooks.protocol import Answer, Ask, Position, Register, Role, encode
 from spotguard.providers.clock import SystemClock
 from tests.fakes.hook import FakeHook
@@ -37,8 +37,8 @@ def crowded() -> Story:
 def test_status_frame_overflow() -> None:
     """Every page fits into a frame, and each session is on one of them, in order."""
     story = crowded()
-    facts = Facts("run", os.getpid(), "/run/a.sock", True, 0.0)
-    pages = answers(story.machine, Board(), facts, 0, story.now, None)
+    facts = AgentFacts("run", os.getpid(), "/run/a.sock", True, 0.0)
+    pages = answers(story.machine, Feed(), facts, 0, story.now, None)
     for page in pages:
         encode(Answer(page, last=page is pages[-1]))
     assert [each["pid"] for page in pages for each in page["sessions"]] == [*range(1000, 1000 + SESSIONS)]
@@ -50,8 +50,8 @@ def test_status_frame_overflow_by_the_last_outcome() -> None:
     story = crowded()
     story.until(300)
     (outcome,) = story.outcomes
-    facts = Facts("run", os.getpid(), "/run/a.sock", True, 0.0)
-    first, *_ = pages = answers(story.machine, Board(), facts, 0, story.now, outcome.summary())
+    facts = AgentFacts("run", os.getpid(), "/run/a.sock", True, 0.0)
+    first, *_ = pages = answers(story.machine, Feed(), facts, 0, story.now, outcome.summary())
     for page in pages:
         encode(Answer(page, last=page is pages[-1]))
     assert first["last_outcome"]["line"] == outcome.line()
@@ -73,7 +73,7 @@ def test_status_frame_overflow_at_the_end_of_a_drill(serve: Serving, events: Eve
     with FakeHook(server.path, Role.ANSWERER) as asker:
         asker.say(Ask("drill"))
         asked = events.next(Asked)
-        facts = Facts("run", os.getpid(), "/run/a.sock", True, 0.0)
+        facts = AgentFacts("run", os.getpid(), "/run/a.sock", True, 0.0)
         assert Agent(Drilled(Policy()), server, SystemClock(), events.queue, facts).run() == 0
         assert asker.hear(Answer).body["outcome"]["line"] == outcome["line"]
 
@@ -83,5 +83,5 @@ def test_an_answer_that_is_not_large_has_one_page() -> None:
     story = Story()
     for rank in range(16):
         story.opens(501 + rank, rank=rank, world=16)
-    facts = Facts("run", os.getpid(), "/run/a.sock", False, 0.0)
-    assert len(answers(story.machine, Board(), facts, 0, story.now, None)) == 1
+    facts = AgentFacts("run", os.getpid(), "/run/a.sock", False, 0.0)
+    assert len(answers(story.machine, Feed(), facts, 0, story.now, None)) == 1

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from spotguard.agent.config.options import NOTICE_FACTS
-from spotguard.agent.events import Heralded
-from spotguard.agent.process.notice_hook import Herald
+from spotguard.agent.events import NoticeHookEnded
+from spotguard.agent.process.notice_hook import NoticeHook
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.notice import Notice, NoticeKind
 from tests.fakes.serving import Events
@@ -29,14 +29,14 @@ class Heard:
         self.events = Events()
         self.clock = SystemClock()
         self.log = log
-        self.herald = Herald(command, {**os.environ, **env}, self.events.queue.put, self.clock)
+        self.herald = NoticeHook(command, {**os.environ, **env}, self.events.queue.put, self.clock)
 
     def tell(self, left: float = 99.9, until: float = TIMEOUT) -> None:
         self.herald.tell(NOTICE, left, self.clock.monotonic() + until)
 
     def ended(self) -> list[str]:
         """What was logged up to the end of one command."""
-        self.events.next(Heralded)
+        self.events.next(NoticeHookEnded)
         return [record.getMessage() for record in self.log.records if record.name.endswith("herald")]
 
 

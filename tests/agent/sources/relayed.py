@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from spotguard.agent.events import Event, HealthChanged
-from spotguard.agent.sources.poller import Watcher
-from spotguard.agent.sources.remote import Relay
+from spotguard.agent.sources.poller import Poller
+from spotguard.agent.sources.remote import RemoteFeed
 from spotguard.hooks import protocol
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.health import Sight
@@ -34,15 +34,15 @@ class Relayed:
         self.stands: tuple[Notice, ...] = ()
         self.own: list[FakeSource] = []
         post = self.events.queue.put
-        self.relay = Relay(path, post, self.clock, random.Random(1), self._watchers, **more)
+        self.relay = RemoteFeed(path, post, self.clock, random.Random(1), self._watchers, **more)
         self.relay.start()
 
-    def _watchers(self, post: Callable[[Event], None]) -> list[Watcher]:
+    def _watchers(self, post: Callable[[Event], None]) -> list[Poller]:
         if not self.any_source:
             return []
         self.own.append(FakeSource(interval=0.01, withdraws=self.withdraws))
         self.own[-1].shows(*self.stands)
-        return [Watcher(self.own[-1], post, self.clock, random.Random(1))]
+        return [Poller(self.own[-1], post, self.clock, random.Random(1))]
 
     def health(self, source: str, sight: Sight) -> HealthChanged:
         return self.events.next(HealthChanged, lambda e: e.source == source and e.health.sight is sight)

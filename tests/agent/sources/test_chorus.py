@@ -10,7 +10,7 @@ import pytest
 
 from spotguard.agent.events import Event
 from spotguard.agent.sources.chorus import Chorus
-from spotguard.agent.sources.poller import Watcher
+from spotguard.agent.sources.poller import Poller
 from spotguard.providers.health import SEEING, Health, blind, wrong_server
 from spotguard.providers.notice import Sighting
 from tests.fakes.clock import ManualClock
@@ -26,11 +26,11 @@ class Cloud:
         self.clock, self.events = ManualClock(), list[Event]()
         self._log, chorus = caplog, Chorus(NAMES[0])
         self.sources: dict[str, FakeSource] = {}
-        self.watchers: dict[str, Watcher] = {}
+        self.watchers: dict[str, Poller] = {}
         for name in NAMES:
             self.sources[name] = source = FakeSource()
             source.name = name
-            self.watchers[name] = Watcher(source, self.events.append, self.clock, random.Random(1), chorus)
+            self.watchers[name] = Poller(source, self.events.append, self.clock, random.Random(1), chorus)
 
     def look(self, health: Health | None, *names: str) -> list[str]:
         """What is logged when these look and see this (None: what they see already)."""

@@ -10,7 +10,7 @@ from spotguard.agent.config.options import Options
 from spotguard.agent.config.resolve import resolve
 from spotguard.agent.sources import factory
 from spotguard.providers.clock import SystemClock
-from spotguard.providers.clouds.azure.source import ScheduledEvents
+from spotguard.providers.clouds.azure.source import AzureScheduledEvents
 from spotguard.providers.errors import UsageError
 
 
@@ -48,7 +48,7 @@ def test_azure_is_watched_where_it_is_named_and_where_the_firmware_names_it(tmp_
     root = machine(tmp_path, chassis_asset_tag="7783-7084-3265-9085-8269-3286-77")
     for said in (options(provider="azure"), options(vm_name="pool-vmss_12")):
         (source,) = factory.make(said, SystemClock(), root)()
-        assert isinstance(source, ScheduledEvents)
+        assert isinstance(source, AzureScheduledEvents)
         assert source.name == "azure scheduledevents"
 
 

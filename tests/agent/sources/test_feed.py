@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spotguard.agent.core.hearing import OUTLIVED
 from spotguard.agent.events import HealthChanged, NoticeSeen, SourceGone, WindowTold
-from spotguard.agent.sources.feed import BEAT, Board
+from spotguard.agent.sources.feed import BEAT, Feed
 from spotguard.hooks import protocol
 from spotguard.providers.health import SEEING
 from spotguard.providers.notice import Notice, NoticeKind, Severity
@@ -15,12 +15,12 @@ NOTICE = a_notice(deadline=1120.0, seen_at=1000.0)
 
 def test_who_comes_is_told_what_is_watched() -> None:
     """First of all, also where nothing has been seen yet."""
-    assert list(Board(2).joined(7, 1000.0)) == [(7, protocol.Watched(2))]
+    assert list(Feed(2).joined(7, 1000.0)) == [(7, protocol.Watched(2))]
 
 
 def test_signs_of_life_come_while_somebody_watches() -> None:
     """Each with the health of every source; nobody is woken for nobody."""
-    board = Board(1)
+    board = Feed(1)
     assert board.next_beat is None
     list(board.note(HealthChanged("aws", SEEING, 1000.0), 1000.0))
     list(board.joined(7, 1000.0))
@@ -36,7 +36,7 @@ def test_signs_of_life_come_while_somebody_watches() -> None:
 
 def test_what_the_cloud_promises_is_told_at_once_and_with_each_sign_of_life() -> None:
     """Its newest word; before it has said one, none."""
-    board = Board(1)
+    board = Feed(1)
     assert list(board.note(WindowTold(60.0), 1000.0)) == []
     assert list(board.joined(7, 1000.0)) == [(7, protocol.Watched(1, 60.0))]
     assert list(board.note(WindowTold(120.0), 1001.0)) == [(7, protocol.Watched(1, 120.0))]
@@ -45,7 +45,7 @@ def test_what_the_cloud_promises_is_told_at_once_and_with_each_sign_of_life() ->
 
 def test_a_notice_that_stands_is_told_until_the_machine_has_outlived_it() -> None:
     """With the seconds that are left; AWS shows it for ever, and who comes an hour later has nothing to fear."""
-    board = Board(1)
+    board = Feed(1)
     list(board.note(NoticeSeen(NOTICE), 1000.0))
 
     def told(now: float) -> list[float]:
@@ -59,14 +59,14 @@ def test_a_notice_that_stands_is_told_until_the_machine_has_outlived_it() -> Non
 
 def test_a_notice_that_is_outlived_is_no_news() -> None:
     """Neither for those who watch already."""
-    board = Board(1)
+    board = Feed(1)
     list(board.joined(7, 1000.0))
     assert list(board.note(NoticeSeen(NOTICE), 1120.0 + OUTLIVED)) == []
 
 
 def test_a_warning_is_told_for_as_long_as_it_is_shown() -> None:
     """It has no deadline that could be outlived."""
-    board = Board(1)
+    board = Feed(1)
     warning = Notice("w", NoticeKind.REBALANCE, "aws rebalance", 1000.0, 1000.0, Severity.ADVISORY)
     list(board.note(NoticeSeen(warning), 1000.0))
     (_, (_, message)) = board.joined(7, 1000.0 + 10 * OUTLIVED)
@@ -76,7 +76,7 @@ def test_a_warning_is_told_for_as_long_as_it_is_shown() -> None:
 
 def test_an_older_agent_that_watches_is_told_of_terminal_notices_only() -> None:
     """It knows no severity, and would take a warning for the end."""
-    board = Board(1)
+    board = Feed(1)
     far = Notice("far", NoticeKind.REBOOT, "aws maintenance", 9000.0, 1000.0, Severity.LATER)
     list(board.joined(7, 1000.0, severity=False))
     list(board.joined(8, 1000.0))
@@ -90,7 +90,7 @@ def test_an_older_agent_that_watches_is_told_of_terminal_notices_only() -> None:
 
 def test_a_source_that_nobody_looks_through_is_not_shown() -> None:
     """What was said of it is nobody's sight."""
-    board = Board()
+    board = Feed()
     list(board.note(HealthChanged("aws", SEEING, 1000.0), 1000.0))
     assert [one["name"] for one in board.status(1000.0)] == ["aws"]
     assert list(board.note(SourceGone("aws"), 1001.0)) == []

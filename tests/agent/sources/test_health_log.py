@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 
-from spotguard.agent.sources.health_log import MOST, REMIND, Mention
+from spotguard.agent.sources.health_log import MOST, REMIND, HealthLog
 from spotguard.providers.health import SEEING, STARTING, Health, Sight, blind, wrong_server
 from tests.cases import cases
 
@@ -16,7 +16,7 @@ PORTAL = wrong_server("200 with a page", "check the endpoint")
 
 def said(*seen: tuple[float, Health]) -> list[str]:
     """The lines for what was seen, and when."""
-    mention = Mention()
+    mention = HealthLog()
     lines = [mention.of(health, at) for at, health in seen]
     return [line[1] for line in lines if line is not None]
 
@@ -33,7 +33,7 @@ def test_the_first_look_is_said_whatever_it_shows() -> None:
 
 def test_each_change_is_said_and_since_counts_from_the_first_blind_look() -> None:
     """Another reason is news, and no new blindness; other details of one reason are neither."""
-    mention = Mention()
+    mention = HealthLog()
     assert mention.of(SEEING, 0.0) == (logging.INFO, "seeing")
     assert mention.of(AWAY, 10.0) is not None
     assert mention.of(blind("unreachable", "no route"), 11.0) is None
@@ -52,7 +52,7 @@ def test_what_lasts_is_said_once_a_minute() -> None:
 def test_a_service_that_is_being_switched_on_is_no_warning_for_a_minute() -> None:
     """Azure's first call takes up to two minutes, and says so."""
     enabling = blind("starting", "the first call switches scheduled events on")
-    mention = Mention()
+    mention = HealthLog()
     assert mention.of(STARTING, 0.0) is None
     assert mention.of(enabling, 2.0) == (
         logging.INFO,
@@ -67,7 +67,7 @@ def test_a_service_that_is_being_switched_on_is_no_warning_for_a_minute() -> Non
 def test_what_a_seeing_source_has_to_add_is_a_warning() -> None:
     """Said once, and once more when it is other words: the token that could not be renewed, a notice that is old."""
     odd = Health(Sight.SEEING, detail="stale, no notice")
-    mention = Mention()
+    mention = HealthLog()
     assert mention.of(odd, 0.0) == (logging.WARNING, "seeing; stale, no notice")
     assert mention.of(odd, 100.0) is None
     assert mention.of(SEEING, 101.0) == (logging.INFO, "seeing")
@@ -75,7 +75,7 @@ def test_what_a_seeing_source_has_to_add_is_a_warning() -> None:
 
 def test_a_source_that_flaps_does_not_flood_the_log() -> None:
     """A change a second for an hour: the first few, then one line a minute; and the end of it is said."""
-    mention = Mention()
+    mention = HealthLog()
     hour = [mention.of((SEEING, AWAY)[at % 2], float(at)) for at in range(3600)]
     lines = [line[1] for line in hour if line is not None]
     assert len(lines) <= MOST + 1 + 60
@@ -87,7 +87,7 @@ def test_a_source_that_flaps_does_not_flood_the_log() -> None:
 @cases("seed", range(20))
 def test_the_last_word_is_the_truth_and_no_minute_has_many(seed: int) -> None:
     """Whatever comes: seeds 0 to 19."""
-    rng, mention, lines, now = random.Random(seed), Mention(), [], 0.0
+    rng, mention, lines, now = random.Random(seed), HealthLog(), [], 0.0
     for _ in range(2000):
         now += rng.choice((0.05, 1.0, 1.0, 2.0, 30.0))
         if (line := mention.of(rng.choice((SEEING, AWAY, SLOW, PORTAL)), now)) is not None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotguard.agent.sources.noticewords import WINDOW, Said, fold, read, whole
+from spotguard.agent.sources.noticewords import WINDOW, OperatorNotice, fold, read, whole
 from spotguard.providers.notice import NoticeKind
 from tests.cases import cases
 
@@ -22,30 +22,33 @@ JSON = st.recursive(
 @cases(
     "line, said",
     [
-        ("", Said()),
-        ("terminate", Said(NoticeKind.TERMINATE)),
-        ("Maintenance 60", Said(NoticeKind.MAINTENANCE, 60.0)),
-        ("60", Said(window=60.0)),
-        ("60s", Said(window=60.0)),
-        ("reboot 0", Said(NoticeKind.REBOOT, 0.0)),
-        ("stop 30 rack 7 loses its power", Said(NoticeKind.STOP, 30.0, "rack 7 loses its power")),
-        ("rack 7 loses its power", Said(detail="rack 7 loses its power")),
-        ("7 of 9 racks", Said(window=7.0, detail="of 9 racks")),
-        ("drill", Said(detail="drill")),  # a drill is not made here
-        ("-5", Said(window=0.0)),
-        ("nan", Said(detail="nan")),
-        ("1e99", Said(window=7 * 86400.0)),
-        ('{"kind": "Preempt", "window": 45, "detail": "by hand"}', Said(NoticeKind.PREEMPT, 45.0, "by hand")),
-        ('{"window": "45s"}', Said(window=45.0)),
-        ('{"kind": "freeze", "window": true, "detail": 7}', Said()),
-        ('{"kind": ["terminate"], "window": [1]}', Said()),
-        ("{}", Said()),
-        ("{not json", Said(detail="{not json")),
-        ("[1, 2]", Said(detail="[1, 2]")),
-        ("a\x1b[2Jb", Said(detail="a [2Jb")),
+        ("", OperatorNotice()),
+        ("terminate", OperatorNotice(NoticeKind.TERMINATE)),
+        ("Maintenance 60", OperatorNotice(NoticeKind.MAINTENANCE, 60.0)),
+        ("60", OperatorNotice(window=60.0)),
+        ("60s", OperatorNotice(window=60.0)),
+        ("reboot 0", OperatorNotice(NoticeKind.REBOOT, 0.0)),
+        ("stop 30 rack 7 loses its power", OperatorNotice(NoticeKind.STOP, 30.0, "rack 7 loses its power")),
+        ("rack 7 loses its power", OperatorNotice(detail="rack 7 loses its power")),
+        ("7 of 9 racks", OperatorNotice(window=7.0, detail="of 9 racks")),
+        ("drill", OperatorNotice(detail="drill")),  # a drill is not made here
+        ("-5", OperatorNotice(window=0.0)),
+        ("nan", OperatorNotice(detail="nan")),
+        ("1e99", OperatorNotice(window=7 * 86400.0)),
+        (
+            '{"kind": "Preempt", "window": 45, "detail": "by hand"}',
+            OperatorNotice(NoticeKind.PREEMPT, 45.0, "by hand"),
+        ),
+        ('{"window": "45s"}', OperatorNotice(window=45.0)),
+        ('{"kind": "freeze", "window": true, "detail": 7}', OperatorNotice()),
+        ('{"kind": ["terminate"], "window": [1]}', OperatorNotice()),
+        ("{}", OperatorNotice()),
+        ("{not json", OperatorNotice(detail="{not json")),
+        ("[1, 2]", OperatorNotice(detail="[1, 2]")),
+        ("a\x1b[2Jb", OperatorNotice(detail="a [2Jb")),
     ],
 )
-def test_a_line_as_a_notice(line: str, said: Said) -> None:
+def test_a_line_as_a_notice(line: str, said: OperatorNotice) -> None:
     """Seconds count only where they stand first, or behind a kind."""
     assert read(line) == said
 
@@ -53,15 +56,15 @@ def test_a_line_as_a_notice(line: str, said: Said) -> None:
 @pytest.mark.parametrize("line", ["cancel", " CANCEL "])
 def test_cancel_takes_back_what_came_before_it(line: str) -> None:
     stood = fold((), ["terminate", "stop 30", "terminate"])
-    assert stood == (Said(NoticeKind.TERMINATE), Said(NoticeKind.STOP, 30.0))
+    assert stood == (OperatorNotice(NoticeKind.TERMINATE), OperatorNotice(NoticeKind.STOP, 30.0))
     assert fold(stood, [line]) == ()
-    assert fold(stood, [line, "60"]) == (Said(window=60.0),)
+    assert fold(stood, [line, "60"]) == (OperatorNotice(window=60.0),)
 
 
 def test_json_over_several_lines_is_one() -> None:
     """In a file; one object a line are several."""
     pretty = json.dumps({"kind": "stop", "window": 9}, indent=2)
-    assert [read(line) for line in whole(pretty)] == [Said(NoticeKind.STOP, 9.0)]
+    assert [read(line) for line in whole(pretty)] == [OperatorNotice(NoticeKind.STOP, 9.0)]
     assert whole('{"window": 1}\n\n{"window": 2}\n') == ['{"window": 1}', '{"window": 2}']
     assert whole("\n \n") == []
 
@@ -82,4 +85,4 @@ def test_any_words_are_a_notice(text: str) -> None:
 
 
 def test_what_says_nothing_leaves_two_minutes() -> None:
-    assert Said().window == WINDOW
+    assert OperatorNotice().window == WINDOW

@@ -19,10 +19,10 @@ from spotguard.agent import loop
 from spotguard.agent.core.machine import Machine, Policy
 from spotguard.agent.events import Event, HealthChanged, NoticeSeen, Signalled
 from spotguard.agent.ipc import control
-from spotguard.agent.ipc.client import Caller
+from spotguard.agent.ipc.client import AgentClient
 from spotguard.agent.sources.overdue import EVERY, GRACE, Looks
-from spotguard.agent.sources.poller import LONGEST_WAIT, Watcher
-from spotguard.agent.telemetry.status import Facts
+from spotguard.agent.sources.poller import LONGEST_WAIT, Poller
+from spotguard.agent.telemetry.status import AgentFacts
 from spotguard.hooks import protocol
 from spotguard.providers.health import SEEING
 from spotguard.providers.notice import Sighting
@@ -57,7 +57,7 @@ class Hanging:
         self.clock = ManualClock()
         self.source = Stuck()
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue() if events is None else events
-        self.watcher = Watcher(self.source, self.events.put, self.clock, random.Random(1))
+        self.watcher = Poller(self.source, self.events.put, self.clock, random.Random(1))
 
     def __enter__(self) -> Hanging:
         self.watcher.start()
@@ -132,7 +132,7 @@ def test_a_source_that_hangs_is_blind_until_it_comes_back(caplog: pytest.LogCapt
 def test_the_first_look_may_be_the_one_that_hangs() -> None:
     """Nothing has been seen, and `starting` does not stay for ever."""
     clock, events = ManualClock(), list[Event]()
-    watcher = Watcher(FakeSource(), events.append, clock, random.Random(1))
+    watcher = Poller(FakeSource(), events.append, clock, random.Random(1))
     clock.advance(60.0)
     watcher.check(clock.monotonic())
     (lost,) = events
@@ -155,7 +155,7 @@ def test_status_and_who_watches_are_told_of_it(serve: Serving, events: Events) -
     """By a real agent at its socket: blind within the time that a look may take, and seeing again."""
     with Hanging(events.queue) as hanging:
         server, machine = serve(), Machine(Policy(command=False))
-        facts = Facts("s", os.getpid(), str(server.path), True, 0.0, 1)
+        facts = AgentFacts("s", os.getpid(), str(server.path), True, 0.0, 1)
         watches = [hanging.watcher]
         agent = loop.Agent(machine, server, hanging.clock, hanging.events, facts, watches=watches)
         thread = threading.Thread(target=agent.run)
@@ -164,7 +164,7 @@ def test_status_and_who_watches_are_told_of_it(serve: Serving, events: Events) -
             _until(lambda: _shown(server.path)["sight"] == "seeing")
             hanging.clock.advance(60.0)
             _until(lambda: _shown(server.path)["reason"] == "overdue")
-            caller = Caller(server.path, protocol.Watch(os.getpid(), severity=True), _TIMEOUT)
+            caller = AgentClient(server.path, protocol.Watch(os.getpid(), severity=True), _TIMEOUT)
             heard = [caller.receive(_TIMEOUT), caller.receive(_TIMEOUT)]
             caller.close()
             assert isinstance(heard[1], protocol.HealthSeen)

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from spotguard.agent.events import Event, HealthChanged, NoticeGone, NoticeSeen, WindowTold
-from spotguard.agent.sources.looking import LookCount
-from spotguard.agent.sources.poller import LONGEST_WAIT, Watcher
+from spotguard.agent.sources.looking import PollCount
+from spotguard.agent.sources.poller import LONGEST_WAIT, Poller
 from spotguard.providers.health import Health, Sight, blind, wrong_server
 from spotguard.providers.notice import Severity, Sighting
 from tests.fakes.clock import ManualClock
@@ -25,7 +25,7 @@ class Watched:
         self.source = source
         self.clock = ManualClock()
         self.events: list[Event] = []
-        self.watcher = Watcher(source, self.events.append, self.clock, random.Random(1))
+        self.watcher = Poller(source, self.events.append, self.clock, random.Random(1))
 
     def look(self) -> list[Event]:
         """One look; what it posted."""
@@ -256,9 +256,9 @@ def test_a_notice_tells_for_how_long_nobody_had_looked() -> None:
 
 def test_looks_are_counted_by_their_reason_also_by_who_follows() -> None:
     """The numbers are the agent's, not the watcher's: they never fall."""
-    count, source, events = LookCount(), FakeSource(), list[Event]()
+    count, source, events = PollCount(), FakeSource(), list[Event]()
     for _ in range(2):
-        watcher = Watcher(source, events.append, ManualClock(), random.Random(1), None, count)
+        watcher = Poller(source, events.append, ManualClock(), random.Random(1), None, count)
         source.shows()
         watcher.look()
         source.sighting = UNREACHABLE
@@ -272,8 +272,8 @@ def test_looks_are_counted_by_their_reason_also_by_who_follows() -> None:
 
 def test_a_look_that_comes_back_after_the_end_is_not_counted() -> None:
     """Its successor counts by then, and each number has one writer."""
-    count, source, events = LookCount(), FakeSource(), list[Event]()
-    watcher = Watcher(source, events.append, ManualClock(), random.Random(1), None, count)
+    count, source, events = PollCount(), FakeSource(), list[Event]()
+    watcher = Poller(source, events.append, ManualClock(), random.Random(1), None, count)
     watcher.start()
     watcher.stop(TIMEOUT)
     counted = dict(count.totals)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from spotguard.agent.events import Event
-from spotguard.agent.sources.poller import Watcher
+from spotguard.agent.sources.poller import Poller
 from spotguard.providers.clouds.gcp.long_poll import RETRY
 from spotguard.providers.health import blind
 from spotguard.providers.notice import Sighting
@@ -18,7 +18,7 @@ def test_s8d_a_storm_is_looked_through_at_once_and_then_every_second() -> None:
     second of its end."""
     source = FakeSource(interval=RETRY)
     events: list[Event] = []
-    watcher = Watcher(source, events.append, ManualClock(), random.Random(1))
+    watcher = Poller(source, events.append, ManualClock(), random.Random(1))
     watcher.look()
     assert watcher.delay() == RETRY
     source.sighting = Sighting(blind("server-error", "503"))

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from spotguard.agent.sources.poller import Watcher
+from spotguard.agent.sources.poller import Poller
 from spotguard.providers.health import blind
 from spotguard.providers.notice import Sighting
 from tests.fakes.clock import ManualClock
@@ -20,7 +20,7 @@ def polls(source: FakeSource, seconds: float) -> int:
     """How often a watcher asks this source in so many seconds."""
     clock = ManualClock()
     end = clock.monotonic() + seconds
-    watcher = Watcher(source, lambda event: None, clock, random.Random(1))
+    watcher = Poller(source, lambda event: None, clock, random.Random(1))
     while clock.monotonic() < end:
         watcher.look()
         clock.advance(watcher.delay())

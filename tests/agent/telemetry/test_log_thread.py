@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.agent.telemetry import logs
-from spotguard.agent.telemetry.log_thread import Scribe
+from spotguard.agent.telemetry.log_thread import LogThread
 from tests.fakes.full import Full
 from tests.fakes.report import TIMEOUT
 
@@ -36,7 +36,7 @@ def count(number: int) -> str:
 def test_a_full_pipe_holds_nobody_up_and_the_count_of_what_was_dropped_is_said(full: Full) -> None:
     """Each line is taken at once; when somebody reads again, the kept ones come, and how many did not."""
     with open(full.writing, "w", closefd=False) as stream:
-        scribe = Scribe(stream, count, kept=3)
+        scribe = LogThread(stream, count, kept=3)
         scribe.take("stands")
         scribe.flush()  # the thread stands in its write now: a flush gives up
         for number in range(5):
@@ -52,7 +52,7 @@ def test_a_full_pipe_holds_nobody_up_and_the_count_of_what_was_dropped_is_said(f
 def test_what_is_missing_stands_where_it_is_missing(full: Full) -> None:
     """Before the next line that was taken, in the log's own form."""
     with open(full.writing, "w", closefd=False) as stream:
-        scribe = Scribe(stream, count, kept=1)
+        scribe = LogThread(stream, count, kept=1)
         scribe.take("stands")
         scribe.flush()
         scribe.take("kept")
@@ -84,7 +84,7 @@ def test_a_stream_that_is_gone_costs_nothing() -> None:
     os.close(reading)
     with open(writing, "w") as stream:
         for there in (stream, None):
-            scribe = Scribe(there, count)
+            scribe = LogThread(there, count)
             scribe.take("into the void")
             scribe.close()
     assert "spotguard-log" not in [thread.name for thread in threading.enumerate()]

@@ -13,14 +13,14 @@ from spotguard.demo.losses import Losses
 from spotguard.demo.report.picture import draw
 from spotguard.demo.report.summary import kept
 from spotguard.demo.report.svg import Scale
-from spotguard.demo.scenario import Plan, Story
+from spotguard.demo.scenario import DemoPlan, Scenario
 from spotguard.demo.timeline import COMMITTED, Mark, Timeline
 
 NOWHERE = Path("unread")
 
 
-def plan(cloud: str = "aws", window: float = 120.0, link: float = 4.0) -> Plan:
-    return Plan(CLOUDS[cloud], NOWHERE, 100, window, link, NOWHERE, NOWHERE, "file:///nowhere", "demo")
+def plan(cloud: str = "aws", window: float = 120.0, link: float = 4.0) -> DemoPlan:
+    return DemoPlan(CLOUDS[cloud], NOWHERE, 100, window, link, NOWHERE, NOWHERE, "file:///nowhere", "demo")
 
 
 def part(first: int, last: int) -> Losses:
@@ -28,9 +28,9 @@ def part(first: int, last: int) -> Losses:
     return Losses(Path("unread"), started=first - 1, by_step=by_step)
 
 
-def story(first: Losses, second: Losses, *marks: Mark) -> Story:
+def story(first: Losses, second: Losses, *marks: Mark) -> Scenario:
     line = Timeline(20.0, (Mark("the notice", 0.0), *marks), 18.5)
-    return Story(part(1, 100), (first, second), Path("a"), Path("b"), line, 40, 5 * 2**20)
+    return Scenario(part(1, 100), (first, second), Path("a"), Path("b"), line, 40, 5 * 2**20)
 
 
 def classes(picture: str) -> list[str]:

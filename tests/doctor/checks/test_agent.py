@@ -19,7 +19,7 @@ from spotguard.agent.core.machine import Machine, Policy
 from spotguard.agent.events import Event, Signalled
 from spotguard.agent.ipc.server import Server
 from spotguard.agent.loop import Agent
-from spotguard.agent.telemetry.status import Facts
+from spotguard.agent.telemetry.status import AgentFacts
 from spotguard.doctor.checks import agent as agents
 from spotguard.doctor.checks.window import Counted
 from spotguard.doctor.finding import Finding, fails, ok
@@ -214,7 +214,7 @@ def runs(short: Path) -> Iterator[str]:
     server = Server(path, events.put, clock)
     with closing(server):
         server.start()
-        facts = Facts("run", os.getpid(), str(path), False, clock.monotonic())
+        facts = AgentFacts("run", os.getpid(), str(path), False, clock.monotonic())
         agent = Agent(Machine(Policy(command=False)), server, clock, events, facts)
         thread = threading.Thread(target=agent.run, name="agent of another run")
         thread.start()

@@ -22,7 +22,7 @@ from tests.fixtures_simulator import SimulateAzure, SimulateGcp
 PASSES = {"starting", "throttled", "server-error"}
 
 
-def notices(sight: cloud.Sight) -> list[Finding]:
+def notices(sight: cloud.CloudSight) -> list[Finding]:
     return [each for each in sight.findings if each.check == "notices"]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from spotguard.doctor.checks import store as rights
 from spotguard.doctor.checks.clock import Dates, judge
-from spotguard.doctor.cleanup import Litter
+from spotguard.doctor.cleanup import Leftovers
 from spotguard.doctor.finding import Finding
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import DeniedError, StoreError, ThrottledError, UnavailableError
@@ -85,7 +85,7 @@ CLOUDS = {
 
 
 def tried(store: BlobStore) -> dict[str, Finding]:
-    with Litter(store, CLOCK) as litter:
+    with Leftovers(store, CLOCK) as litter:
         found = rights.rights(store, "run-7", litter, CLOCK)
     return {each.check: each for each in [*found.findings, *rights.remains(litter)]}
 
@@ -284,7 +284,7 @@ def test_what_a_put_takes_is_without_the_pauses_before_it() -> None:
 
     store = Slow()
     store.faults = [Fault(at, ("put",), error=lambda: ThrottledError("slow down")) for at in (0, 1)]
-    with Litter(store, CLOCK) as litter:
+    with Leftovers(store, CLOCK) as litter:
         assert rights.rights(store, "run-7", litter, clock).put_seconds == 0.25
     assert [verb for verb, _ in store.calls].count("put") == 3
 

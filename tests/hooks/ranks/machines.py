@@ -18,7 +18,7 @@ from spotguard.agent.core.machine import Policy
 from spotguard.agent.events import Event, NoticeGone, NoticeSeen, Signalled
 from spotguard.agent.ipc.server import Server
 from spotguard.agent.loop import Agent
-from spotguard.agent.telemetry.status import Facts
+from spotguard.agent.telemetry.status import AgentFacts
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.notice import Notice, NoticeKind
 
@@ -38,7 +38,7 @@ class Machine:
         self._clock = SystemClock() if clock is None else clock
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._server = Server(socket, self._events.put, self._clock)
-        facts = Facts("r", os.getpid(), str(socket), True, self._clock.monotonic())
+        facts = AgentFacts("r", os.getpid(), str(socket), True, self._clock.monotonic())
         agent = Agent(
             Decisions(Policy(command=False, reserve=reserve)), self._server, self._clock, self._events, facts
         )

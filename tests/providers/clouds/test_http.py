@@ -12,7 +12,7 @@ import pytest
 from responses import RequestsMock
 
 from spotguard.providers.clock import SystemClock
-from spotguard.providers.clouds.http import MAX_BODY, Answer, Failure, MetadataClient, parse_endpoint
+from spotguard.providers.clouds.http import MAX_BODY, Failure, MetadataAnswer, MetadataClient, parse_endpoint
 from spotguard.providers.errors import UsageError
 from spotguard.providers.simulator.http_server import LoopbackServer, Reply
 from tests.fakes.raw_server import RawServer
@@ -21,7 +21,7 @@ from tests.providers.clouds.canned import CANNED
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
-def ask(url: str, *, timeout: float = 5.0, times: int = 1) -> Answer | Failure:
+def ask(url: str, *, timeout: float = 5.0, times: int = 1) -> MetadataAnswer | Failure:
     """The last of so many answers over one client."""
     client = MetadataClient(url, timeout=timeout)
     request = client.prepare("GET", "/key", {"X-One": "1"})
@@ -70,7 +70,7 @@ def test_an_answer_is_status_headers_and_body() -> None:
         says(b"HTTP/1.1 404 Not Found\r\nServer: EC2ws\r\nContent-Length: 4\r\n\r\nnone")
     ) as server:
         answer = ask(server.url)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, MetadataAnswer)
     assert (answer.status, answer.body) == (404, b"none")
     assert answer.headers["SERVER"] == "EC2ws"
 
@@ -83,8 +83,8 @@ def test_a_canned_answer_is_what_comes_over_a_socket(status: int) -> None:
     with RequestsMock() as canned:
         canned.get(f"{CANNED}/key", status=status, body=b"none", headers={"Server": "x"})
         given = ask(CANNED)
-    assert isinstance(came, Answer)
-    assert isinstance(given, Answer)
+    assert isinstance(came, MetadataAnswer)
+    assert isinstance(given, MetadataAnswer)
     assert (given.status, given.body) == (came.status, came.body) == (status, b"none")
     assert given.headers["SERVER"] == came.headers["SERVER"] == "x"
 
@@ -97,14 +97,14 @@ def test_one_connection_serves_every_request_while_the_server_keeps_it() -> None
             connection.sendall(GOOD)
 
     with RawServer(serve) as server:
-        assert isinstance(ask(server.url, times=5), Answer)
+        assert isinstance(ask(server.url, times=5), MetadataAnswer)
         assert server.connections == 1
 
 
 def test_a_connection_closed_between_requests_is_made_anew() -> None:
     """The real service closes after each answer."""
     with RawServer(says(GOOD)) as server:
-        assert isinstance(ask(server.url, times=3), Answer)
+        assert isinstance(ask(server.url, times=3), MetadataAnswer)
         assert server.connections == 3
 
 
@@ -117,7 +117,7 @@ def test_a_connection_that_breaks_under_a_request_gets_a_second_try() -> None:
             connection.sendall(GOOD)
 
     with RawServer(serve) as server:
-        assert isinstance(ask(server.url), Answer)
+        assert isinstance(ask(server.url), MetadataAnswer)
         assert server.connections == 2
 
 
@@ -149,7 +149,7 @@ def test_what_is_posted_arrives() -> None:
     with RawServer(serve) as server:
         client = MetadataClient(server.url, timeout=5.0)
         request = client.prepare("POST", "/key", {"Content-Type": "application/json"}, b'{"a": 1}')
-        assert isinstance(client.send(request), Answer)
+        assert isinstance(client.send(request), MetadataAnswer)
         client.close()
     head, _, body = heard[0].partition(b"\r\n\r\n")
     assert body == b'{"a": 1}'
@@ -166,7 +166,7 @@ def test_no_proxy_is_asked_whatever_the_environment_says(
         monkeypatch.setenv(variable, proxy.url)
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("NO_PROXY", raising=False)
-        assert isinstance(ask(server.url), Answer)
+        assert isinstance(ask(server.url), MetadataAnswer)
         assert proxy.connections == 0
 
 
@@ -206,7 +206,7 @@ def test_a_body_is_read_up_to_the_cap_and_no_further(size: int) -> None:
     finally:
         server.stop()
     if size <= MAX_BODY:
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, MetadataAnswer)
         assert len(answer.body) == size
     else:
         assert isinstance(answer, Failure)
@@ -240,7 +240,7 @@ def test_who_expects_more_than_others_can_say_so() -> None:
     finally:
         client.close()
         server.stop()
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, MetadataAnswer)
     assert len(answer.body) == MAX_BODY + 1
 
 

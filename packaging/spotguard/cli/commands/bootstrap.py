@@ -143,7 +143,7 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
         raise UsageError(
             f"--startup-script is Google's: images of {arguments.cloud} have cloud-init, which takes what is printed without it"
         )
-    wish = plan.Wish(**{name: getattr(arguments, name) for name in _OURS})
+    wish = plan.MachineWish(**{name: getattr(arguments, name) for name in _OURS})
     made = plan.make(arguments.cloud, flags, command, wish, SystemClock())
     text = render.startup_script(made) if arguments.startup_script else render.cloud_config(made)
     for doubt in warnings.doubts(made):

@@ -19,7 +19,7 @@ from spotguard.agent.config.options import Options
 from spotguard.agent.telemetry import logs
 from spotguard.doctor import render
 from spotguard.doctor.finding import Finding, any_fails
-from spotguard.doctor.measuring import Pace
+from spotguard.doctor.measuring import MeasureLimits
 from spotguard.doctor.run import Patient, visit
 from spotguard.doctor.timeouts import within
 from spotguard.providers.clock import SystemClock
@@ -43,7 +43,7 @@ examples:
   spotguard doctor --store s3://checkpoints/gpt --run-id gpt-small-7
   spotguard doctor --window 120 --json"""
 
-PACE = Pace()
+PACE = MeasureLimits()
 #: Seconds for a look at the folders that were named, as `run` looks: a file server may be gone.
 LOOK = 10.0
 #: The last is what a terminal sends that is closed, as by an ssh that breaks off.

@@ -66,21 +66,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ListedCheckpoint:
     each: Checkpoint
     #: Whether the next start restores this one.
     next: bool
 
 
-def lines_of(store: BlobStore, run_id: str) -> list[Line]:
+def lines_of(store: BlobStore, run_id: str) -> list[ListedCheckpoint]:
     """Every checkpoint of a run, newest first."""
     found = list_checkpoints(store, run_id)
     try:
         start = next_start(store, run_id)
     except NewerFormatError:  # it refuses; the line of that one says so
-        return [Line(each, False) for each in found]
+        return [ListedCheckpoint(each, False) for each in found]
     taken = None if start.taken is None else start.taken.name
-    return [Line(_corrected(each, start.passed.get(each.name)), each.name == taken) for each in found]
+    return [
+        ListedCheckpoint(_corrected(each, start.passed.get(each.name)), each.name == taken) for each in found
+    ]
 
 
 def _corrected(each: Checkpoint, error: CheckpointError | None) -> Checkpoint:
@@ -90,7 +92,7 @@ def _corrected(each: Checkpoint, error: CheckpointError | None) -> Checkpoint:
     return replace(each, status="partial" if isinstance(error, Partial) else "damaged", reason=str(error))
 
 
-def as_json(line: Line) -> dict[str, object]:
+def as_json(line: ListedCheckpoint) -> dict[str, object]:
     """A line of the list as plain JSON."""
     each = line.each
     return {
@@ -112,7 +114,7 @@ def as_json(line: Line) -> dict[str, object]:
     }
 
 
-def _table(found: list[Line], width: int, now: float) -> Table:
+def _table(found: list[ListedCheckpoint], width: int, now: float) -> Table:
     width -= max(
         [len("damaged"), *(_STATUS if line.each.reason else len(_status(line.each)) for line in found)]
     )

@@ -16,7 +16,7 @@ from rich.text import Text
 from spotguard.agent.config import parsers
 from spotguard.prove import page
 from spotguard.prove.copies import Original, links
-from spotguard.prove.proof import EXIT_CODES, Trial, prove
+from spotguard.prove.proof import EXIT_CODES, ProofRequest, prove
 from spotguard.prove.series import FEWEST_STEPS
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
@@ -113,7 +113,7 @@ def _tell_nobody(line: str) -> None:
     """The page has it all."""
 
 
-def _trial(arguments: argparse.Namespace, command: Sequence[str]) -> Trial:
+def _trial(arguments: argparse.Namespace, command: Sequence[str]) -> ProofRequest:
     """
     Raises:
         UsageError: an option, or the command, cannot be used.
@@ -132,7 +132,7 @@ def _trial(arguments: argparse.Namespace, command: Sequence[str]) -> Trial:
         )
     here = Path(os.path.realpath(os.getcwd()))
     original = Original(here, links(here, arguments.link or ()))
-    return Trial(
+    return ProofRequest(
         command=command,
         env=os.environ,
         original=original,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..clouds import Cloud
+from ..clouds import DemoCloud
 from ..timeline import COMMITTED, Timeline
 from .svg import Drawing, Scale
 
@@ -19,13 +19,13 @@ def height(line: Timeline) -> float:
     return 92 + _ROW * len(line.marks) + 16
 
 
-def way_of_the_notice(drawing: Drawing, cloud: Cloud, line: Timeline, *, top: float) -> None:
+def way_of_the_notice(drawing: Drawing, cloud: DemoCloud, line: Timeline, *, top: float) -> None:
     drawing.text(_LEFT, top, "the way of the notice", "head")
     _window(drawing, cloud, line, top + 12)
     _busy(drawing, line, top + 92)
 
 
-def _window(drawing: Drawing, cloud: Cloud, line: Timeline, top: float) -> None:
+def _window(drawing: Drawing, cloud: DemoCloud, line: Timeline, top: float) -> None:
     """The whole warning, at its true scale."""
     x = Scale(0, max(line.window, line.end), _LEFT, _RIGHT)
     used = max(_THIN, x(line.end) - _LEFT)

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from ..compare import Verdict
-from ..scenario import Plan, Story
+from ..scenario import DemoPlan, Scenario
 from .picture import WIDTH, draw
 from .summary import kept
 
@@ -49,7 +49,7 @@ spotguard run --provider {provider}{options} --metadata-endpoint http://127.0.0.
 """
 
 
-def leave(plan: Plan, story: Story, verdict: Verdict) -> Path:
+def leave(plan: DemoPlan, story: Scenario, verdict: Verdict) -> Path:
     """Write everything, and return the page."""
     folder = plan.left
     picture = draw(plan, story, verdict)
@@ -60,7 +60,7 @@ def leave(plan: Plan, story: Story, verdict: Verdict) -> Path:
     return page
 
 
-def _page(plan: Plan, story: Story, verdict: Verdict, picture: str) -> str:
+def _page(plan: DemoPlan, story: Scenario, verdict: Verdict, picture: str) -> str:
     line = story.timeline
     left = [] if line.slack is None else [(line.slack, "were left")]
     return _PAGE.format(
@@ -86,7 +86,7 @@ def _page(plan: Plan, story: Story, verdict: Verdict, picture: str) -> str:
     )
 
 
-def _facts(plan: Plan, story: Story, verdict: Verdict) -> dict[str, object]:
+def _facts(plan: DemoPlan, story: Scenario, verdict: Verdict) -> dict[str, object]:
     line = story.timeline
     return {
         "cloud": plan.cloud.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..compare import Verdict
-from ..scenario import Plan, Story
+from ..scenario import DemoPlan, Scenario
 from .chart import Series, frame, means, steps
 from .clockwork import height, way_of_the_notice
 from .svg import Drawing
@@ -40,7 +40,7 @@ _STYLE = """
 """
 
 
-def draw(plan: Plan, story: Story, verdict: Verdict) -> str:
+def draw(plan: DemoPlan, story: Scenario, verdict: Verdict) -> str:
     """The picture as an SVG file."""
     title = f"Taken back by {plan.cloud.title} at step {story.parts[0].step:,}, resumed on the next machine"
     drawing = Drawing(WIDTH, _WAY + round(height(story.timeline)))
@@ -65,7 +65,7 @@ def _legend(drawing: Drawing, x: float, y: float) -> None:
         x += width
 
 
-def _series(story: Story) -> tuple[Series, Series, Series]:
+def _series(story: Scenario) -> tuple[Series, Series, Series]:
     first, second = story.parts
     return (
         Series("reference", story.reference.by_step),
@@ -75,7 +75,7 @@ def _series(story: Story) -> tuple[Series, Series, Series]:
     )
 
 
-def _whole_run(drawing: Drawing, story: Story) -> None:
+def _whole_run(drawing: Drawing, story: Scenario) -> None:
     every = _series(story)
     reference, first, second = every
     done, width = story.resumed_at, max(1, len(reference.by_step) // 45)
@@ -91,7 +91,7 @@ def _whole_run(drawing: Drawing, story: Story) -> None:
         )
 
 
-def _hand_over(drawing: Drawing, story: Story) -> None:
+def _hand_over(drawing: Drawing, story: Scenario) -> None:
     done = story.resumed_at
     series = tuple(steps(one, done - _CLOSE + 1, done + _CLOSE) for one in _series(story))
     x, y = frame(drawing, series, left=622, right=852, top=124, bottom=308)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..scenario import Plan, Story
+from ..scenario import DemoPlan, Scenario
 
 
-def kept(plan: Plan, story: Story) -> str:
+def kept(plan: DemoPlan, story: Scenario) -> str:
     """The last word but one of the demo. Plain also where it did not go well."""
     first = story.parts[0].step
     if story.saved:
@@ -17,7 +17,7 @@ def kept(plan: Plan, story: Story) -> str:
     return f"{_why(plan, story)}. {_remains(first, story)}"
 
 
-def _why(plan: Plan, story: Story) -> str:
+def _why(plan: DemoPlan, story: Scenario) -> str:
     took = f"machine 1 had {plan.window:g} s after its notice, and committed nothing in them"
     if not plan.short:
         return f"NOT SAVED: {took}, and that is all the time that {plan.cloud.title} gives"
@@ -27,7 +27,7 @@ def _why(plan: Plan, story: Story) -> str:
     return f"DID NOT FIT: {took}: {size:.1f} MiB take {seconds:.3g} s at {plan.link:g} Mbit/s"
 
 
-def _remains(first: int, story: Story) -> str:
+def _remains(first: int, story: Scenario) -> str:
     if not story.resumed_at:
         return f"No background checkpoint was there either: all {first} steps were lost, and trained again by machine 2"
     share = story.resumed_at / first

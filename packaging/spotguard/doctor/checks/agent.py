@@ -13,7 +13,7 @@ from spotguard.agent.config.options import Options
 from spotguard.agent.ipc import control
 from spotguard.agent.ipc.paths import SERVICE_SOCKET, path_of
 
-from ..finding import Finding, State, fails, ok, warning
+from ..finding import Finding, FindingState, fails, ok, warning
 from .cloud import PASSES
 from .window import Counted
 
@@ -118,7 +118,7 @@ def instead(own: Finding) -> Finding:
     if own.check != "notices" or own.facts.get("sight", "seeing") == "seeing":
         return own
     found = f"seen by the machine's service, which runs here ask; from here {own.found}"
-    return replace(own, state=State.OK, found=found, advice="")
+    return replace(own, state=FindingState.OK, found=found, advice="")
 
 
 def _is_run(run_id: str, place: Path | None, path: Path, body: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from spotguard.agent.config.options import Options
 from spotguard.agent.sources import factory
 from spotguard.providers.clock import Clock
-from spotguard.providers.clouds.detect import Machine, detect
+from spotguard.providers.clouds.detect import Detection, detect
 from spotguard.providers.health import Health, blind
 from spotguard.providers.notice import NoticeSource, Severity, Sighting
 
@@ -39,7 +39,7 @@ _HANGS = "run the doctor again; where it stays so, look for a firewall between t
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class CloudSight:
     """What was found of the cloud."""
 
     #: "aws", "gcp", "azure" or "none".
@@ -49,7 +49,7 @@ class Sight:
     window: float | None = None
 
 
-def look(options: Options, clock: Clock, root: Path = Path("/")) -> Sight:
+def look(options: Options, clock: Clock, root: Path = Path("/")) -> CloudSight:
     """
     Args:
         root: where the firmware's words lie.
@@ -62,9 +62,9 @@ def look(options: Options, clock: Clock, root: Path = Path("/")) -> Sight:
     named = _named(cloud, options, machine)
     made = factory.make(options, clock, root)()
     if cloud == "none":
-        return Sight(cloud, (named,))
+        return CloudSight(cloud, (named,))
     sightings = _looks(made, clock)
-    return Sight(cloud, (named, *_seen(made, sightings)), _told(cloud, made))
+    return CloudSight(cloud, (named, *_seen(made, sightings)), _told(cloud, made))
 
 
 def _told(cloud: str, made: Sequence[NoticeSource]) -> float | None:
@@ -76,7 +76,7 @@ def _told(cloud: str, made: Sequence[NoticeSource]) -> float | None:
     return next((source.told for source in made if isinstance(source, PreemptedPlainly)), None)
 
 
-def _named(cloud: str, options: Options, machine: Machine) -> Finding:
+def _named(cloud: str, options: Options, machine: Detection) -> Finding:
     if options.provider == "none":
         return warning("cloud", "none is watched (--provider none)", _NO_CLOUD, cloud=cloud)
     if options.provider != "auto":
@@ -159,7 +159,7 @@ def dated(cloud: str, options: Options, clock: Clock) -> Mapping[str, str]:
     from spotguard.providers.clouds.aws import imds as aws_imds
     from spotguard.providers.clouds.azure import imds as azure_imds
     from spotguard.providers.clouds.gcp import metadata
-    from spotguard.providers.clouds.http import Answer, MetadataClient
+    from spotguard.providers.clouds.http import MetadataAnswer, MetadataClient
 
     said = options.metadata_endpoint
     if cloud == "aws":
@@ -175,4 +175,4 @@ def dated(cloud: str, options: Options, clock: Clock) -> Mapping[str, str]:
         return {}
     finally:
         client.close()
-    return answer.headers if isinstance(answer, Answer) else {}
+    return answer.headers if isinstance(answer, MetadataAnswer) else {}

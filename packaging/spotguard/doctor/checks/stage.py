@@ -12,7 +12,7 @@ from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.file import FileStore
 from spotguard.providers.text import amount
 
-from ..cleanup import Litter
+from ..cleanup import Leftovers
 from ..finding import Finding, fails, ok, parted, warning
 from ..timeouts import Aside
 from .disk import UNTOLD, free
@@ -27,7 +27,7 @@ def look(folder: Path, run_id: str, nbytes: int, clock: Clock) -> Iterator[Findi
         nbytes: of the state; 0 where it is not known.
     """
     facts: dict[str, Any] = {"folder": str(folder), "filesystem": None, "free_bytes": None}
-    litter = Litter(FileStore(folder), clock)
+    litter = Leftovers(FileStore(folder), clock)
     with litter, litter:  # twice, as for the store
         litter.look_once()
         aside = Aside(lambda: _probe(folder, run_id), "stage")

@@ -18,8 +18,8 @@ from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.http import Heard, overhearing
 from spotguard.providers.stores.names import folder_of
 
-from ..cleanup import Litter
-from ..finding import Check, Finding, State, fails, ok, parted, warning
+from ..cleanup import Leftovers
+from ..finding import Check, Finding, FindingState, fails, ok, parted, warning
 from ..timeouts import Aside, within
 
 #: Seconds before what failed for now is asked again.
@@ -92,7 +92,7 @@ def _enter(url: str) -> None:
         raise StoreError(f"{url}: {error.strerror}") from error
 
 
-def rights(store: BlobStore, run_id: str, litter: Litter, clock: Clock) -> Rights:
+def rights(store: BlobStore, run_id: str, litter: Leftovers, clock: Clock) -> Rights:
     """Try each right on an object that no other probe has. A store that stands still is asked nothing more."""
     found = Rights()
     probe = Probe(store, run_id, STEP)
@@ -122,7 +122,7 @@ def rights(store: BlobStore, run_id: str, litter: Litter, clock: Clock) -> Right
         return finding
 
     with suppress(_StandsStill):
-        puts = tried("put", "write", put).state is State.OK
+        puts = tried("put", "write", put).state is FindingState.OK
         if puts:
             _create(tried, probe, found)
             tried("get", "read", probe.read)
@@ -132,14 +132,14 @@ def rights(store: BlobStore, run_id: str, litter: Litter, clock: Clock) -> Right
             if not unsure:
                 litter.removed(probe.key)
         tried("list", "list", lambda: _listed(probe, puts))
-        if tried("delete", "delete", lambda: probe.remove(STEP)).state is State.OK:
+        if tried("delete", "delete", lambda: probe.remove(STEP)).state is FindingState.OK:
             litter.removed(probe.key)
             found.removes = True
         found.puts = puts
     return found
 
 
-def _patiently(what: Callable[[], object], clock: Clock, litter: Litter) -> object:
+def _patiently(what: Callable[[], object], clock: Clock, litter: Leftovers) -> object:
     """What fails for now is asked again, as a save does: a store may say "slow down" to anybody."""
     for pause in _PAUSES:
         try:
@@ -192,7 +192,7 @@ def _listed(probe: Probe, written: bool) -> None:
     probe.miss()  # S3 says of what is not there that it may not be read, to who may not list
 
 
-def remains(litter: Litter) -> Iterator[Finding]:
+def remains(litter: Leftovers) -> Iterator[Finding]:
     """What of ours could not be removed."""
     if litter.left:
         more = f" and {len(litter.left) - 1} more" if len(litter.left) > 1 else ""

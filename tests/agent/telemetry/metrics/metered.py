@@ -8,11 +8,11 @@ from spotguard.agent.actions import Publish
 from spotguard.agent.core.machine import Machine, Policy
 from spotguard.agent.events import Event, Heard, NoticeSeen, Opened
 from spotguard.agent.outcome import Outcome
-from spotguard.agent.sources.looking import LookCount
+from spotguard.agent.sources.looking import PollCount
 from spotguard.agent.telemetry.metrics.definitions import METRICS
 from spotguard.agent.telemetry.metrics.histogram import Histogram
-from spotguard.agent.telemetry.metrics.reading import Facts, Reading
-from spotguard.agent.telemetry.metrics.recorder import Meter
+from spotguard.agent.telemetry.metrics.reading import MetricsFacts, Scrape
+from spotguard.agent.telemetry.metrics.recorder import Recorder
 from spotguard.hooks.protocol import Register
 from spotguard.providers.health import blind
 from tests.fakes.source import a_notice
@@ -25,11 +25,11 @@ class Life:
 
     def __init__(self, *, command: bool = False, window: float | None = None) -> None:
         self.machine = Machine(Policy(command=command, window=window))
-        self.meter = Meter()
-        self.looks = LookCount()
+        self.meter = Recorder()
+        self.looks = PollCount()
         self.now = 1000.0
         self.outcomes: list[Outcome] = []
-        self.facts = Facts("1", "agent", "r", 30.0, False, None)
+        self.facts = MetricsFacts("1", "agent", "r", 30.0, False, None)
 
     def happens(self, *events: Event | None, after: float = 0.0) -> None:
         self.now += after
@@ -49,7 +49,7 @@ class Life:
 
     def value(self, name: str, *labels: str) -> Any:
         """Of one sample; None where it is not there."""
-        reading = Reading(self.facts, self.meter.newest, self.now, self.looks.totals)
+        reading = Scrape(self.facts, self.meter.newest, self.now, self.looks.totals)
         metric = next(metric for metric in METRICS if metric.name == name)
         samples = list(metric.read(reading))
         assert all(len(each) == len(metric.labels) for each, _ in samples)

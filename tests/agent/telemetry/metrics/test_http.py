@@ -14,28 +14,28 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
-from spotguard.agent.sources.looking import LookCount
+from spotguard.agent.sources.looking import PollCount
 from spotguard.agent.telemetry.metrics import http as endpoints
 from spotguard.agent.telemetry.metrics import opening
 from spotguard.agent.telemetry.metrics.http import MOST, Endpoint
-from spotguard.agent.telemetry.metrics.reading import Facts, Reading
-from spotguard.agent.telemetry.metrics.recorder import Meter
+from spotguard.agent.telemetry.metrics.reading import MetricsFacts, Scrape
+from spotguard.agent.telemetry.metrics.recorder import Recorder
 from spotguard.providers.errors import UsageError
 from tests.e2e.processes import eventually
 from tests.fakes.talk import TIMEOUT
 
-FACTS = Facts("1.0", "run", "r", 30.0, False, None)
+FACTS = MetricsFacts("1.0", "run", "r", 30.0, False, None)
 
 
-def nothing() -> Reading:
-    return Reading(FACTS, Meter().newest, 0.0, LookCount().totals)
+def nothing() -> Scrape:
+    return Scrape(FACTS, Recorder().newest, 0.0, PollCount().totals)
 
 
 @pytest.fixture
 def opened() -> Iterator[Callable[..., Endpoint]]:
     with ExitStack() as stack:
 
-        def open(read: Callable[[], Reading] = nothing) -> Endpoint:
+        def open(read: Callable[[], Scrape] = nothing) -> Endpoint:
             endpoint = opening.endpoint(0, read)
             stack.callback(endpoint.close)
             endpoint.start()
@@ -129,7 +129,7 @@ def test_a_client_that_trickles_is_hung_up_on(
     opened: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever sends half a request has its time, and no more."""
-    monkeypatch.setattr(endpoints._Handler, "timeout", 0.05)
+    monkeypatch.setattr(endpoints._ScrapeHandler, "timeout", 0.05)
     with connected(opened()) as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\nHost:")
         assert client.recv(1) == b""
@@ -148,7 +148,7 @@ def test_a_scrape_that_fails_is_said_and_the_next_one_answered(
 ) -> None:
     fails = [True]
 
-    def read() -> Reading:
+    def read() -> Scrape:
         if fails.pop() if fails else False:
             raise RuntimeError("a bug")
         return nothing()
@@ -163,7 +163,7 @@ def test_a_scrape_that_fails_is_said_and_the_next_one_answered(
 def test_a_scrape_that_hangs_inside_is_not_waited_for(opened: Callable[..., Endpoint]) -> None:
     inside, free = threading.Event(), threading.Event()
 
-    def read() -> Reading:
+    def read() -> Scrape:
         inside.set()
         free.wait(TIMEOUT)
         return nothing()

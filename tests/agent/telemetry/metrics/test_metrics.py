@@ -24,8 +24,8 @@ from spotguard.agent.core.machine import Machine, Policy
 from spotguard.agent.events import Event, Signalled
 from spotguard.agent.loop import Agent
 from spotguard.agent.process.supervisor import Supervisor
-from spotguard.agent.telemetry.metrics.recorder import Meter
-from spotguard.agent.telemetry.status import Facts
+from spotguard.agent.telemetry.metrics.recorder import Recorder
+from spotguard.agent.telemetry.status import AgentFacts
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
 from spotguard.providers.simulator.gcp.service import GcpSimulator
@@ -171,7 +171,7 @@ def test_a_taken_port_is_refused_before_the_command_is_started(
     assert not Path(options.socket).exists()
 
 
-class Broken(Meter):
+class Broken(Recorder):
     """One that cannot count to one."""
 
     def take(self, event: Event | None, machine: Machine, now: float) -> None:
@@ -191,7 +191,7 @@ def test_a_mistake_in_the_metrics_costs_nobody_the_guard(
     server, clock = serve(), SystemClock()
     events.queue.put(Signalled(signal.SIGTERM))
     supervisor = Supervisor(["sleep", "100"], env={**os.environ}, post=events.queue.put)
-    facts = Facts("r", os.getpid(), "r.sock", False, 0.0)
+    facts = AgentFacts("r", os.getpid(), "r.sock", False, 0.0)
     machine = Machine(Policy())
     agent = Agent(machine, server, clock, events.queue, facts, supervisor, meter=Broken())
     assert agent.run() == 75

@@ -8,7 +8,7 @@ import pytest
 
 from spotguard.agent.events import Closed, Opened, WindowTold
 from spotguard.agent.telemetry.metrics.definitions import METRICS
-from spotguard.agent.telemetry.metrics.reading import SHOWN, Reading
+from spotguard.agent.telemetry.metrics.reading import SHOWN, Scrape
 from spotguard.hooks.protocol import Committed, Position, Register
 from tests.agent.telemetry.metrics.metered import Life
 
@@ -167,6 +167,6 @@ def test_however_many_there_are_some_are_shown_and_all_are_counted() -> None:
     for number in range(SHOWN + 20):
         life.joins(number, rank=number, nbytes=1)
     metric = next(metric for metric in METRICS if metric.name == "spotguard_state_bytes")
-    reading = Reading(life.facts, life.meter.newest, life.now, {})
+    reading = Scrape(life.facts, life.meter.newest, life.now, {})
     assert len(list(metric.read(reading))) == SHOWN
     assert life.value("spotguard_sessions") == SHOWN + 20

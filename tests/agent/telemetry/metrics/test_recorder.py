@@ -18,7 +18,7 @@ from spotguard.agent.events import (
     SourceGone,
 )
 from spotguard.agent.telemetry.metrics.histogram import Histogram
-from spotguard.agent.telemetry.metrics.recorder import Meter, result_of
+from spotguard.agent.telemetry.metrics.recorder import Recorder, result_of
 from spotguard.agent.telemetry.metrics.snapshot import PURPOSES, RESULTS, STAGES
 from spotguard.hooks.protocol import Committed, Progress, Told
 from spotguard.providers.health import SEEING, STARTING, Health, Sight, wrong_server
@@ -188,7 +188,7 @@ def test_every_result_stands_at_0_before_anything_has_happened() -> None:
 
 
 def test_restarts_are_told_apart_by_their_cause() -> None:
-    meter = Meter()
+    meter = Recorder()
     for crashes in (0, 1, 1, 2):  # first start, crash, preemption, crash
         meter.launched(crashes)
     assert dict(meter.newest.restarts) == {("crash",): 2, ("preemption",): 1}

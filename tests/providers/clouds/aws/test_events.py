@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from spotguard.providers.clouds.aws.events import Rebalance, ScheduledEvents
+from spotguard.providers.clouds.aws.events import AwsScheduledEvents, Rebalance
 from spotguard.providers.health import SEEING
 from spotguard.providers.notice import NoticeKind, Severity, Sighting
 from spotguard.providers.simulator.aws.service import AwsSimulator
@@ -89,7 +89,7 @@ def test_an_event_days_ahead_has_its_own_day(
 ) -> None:
     """`NotBefore` is the deadline, to the second, in AWS's third form of a date; it does not move."""
     instance.maintenance("instance-retirement", 14 * DAY)
-    source = watch(instance, ScheduledEvents)
+    source = watch(instance, AwsScheduledEvents)
     notice = the_notice(source)
     assert (notice.kind, notice.severity) == (NoticeKind.TERMINATE, Severity.LATER)
     assert notice.deadline == clock.monotonic() + 14 * DAY
@@ -114,7 +114,7 @@ def test_each_code_has_its_kind_and_none_is_dropped(
 ) -> None:
     """One that is newer than this program is an event all the same."""
     instance.maintenance(code)
-    notice = the_notice(watch(instance, ScheduledEvents))
+    notice = the_notice(watch(instance, AwsScheduledEvents))
     assert (notice.kind, notice.severity) == (kind, Severity.LATER)
     assert ("unknown to this program" in notice.detail) is (kind is NoticeKind.UNKNOWN)
 
@@ -123,7 +123,7 @@ def test_each_code_has_its_kind_and_none_is_dropped(
 def test_an_event_that_is_over_is_gone(instance: AwsSimulator, watch: MakeSource, state: str) -> None:
     """The source sees and no longer shows it, which is a withdrawal; the others stand."""
     first, _ = instance.maintenance("instance-stop", 3 * DAY), instance.maintenance("system-reboot", 5 * DAY)
-    source = watch(instance, ScheduledEvents)
+    source = watch(instance, AwsScheduledEvents)
     assert len(source.poll().notices) == 2
     instance.maintenance_over(state, first)
     assert the_notice(source).kind is NoticeKind.REBOOT
@@ -141,8 +141,8 @@ def test_an_event_that_is_over_and_still_listed_is_gone_too(
 ) -> None:
     """By its state, or by the word that the history puts before its description."""
     event = {"Code": "instance-stop", "NotBefore": "21 Nov 2026 10:00:00 GMT", "EventId": "instance-event-1"}
-    instance.put(ScheduledEvents.key, json.dumps([event | over]).encode())
-    assert watch(instance, ScheduledEvents).poll() == Sighting(SEEING)
+    instance.put(AwsScheduledEvents.key, json.dumps([event | over]).encode())
+    assert watch(instance, AwsScheduledEvents).poll() == Sighting(SEEING)
 
 
 @pytest.mark.parametrize("ahead", [2 * DAY, 300.0])
@@ -151,7 +151,7 @@ def test_an_event_on_another_day_is_another_notice(
 ) -> None:
     """Put off or brought forward: deadlines only move earlier, so the old one goes and the new one comes."""
     id = instance.maintenance("system-reboot", DAY)
-    source = watch(instance, ScheduledEvents)
+    source = watch(instance, AwsScheduledEvents)
     before = the_notice(source)
     instance.reschedule(id, ahead)
     after = the_notice(source)
@@ -164,7 +164,7 @@ def test_an_event_that_begins_stays_what_it_was(
 ) -> None:
     """It is still listed an hour after its time: the same notice, whose time has come."""
     instance.maintenance("instance-stop", 600)
-    source = watch(instance, ScheduledEvents)
+    source = watch(instance, AwsScheduledEvents)
     notice = the_notice(source)
     clock.advance(4200)
     assert the_notice(source) is notice
@@ -175,12 +175,12 @@ def test_an_event_found_long_after_its_time_ends_nothing(
 ) -> None:
     """It may begin at any moment, or in hours: a checkpoint, and not the end of every run that is started here."""
     instance.maintenance("instance-stop", -3600)
-    notice = the_notice(watch(instance, ScheduledEvents))
+    notice = the_notice(watch(instance, AwsScheduledEvents))
     assert (notice.severity, notice.kind) == (Severity.ADVISORY, NoticeKind.STOP)
     assert "may begin at any moment" in notice.detail
     instance.clear()
     instance.maintenance("instance-stop", -60)
-    notice = the_notice(watch(instance, ScheduledEvents))
+    notice = the_notice(watch(instance, AwsScheduledEvents))
     assert (notice.severity, notice.deadline) == (Severity.LATER, clock.monotonic())
 
 
@@ -190,8 +190,8 @@ def test_an_event_that_cannot_be_read_blinds_for_itself_alone(
     """The others are shown, and nothing is withdrawn: a source that does not see withdraws nothing."""
     good = {"Code": "instance-stop", "NotBefore": "21 Nov 2026 10:00:00 GMT", "State": "active"}
     listed = [{"Code": "system-reboot", "NotBefore": "soon", "State": "active"}, good]
-    instance.put(ScheduledEvents.key, json.dumps(listed).encode())
-    sighting = watch(instance, ScheduledEvents).poll()
+    instance.put(AwsScheduledEvents.key, json.dumps(listed).encode())
+    sighting = watch(instance, AwsScheduledEvents).poll()
     assert [notice.kind for notice in sighting.notices] == [NoticeKind.STOP]
     assert sighting.health.reason == "garbage"
     assert "no Code and NotBefore in 'system-reboot'" in sighting.health.detail
@@ -203,7 +203,7 @@ def test_s18_an_event_is_as_wrong_as_the_clock_until_the_clock_is_right(
 ) -> None:
     """Days ahead no clamp helps. Put right, a deadline moves earlier, and later it does not."""
     instance.maintenance("instance-stop", DAY, skew=skew)
-    source = watch(instance, ScheduledEvents)
+    source = watch(instance, AwsScheduledEvents)
     first = the_notice(source)
     assert first.deadline == clock.monotonic() + DAY + skew
     clock.step_wall(skew)
@@ -218,7 +218,7 @@ def test_s18_an_event_that_a_wrong_clock_puts_into_the_past_is_later_once_it_is_
     """An hour ahead, it reads as past and mere advice; put right, it is the event that it is."""
     instance.maintenance("instance-stop", 1800)
     clock.step_wall(3600)
-    source = watch(instance, ScheduledEvents)
+    source = watch(instance, AwsScheduledEvents)
     assert the_notice(source).severity is Severity.ADVISORY
     clock.step_wall(-3600)
     notice = the_notice(source)

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 from responses import RequestsMock
 
-from spotguard.providers.clouds.aws.imds import PROOF_PATH, TOKEN_HEADER, TOKEN_PATH, Imds, resolve_endpoint
+from spotguard.providers.clouds.aws.imds import (
+    PROOF_PATH,
+    TOKEN_HEADER,
+    TOKEN_PATH,
+    AwsImds,
+    resolve_endpoint,
+)
 from spotguard.providers.clouds.aws.spot import PATH, InstanceAction
 from spotguard.providers.errors import UsageError
 from spotguard.providers.health import SEEING, Health, Sight
@@ -163,7 +169,7 @@ def test_s2_a_put_that_hangs_with_all_else_is_a_timeout(instance: AwsSimulator, 
 
 def the_health(clock: ManualClock) -> Health:
     """Of one look, which shows no notice."""
-    with closing(InstanceAction(Imds(CANNED, clock), clock)) as source:
+    with closing(InstanceAction(AwsImds(CANNED, clock), clock)) as source:
         sighting = source.poll()
     assert sighting.notices == ()
     return sighting.health
@@ -214,7 +220,7 @@ def test_a_server_that_takes_any_put_is_no_instance(
     canned.put(CANNED + TOKEN_PATH, body=b"ok")
     canned.get(CANNED + PATH, status=404, body=b"not found")
     canned.get(CANNED + PROOF_PATH, **proof)
-    with closing(InstanceAction(Imds(CANNED, clock), clock)) as source:
+    with closing(InstanceAction(AwsImds(CANNED, clock), clock)) as source:
         for _ in range(2):
             sighting = source.poll()
             assert (sighting.health.reason, sighting.notices) == (reason, ())

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 from responses import RequestsMock
 
-from spotguard.providers.clouds.aws.imds import Imds
+from spotguard.providers.clouds.aws.imds import AwsImds
 from spotguard.providers.clouds.aws.spot import PATH, InstanceAction
 from spotguard.providers.health import SEEING, Sight
 from spotguard.providers.notice import NoticeKind, NoticeSource, Sighting
@@ -205,7 +205,7 @@ def test_s17_a_200_without_an_action_is_not_no_notice(
     """The status decides nothing."""
     an_instance(canned)
     canned.get(CANNED + PATH, body=body)
-    with closing(InstanceAction(Imds(CANNED, clock), clock)) as source:
+    with closing(InstanceAction(AwsImds(CANNED, clock), clock)) as source:
         sighting = source.poll()
     assert (sighting.notices, sighting.health.reason) == ((), reason)
     assert not sighting.health.seeing
@@ -227,14 +227,14 @@ def test_a_notice_is_believed_under_any_status_where_it_is_one(
     """The body decides (law 5); an error's JSON that has an `action` too ends nobody's training."""
     an_instance(canned)
     canned.get(CANNED + PATH, status=status, body=body)
-    with closing(InstanceAction(Imds(CANNED, clock), clock)) as source:
+    with closing(InstanceAction(AwsImds(CANNED, clock), clock)) as source:
         sighting = source.poll()
     assert (bool(sighting.notices), sighting.health.seeing) == (seen, seen)
 
 
 def test_nobody_there_is_unreachable(clock: ManualClock) -> None:
     """As on a laptop; the advice says how to go without."""
-    source = InstanceAction(Imds("http://127.0.0.1:9", clock), clock)
+    source = InstanceAction(AwsImds("http://127.0.0.1:9", clock), clock)
     health = source.poll().health
     source.close()
     assert (health.sight, health.reason) == (Sight.BLIND, "unreachable")
@@ -245,7 +245,7 @@ def test_nobody_there_is_unreachable(clock: ManualClock) -> None:
 def test_a_bug_makes_blind_and_not_dead(instance: AwsSimulator, clock: ManualClock) -> None:
     """`poll` never raises: an agent that dies is blind for good."""
 
-    class Broken(Imds):
+    class Broken(AwsImds):
         def get(self, path: str) -> None:  # type: ignore[override]
             raise RuntimeError("a bug")
 

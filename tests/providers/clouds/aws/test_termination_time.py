@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotguard.providers.clouds.aws.source import STALE, Key
+from spotguard.providers.clouds.aws.source import STALE, AwsSource
 from spotguard.providers.clouds.aws.spot import TerminationTime, parse_termination_time
 from spotguard.providers.health import SEEING
 from spotguard.providers.notice import Notice, NoticeKind, Sighting
@@ -21,7 +21,7 @@ from tests.providers.clouds.looking import the_notice as the_notice_now
 NOW = datetime.fromtimestamp(ManualClock().time(), UTC)
 
 
-def the_notice(source: Key) -> Notice:
+def the_notice(source: AwsSource) -> Notice:
     """At the second look, whose time has come soon."""
     assert source.poll() == Sighting(SEEING)
     assert source.interval == 3.0

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from spotguard.providers.clouds.azure.imds import Imds
-from spotguard.providers.clouds.azure.source import ScheduledEvents
+from spotguard.providers.clouds.azure.imds import AzureImds
+from spotguard.providers.clouds.azure.source import AzureScheduledEvents
 from spotguard.providers.simulator.azure.service import AzureSimulator
 from tests.fakes.clock import ManualClock
 from tests.fixtures_simulator import SimulateAzure
@@ -22,7 +22,7 @@ def watch(clock: ManualClock) -> Iterator[Watch]:
     with ExitStack() as closing:
 
         def make(simulator: AzureSimulator, *, timeout: float = 5.0, **how: Any) -> Looker:
-            source = ScheduledEvents(Imds(simulator.endpoint, clock, timeout=timeout), clock, **how)
+            source = AzureScheduledEvents(AzureImds(simulator.endpoint, clock, timeout=timeout), clock, **how)
             closing.callback(source.close)
             return Looker(source, clock)
 

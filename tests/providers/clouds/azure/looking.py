@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from spotguard.providers.clouds.azure.source import ScheduledEvents
+from spotguard.providers.clouds.azure.source import AzureScheduledEvents
 from spotguard.providers.notice import Notice, Sighting
 from spotguard.providers.simulator.azure.service import AzureSimulator
 from tests.fakes.clock import ManualClock
@@ -16,7 +16,7 @@ IMPATIENT = 0.5
 class Looker:
     """A source, and the time it takes from one look to the next."""
 
-    def __init__(self, source: ScheduledEvents, clock: ManualClock) -> None:
+    def __init__(self, source: AzureScheduledEvents, clock: ManualClock) -> None:
         self.source = source
         self.clock = clock
 

@@ -8,8 +8,8 @@ from contextlib import closing
 import pytest
 from responses import RequestsMock
 
-from spotguard.providers.clouds.azure.imds import EVENTS_PATH, NAME_PATH, Imds
-from spotguard.providers.clouds.azure.source import ScheduledEvents
+from spotguard.providers.clouds.azure.imds import EVENTS_PATH, NAME_PATH, AzureImds
+from spotguard.providers.clouds.azure.source import AzureScheduledEvents
 from spotguard.providers.health import SEEING
 from spotguard.providers.notice import Severity
 from spotguard.providers.simulator.azure.service import AzureSimulator
@@ -85,7 +85,7 @@ def test_an_acknowledgement_that_fails_is_tried_again_and_not_for_ever(
     event["NotBefore"] = "Fri, 20 Nov 2026 12:00:00 GMT"
     canned.get(CANNED + EVENTS_PATH, json={"DocumentIncarnation": 2, "Events": [event]})
     posted = canned.post(CANNED + EVENTS_PATH, status=status)
-    with closing(ScheduledEvents(Imds(CANNED, clock), clock)) as source:
+    with closing(AzureScheduledEvents(AzureImds(CANNED, clock), clock)) as source:
         looker = Looker(source, clock)
         source.acknowledge(looker.the_notice().id)
         for _ in range(10):

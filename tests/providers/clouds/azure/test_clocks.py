@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 from responses import RequestsMock
 
-from spotguard.providers.clouds.azure.imds import EVENTS_PATH, Imds
-from spotguard.providers.clouds.azure.source import ScheduledEvents
+from spotguard.providers.clouds.azure.imds import EVENTS_PATH, AzureImds
+from spotguard.providers.clouds.azure.source import AzureScheduledEvents
 from spotguard.providers.notice import Severity
 from spotguard.providers.simulator.azure.service import AzureSimulator
 from tests.fakes.clock import ManualClock
@@ -57,6 +57,6 @@ def test_s18_a_date_that_is_none_leaves_our_own_clock(
     document = {"DocumentIncarnation": 1, "Events": events}
     a_vm_of_azure(canned, b"vm")
     canned.get(CANNED + EVENTS_PATH, json=document, headers={"Date": said})
-    with closing(ScheduledEvents(Imds(CANNED, clock), clock, vm_name="vm")) as source:
+    with closing(AzureScheduledEvents(AzureImds(CANNED, clock), clock, vm_name="vm")) as source:
         (notice,) = source.poll().notices
     assert notice.deadline == clock.monotonic() + 20

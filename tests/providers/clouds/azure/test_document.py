@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotguard.providers.clouds.azure.document import Document, Event, parse_date, parse_document
+from spotguard.providers.clouds.azure.document import Document, ScheduledEvent, parse_date, parse_document
 from tests.providers.clouds.anything import DATES, JSON
 
 #: Everything a document's entry has, each right, wrong or missing.
@@ -50,7 +50,7 @@ def entry(**fields: object) -> dict[str, object]:
     return whole | fields
 
 
-def the_event(body: bytes) -> Event:
+def the_event(body: bytes) -> ScheduledEvent:
     found = parse_document(body)
     assert found.problem == ""
     (event,) = found.events
@@ -154,7 +154,7 @@ def test_json_made_to_hurt_is_a_problem(data: bytes) -> None:
 
 def test_an_event_as_azure_writes_it() -> None:
     """All of it."""
-    assert the_event(document(entry())) == Event(
+    assert the_event(document(entry())) == ScheduledEvent(
         id="C7061BAC-AFDC-4513-B24B-AA5F13A16123",
         type="Preempt",
         resources=("WestNO_0",),

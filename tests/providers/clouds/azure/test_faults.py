@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 from responses import RequestsMock
 
-from spotguard.providers.clouds.azure.imds import EVENTS_PATH, Imds
-from spotguard.providers.clouds.azure.source import ScheduledEvents
+from spotguard.providers.clouds.azure.imds import EVENTS_PATH, AzureImds
+from spotguard.providers.clouds.azure.source import AzureScheduledEvents
 from spotguard.providers.health import SEEING, Sight
 from spotguard.providers.notice import Acknowledging, NoticeSource, Sighting
 from spotguard.providers.simulator.azure.service import AzureSimulator
@@ -89,7 +89,7 @@ def test_s17_the_body_decides(
     """A notice is believed under any status where it is one, and nothing passes for "no notice" that is not."""
     a_vm_of_azure(canned)
     canned.get(CANNED + EVENTS_PATH, status=status, body=body)
-    with closing(ScheduledEvents(Imds(CANNED, clock), clock)) as source:
+    with closing(AzureScheduledEvents(AzureImds(CANNED, clock), clock)) as source:
         sighting = source.poll()
     assert not sighting.health.seeing
     assert (sighting.health.reason, len(sighting.notices)) == (reason, notices)
@@ -110,7 +110,7 @@ def test_s17_what_blindness_hides_still_stands(vm: AzureSimulator, watch: Watch)
 
 def test_nobody_there_is_unreachable(clock: ManualClock) -> None:
     """As on a laptop; the advice says how to go without."""
-    source = ScheduledEvents(Imds("http://127.0.0.1:9", clock), clock)
+    source = AzureScheduledEvents(AzureImds("http://127.0.0.1:9", clock), clock)
     health = source.poll().health
     source.close()
     assert (health.sight, health.reason) == (Sight.BLIND, "unreachable")
@@ -120,11 +120,11 @@ def test_nobody_there_is_unreachable(clock: ManualClock) -> None:
 def test_a_bug_makes_blind_and_not_dead(vm: AzureSimulator, clock: ManualClock) -> None:
     """`poll` never raises: an agent that dies is blind for good."""
 
-    class Broken(Imds):
+    class Broken(AzureImds):
         def name(self) -> None:
             raise RuntimeError("a bug")
 
-    source = ScheduledEvents(Broken(vm.endpoint, clock), clock)
+    source = AzureScheduledEvents(Broken(vm.endpoint, clock), clock)
     health = source.poll().health
     source.close()
     assert (health.sight, health.detail) == (Sight.BLIND, "RuntimeError: a bug")

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotguard.providers.clouds.azure.document import Event, parse_document
-from spotguard.providers.clouds.azure.tracker import Book
+from spotguard.providers.clouds.azure.document import ScheduledEvent, parse_document
+from spotguard.providers.clouds.azure.tracker import EventTracker
 from spotguard.providers.notice import Notice, NoticeKind, Severity
 from tests.cases import cases
 from tests.providers.clouds.azure.test_document import ENTRIES, document, entry
@@ -22,16 +22,16 @@ NOW, WALL = 1000.0, 1795168800.0
 OURS = frozenset({"vm_1"})
 
 
-def event(type: str = "Preempt", left: float | None = 30.0, **fields: Any) -> Event:
+def event(type: str = "Preempt", left: float | None = 30.0, **fields: Any) -> ScheduledEvent:
     """An event of this machine that may begin in so many seconds."""
     not_before = None if left is None else WALL + left
     whole: dict[str, Any] = {"id": "A", "resources": ("vm_1",), "started": False, "words": f"{type} …"}
-    return Event(type=type, not_before=not_before, **(whole | fields))
+    return ScheduledEvent(type=type, not_before=not_before, **(whole | fields))
 
 
 def read(
-    book: Book,
-    *events: Event,
+    book: EventTracker,
+    *events: ScheduledEvent,
     names: Iterable[str] = OURS,
     now: float = NOW,
     wall: float | None = None,
@@ -41,8 +41,8 @@ def read(
     return book.read(events, frozenset(names), now, WALL + now - NOW if wall is None else wall, whole=whole)
 
 
-def the_notice(*events: Event, **how: Any) -> Notice:
-    (notice,) = read(Book(), *events, **how)
+def the_notice(*events: ScheduledEvent, **how: Any) -> Notice:
+    (notice,) = read(EventTracker(), *events, **how)
     return notice
 
 
@@ -114,7 +114,7 @@ def test_s18_a_clock_that_is_off_makes_no_window_longer_than_azure_gives(off: fl
 
 def test_s13_others_events_are_nothing_to_us() -> None:
     """Among many, ours is found, in any case."""
-    book = Book()
+    book = EventTracker()
     others = [event(id=str(number), resources=(f"vm_{number}",)) for number in range(2, 40)]
     assert read(book, *others) == ()
     many = event(id="many", resources=("vm_9", "VM_1", "vm_7"))
@@ -124,7 +124,7 @@ def test_s13_others_events_are_nothing_to_us() -> None:
 
 def test_without_a_name_every_event_counts_until_the_name_is_known() -> None:
     """A notice too many costs a save; one too few costs the work."""
-    book = Book()
+    book = EventTracker()
     other = event(resources=("vm_2",))
     assert len(read(book, other, names=())) == 1
     assert read(book, other) == ()
@@ -135,7 +135,7 @@ def test_without_a_name_every_event_counts_until_the_name_is_known() -> None:
 
 def test_s14_a_notice_that_is_read_again_is_the_same_value() -> None:
     """However long it is read, and when a step of the clock makes its time seem later."""
-    book = Book()
+    book = EventTracker()
     (first,) = read(book, event())
     for later in (1.0, 20.0, 29.9):
         (again,) = read(book, event(), now=NOW + later)
@@ -146,7 +146,7 @@ def test_s14_a_notice_that_is_read_again_is_the_same_value() -> None:
 
 def test_s14_a_deadline_only_moves_earlier() -> None:
     """Azure may begin sooner than it said, and by a clock put right it may be sooner too."""
-    book = Book()
+    book = EventTracker()
     read(book, event(left=30))
     (sooner,) = read(book, event(left=10))
     assert (sooner.deadline, sooner.seen_at) == (NOW + 10, NOW)
@@ -156,7 +156,7 @@ def test_s14_a_deadline_only_moves_earlier() -> None:
 
 def test_a_far_event_may_be_put_off() -> None:
     """By more than a clock's error; under its own id, it is the same event at another time."""
-    book = Book()
+    book = EventTracker()
     (first,) = read(book, event("Reboot", 3600))
     assert read(book, event("Reboot", 3650)) == (first,)
     (later,) = read(book, event("Reboot", 7200), now=NOW + 1, wall=WALL)
@@ -165,7 +165,7 @@ def test_a_far_event_may_be_put_off() -> None:
 
 def test_s14_what_leaves_the_list_stands_no_more() -> None:
     """Called off before it begins, or over after it."""
-    book = Book()
+    book = EventTracker()
     read(book, event())
     assert read(book) == ()
     read(book, event(started=True))
@@ -174,7 +174,7 @@ def test_s14_what_leaves_the_list_stands_no_more() -> None:
 
 def test_s14_a_later_notice_that_begins_is_the_same_notice_and_terminal() -> None:
     """As a terminal one it was first seen when it began."""
-    book = Book()
+    book = EventTracker()
     (later,) = read(book, event("Reboot", 900))
     (begun,) = read(book, event("Reboot", None, started=True), now=NOW + 600)
     assert (later.severity, begun.severity) == (Severity.LATER, Severity.TERMINAL)
@@ -187,7 +187,7 @@ def test_s14_a_later_notice_that_begins_is_the_same_notice_and_terminal() -> Non
 @pytest.mark.parametrize("left", [30.0, None])
 def test_s14_an_event_under_another_id_is_the_same_notice(left: float | None) -> None:
     """The official mock server numbers it anew when it begins; the order and case of names mean nothing."""
-    book = Book()
+    book = EventTracker()
     (first,) = read(book, event(resources=("vm_1", "vm_2")))
     mutated = event(left=left, id="B", started=left is None, resources=("VM_2", "vm_1"))
     (again,) = read(book, mutated, now=NOW + 5)
@@ -199,7 +199,7 @@ def test_s14_an_event_under_another_id_is_the_same_notice(left: float | None) ->
 
 def test_an_event_that_replaces_another_much_later_is_a_new_notice() -> None:
     """The first was called off; its deadline is not the new one's."""
-    book = Book()
+    book = EventTracker()
     read(book, event("Reboot", 900))
     (new,) = read(book, event("Reboot", 90_000, id="B"))
     assert (new.id, new.deadline) == ("azure/B", NOW + 90_000)
@@ -207,7 +207,7 @@ def test_an_event_that_replaces_another_much_later_is_a_new_notice() -> None:
 
 def test_two_events_at_a_time_are_two() -> None:
     """Of one type and about the same machine, each with its own id."""
-    book = Book()
+    book = EventTracker()
     assert len(read(book, event("Reboot", 900), event("Reboot", 9000, id="B"))) == 2
     (left,) = read(book, event("Reboot", 9000, id="B"))
     assert left.id == "azure/B"
@@ -215,7 +215,7 @@ def test_two_events_at_a_time_are_two() -> None:
 
 def test_events_without_ids_are_told_apart_by_type_and_machines() -> None:
     """And the same one is the same."""
-    book = Book()
+    book = EventTracker()
     first = read(book, event(id=""), event("Freeze", id=""))
     again = read(book, event(id=""), event("Freeze", id=""), now=NOW + 1)
     assert len({notice.id for notice in first}) == 2
@@ -224,13 +224,13 @@ def test_events_without_ids_are_told_apart_by_type_and_machines() -> None:
 
 def test_one_id_that_comes_twice_is_one_notice_with_the_earlier_end() -> None:
     """Nobody does so; nothing is lost by it."""
-    (notice,) = read(Book(), event(left=20), event(left=10))
+    (notice,) = read(EventTracker(), event(left=20), event(left=10))
     assert notice.deadline == NOW + 10
 
 
 def test_where_something_could_not_be_read_nothing_is_gone() -> None:
     """What is missing may be what could not be read."""
-    book = Book()
+    book = EventTracker()
     (first,) = read(book, event())
     assert read(book, whole=False) == (first,)
     assert read(book, event(started=True, id="B"), whole=False)[0].id == first.id
@@ -250,7 +250,7 @@ def test_any_documents_one_after_another(
     documents: list[list[dict[str, Any]]], named: bool, skew: float
 ) -> None:
     """Never an exception; every notice is sound; ours that is the end is never missing."""
-    book = Book()
+    book = EventTracker()
     for look, entries in enumerate(documents):
         mine = entry(EventId="mine", Resources=["vm_9", "VM_1"], NotBefore="")
         found = parse_document(document(*entries, mine))
@@ -278,7 +278,7 @@ def test_no_date_makes_an_end_safe(instant: datetime, type: str) -> None:
     """Whenever Azure says: within the shortest warning."""
     at = format_datetime(instant, usegmt=True)
     found = parse_document(document(entry(EventType=type, NotBefore=at, Resources=["vm_1"])))
-    (notice,) = read(Book(), *found.events)
+    (notice,) = read(EventTracker(), *found.events)
     assert NOW <= notice.deadline <= NOW + 30
 
 
@@ -290,14 +290,14 @@ def test_what_has_not_begun_long_after_its_time_ends_nothing_by_itself() -> None
     assert past.detail.endswith("that is past, so it may begin at any moment")
     assert the_notice(event("Reboot", left=-179)).severity is Severity.LATER
     assert the_notice(event(left=-600)).severity is Severity.TERMINAL, "an eviction is not waited for"
-    book = Book()
+    book = EventTracker()
     (first,) = read(book, event("Reboot", left=900))
     assert read(book, event("Reboot", left=900), wall=WALL + 3600) == (first,)
-    book = Book()
+    book = EventTracker()
     assert read(book, event("Reboot", left=900), wall=WALL + 3600)[0].severity is Severity.ADVISORY
     (right,) = read(book, event("Reboot", left=900), now=NOW + 10)
     assert (right.severity, right.deadline) == (Severity.LATER, NOW + 900)
-    book = Book()
+    book = EventTracker()
     read(book, event("Reboot", left=-600))
     (begun,) = read(book, event("Reboot", left=None, started=True), now=NOW + 10)
     assert (begun.severity, begun.deadline) == (Severity.TERMINAL, NOW + 10)
@@ -305,7 +305,7 @@ def test_what_has_not_begun_long_after_its_time_ends_nothing_by_itself() -> None
 
 def test_what_is_milder_than_before_changes_nothing() -> None:
     """A type that turns into another under one id."""
-    book = Book()
+    book = EventTracker()
     (first,) = read(book, event())
     (again,) = read(book, replace(event("Freeze"), id="A"))
     assert again is first

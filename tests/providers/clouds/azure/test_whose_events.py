@@ -8,8 +8,8 @@ from contextlib import closing
 import pytest
 from responses import RequestsMock
 
-from spotguard.providers.clouds.azure.imds import EVENTS_PATH, NAME_PATH, Imds
-from spotguard.providers.clouds.azure.source import ScheduledEvents
+from spotguard.providers.clouds.azure.imds import EVENTS_PATH, NAME_PATH, AzureImds
+from spotguard.providers.clouds.azure.source import AzureScheduledEvents
 from spotguard.providers.health import SEEING
 from spotguard.providers.notice import NoticeKind, Sighting
 from spotguard.providers.simulator.azure.service import AzureSimulator
@@ -106,6 +106,6 @@ def test_s13_a_name_is_one_word(canned: RequestsMock, clock: ManualClock, body: 
     a_vm_of_azure(canned, body)
     events = [{"EventType": "Preempt", "Resources": ["vm_1"]}]
     canned.get(CANNED + EVENTS_PATH, json={"DocumentIncarnation": 2, "Events": events})
-    with closing(ScheduledEvents(Imds(CANNED, clock), clock)) as source:
+    with closing(AzureScheduledEvents(AzureImds(CANNED, clock), clock)) as source:
         sighting = source.poll()
     assert len(sighting.notices) == (0 if body == b"\xff\xfe" else 1)

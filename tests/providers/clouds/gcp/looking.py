@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from spotguard.providers.clouds.gcp.long_poll import HANG
 from spotguard.providers.clouds.gcp.metadata import GcpMetadata
-from spotguard.providers.clouds.gcp.preempted import PreemptedAtOnce, PreemptedPlainly, Preemption
+from spotguard.providers.clouds.gcp.preempted import PreemptedAtOnce, PreemptedPlainly, PreemptedState
 from spotguard.providers.notice import Notice, NoticeSource, Sighting
 from spotguard.providers.simulator.gcp.service import GcpSimulator
 from tests.providers.clouds.blindness import EVERYWHERE
@@ -28,22 +28,26 @@ BLIND = EVERYWHERE | {
 
 @contextmanager
 def at_once(
-    vm: GcpSimulator, *, preemption: Preemption | None = None, timeout: float = 10.0, longest: float = 60.0
+    vm: GcpSimulator,
+    *,
+    preemption: PreemptedState | None = None,
+    timeout: float = 10.0,
+    longest: float = 60.0,
 ) -> Iterator[PreemptedAtOnce]:
     """The hanging GET, on the VM's own clock."""
     metadata = GcpMetadata(vm.endpoint, timeout=timeout, longest=longest)
-    source = PreemptedAtOnce(metadata, vm.clock, preemption or Preemption(vm.clock))
+    source = PreemptedAtOnce(metadata, vm.clock, preemption or PreemptedState(vm.clock))
     yield source
     source.close()
 
 
 @contextmanager
 def plainly(
-    vm: GcpSimulator, *, preemption: Preemption | None = None, timeout: float = 10.0
+    vm: GcpSimulator, *, preemption: PreemptedState | None = None, timeout: float = 10.0
 ) -> Iterator[PreemptedPlainly]:
     """The plain GET beside it."""
     source = PreemptedPlainly(
-        GcpMetadata(vm.endpoint, timeout=timeout), vm.clock, preemption or Preemption(vm.clock)
+        GcpMetadata(vm.endpoint, timeout=timeout), vm.clock, preemption or PreemptedState(vm.clock)
     )
     yield source
     source.close()

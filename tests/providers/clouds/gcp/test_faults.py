@@ -10,7 +10,7 @@ from responses import RequestsMock
 from spotguard.providers.clock import Clock
 from spotguard.providers.clouds.gcp.long_poll import RETRY
 from spotguard.providers.clouds.gcp.metadata import GcpMetadata
-from spotguard.providers.clouds.gcp.preempted import KEY, SOURCE, PreemptedAtOnce, Preemption
+from spotguard.providers.clouds.gcp.preempted import KEY, SOURCE, PreemptedAtOnce, PreemptedState
 from spotguard.providers.health import Sight
 from spotguard.providers.notice import NoticeSource
 from spotguard.providers.simulator.faults import REDIRECTED
@@ -108,7 +108,7 @@ def test_the_body_decides_and_only_its_own_false_under_200_calms(
 ) -> None:
     """A notice is believed under any status; anything else is blindness."""
     canned.get(GCP + KEY, status=status, body=body, headers=GOOGLE)
-    with closing(PreemptedAtOnce(GcpMetadata(CANNED), clock, Preemption(clock))) as source:
+    with closing(PreemptedAtOnce(GcpMetadata(CANNED), clock, PreemptedState(clock))) as source:
         sighting = source.poll()
     assert bool(sighting.notices) is notice
     assert sighting.health.seeing is (notice or (safe and status == 200))
@@ -116,7 +116,7 @@ def test_the_body_decides_and_only_its_own_false_under_200_calms(
 
 def test_nobody_there_is_unreachable(clock: ManualClock) -> None:
     """As on a laptop; the advice says how to go without."""
-    source = PreemptedAtOnce(GcpMetadata("http://127.0.0.1:9"), clock, Preemption(clock))
+    source = PreemptedAtOnce(GcpMetadata("http://127.0.0.1:9"), clock, PreemptedState(clock))
     health = source.poll().health
     source.close()
     assert (health.sight, health.reason) == (Sight.BLIND, "unreachable")
@@ -130,7 +130,7 @@ def test_a_bug_makes_blind_and_not_dead(vm: GcpSimulator, clock: Clock) -> None:
         def get(self, path: str, *, timeout: float | None = None) -> None:  # type: ignore[override]
             raise RuntimeError("a bug")
 
-    source = PreemptedAtOnce(Broken(vm.endpoint), clock, Preemption(clock))
+    source = PreemptedAtOnce(Broken(vm.endpoint), clock, PreemptedState(clock))
     health = source.poll().health
     source.close()
     assert (health.sight, health.detail) == (Sight.BLIND, "RuntimeError: a bug")

@@ -11,7 +11,7 @@ from responses import RequestsMock
 
 from spotguard.providers.clouds.gcp.maintenance import MaintenanceEvent, StopState
 from spotguard.providers.clouds.gcp.metadata import GcpMetadata
-from spotguard.providers.clouds.gcp.source import Key
+from spotguard.providers.clouds.gcp.source import GcpSource
 from spotguard.providers.clouds.gcp.upcoming import UpcomingMaintenance
 from spotguard.providers.health import SEEING
 from spotguard.providers.notice import Notice, NoticeKind, Severity, Sighting
@@ -24,7 +24,7 @@ from tests.providers.clouds.canned import CANNED, GCP, GOOGLE
 from tests.providers.clouds.gcp.looking import BLIND
 from tests.providers.clouds.looking import IMPATIENT
 
-Make = Callable[..., Key]
+Make = Callable[..., GcpSource]
 ALL = (MaintenanceEvent, UpcomingMaintenance, StopState)
 
 
@@ -39,7 +39,7 @@ def watch(vm: GcpSimulator) -> Iterator[Make]:
     """Makes a source of one of the classes; it is closed when the test ends."""
     with ExitStack() as closing:
 
-        def make(sort: type[Key], *, timeout: float = 10.0) -> Key:
+        def make(sort: type[GcpSource], *, timeout: float = 10.0) -> GcpSource:
             source = sort(GcpMetadata(vm.endpoint, timeout=timeout), vm.clock)
             closing.callback(source.close)
             return source
@@ -47,7 +47,7 @@ def watch(vm: GcpSimulator) -> Iterator[Make]:
         yield make
 
 
-def the_notice(source: Key) -> Notice:
+def the_notice(source: GcpSource) -> Notice:
     sighting = source.poll()
     assert sighting.health.seeing, sighting.health
     (notice,) = sighting.notices
@@ -330,7 +330,7 @@ def test_a_stop_is_not_called_off_by_a_404(vm: GcpSimulator, watch: Make, fault:
 
 
 @pytest.mark.parametrize("sort", ALL)
-def test_they_are_sources_of_their_own_cadence_and_withdraw(watch: Make, sort: type[Key]) -> None:
+def test_they_are_sources_of_their_own_cadence_and_withdraw(watch: Make, sort: type[GcpSource]) -> None:
     source = watch(sort)
     assert source.name.startswith("gcp instance/")
     assert (source.interval, source.withdraws) == (10.0, True)
@@ -339,7 +339,7 @@ def test_they_are_sources_of_their_own_cadence_and_withdraw(watch: Make, sort: t
 @pytest.mark.parametrize("sort", ALL)
 @pytest.mark.parametrize("fault", BLIND)
 def test_s17_every_fault_is_blindness_by_its_name_and_ends_with_it(
-    vm: GcpSimulator, watch: Make, sort: type[Key], fault: str
+    vm: GcpSimulator, watch: Make, sort: type[GcpSource], fault: str
 ) -> None:
     """Never "nothing is planned", and never a notice."""
     vm.plan_nothing("empty")

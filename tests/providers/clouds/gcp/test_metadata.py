@@ -9,7 +9,7 @@ import pytest
 from responses import RequestsMock
 
 from spotguard.providers.clouds.gcp.metadata import ENDPOINT, GcpMetadata, resolve_endpoint
-from spotguard.providers.clouds.http import Answer
+from spotguard.providers.clouds.http import MetadataAnswer
 from spotguard.providers.errors import UsageError
 from spotguard.providers.health import Health
 from spotguard.providers.simulator.gcp.service import GcpSimulator
@@ -61,7 +61,7 @@ def test_the_header_is_sent_and_nothing_is_forwarded(
     """Whatever the environment says of proxies."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     answer = metadata.get("instance/preempted")
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, MetadataAnswer)
     assert answer.body == b"FALSE"
     (seen,) = gcp.requests
     assert seen.headers["metadata-flavor"] == "Google"
@@ -74,7 +74,7 @@ def test_one_connection_serves_all_keys_and_paths_are_not_kept_for_ever(
     """Each ETag makes a new path."""
     for number in range(50):
         answer = metadata.get(f"instance/preempted?wait_for_change=true&last_etag={number}")
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, MetadataAnswer)
     assert gcp.count(status=200) == 50
     assert len(metadata._reads) < 12
 

@@ -9,7 +9,7 @@ from responses import RequestsMock
 
 from spotguard.providers.clouds.gcp.long_poll import HANG, RETRY
 from spotguard.providers.clouds.gcp.metadata import GcpMetadata
-from spotguard.providers.clouds.gcp.preempted import KEY, SOURCE, PreemptedAtOnce, Preemption
+from spotguard.providers.clouds.gcp.preempted import KEY, SOURCE, PreemptedAtOnce, PreemptedState
 from spotguard.providers.health import SEEING, Sight
 from spotguard.providers.notice import Sighting
 from spotguard.providers.simulator.gcp.service import GcpSimulator
@@ -76,7 +76,7 @@ def test_a_hanging_get_that_is_never_answered_is_not_tried_again_for_a_while(
 def test_without_an_etag_nothing_is_held(canned: RequestsMock, clock: ManualClock) -> None:
     """A request that waits without one may wait for a change that has been."""
     canned.get(GCP + KEY, body=b"FALSE", headers=GOOGLE)
-    with closing(PreemptedAtOnce(GcpMetadata(CANNED), clock, Preemption(clock))) as source:
+    with closing(PreemptedAtOnce(GcpMetadata(CANNED), clock, PreemptedState(clock))) as source:
         for _ in range(3):
             health = source.poll().health
             assert (health.sight, source.interval) == (Sight.SEEING, 1.0)
@@ -90,7 +90,7 @@ def test_without_an_etag_nothing_is_held(canned: RequestsMock, clock: ManualCloc
 def test_a_silently_dead_connection_hides_no_notice(vm: GcpSimulator, clock: ManualClock) -> None:
     """The plain GET sees it on another connection, ten seconds later at most, and it is one notice for both, with
     the deadline of the first sight."""
-    preemption = Preemption(clock)
+    preemption = PreemptedState(clock)
     with at_once(vm, preemption=preemption) as hanging, plainly(vm, preemption=preemption) as plain:
         assert (plain.interval, plain.name) == (10.0, f"{SOURCE}, plain GET")
         hanging.poll()
@@ -109,7 +109,7 @@ def test_a_silently_dead_connection_hides_no_notice(vm: GcpSimulator, clock: Man
 
 def test_both_show_one_notice(vm: GcpSimulator, clock: ManualClock) -> None:
     """Whoever looks second shows the first one's."""
-    preemption = Preemption(clock)
+    preemption = PreemptedState(clock)
     with at_once(vm, preemption=preemption) as hanging, plainly(vm, preemption=preemption) as plain:
         vm.preempt()
         first = the_notice(hanging.poll())

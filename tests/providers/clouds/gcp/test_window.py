@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotguard.providers.clouds.gcp.preempted import LONGEST, WINDOW, PreemptedAtOnce, Preemption
+from spotguard.providers.clouds.gcp.preempted import LONGEST, WINDOW, PreemptedAtOnce, PreemptedState
 from spotguard.providers.health import SEEING
 from spotguard.providers.notice import Sighting
 from spotguard.providers.simulator.gcp.service import GcpSimulator
@@ -34,7 +34,7 @@ def test_the_window_is_30_seconds_unless_the_user_says_more(
 ) -> None:
     """The VM was made with a notice duration, of which the guest is told nothing. Less than 30 is the agent's to cut."""
     vm.preempt()
-    with at_once(vm, preemption=Preemption(clock, said)) as source:
+    with at_once(vm, preemption=PreemptedState(clock, said)) as source:
         notice = the_notice(source.poll())
     assert (notice.window, notice.deadline) == (window, clock.monotonic() + window)
 
@@ -55,7 +55,7 @@ def test_a_notice_duration_that_the_service_tells_is_used(
 ) -> None:
     """No page says that it does. It is asked for once; the user's own word is stronger."""
     vm.put(f"instance/scheduling/{key}", value)
-    believing, told = Preemption(clock), Preemption(clock, 30)
+    believing, told = PreemptedState(clock), PreemptedState(clock, 30)
     for preemption in (believing, told):
         with plainly(vm, preemption=preemption) as source:
             assert [source.poll() for _ in range(3)] == [Sighting(SEEING)] * 3
