@@ -52,7 +52,7 @@ PLANTED = [
         "hooks/protocol.py",
         "from .. import cli",
         "arrows only go down",
-        "hooks.protocol -> spotguard.cli.main",
+        "hooks.protocol -> spotguard.cli",
     ),
     ("packaging/spotguard/stray.py", "", "arrows only go down", "- spotguard.stray"),
     ("agent/stray.py", "from .. import __version__", "no room looks up", "agent.stray -> spotguard"),
@@ -106,6 +106,13 @@ PLANTED = [
         "the training process",
         "stray -> spotguard.providers.clouds.detect",
     ),
+    (
+        "agent/ipc/paths.py",
+        "from ..core import budget",
+        "inside the agent",
+        "paths -> spotguard.agent.core.budget",
+    ),
+    ("providers/health.py", "from . import notice", "no package imports", ".notice -> .health"),
 ]
 
 
@@ -138,7 +145,17 @@ def test_every_provider_module_has_a_side() -> None:
     closed = {contract["id"]: contract.get("forbidden_modules", []) for contract in contracts}
     shared = {
         f"spotguard.providers.{name}"
-        for name in ("clock", "dates", "errors", "health", "notice", "optional_deps", "redaction", "run_id")
+        for name in (
+            "clock",
+            "dates",
+            "errors",
+            "health",
+            "notice",
+            "optional_deps",
+            "redaction",
+            "run_id",
+            "text",
+        )
     }
     there = {
         f"spotguard.providers.{path.stem}"

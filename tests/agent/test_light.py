@@ -23,7 +23,7 @@ HEAVY = (
     "concurrent",
     "prometheus_client",
 )
-OURS = ("providers.store", "providers.stores", "providers.stores.file", "providers.simulator")
+OURS = ("providers.stores", "providers.simulator")
 
 LOADED = """
 import json, os, sys
@@ -56,7 +56,9 @@ def loaded(provider: str, folder: Path, **env: str) -> tuple[set[str], set[str],
 def heavy(modules: set[str]) -> list[str]:
     ours = tuple(f"spotguard.{name}" for name in OURS)
     return sorted(
-        m for m in modules if m.split(".")[0] in HEAVY or m in ours or m.startswith("spotguard.hooks.g")
+        m
+        for m in modules
+        if m.split(".")[0] in HEAVY or m.startswith(ours) or m.startswith("spotguard.hooks.g")
     )
 
 

@@ -51,4 +51,4 @@ def test_a_script_behind_it_is_the_same_script(tmp_path: Path) -> None:
         text=True,
         timeout=60,
     )
-    assert (done.stdout, done.stderr) == ("__main__ ['--steps', '3'] Uplink\n", "")
+    assert (done.stdout, done.stderr) == ("__main__ ['--steps', '3'] ThrottledStore\n", "")

@@ -36,7 +36,7 @@ def gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setattr(os, name, hanging(getattr(os, name)))
     monkeypatch.setattr(doctor, "LOOK", 0.1)
     for module in ("store", "disk", "stage"):
-        monkeypatch.setattr(f"spotguard.doctor.{module}.STEP", 0.1)
+        monkeypatch.setattr(f"spotguard.doctor.checks.{module}.STEP", 0.1)
     monkeypatch.setattr("spotguard.doctor.cleanup._RETURNING", 0.1)
     monkeypatch.setattr(doctor, "PACE", A_MOMENT)
     monkeypatch.chdir(tmp_path)

@@ -120,7 +120,7 @@ hook = FakeHook.registered(Path({path!r}))
 
 
 def child(server: Server, body: str) -> subprocess.Popen[bytes]:
-    code = CHILD.format(root=str(Path(__file__).parents[2]), path=str(server.path), body=body)
+    code = CHILD.format(root=str(Path(__file__).parents[3]), path=str(server.path), body=body)
     return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 

@@ -22,7 +22,7 @@ from spotguard.agent.process.supervisor import Supervisor
 from tests.fakes.awake import STAYS_AWAKE
 from tests.fakes.report import TIMEOUT
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 #: Asks again until an agent listens, registers, saves at its word and leaves; says each of it.
 TRAINING = f"""

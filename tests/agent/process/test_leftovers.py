@@ -20,7 +20,7 @@ from spotguard.agent.process import proctree
 from tests.fakes.report import TIMEOUT
 from tests.fakes.serving import Events, Serving
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 #: Registers, says its pid into a file, and waits. "own" leaves the group, "silent" its socket.
 WORKER = f"""

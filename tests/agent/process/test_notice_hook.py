@@ -37,7 +37,7 @@ class Heard:
     def ended(self) -> list[str]:
         """What was logged up to the end of one command."""
         self.events.next(NoticeHookEnded)
-        return [record.getMessage() for record in self.log.records if record.name.endswith("herald")]
+        return [record.getMessage() for record in self.log.records if record.name == "spotguard.agent"]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from tests.fakes.report import TIMEOUT, Report
 
-GUARDIAN = Path(__file__).parents[1] / "fakes/guardian.py"
+GUARDIAN = Path(__file__).parents[2] / "fakes/guardian.py"
 UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
 

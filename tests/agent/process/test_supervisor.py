@@ -247,7 +247,7 @@ print(mask, 1 << signal.SIGTERM - 1)
 
 def test_a_parent_that_ignored_sigchld_costs_no_status() -> None:
     """The kernel reaps for who ignores it, and the command's code would be lost."""
-    guardian = Path(__file__).parents[1] / "fakes/guardian.py"
+    guardian = Path(__file__).parents[2] / "fakes/guardian.py"
     command = [sys.executable, str(guardian), "2", "sh", "-c", "exit 6"]
     done = subprocess.run(
         [sys.executable, "-c", IGNORING, *command], capture_output=True, timeout=TIMEOUT, check=False

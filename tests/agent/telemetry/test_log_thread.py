@@ -19,7 +19,7 @@ from spotguard.agent.telemetry.log_thread import LogThread
 from tests.fakes.full import Full
 from tests.fakes.report import TIMEOUT
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

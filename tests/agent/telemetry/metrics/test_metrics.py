@@ -31,7 +31,7 @@ from spotguard.providers.errors import UsageError
 from spotguard.providers.simulator.gcp.service import GcpSimulator
 from tests.fakes.serving import Events, Serving
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 
 #: A training process that registers, takes what its guardian says of itself, and answers a notice.
 HOOK = """
@@ -223,7 +223,9 @@ def test_without_metrics_nothing_of_them_is_loaded(options: Options, port: int) 
         return modules
 
     bare, measured = loaded(), loaded(**{"metrics-port": str(port)})
-    assert not [m for m in bare if m.startswith(("prometheus_client", "spotguard.agent.metrics", "http"))]
+    assert not [
+        m for m in bare if m.startswith(("prometheus_client", "spotguard.agent.telemetry.metrics", "http"))
+    ]
     assert "prometheus_client" in measured
     assert not [m for m in measured if m.split(".")[0] in ("requests", "urllib3", "asyncio", "twisted")]
 
