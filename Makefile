@@ -59,11 +59,12 @@ times: .venv/ready  ## record what both tiers take, and print the table of CONTR
 soak: .venv/ready  ## for nights: hundreds of seeded kills, and long runs
 	$(BIN)/pytest -m "soak or hypothesis"  # and the properties with new examples
 
-check: .venv/ready  ## lint, format, types, floors
+check: .venv/ready  ## lint, format, types, floors, layout
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	PYTHONPATH=packaging $(BIN)/lint-imports --no-logo --no-cache  # its cache misses a module that is new
+	$(BIN)/python scripts/check-house
 
 bench: .venv/ready  ## measure, and print the table of benchmarks/
 	$(BIN)/python -m benchmarks

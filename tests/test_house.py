@@ -1,0 +1,57 @@
+"""What `make check` refuses of the layout: full folders, class names used twice, retired words. Each is planted."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HOUSE: Any = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "check-house")))
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    """Two rooms that are in order."""
+    for folder in ("agent", "agent/ipc", "providers"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "agent/ipc/machine.py").write_text("class Machine: ...\n")
+    return tmp_path
+
+
+def test_this_house_is_in_order() -> None:
+    assert HOUSE.main(ROOT) == []
+
+
+def test_a_thirteenth_module_is_refused_and_a_folder_counts_one(planted: Path) -> None:
+    for number in range(11):
+        (planted / f"agent/part{number}.py").touch()
+    assert HOUSE.main(planted) == []
+    (planted / "agent/another.py").touch()
+    (said,) = HOUSE.main(planted)
+    assert said.startswith("agent: 13 modules, and 12 are the most")
+
+
+def test_a_class_name_that_is_used_twice_is_refused_with_its_places(planted: Path) -> None:
+    """With an underscore before it, too."""
+    (planted / "providers/detect.py").write_text("class _Machine: ...\n")
+    (said,) = HOUSE.main(planted)
+    assert said == "class Machine: in agent/ipc/machine.py and in providers/detect.py: one name, one meaning"
+
+
+def test_a_retired_word_is_refused_with_the_word_to_say(planted: Path) -> None:
+    (planted / "agent/herald.py").touch()
+    (said,) = HOUSE.main(planted)
+    assert said == "agent/herald.py: 'herald' is retired: say notice_hook"
+
+
+def test_an_exception_that_is_needed_no_more_is_refused(
+    planted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(HOUSE.FULL, "agent/ipc", 13)
+    (said,) = HOUSE.main(planted)
+    assert said == "scripts/check-house: agent/ipc has 1 modules by now: take it out of FULL"
