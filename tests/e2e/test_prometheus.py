@@ -51,7 +51,7 @@ def test_a_service_through_blindness_and_a_notice(
         hook.say(
             Position(5, checkpoint_step=3, checkpoint_age=4.0, save_seconds=2.0, rate=1e6, interval=60.0)
         )
-        failed = 'spotguard_failed_looks_total{reason="server-error",code="500"} > 0'
+        failed = 'spotguard_source_poll_failures_total{reason="server-error",code="500"} > 0'
         eventually(lambda: prometheus.query(failed), "failed looks are recorded")
         eventually(
             lambda: prometheus.query('spotguard_source_state{state="blind"} == 1'), "blind is recorded"

@@ -111,14 +111,14 @@ def blind_seconds(r: Scrape) -> Iterator[Sample]:
     yield from spent.items()
 
 
-def ended_looks(r: Scrape) -> Iterator[Sample]:
+def ended_polls(r: Scrape) -> Iterator[Sample]:
     looks: dict[tuple[str, ...], int] = {}
     for (source, _, _), count in r.looks.items():
         looks[(source,)] = looks.get((source,), 0) + count
     yield from looks.items()
 
 
-def failed_looks(r: Scrape) -> Iterator[Sample]:
+def failed_polls(r: Scrape) -> Iterator[Sample]:
     yield from ((key, count) for key, count in r.looks.items() if key[1])
 
 

@@ -70,11 +70,11 @@ def test_looks_are_counted_without_an_event() -> None:
     gateway, full = (Health(Sight.BLIND, "server-error", code=code) for code in (502, 503))
     for health in (SEEING, UNREACHABLE, UNREACHABLE, gateway, full):
         life.looks.ended("aws", health)
-    assert life.value("spotguard_looks_total", "aws") == 5
-    assert life.value("spotguard_failed_looks_total", "aws", "unreachable", "") == 2
-    assert life.value("spotguard_failed_looks_total", "aws", "server-error", "502") == 1
-    assert life.value("spotguard_failed_looks_total", "aws", "server-error", "503") == 1
-    assert life.value("spotguard_failed_looks_total", "aws", "", "") is None
+    assert life.value("spotguard_source_polls_total", "aws") == 5
+    assert life.value("spotguard_source_poll_failures_total", "aws", "unreachable", "") == 2
+    assert life.value("spotguard_source_poll_failures_total", "aws", "server-error", "502") == 1
+    assert life.value("spotguard_source_poll_failures_total", "aws", "server-error", "503") == 1
+    assert life.value("spotguard_source_poll_failures_total", "aws", "", "") is None
 
 
 # --- notices ---
