@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from spotguard.containers import manifests
-from spotguard.containers.manifests import Cloud
+from spotguard.deploy import containers as deployed
+from spotguard.deploy.containers import Cloud
 
 Words = dict[str, Any]
 
 
 def documents(name: str, cloud: Cloud) -> list[Words]:
     yaml = pytest.importorskip("yaml")
-    found: list[Words] = list(yaml.safe_load_all(manifests.text(name, cloud)))
+    found: list[Words] = list(yaml.safe_load_all(deployed.text(name, cloud)))
     return found
 
 

@@ -1,4 +1,4 @@
-"""`python -m spotguard.containers`: the files that an install has, printed."""
+"""`spotguard deploy containers`: the files that an install has, printed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import sys
 import pytest
 
 import spotguard
-from spotguard.containers import FILES
-from spotguard.containers.__main__ import main
-from spotguard.containers.manifests import MANIFESTS, text
+from spotguard.cli.main import main
+from spotguard.deploy.containers import FILES, MANIFESTS, text
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -18,11 +17,11 @@ def test_a_file_is_printed_with_nothing_left_to_fill_in(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [name] if name == "dockerfile" else [name, "gcp"]
-    assert main(words) == 0
+    assert main(["deploy", "containers", *words]) == 0
     printed = capsys.readouterr().out
     assert "@" not in printed
     assert spotguard.__version__ in printed or name in ("job", "indexed-job", "alone")
-    assert f"spotguard.containers {' '.join(words)}`" in " ".join(printed.split()), (
+    assert f"spotguard deploy containers {' '.join(words)}`" in " ".join(printed.split()), (
         "it says where it comes from"
     )
 
@@ -55,13 +54,16 @@ def test_an_image_is_the_one_that_was_said() -> None:
         (["azure", "pod"], "'azure': which file for it? Say one of agent, job"),
         (["job", "ibm"], "unknown cloud 'ibm': say aws, gcp or azure, as in job aws"),
         (["job", "awz"], "unknown cloud 'awz': did you mean aws?"),
-        (["job", "--cloud", "aws"], "unknown flag '--cloud': the cloud is the second word, as in job aws"),
+        (
+            ["job", "--cloud", "aws"],
+            "unknown flag '--cloud': the cloud is the last word, as in containers job aws",
+        ),
     ],
 )
 def test_what_is_said_wrongly_is_said_in_a_line(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words) == 2
+    assert main(["deploy", "containers", *words]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert said in printed.err
@@ -69,7 +71,7 @@ def test_what_is_said_wrongly_is_said_in_a_line(
 
 
 def test_it_is_found_without_a_checkout() -> None:
-    words = [sys.executable, "-m", "spotguard.containers", MANIFESTS[0], "azure"]
+    words = [sys.executable, "-m", "spotguard", "deploy", "containers", MANIFESTS[0], "azure"]
     done = subprocess.run(words, capture_output=True, text=True, cwd="/", timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("# The agent on every spot node")

@@ -18,8 +18,8 @@ from spotguard.agent.core.peers import REJOIN
 from spotguard.agent.ipc.paths import SERVICE_SOCKET
 from spotguard.agent.process.torchrun import is_torchrun
 from spotguard.cli.commands.run import split
-from spotguard.containers import manifests
-from spotguard.containers.manifests import MANIFESTS, Cloud
+from spotguard.deploy import containers as deployed
+from spotguard.deploy.containers import MANIFESTS, Cloud
 from tests.cases import cases
 from tests.kubernetes import Words, container, containers, documents, environment, one, pod
 
@@ -65,7 +65,7 @@ def test_what_a_container_mounts_is_there(name: str, cloud: Cloud) -> None:
 @cases("name, cloud", PRINTED)
 def test_an_agent_has_the_agents_image_and_a_job_has_its_own(name: str, cloud: Cloud) -> None:
     for each in containers(name, cloud):
-        assert (each["image"] == f"{manifests.IMAGE}:{spotguard.__version__}") is (
+        assert (each["image"] == f"{deployed.IMAGE}:{spotguard.__version__}") is (
             each["name"] in ("agent", "folder")
         )
 
@@ -90,13 +90,13 @@ def test_a_sigterm_is_worth_what_the_kubelet_gives(name: str, cloud: Cloud) -> N
     """Where no `spotguard run` hears it, the agent is asked before, for as long."""
     train = container(name, cloud, "train")
     grace = pod(name, cloud)["terminationGracePeriodSeconds"]
-    assert grace == manifests.GRACE[cloud]
+    assert grace == deployed.GRACE[cloud]
     said = environment(train).get("SPOTGUARD_WINDOW")
     if train["command"][0] == "spotguard":
-        assert float(said or 0) == grace - manifests.MARGIN
+        assert float(said or 0) == grace - deployed.MARGIN
     else:
         asking = train["lifecycle"]["preStop"]["exec"]["command"]
-        assert float(asking[asking.index("--window") + 1]) == grace - manifests.MARGIN
+        assert float(asking[asking.index("--window") + 1]) == grace - deployed.MARGIN
         assert asking[asking.index("--socket") + 1] == environment(train)["SPOTGUARD_SOCKET"]
         assert said is None
 
@@ -197,7 +197,7 @@ def test_the_folder_is_the_agents_and_its_group_is_the_jobs() -> None:
     )
     for name in ("job", "indexed-job"):
         assert pod(name, "aws")["securityContext"]["supplementalGroups"] == [agent["runAsGroup"]]
-    assert f"\nUSER {agent['runAsUser']}:{agent['runAsGroup']}\n" in manifests.text("dockerfile")
+    assert f"\nUSER {agent['runAsUser']}:{agent['runAsGroup']}\n" in deployed.text("dockerfile")
 
 
 def test_the_agent_sees_what_its_node_sees_and_goes_where_jobs_go() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from spotguard.agent.telemetry.metrics.definitions import METRICS
-from spotguard.monitoring import FILES, text
+from spotguard.deploy.monitoring import FILES, text
 
 yaml: Any = pytest.importorskip("yaml")
 
@@ -61,13 +61,13 @@ def exported() -> set[str]:
 
 
 def printed(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "spotguard.monitoring", *words]
+    command = [sys.executable, "-m", "spotguard", "deploy", "monitoring", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_an_install_lists_and_prints_every_file() -> None:
     """Without a checkout: each that is there is named, and each that is named is there."""
-    there = {each.name for each in files("spotguard.monitoring").iterdir()}
+    there = {each.name for each in (files("spotguard.deploy") / "templates").iterdir()}
     assert {name for name in there if name.endswith((".yml", ".json"))} == set(FILES)
     listed = printed().stdout
     assert [line.split()[0] for line in listed.splitlines()] == list(FILES)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.slurm import batch_script
-from spotguard.slurm.__main__ import main
+from spotguard.cli.main import main
+from spotguard.deploy.slurm import batch_script
 
 TIMEOUT = 30.0
 PAGE = Path(__file__).parents[2] / "docs" / "slurm.md"
@@ -26,7 +26,7 @@ FAKES = {
 
 
 def test_it_is_printed_whole_and_is_bash(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
+    assert main(["deploy", "slurm"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("#!/bin/bash\n")
     checked = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=TIMEOUT)
@@ -35,7 +35,7 @@ def test_it_is_printed_whole_and_is_bash(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_slurm_reads_each_of_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     """It stops looking for them at the first command; and the signal is the tasks', since srun makes SIGKILL of its own."""
-    main([])
+    main(["deploy", "slurm"])
     text = capsys.readouterr().out
     head, _, below = text.partition("\n\n")
     assert re.findall("^#SBATCH +(.*)$", head, re.MULTILINE) == [

@@ -13,7 +13,7 @@ import spotguard
 from spotguard.agent.core.peers import REJOIN
 from spotguard.agent.process.torchrun import is_torchrun
 from spotguard.cli.commands.run import split
-from spotguard.containers.manifests import GRACE, MANIFESTS, MARGIN, Cloud, window
+from spotguard.deploy.containers import GRACE, MANIFESTS, MARGIN, Cloud, window
 from spotguard.doctor.checks import cloud
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.simulator.aws.service import AwsSimulator

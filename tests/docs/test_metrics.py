@@ -10,7 +10,7 @@ import pytest
 
 from spotguard.agent.telemetry.metrics.definitions import METRICS
 from spotguard.agent.telemetry.metrics.snapshot import PHASES, RESULTS, STAGES, STATES
-from spotguard.monitoring import FILES
+from spotguard.deploy.monitoring import FILES
 from tests.docs.pages import ROOT, section
 
 PAGE = ROOT / "docs" / "metrics.md"
@@ -37,7 +37,7 @@ def test_each_word_of_a_label_is_one_that_the_help_names(words: tuple[str, ...])
 
 def test_each_alert_has_its_advice_and_no_other() -> None:
     yaml: Any = pytest.importorskip("yaml")
-    groups = yaml.safe_load((files("spotguard.monitoring") / "rules.yml").read_text())["groups"]
+    groups = yaml.safe_load((files("spotguard.deploy") / "templates" / "rules.yml").read_text())["groups"]
     alerts = [rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule]
     said = re.findall(r"^\| `(Spotguard\w+)` \| .+ \| .+ \|$", section(PAGE, "## Alerts"), re.MULTILINE)
     assert said == alerts

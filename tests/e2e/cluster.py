@@ -19,7 +19,7 @@ from typing import Literal, Self
 import pytest
 
 from spotguard.agent.ipc.paths import runtime_folder
-from spotguard.slurm import batch_script
+from spotguard.deploy.slurm import batch_script
 from tests.caller import servers_required
 from tests.e2e.machines import Node, Rack
 from tests.e2e.processes import Running, eventually

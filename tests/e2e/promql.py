@@ -24,7 +24,9 @@ def free_port() -> Iterator[int]:
 
 
 def dashboard() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((files("spotguard.monitoring") / "dashboard.json").read_text())
+    found: dict[str, Any] = json.loads(
+        (files("spotguard.deploy") / "templates" / "dashboard.json").read_text()
+    )
     return found
 
 

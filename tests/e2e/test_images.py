@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.containers import manifests
+from spotguard.deploy import containers
 from tests.docs.pages import ROOT, blocks
 from tests.docs.test_containers import after
 from tests.e2e.harness import in_order
@@ -46,7 +46,7 @@ def test_the_printed_dockerfile_makes_the_agents_image(engine: Engine) -> None:
     """Not root, nothing of the build in it; it serves as the manifest says, with nothing of its own to write to, and ends when it is
     told to."""
     base = engine.base()
-    context = engine.context("agent", manifests.text("dockerfile"))
+    context = engine.context("agent", containers.text("dockerfile"))
     (context / ".dockerignore").write_text("**/Dockerfile*\n")  # as `docker init` has it
     engine.build(
         "localhost/spotguard", context, "--build-arg", f"BASE={base}", "--build-arg", "INDEX=file:///secret"
@@ -90,7 +90,7 @@ def test_docker_stop_is_a_notice_and_the_next_container_goes_on(engine: Engine, 
     pytest.importorskip("torch")
     base = engine.base()
     if way == "the printed Dockerfile":
-        context = engine.context("train", manifests.text("dockerfile"))
+        context = engine.context("train", containers.text("dockerfile"))
         engine.build("localhost/train", context, "--build-arg", f"BASE={base}", "--build-arg", "EXTRA=s3")
         before = said_before_the_command("trainer")
     else:
@@ -121,7 +121,7 @@ def test_docker_stop_is_a_notice_and_the_next_container_goes_on(engine: Engine, 
             "1000:1000",
         ),
         *("--env", "SPOTGUARD_STORE=file:///store", "--env", "SPOTGUARD_RUN_ID=gpt"),
-        *("--env", f"SPOTGUARD_WINDOW={manifests.window('aws')}", "--env", "SPOTGUARD_PROVIDER=none"),
+        *("--env", f"SPOTGUARD_WINDOW={containers.window('aws')}", "--env", "SPOTGUARD_PROVIDER=none"),
     )
     for attempt in (1, 2):
         name = f"train{attempt}"

@@ -17,7 +17,7 @@ import pytest
 
 from spotguard.agent.ipc import control
 from spotguard.agent.ipc.paths import SERVICE_SOCKET
-from spotguard.containers import manifests
+from spotguard.deploy import containers
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.pods import Node, Pod
 from tests.e2e.processes import Running, eventually
@@ -122,7 +122,7 @@ def test_a_pod_hears_of_the_notice_that_only_the_node_can_see(node: Node, aws: A
     running = job(node, node.pod())
     watched(running)
     aws.preempt(120)
-    leaves(running, f"terminate {manifests.window('aws')} ")
+    leaves(running, f"terminate {containers.window('aws')} ")
     assert agent.sessions() == [], "it registers with the run, and not with the agent"
     assert agent.running.running
 
@@ -132,7 +132,7 @@ def test_the_kubelets_sigterm_is_a_notice_with_the_pods_time(node: Node) -> None
     running = job(node, node.pod())
     begun(running)
     running.send(signal.SIGTERM)
-    leaves(running, f"signal {manifests.window('aws')} ")
+    leaves(running, f"signal {containers.window('aws')} ")
 
 
 def test_of_a_notice_and_a_drain_the_one_that_ends_earlier_counts(node: Node, aws: AwsSimulator) -> None:
@@ -280,7 +280,7 @@ def test_a_drain_of_a_pod_with_a_sidecar_is_a_notice_too(node: Node, aws: AwsSim
     sidecar = Sidecar(node, aws)
     words = sidecar.train["lifecycle"]["preStop"]["exec"]["command"]
     asking = sidecar.started("train", [*SPOTGUARD, *words[1:]], environment(sidecar.train))
-    sidecar.running.out.until(f"^notice drill {manifests.window('aws')} ")
+    sidecar.running.out.until(f"^notice drill {containers.window('aws')} ")
     sidecar.running.say("return")
     assert asking.ended() == 0, asking.account()
     sidecar.agent.err.until("COMMITTED .* everybody was told to leave")

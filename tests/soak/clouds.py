@@ -32,6 +32,8 @@ class Way:
     withdraws: bool = False
     #: The machine has no life after it.
     last: bool = False
+    #: A key that holds one warning at most: another one is new only where the key was seen without one in between.
+    empties: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ AWS = Cloud(
             lambda service, rng: service.rebalance(),
             lambda service, rng: service.remove("events/recommendations/rebalance"),
             _SLOW,
+            empties="events/recommendations/rebalance",
         ),
         Way(
             "terminate",

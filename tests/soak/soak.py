@@ -199,16 +199,28 @@ class Soak:
             f"{ear.gone} withdrawn for good"
         )
         way.take_back(self._simulator, self._rng)
+        taken_back = time.monotonic()
         self._note("taken back")
         if way.withdraws:
             left = max(time.monotonic(), self._faults_end) + way.within - time.monotonic()
             assert ear.wait_for(lambda: not ear.standing, left), f"never withdrawn: {ear.standing}"
+        if way.empties:
+            while not self._seen_empty(way.empties, max(taken_back, self._faults_end)):
+                assert time.monotonic() < max(taken_back, self._faults_end) + way.within, "nobody looks"
+                self._pass(0.5)
         # A look may have read it right before: let that be told.
         self._pass(0.5)
         assert way.withdraws or not ear.gone, f"{ear.gone} withdrawn, though this cloud never says so"
         others = [notice for notice in ear.notices if notice.kind != way.kind]
         assert not others, f"heard what was never said: {others}"
         ear.begin_page()
+
+    def _seen_empty(self, key: str, since: float) -> bool:
+        """Whether a look has met this key's 404, in good weather."""
+        return any(
+            seen.status == 404 and seen.at > since and seen.path.endswith(key)
+            for seen in self._simulator.requests
+        )
 
     # --- the weather ---
 

@@ -24,13 +24,14 @@ COMMANDS = {
     "inspect": "what is in one checkpoint",
     "verify": "read a checkpoint again and compare every checksum",
     "export": "a checkpoint for other tools: plain DCP, or one safetensors file",
+    "deploy": "a Dockerfile, Kubernetes manifests, a batch script for Slurm, Prometheus rules and a dashboard",
     "bootstrap": "cloud-init user-data for a machine that guards a job from its first boot",
     "prune": "delete all but the newest checkpoints",
     "demo": "the whole story on a simulated cloud, in a minute or two",
 }
 
-#: No commands: each prints a file that comes with an install, and is a module (`cli.printing`).
-PRINTERS = ("containers", "monitoring", "slurm")
+#: Words of `deploy`, for who takes one for a command.
+DEPLOYED = ("containers", "monitoring", "slurm")
 
 DESCRIPTION = "Save a PyTorch training job when the cloud takes its spot machine back, and go on from there."
 
@@ -40,14 +41,19 @@ examples:
   spotguard status --watch
   spotguard drill
 
-spotguard COMMAND --help says more about each. A Dockerfile and Kubernetes manifests, Prometheus rules
-and a dashboard, a batch script for Slurm: python -m spotguard.containers, .monitoring, .slurm"""
+spotguard COMMAND --help says more about each."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     return ended(lambda: _dispatch(words))
+
+
+def deploy_by_its_older_name(kind: str, words: Sequence[str] | None) -> int:
+    """`python -m spotguard.containers`, `.monitoring` and `.slurm`: until `spotguard deploy` they were the only way."""
+    print(f"spotguard: python -m spotguard.{kind} is spotguard deploy {kind} now", file=sys.stderr)
+    return main(["deploy", kind, *(sys.argv[1:] if words is None else words)])
 
 
 def _dispatch(words: list[str]) -> int:
@@ -58,8 +64,8 @@ def _dispatch(words: list[str]) -> int:
         from spotguard.cli.words import repeated
         from spotguard.providers.text import did_you_mean
 
-        if name in PRINTERS:
-            raise UsageError(f"unknown command {name!r}: say python -m spotguard.{name}")
+        if name in DEPLOYED:
+            raise UsageError(f"unknown command {name!r}: say spotguard deploy {name}")
         near = did_you_mean(name, list(COMMANDS)) or f"expected one of {', '.join(COMMANDS)}"
         raise UsageError(f"unknown command {repeated(name)!r}: {near}")
     from spotguard.cli.parser import Parser

@@ -19,8 +19,8 @@ from spotguard.providers.errors import CheckpointError, UsageError
 from spotguard.providers.run_id import is_run_id
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.factory import open_store
+from spotguard.providers.stores.names import read_place
 
-from ..providers.stores.names import read_place
 from .select_agent import checked_run_id
 from .start import next_start
 

@@ -12,9 +12,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from spotguard.providers.text import span
-
-from ..providers.text import ago, amount, count
+from spotguard.providers.text import ago, amount, count, span
 
 #: Where the words begin, behind what they are about.
 _INDENT = 16

@@ -23,8 +23,8 @@ from spotguard.doctor.measuring import MeasureLimits
 from spotguard.doctor.run import Patient, visit
 from spotguard.doctor.timeouts import within
 from spotguard.providers.clock import SystemClock
+from spotguard.providers.stores.names import read_unlooked
 
-from ...providers.stores.names import read_unlooked
 from ..output import add_json, console, print_json
 from ..parser import add_settings, flag_of, settings_given
 from . import run as guarding

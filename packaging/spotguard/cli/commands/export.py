@@ -26,8 +26,8 @@ from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError, StoreError, UsageError
 from spotguard.providers.optional_deps import how_to_install
 from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.text import amount, count
 
-from ...providers.text import amount, count
 from ..output import add_json, print_json
 from ..select_checkpoint import add_target, target
 

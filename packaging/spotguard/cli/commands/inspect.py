@@ -14,8 +14,8 @@ from spotguard.hooks.checkpoints.catalog import Whole
 from spotguard.hooks.checkpoints.commit import attempt_record
 from spotguard.hooks.format.manifest import lacks
 from spotguard.hooks.launched import in_words
+from spotguard.providers.text import amount, count
 
-from ...providers.text import amount, count
 from ..output import add_json, console, moment, print_json
 from ..select_checkpoint import add_target, target
 

@@ -14,8 +14,8 @@ from spotguard.hooks.format.codec import NewerFormatError
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.text import amount
 
-from ...providers.text import amount
 from ..output import add_json, console, moment, print_json, short_moment
 from ..select_checkpoint import add_target, target
 from ..start import next_start

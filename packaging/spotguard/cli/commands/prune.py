@@ -8,8 +8,8 @@ from typing import Any
 from spotguard.agent.config import parsers
 from spotguard.hooks.checkpoints.retention import Keep, Pruning, plan_pruning
 from spotguard.providers.errors import UsageError
+from spotguard.providers.text import amount, count
 
-from ...providers.text import amount, count
 from ..output import add_json, print_json
 from ..select_checkpoint import Target, add_target, target
 

@@ -16,8 +16,8 @@ from spotguard.hooks.format.manifest import lacks
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.text import amount
 
-from ...providers.text import amount
 from ..output import add_json, print_json
 from ..select_checkpoint import Target, add_target, target
 

@@ -1,4 +1,4 @@
-"""The files of this package, with the few words in them that are the cloud's or this version's."""
+"""An image and a cluster: the Dockerfile and the Kubernetes manifests, with the few words in them that are the cloud's or this version's."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from typing import Literal
 import spotguard
 from spotguard.providers.errors import UsageError
 
-from . import FILES
-
 Cloud = Literal["aws", "gcp", "azure"]
 CLOUDS: tuple[Cloud, ...] = ("aws", "gcp", "azure")
 
+#: The files, with what each is, in the order in which they are met: the image, the agent of the nodes, jobs beside it, jobs without it.
+FILES = {
+    "dockerfile": "an image of spotguard, or one on top of yours",
+    "agent": "the agent on every spot node, for all jobs: a DaemonSet",
+    "job": "one pod that trains, under spotguard run",
+    "indexed-job": "a job on several nodes: a pod for each, torchrun among them",
+    "alone": "as job, without an agent on the node",
+    "sidecar": "as alone, with the agent as a sidecar of the command",
+}
 DOCKERFILE = "dockerfile"
 MANIFESTS = tuple(name for name in FILES if name != DOCKERFILE)
 #: In which the agent's image stands. The others have the job's own.
@@ -70,7 +77,7 @@ def text(name: str, cloud: Cloud | None = None, image: str = "") -> str:
 
 
 def _read(name: str, words: dict[str, str]) -> str:
-    found = resources.files(__package__).joinpath(name).read_text()
+    found = resources.files(__package__).joinpath("templates", name).read_text()
     for mark, word in words.items():
         found = found.replace(f"@{mark}@", word)
     return found

@@ -1,7 +1,5 @@
 """What an operator watches spotguard with, ready to be installed: rules and a scrape for Prometheus, a dashboard for Grafana,
-an input for Filebeat.
-
-`python -m spotguard.monitoring` lists the files, and prints the one that is named. `docs/metrics.md` says what each is for.
+an input for Filebeat. `docs/metrics.md` says what each is for.
 """
 
 from __future__ import annotations
@@ -19,4 +17,4 @@ FILES = {
 
 def text(name: str) -> str:
     """One of them, as it is shipped."""
-    return resources.files(__package__).joinpath(name).read_text()
+    return resources.files(__package__).joinpath("templates", name).read_text()

@@ -1,0 +1,1 @@
+"""Files that come with an install and are the user's once printed: `spotguard deploy`. The files lie in `templates`."""
