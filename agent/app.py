@@ -29,10 +29,9 @@ from .process import proctree, torchrun
 from .process.environment import exported
 from .process.signals import Signals
 from .process.supervisor import Supervisor
-from .sources import factory, local
-from .sources.chorus import Chorus
-from .sources.looking import PollCount
-from .sources.poller import Poller
+from .sources.factory import cloud_sources, own_sources
+from .sources.health_log import CommonHealth
+from .sources.poller import PollCount, Poller
 from .sources.remote import RemoteFeed
 from .telemetry import logs, systemd
 from .telemetry.status import AgentFacts
@@ -88,7 +87,7 @@ def _serve(
         stack.enter_context(Signals(post))  # first: a SIGTERM during start-up must not be lost
         manager = systemd.Manager.take(os.environ, os.getpid())  # before anybody copies the environment
         stack.callback(manager.close)
-        looked, said = factory.make(options, clock), local.make(options, clock)
+        looked, said = cloud_sources(options, clock), own_sources(options, clock)
         server = Server(path, post, clock, service=command is None, lives=proctree.recorded)
         stack.callback(server.close)
         server.start()
@@ -107,7 +106,9 @@ def _serve(
             stack.callback(herald.close)
         ours = {source.name for source in said}
 
-        def watcher(source: NoticeSource, post: Callable[[Event], None], chorus: Chorus | None) -> Poller:
+        def watcher(
+            source: NoticeSource, post: Callable[[Event], None], chorus: CommonHealth | None
+        ) -> Poller:
             return Poller(source, post, clock, rng, chorus, count)
 
         watches = _watches(options, looked, watcher, post, clock, rng, service_socket, ours)
@@ -183,7 +184,7 @@ def _herald(
 def _watches(
     options: Options,
     looked: Callable[[], list[NoticeSource]],
-    watcher: Callable[[NoticeSource, Callable[[Event], None], Chorus | None], Poller],
+    watcher: Callable[[NoticeSource, Callable[[Event], None], CommonHealth | None], Poller],
     post: Callable[[Event], None],
     clock: Clock,
     rng: random.Random,
@@ -192,7 +193,7 @@ def _watches(
 ) -> list[Watches]:
     def own(post: Callable[[Event], None]) -> list[Poller]:
         found = looked()
-        chorus = Chorus(found[0].name) if len(found) > 1 else None
+        chorus = CommonHealth(found[0].name) if len(found) > 1 else None
         return [watcher(source, post, chorus) for source in found]
 
     # Who names an endpoint means that one, and who says `none` means none.

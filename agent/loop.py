@@ -50,8 +50,8 @@ from .ipc.server import Server
 from .process import torchrun
 from .process.signals import DECIDED
 from .process.supervisor import CommandError, Supervisor
-from .sources import overdue
 from .sources.feed import Feed
+from .sources.poller import CHECK_EVERY
 from .telemetry import systemd
 from .telemetry.status import AgentFacts, answers, in_a_line, shortened
 
@@ -195,7 +195,7 @@ class Agent:
     def _check(self, now: float) -> None:
         """Of a look that hangs nobody says anything but us."""
         if self._watches and now >= self._check_at:
-            self._check_at = now + overdue.EVERY
+            self._check_at = now + CHECK_EVERY
             for watch in self._watches:
                 watch.check(now)
 

@@ -15,7 +15,7 @@ from ..providers.errors import SpotguardError
 from .ipc import listener
 from .ipc.paths import path_of, runtime_folder
 from .process.program import CommandError, check_interpreter, find
-from .sources import local
+from .sources.factory import own_sources
 
 if TYPE_CHECKING:
     from .config.options import Options
@@ -87,5 +87,5 @@ def _program(word: str, env: Mapping[str, str]) -> str:
 
 
 def _close(options: Options, clock: Clock) -> None:
-    for source in local.make(options, clock):
+    for source in own_sources(options, clock):
         source.close()

@@ -106,7 +106,7 @@ class NoticeSource(Protocol):
     name: str
     #: Seconds from the start of one poll to the start of the next. Small for a long poll, whose answers set the pace.
     interval: float
-    #: Seconds that one poll may take, by its own timeouts, all of them together: after more it hangs (`agent.sources.overdue`).
+    #: Seconds that one poll may take, by its own timeouts, all of them together: after more it hangs (`agent.sources.poller.PollDeadline`).
     longest: float
     #: Whether a notice that vanishes while the source is SEEING was withdrawn (Azure: yes. AWS: not documented).
     withdraws: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -41,6 +42,8 @@ class Clone:
         done = subprocess.run(
             ["make", "--silent", f"PYTHON={self._python}", *words, ".venv/ready"],
             cwd=self.folder,
+            # `make times` may have started us: its make would have this one say which folder it enters.
+            env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
             capture_output=True,
             text=True,
             timeout=60,

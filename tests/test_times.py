@@ -20,6 +20,7 @@ SOUND = {
 }
 
 
+@pytest.mark.skipif("SPOTGUARD_TIMES" in os.environ, reason="make times makes the record now")
 def test_the_record_is_sound_and_the_page_shows_it() -> None:
     record = json.loads(RECORD.read_text())
     assert problems(record) == []

@@ -15,10 +15,13 @@ from ...providers.notice import NoticeSource
 if TYPE_CHECKING:
     from ..config.options import Options
 
+if TYPE_CHECKING:
+    from ..config.options import Options
+
 logger = logging.getLogger("spotguard.agent")
 
 
-def make(options: Options, clock: Clock, root: Path = Path("/")) -> Callable[[], list[NoticeSource]]:
+def cloud_sources(options: Options, clock: Clock, root: Path = Path("/")) -> Callable[[], list[NoticeSource]]:
     """What makes the sources, as often as it is called: a source belongs to the thread that looks through it.
 
     `root` is where the firmware's words lie, for `auto`.
@@ -100,3 +103,26 @@ def _detected(options: Options, root: Path) -> tuple[str, str]:
             "one answers there: --provider aws, azure or gcp"
         )
     return machine.cloud, machine.instance
+
+
+# The sources that are no cloud's: what the operator of this machine has said (`--deadline`, `--notice-file`).
+#
+# A `run` looks through them itself, also where a service agent watches the cloud for it: they were said to this one.
+
+
+def own_sources(options: Options, clock: Clock) -> list[NoticeSource]:
+    """One source for each that was said.
+
+    Raises:
+        UsageError: a deadline is past, or another user could meddle with the file.
+    """
+    found: list[NoticeSource] = []
+    if options.deadline is not None:
+        from .deadline import DeadlineSource
+
+        found.append(DeadlineSource(options.deadline, clock))
+    if options.notice_file is not None:
+        from .notice_file import NoticeFile  # here as above: who says neither has neither in memory
+
+        found.append(NoticeFile(Path(options.notice_file), clock))
+    return found

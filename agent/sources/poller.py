@@ -9,17 +9,14 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ...providers.clock import Clock
 from ...providers.health import STARTING, Health, blind
 from ...providers.notice import JITTER, Acknowledging, Notice, NoticeSource, Promising, Severity, Sighting
 from ..core.upcoming import NEAR
 from ..events import Event, HealthChanged, NoticeGone, NoticeSeen, WindowTold
-from .chorus import Chorus
-from .health_log import HealthLog
-from .looking import PollCount
-from .overdue import Looks
+from .health_log import CommonHealth, HealthLog
 
 logger = logging.getLogger("spotguard.agent")
 
@@ -40,7 +37,7 @@ class Poller:
         post: Callable[[Event], None],
         clock: Clock,
         rng: random.Random,
-        chorus: Chorus | None = None,
+        chorus: CommonHealth | None = None,
         count: PollCount | None = None,
     ) -> None:
         """`chorus` is of the sources that look at the same service; `count` is the agent's."""
@@ -51,7 +48,7 @@ class Poller:
         self._stop = threading.Event()
         #: Held for what is said, never while the source looks: who looks may not come back.
         self._lock = threading.Lock()
-        self._looks = Looks(source.longest, clock.monotonic())
+        self._looks = PollDeadline(source.longest, clock.monotonic())
         self._thread = threading.Thread(target=self._run, name=f"spotguard-watch-{source.name}", daemon=True)
         self._health: Health | None = None
         self._mention = HealthLog()
@@ -196,3 +193,71 @@ class Poller:
             logger.log(level, "%s: %s", self._source.name, words)
         if health != before:  # other details of the same reason too: `status` shows the newest
             self._post(HealthChanged(self._source.name, health, self._mention.since))
+
+
+# How often each source was looked at, and how often in vain, and why: counted where it happens, read by whoever likes.
+#
+# A failed look is no event: there is one every two seconds for as long as a source is blind. So the watchers' threads
+# count here, and nobody waits for anybody. Each number has one writer (a source has one watcher at a time), and a copy
+# of the whole is one step of the interpreter's.
+
+
+class PollCount:
+    """Of one agent, from its start on. Numbers only grow, also where one watcher follows another."""
+
+    def __init__(self) -> None:
+        #: By source, reason and HTTP status; "" and "": it saw.
+        self._ended: dict[tuple[str, str, str], int] = {}
+
+    def ended(self, source: str, health: Health) -> None:
+        """A look came to its end. On the thread that looked."""
+        failed = not health.seeing
+        key = (source, health.reason if failed else "", str(health.code) if failed and health.code else "")
+        self._ended[key] = self._ended.get(key, 0) + 1
+
+    @property
+    def totals(self) -> Mapping[tuple[str, str, str], int]:
+        """As they stand: looks by source, reason and HTTP status, "" and "" for those that saw. Any thread."""
+        return self._ended.copy()
+
+
+# Whether a look is overdue: a source whose look does not come to its end sees nothing, and says nothing of it either.
+#
+# Its timeouts are the source's own, and hold where they can: a read from a file server that is gone is held by the
+# kernel, for hours. So somebody else counts (law 4). Pure: what has happened and the time come in, a health goes out.
+
+#: Seconds by which a look may be late: a machine at its limits is slow, and not blind.
+GRACE = 5.0
+#: Seconds from one count to the next.
+CHECK_EVERY = 2.0
+
+_ADVICE = (
+    "what it looks at does not answer: of a file, see whether its file system does (df), or name one on a local disk; "
+    "else start spotguard again, and report it"
+)
+
+
+class PollDeadline:
+    """Of one source: when the last look came to its end, and when the next one has to.
+
+    Args:
+        longest: seconds that a look may take, by the source's own timeouts.
+        now: the first look begins.
+    """
+
+    def __init__(self, longest: float, now: float) -> None:
+        self._longest = longest
+        self._ended_at = now
+        self._due = now + longest + GRACE
+
+    def ended(self, now: float, pause: float) -> None:
+        """A look came to its end; the next one begins within `pause` seconds."""
+        self._ended_at = now
+        self._due = now + pause + self._longest + GRACE
+
+    def problem(self, now: float) -> Health | None:
+        """Blindness, where a look is overdue; else None."""
+        if now < self._due:
+            return None
+        words = f"no look for {now - self._ended_at:.0f} s, and one takes {self._longest:g} s at the most"
+        return blind("overdue", words, _ADVICE)

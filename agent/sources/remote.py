@@ -2,7 +2,7 @@
 
 A cloud's metadata service is asked once a second for each machine, not for each run on it. When the service
 dies or goes silent, or watches nothing, that is said, this run looks for itself at once, and the service is asked
-again until it is back. What it told and nobody shows any more is withdrawn then (`handover`).
+again until it is back. What it told and nobody shows any more is withdrawn then (`Handover`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ from ...providers.health import SEEING, Health, Reason, Sight, blind
 from ...providers.notice import Notice, NoticeKind, Severity
 from ..events import Event, HealthChanged, NoticeGone, NoticeSeen, SourceGone, WindowTold
 from ..ipc.client import AgentClient
-from .chorus import Chorus
 from .feed import BEAT
-from .handover import Handover
-from .health_log import HealthLog, Line
+from .health_log import CommonHealth, HealthLog, Line
 from .poller import LONGEST_WAIT, Poller
 
 logger = logging.getLogger("spotguard.agent")
@@ -75,7 +73,7 @@ class RemoteFeed:
         #: What the service said of each source, as long as it is believed.
         self._said: dict[str, Health] = {}
         self._mentions: dict[str, HealthLog] = {}
-        self._chorus: Chorus | None = None
+        self._chorus: CommonHealth | None = None
         #: Through how many sources the service looks.
         self._sources = 0
         #: Seconds of warning that the cloud's own service promises, as the service agent has told; 0: none.
@@ -184,7 +182,9 @@ class RemoteFeed:
         now = self._clock.monotonic()
         line = self._mentions.setdefault(source, HealthLog()).of(health, now)
         if self._chorus is None:
-            self._chorus = Chorus(source)  # the first of a cloud's sources is also the first that it names
+            self._chorus = CommonHealth(
+                source
+            )  # the first of a cloud's sources is also the first that it names
         if (line := self._chorus.says(source, health, line, now)) is not None:
             _log(source, line)
         if self._said.get(source) != health:
@@ -297,3 +297,69 @@ def _health(said: protocol.HealthSeen) -> Health:
     reasons: tuple[Reason, ...] = get_args(Reason)
     reason: Reason = said.reason if said.reason in reasons else "unreachable"
     return Health(sight, reason, said.detail, said.advice)
+
+
+# When another one looks in our place: what the first has told, the second has to show again, or it is over.
+#
+# A service agent tells of a reboot in three hours and dies; the reboot is cancelled; whoever looks next sees nothing, and
+# withdraws nothing, for it has never shown it. What is owed like that is gone once every source of the one who tells now
+# has seen for a full beat and does not show it. Only what ends the machine later: what ends it now is left to its
+# deadline, and what its source never withdraws is never called off. Pure: what was said and the time come in.
+
+
+class Handover:
+    """Of one run. Takes in everything that any of those says who look for it."""
+
+    def __init__(self) -> None:
+        #: What ends the machine later, told by anybody, and not taken back.
+        self._standing: dict[str, Notice] = {}
+        #: Of those, what the one who tells now has not shown yet.
+        self._owed: set[str] = set()
+        #: What the one who tells now says of each source, and since when that one tells.
+        self._sight: dict[str, HealthChanged] = {}
+        self._since = 0.0
+
+    def take(self, event: Event) -> None:
+        """The one who tells now said this."""
+        if isinstance(event, HealthChanged):
+            self._sight[event.source] = event
+        elif isinstance(event, NoticeSeen):
+            self._drop(event.notice.id)
+            if event.notice.severity is Severity.LATER:
+                self._standing[event.notice.id] = event.notice
+        elif isinstance(event, NoticeGone):
+            self._drop(event.id)
+
+    def changes(self, now: float) -> None:
+        """Another one tells from now on."""
+        self._owed = set(self._standing)
+        self._sight, self._since = {}, now
+
+    def over(self, now: float, *, sources: int, withdrawing: Collection[str], beat: float) -> list[str]:
+        """The ids of what is over now, each once.
+
+        Args:
+            sources: how many of them the one who tells now has.
+            withdrawing: names of the sources whose silence takes a notice back.
+            beat: seconds that each has to have seen for.
+        """
+        if not self._owed or not 0 < sources <= len(self._sight):
+            return []
+        if not all(
+            one.health.seeing and now - max(one.since, self._since) >= beat for one in self._sight.values()
+        ):
+            return []
+        gone = [
+            id for id in self._owed if self._source(id) in self._sight and self._source(id) in withdrawing
+        ]
+        self._owed.clear()  # what is left cannot be known by this one
+        for id in gone:
+            self._drop(id)
+        return sorted(gone)
+
+    def _source(self, id: str) -> str:
+        return self._standing[id].source
+
+    def _drop(self, id: str) -> None:
+        self._standing.pop(id, None)
+        self._owed.discard(id)

@@ -16,7 +16,7 @@ import pytest
 
 from spotguard.agent.config.resolve import resolve
 from spotguard.agent.events import Event, HealthChanged
-from spotguard.agent.sources.factory import make
+from spotguard.agent.sources.factory import cloud_sources
 from spotguard.agent.sources.feed import Feed
 from spotguard.agent.sources.poller import Poller
 from spotguard.cli import status_view
@@ -72,7 +72,7 @@ def test_why_a_source_does_not_see_reaches_the_person(
         if fault:
             simulator.fault(fault)
         said = resolve("agent", {"provider": service.split()[0], "metadata-endpoint": simulator.endpoint}, {})
-        sources = make(said, clock)()
+        sources = cloud_sources(said, clock)()
         try:
             Poller(sources[0], events.append, clock, random.Random(1)).look()
         finally:

@@ -11,7 +11,7 @@ from ....providers.clouds.detect import cloud_of
 from ....providers.errors import UsageError
 from ....providers.optional_deps import how_to_install
 from ...core.budget import expected_window
-from ...sources.looking import PollCount
+from ...sources.poller import PollCount
 from .reading import MetricsFacts, Scrape
 from .recorder import Recorder
 

@@ -68,7 +68,7 @@ def _interrupted() -> int:
 def _say(error: BaseException, code: int, text: str | None = None) -> int:
     if os.environ.get("SPOTGUARD_DEBUG") == "1":
         raise error
-    from spotguard.agent.telemetry.log_thread import LogThread
+    from spotguard.agent.telemetry.logs import LogThread
 
     # One line also where a foreign message that we quote has several. A reader that does not read, or a stderr that is
     # closed, costs the line and not the exit code.

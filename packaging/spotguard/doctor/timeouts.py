@@ -1,4 +1,4 @@
-"""What may hang is asked on a thread of its own, and waited for no longer than it is worth (as `agent.sources.overdue` does).
+"""What may hang is asked on a thread of its own, and waited for no longer than it is worth (as `agent.sources.poller.PollDeadline` does).
 
 A thread that hangs in a file system or a network is left behind: it is a daemon, and ends with the program.
 """

@@ -31,7 +31,7 @@ def test_aws_is_watched_where_it_is_named_and_where_the_firmware_names_it(tmp_pa
     """Each call makes its own: a source belongs to the thread that looks through it."""
     root = machine(tmp_path, sys_vendor="Amazon EC2")
     for said in (options(provider="aws"), options()):
-        make = factory.make(said, SystemClock(), root)
+        make = factory.cloud_sources(said, SystemClock(), root)
         ones, others = make(), make()
         assert [one.name for one in ones] == [
             "aws spot/instance-action",
@@ -47,7 +47,7 @@ def test_azure_is_watched_where_it_is_named_and_where_the_firmware_names_it(tmp_
     """With the name that somebody gave."""
     root = machine(tmp_path, chassis_asset_tag="7783-7084-3265-9085-8269-3286-77")
     for said in (options(provider="azure"), options(vm_name="pool-vmss_12")):
-        (source,) = factory.make(said, SystemClock(), root)()
+        (source,) = factory.cloud_sources(said, SystemClock(), root)()
         assert isinstance(source, AzureScheduledEvents)
         assert source.name == "azure scheduledevents"
 
@@ -55,15 +55,15 @@ def test_azure_is_watched_where_it_is_named_and_where_the_firmware_names_it(tmp_
 def test_a_laptop_has_no_source(tmp_path: Path) -> None:
     """And neither has `none` on a cloud."""
     laptop = machine(tmp_path / "a", sys_vendor="LENOVO")
-    assert factory.make(options(), SystemClock(), laptop)() == []
+    assert factory.cloud_sources(options(), SystemClock(), laptop)() == []
     cloud = machine(tmp_path / "b", sys_vendor="Amazon EC2")
-    assert factory.make(options(provider="none"), SystemClock(), cloud)() == []
+    assert factory.cloud_sources(options(provider="none"), SystemClock(), cloud)() == []
 
 
 def test_an_endpoint_that_nobody_asks_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """`none` means none, whatever stands beside it, as in a file for all machines. A word to whoever meant the endpoint."""
     said = options(provider="none", metadata_endpoint="http://127.0.0.1:1338")
-    assert factory.make(said, SystemClock(), tmp_path)() == []
+    assert factory.cloud_sources(said, SystemClock(), tmp_path)() == []
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("--metadata-endpoint http://127.0.0.1:1338 is not asked: --provider none")
 
@@ -72,7 +72,7 @@ def test_gcp_is_watched_where_it_is_named_and_where_the_firmware_names_it(tmp_pa
     """The terminal key twice, each key by itself; each call makes its own."""
     root = machine(tmp_path, product_name="Google Compute Engine")
     for said in (options(provider="gcp"), options()):
-        make = factory.make(said, SystemClock(), root)
+        make = factory.cloud_sources(said, SystemClock(), root)
         ones, others = make(), make()
         assert [one.name for one in ones] == [
             "gcp instance/preempted",
@@ -88,4 +88,4 @@ def test_an_endpoint_without_a_cloud_must_say_whose_it_is(tmp_path: Path) -> Non
     """Whoever names an endpoint wants it asked."""
     said = options(metadata_endpoint="http://127.0.0.1:9")
     with pytest.raises(UsageError, match="--provider aws"):
-        factory.make(said, SystemClock(), machine(tmp_path, sys_vendor="LENOVO"))
+        factory.cloud_sources(said, SystemClock(), machine(tmp_path, sys_vendor="LENOVO"))

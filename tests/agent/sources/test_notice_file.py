@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.agent.sources.notice_file import NoticeFile
-from spotguard.agent.sources.noticewords import KEPT
+from spotguard.agent.sources.notice_file import KEPT, NoticeFile
 from spotguard.providers.errors import UsageError
 from spotguard.providers.health import Sight
 from spotguard.providers.notice import Notice, NoticeKind, Severity

@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from spotguard.agent.events import Event, HealthChanged, NoticeGone, NoticeSeen, WindowTold
-from spotguard.agent.sources.looking import PollCount
-from spotguard.agent.sources.poller import LONGEST_WAIT, Poller
+from spotguard.agent.sources.poller import LONGEST_WAIT, PollCount, Poller
 from spotguard.providers.health import Health, Sight, blind, wrong_server
 from spotguard.providers.notice import Severity, Sighting
 from tests.fakes.clock import ManualClock

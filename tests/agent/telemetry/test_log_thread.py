@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.agent.telemetry import logs
-from spotguard.agent.telemetry.log_thread import LogThread
+from spotguard.agent.telemetry.logs import LogThread
 from tests.fakes.full import Full
 from tests.fakes.report import TIMEOUT
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.agent import app
-from spotguard.agent.sources.looking import PollCount
+from spotguard.agent.sources.poller import PollCount
 from spotguard.agent.telemetry.metrics import opening
 from spotguard.agent.telemetry.metrics.recorder import Recorder
 from spotguard.doctor.checks import start

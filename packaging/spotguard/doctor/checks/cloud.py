@@ -60,7 +60,7 @@ def look(options: Options, clock: Clock, root: Path = Path("/")) -> CloudSight:
     machine = detect(root)
     cloud = machine.cloud if options.provider == "auto" else options.provider
     named = _named(cloud, options, machine)
-    made = factory.make(options, clock, root)()
+    made = factory.cloud_sources(options, clock, root)()
     if cloud == "none":
         return CloudSight(cloud, (named,))
     sightings = _looks(made, clock)

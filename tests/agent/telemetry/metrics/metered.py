@@ -8,7 +8,7 @@ from spotguard.agent.actions import Publish
 from spotguard.agent.core.machine import Machine, Policy
 from spotguard.agent.events import Event, Heard, NoticeSeen, Opened
 from spotguard.agent.outcome import Outcome
-from spotguard.agent.sources.looking import PollCount
+from spotguard.agent.sources.poller import PollCount
 from spotguard.agent.telemetry.metrics.definitions import METRICS
 from spotguard.agent.telemetry.metrics.histogram import Histogram
 from spotguard.agent.telemetry.metrics.reading import MetricsFacts, Scrape

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
-from spotguard.agent.sources.looking import PollCount
+from spotguard.agent.sources.poller import PollCount
 from spotguard.agent.telemetry.metrics import http as endpoints
 from spotguard.agent.telemetry.metrics import opening
 from spotguard.agent.telemetry.metrics.http import MOST, Endpoint

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from spotguard.agent.events import Event
-from spotguard.agent.sources.chorus import Chorus
+from spotguard.agent.sources.health_log import CommonHealth
 from spotguard.agent.sources.poller import Poller
 from spotguard.providers.health import SEEING, Health, blind, wrong_server
 from spotguard.providers.notice import Sighting
@@ -24,7 +24,7 @@ class Cloud:
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self.clock, self.events = ManualClock(), list[Event]()
-        self._log, chorus = caplog, Chorus(NAMES[0])
+        self._log, chorus = caplog, CommonHealth(NAMES[0])
         self.sources: dict[str, FakeSource] = {}
         self.watchers: dict[str, Poller] = {}
         for name in NAMES:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotguard.agent.sources.noticewords import WINDOW, OperatorNotice, fold, read, whole
+from spotguard.agent.sources.notice_file import WINDOW, OperatorNotice, fold, read, whole
 from spotguard.providers.notice import NoticeKind
 from tests.cases import cases
 

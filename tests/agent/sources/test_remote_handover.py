@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spotguard.agent.events import HealthChanged, NoticeGone, NoticeSeen
-from spotguard.agent.sources.handover import Handover
+from spotguard.agent.sources.remote import Handover
 from spotguard.providers.health import SEEING, Health, blind
 from spotguard.providers.notice import Severity
 from tests.fakes.source import a_notice

@@ -20,8 +20,7 @@ from spotguard.agent.core.machine import Machine, Policy
 from spotguard.agent.events import Event, HealthChanged, NoticeSeen, Signalled
 from spotguard.agent.ipc import control
 from spotguard.agent.ipc.client import AgentClient
-from spotguard.agent.sources.overdue import EVERY, GRACE, Looks
-from spotguard.agent.sources.poller import LONGEST_WAIT, Poller
+from spotguard.agent.sources.poller import CHECK_EVERY, GRACE, LONGEST_WAIT, PollDeadline, Poller
 from spotguard.agent.telemetry.status import AgentFacts
 from spotguard.hooks import protocol
 from spotguard.providers.health import SEEING
@@ -87,7 +86,7 @@ def test_a_look_may_take_as_long_as_its_source_says() -> None:
     """A GET that is held for 25 s is late after 30; a file after some seconds. Each from the end of the last look, and
     the pause that follows it."""
     for longest, pause in ((25.0, 2.0), (0.0, 10.0)):
-        looks = Looks(longest, 100.0)
+        looks = PollDeadline(longest, 100.0)
         assert looks.problem(100.0 + longest + GRACE - 0.1) is None
         assert looks.problem(100.0 + longest + GRACE) is not None
         looks.ended(200.0, pause)
@@ -110,7 +109,7 @@ def test_a_source_that_hangs_is_blind_until_it_comes_back(caplog: pytest.LogCapt
         assert isinstance(lost, HealthChanged)
         assert (lost.health.sight, lost.health.reason) == ("blind", "overdue")
         assert lost.health.detail.startswith("no look for 10 s")
-        hanging.clock.advance(EVERY)
+        hanging.clock.advance(CHECK_EVERY)
         (again,) = hanging.check()
         assert isinstance(again, HealthChanged)
         assert again.health.detail.startswith("no look for 12 s")
