@@ -55,6 +55,11 @@ def register(store: str | None = None, /, *, run_id: str | None = None, **state:
         raise UsageError("register() was called before in this process; register everything in one call")
     if not state:
         raise UsageError("register() was given nothing to save: register(model=model, optimizer=optimizer)")
+    if isinstance(said := state.get("store"), str):
+        raise UsageError(
+            f"store={said!r} would be a value to save: the store comes first and has no name, as in register({said!r}, "
+            "model=model)"
+        )
     plan = _plan()
     where = open_store(store_url(store) if plan is None else plan.store)
     run, clock = run_name(run_id if plan is None else plan.run_id), SystemClock()

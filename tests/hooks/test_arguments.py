@@ -31,6 +31,15 @@ def saved(run_id: str = "run") -> WatchedStore:
 # --- register ------------------------------------------------------------------------------------------------
 
 
+def test_a_store_that_is_named_is_told_where_it_stands(folder: Path) -> None:
+    """Nothing is claimed there."""
+    with pytest.raises(
+        UsageError, match=f"the store comes first and has no name, as in register.'{folder.as_uri()}'"
+    ):
+        register(store=folder.as_uri(), **small().values)
+    assert list(folder.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("store", "said"),
     [

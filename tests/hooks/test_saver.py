@@ -245,14 +245,16 @@ def test_a_store_that_is_gone_until_the_deadline_is_named() -> None:
 
 
 def test_a_store_that_refuses_is_not_asked_again() -> None:
-    """Credentials do not come back: fail now, while something else may still be done."""
+    """Credentials do not come back: fail now, while something else may still be done. (Another object may be on its way when
+    the first is refused.)"""
     store = WatchedStore()
     with trained(store) as (guard, _, heard):
         store.calls.clear()
         store.faults = [Fault(0, verbs=("put",), error=lambda: DeniedError("no"))]
         guard._agent.hear(notice())
         assert heard.wait(protocol.Failed).reason == "no"
-        assert [verb for verb, key in store.calls if "/checkpoints/" in key] == ["put"]
+        asked = [key for verb, key in store.calls if verb == "put" and "/checkpoints/" in key]
+        assert len(asked) == len(set(asked)) > 0
     assert store.kinds()["manifests"] == 0
 
 
