@@ -10,7 +10,7 @@ import logging
 import os
 import queue
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from ..providers.clock import Clock, SystemClock
 from ..providers.clouds.detect import cloud_of
 from ..providers.notice import NoticeSource
 from . import outcome
+from .config.options import PARENT
 from .core.budget import expected_window
 from .core.machine import Machine, Policy
 from .events import Event
@@ -26,7 +27,6 @@ from .ipc.paths import SERVICE_SOCKET, is_socket, path_of
 from .ipc.server import Server
 from .loop import Agent, Watches
 from .process import proctree, torchrun
-from .process.environment import exported
 from .process.signals import Signals
 from .process.supervisor import Supervisor
 from .sources.factory import cloud_sources, own_sources
@@ -212,3 +212,28 @@ def _there(service_socket: Path) -> bool:
         folder = service_socket.parent
         logger.info("not in the group of %s, the service agent's: looking for notices here", folder)
         return False
+
+
+# What `spotguard run` gives its command by the environment, and what a `spotguard` inside that command leaves there.
+#
+# A command may start a `spotguard run` of its own. That one has another socket and another run id, or it would ask
+# for those of the agent around it; store and cadence may well be the same.
+
+
+def exported(options: Options, socket: Path, env: Mapping[str, str]) -> dict[str, str]:
+    """The command's environment: ours, and what `spotguard.register` reads."""
+    said = {
+        PARENT: f"{options.run_id}:{socket}",
+        "SPOTGUARD_SOCKET": str(socket),
+        "SPOTGUARD_RUN_ID": options.run_id,
+        "SPOTGUARD_STORE": options.store,
+        "SPOTGUARD_EVERY": options.every,
+        "SPOTGUARD_KEEP": options.keep,
+        "SPOTGUARD_STAGE": options.stage,
+        "SPOTGUARD_LOSSY_MOMENTS": "yes" if options.lossy_moments else "",
+        "SPOTGUARD_EXTRAS_WORTH": options.extras_worth,
+        "SPOTGUARD_BEGIN_ANEW": "yes" if options.begin_anew else "",
+    }
+    # Its endpoint is one agent's: a `spotguard run` inside the command would find the port taken, and refuse to start.
+    env = {name: value for name, value in env.items() if name != "SPOTGUARD_METRICS_PORT"}
+    return {**env, **{name: str(value) for name, value in said.items() if value not in (None, "")}}

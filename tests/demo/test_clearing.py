@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from spotguard.demo.clearing import cleared
+from spotguard.demo.main import cleared
 from spotguard.providers.errors import DeniedError, NotFoundError, SpotguardError
 from tests.fakes.clock import Impatient
 from tests.fakes.store import FakeStore, Fault

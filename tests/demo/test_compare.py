@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.demo.compare import loss_differences, state_differences
-from spotguard.demo.losses import Losses
+from spotguard.demo.compare import Losses, loss_differences, state_differences
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

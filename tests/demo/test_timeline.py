@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from spotguard.demo.losses import Losses
+from spotguard.demo.compare import Losses
 from spotguard.demo.timeline import read_outcome, timeline
 
 

@@ -53,7 +53,7 @@ def demo(folder: Path, scratch: Path, script: Path, *more: str) -> subprocess.Co
 #: Less to read, and without what `torch.optim` imports only to say "not here": half of what a start costs.
 CHEAP = """
 import sys, threading, types
-corpus.MODULES = corpus.MODULES[:5]
+data.MODULES = data.MODULES[:5]
 torch._dynamo = sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")
 torch._dynamo.disable, torch._dynamo.graph_break = lambda function, *_, **__: function, lambda: None
 

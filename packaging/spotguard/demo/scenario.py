@@ -21,7 +21,7 @@ from spotguard.providers.simulator.base import Simulator
 from spotguard.providers.stores.factory import open_store
 
 from .clouds import DemoCloud
-from .losses import Losses
+from .compare import Losses
 from .machine import DemoMachine
 from .screen import Screen
 from .timeline import Timeline, read_outcome, timeline

@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from spotguard.demo.clouds import CLOUDS
-from spotguard.demo.compare import Verdict
-from spotguard.demo.losses import Losses
+from spotguard.demo.compare import Losses, Verdict
 from spotguard.demo.report.picture import draw
 from spotguard.demo.report.summary import kept
 from spotguard.demo.report.svg import Scale

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from spotguard.agent.app import exported
 from spotguard.agent.config.options import PARENT
 from spotguard.agent.config.resolve import resolve, without_parent
-from spotguard.agent.process.environment import exported
 
 OUTER = resolve("run", {"run-id": "outer", "store": "file:///s", "keep": "9"}, {})
 INSIDE = exported(OUTER, Path("/run/outer.sock"), {"PATH": "/bin"})
