@@ -56,7 +56,9 @@ def test_after_a_drill_the_next_notice_is_made_ready_for(monkeypatch: pytest.Mon
     """Its save may have shown that more threads do better: theirs are not made at the notice."""
     store = WatchedStore()
     with trained(store, steps=6) as (guard, job, heard):
-        again = threading.Event()
+        first, again = threading.Event(), threading.Event()
+        guard._saver.in_turn(first.set)  # behind the plan that is made before any notice
+        assert first.wait(PATIENCE)
         rehearse = guard._checkpointer.rehearse
 
         def rehearsed(state: State) -> None:
