@@ -19,7 +19,7 @@ from ..providers.clock import Clock, SystemClock
 from ..providers.clouds.detect import cloud_of
 from ..providers.notice import NoticeSource
 from . import outcome
-from .config.options import PARENT
+from .config.options import PARENT, Options
 from .core.budget import expected_window
 from .core.machine import Machine, Policy
 from .events import Event
@@ -36,8 +36,7 @@ from .sources.remote import RemoteFeed
 from .telemetry import logs, systemd
 from .telemetry.status import AgentFacts
 
-if TYPE_CHECKING:  # the table of options is the front door's
-    from .config.options import Options
+if TYPE_CHECKING:  # loaded where they are asked for
     from .process.notice_hook import NoticeHook
     from .telemetry.metrics.recorder import Recorder
 

@@ -13,9 +13,6 @@ from ..hooks.protocol import Message, Register
 from ..providers.health import Health
 from ..providers.notice import Notice
 
-#: A week in seconds: nobody means more, and the system's own waits overflow far above it.
-WEEK = 7 * 24 * 3600
-
 #: What is meant for the command and is passed on as it is. SIGTSTP and SIGCONT are Ctrl-Z and `fg` when the
 #: keyboard is ours (see `supervisor`).
 PASSED_ON = frozenset(

@@ -11,6 +11,9 @@ import threading
 import time
 from typing import Protocol
 
+#: A week in seconds: nobody means to wait longer, and the system's own waits overflow far above it.
+WEEK = 7 * 24 * 3600
+
 
 class Clock(Protocol):
     """The whole of time, as threads see it."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, NoReturn
 
+from ...providers.clock import WEEK
 from ...providers.errors import UsageError
 from ...providers.run_id import RUN_ID, is_run_id
-from ..events import WEEK
 
 _YES = ("true", "yes", "on", "1")
 _NO = ("false", "no", "off", "0")
@@ -192,25 +192,13 @@ def _number(text: str) -> float:
 
 
 DEADLINE = "--deadline"
-
-
 _UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-
-
 _FROM_NOW = re.compile(r"\+?(?:\d+(?:\.\d+)?(?:sec|min|[smhd]))+|\+\d+(?:\.\d+)?")
-
-
 _PART = re.compile(r"(\d+(?:\.\d+)?)(sec|min|[smhd]?)")
-
-
 #: Nobody reserves a machine for longer than ten years, and Unix milliseconds would be the year 58000.
 FARTHEST = 10 * 366 * 86400.0
-
-
 #: In every message, help and page: to be copied, so neither past nor further off than is taken, for years.
 DEADLINE_EXAMPLE = "2035-06-30T18:00"
-
-
 _A_TIME = f"a time, as in {DEADLINE_EXAMPLE} (or with a zone, +01:00 or Z), Unix seconds, or from now +3600 or 2h30m"
 
 

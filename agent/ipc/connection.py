@@ -178,7 +178,7 @@ class Connection:
         return pidfd
 
 
-class ConnectionEvents:
+class DisconnectedPeers:
     """Processes that lost their socket and live: each may be saving, its end is news, and it may be signalled.
 
     Args:

@@ -1,4 +1,4 @@
-"""Where the agent's Unix socket lies, and who could reach it: paths, modes and owners (law 10).
+"""The agent's listening socket, and who could reach it: modes and owners (law 10). `paths` says where it lies.
 
 The folder is the fence: 0700, or 0750 and a group for a service. A folder that somebody else owns, or that
 others may write to, is refused: in it the socket could be replaced by another one.

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from ...hooks import protocol
 from ...hooks.protocol import Message, Role
-from ...providers.clock import Clock
+from ...providers.clock import WEEK, Clock
 from ...providers.errors import ProtocolError
-from ..events import WEEK, Asked, Closed, Event, Heard, Opened, StatusAsked, Watching
-from .connection import Connection, ConnectionEvents, Limits, has_ended, is_exiting
+from ..events import Asked, Closed, Event, Heard, Opened, StatusAsked, Watching
+from .connection import Connection, DisconnectedPeers, Limits, has_ended, is_exiting
 from .listener import listen
 
 logger = logging.getLogger("spotguard.agent")
@@ -57,7 +57,7 @@ class Server:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._outbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._connections: dict[int, Connection] = {}
-        self._followed = ConnectionEvents(
+        self._followed = DisconnectedPeers(
             self._selector, self._limits.followed, lambda number, reason: post(Closed(number, reason))
         )
         self._last_number = 0

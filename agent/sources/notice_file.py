@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...providers.clock import Clock
+from ...providers.clock import WEEK, Clock
 from ...providers.errors import UsageError
 from ...providers.health import SEEING, Health, blind, wrong_server
 from ...providers.notice import Notice, NoticeKind, Sighting
 from ...providers.text import TEXT, clip
-from ..events import WEEK
 
 #: Read of a file, or kept of a line that has not come to its end.
 _MOST = 16 * 1024

@@ -30,8 +30,6 @@ COMMANDS = {
     "demo": "the whole story on a simulated cloud, in a minute or two",
 }
 
-#: Words of `deploy`, for who takes one for a command.
-DEPLOYED = ("containers", "monitoring", "slurm")
 
 DESCRIPTION = "Save a PyTorch training job when the cloud takes its spot machine back, and go on from there."
 
@@ -61,10 +59,11 @@ def _dispatch(words: list[str]) -> int:
         return _without_command(words)
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
+        from spotguard.cli.commands.deploy import KINDS
         from spotguard.cli.words import repeated
         from spotguard.providers.text import did_you_mean
 
-        if name in DEPLOYED:
+        if name in KINDS:
             raise UsageError(f"unknown command {name!r}: say spotguard deploy {name}")
         near = did_you_mean(name, list(COMMANDS)) or f"expected one of {', '.join(COMMANDS)}"
         raise UsageError(f"unknown command {repeated(name)!r}: {near}")

@@ -1,1 +1,1 @@
-"""TODO: what lies here, and in which order to read it."""
+"""EC2's metadata service. `tree` holds its keys, `maintenance` its scheduled events, `service` answers, `cli` has its flags."""

@@ -1,1 +1,1 @@
-"""TODO: what lies here, and in which order to read it."""
+"""Azure's Instance Metadata Service. `document` is the list of Scheduled Events, `service` answers, `cli` has its flags."""

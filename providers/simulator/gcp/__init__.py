@@ -1,1 +1,1 @@
-"""TODO: what lies here, and in which order to read it."""
+"""Compute Engine's metadata server. `tree` holds its keys, `upcoming` host maintenance, `faults` what it does wrong; `service` answers, `cli` has its flags."""

@@ -10,6 +10,7 @@ from spotguard.deploy import containers, monitoring, slurm
 from spotguard.providers.errors import UsageError
 from spotguard.providers.text import did_you_mean
 
+from ..parser import Parser
 from ..words import repeated
 
 DESCRIPTION = """\
@@ -33,10 +34,9 @@ examples:
   spotguard deploy monitoring rules.yml >rules.yml"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.usage = "spotguard deploy [{containers,slurm,monitoring} [FILE [{aws,gcp,azure}]]] [--image IMAGE]"
-    for name in ("of_words", "of_clouds"):
-        setattr(parser, name, "the cloud is the last word, as in containers job aws")
+    parser.of_words = parser.of_clouds = "the cloud is the last word, as in containers job aws"
     parser.add_argument(
         "kind", nargs="?", metavar="KIND", help="containers, slurm or monitoring; without one they are listed"
     )
