@@ -193,9 +193,9 @@ def test_an_answer_waits_no_longer_than_what_the_body_left() -> None:
 def test_a_body_that_stops_in_its_middle_is_given_up() -> None:
     """Its head was right."""
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nsome"
-    with silent(head) as server, within(SOON):
+    with silent(head) as server:
         response = Transport().carry("GET", server.url, {}, None)
-        with pytest.raises(GONE):
+        with within(SOON), pytest.raises(GONE):
             fill(response.raw, memoryview(bytearray(1000)))
 
 
