@@ -18,11 +18,19 @@ import math
 import random
 from dataclasses import dataclass, replace
 
-from spotguard.hooks.cadence import Cadence
-from spotguard.hooks.checkpoints.budget import plan, replan
-from spotguard.hooks.checkpoints.plans import Choice, Earlier, Landed, Plan, Situation, Sizes, Underway
+from spotguard.hooks.cadence import Cadence, lost_training
+from spotguard.hooks.checkpoints.budget import (
+    Choice,
+    Earlier,
+    Landed,
+    Plan,
+    Situation,
+    Sizes,
+    Underway,
+    plan,
+    replan,
+)
 from spotguard.hooks.checkpoints.rate import Link
-from spotguard.hooks.interval import lost_training
 
 #: Seconds: a step of training, a commit, and how often the link's rate moves and the plan is looked at.
 STEP, COMMIT, TICK = 0.5, 0.1, 0.5

@@ -6,6 +6,7 @@ asks, for all.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -14,14 +15,14 @@ from functools import partial
 from ..providers.clock import Clock
 from ..providers.redaction import redacted
 from ..providers.stores.base import BlobStore
+from .agreement.agree_on import of_all, of_the_first
 from .agreement.channel import Channel
-from .arguments import extras_worth, yes
+from .arguments import extras_worth, launchers, yes
 from .checkpoints.commit import claim_attempt
 from .checkpoints.patience import PatientStore
 from .checkpoints.probe import probe
 from .checkpoints.staging import Stage
-from .launched import launchers
-from .meetings import of_all, of_the_first, restore_together, see_the_same
+from .meetings import restore_together, see_the_same
 from .namesakes import refuse_namesakes
 from .restore import Restored, restore, say_what_stays_behind
 from .state.registered import State
@@ -126,3 +127,68 @@ class Beginning:
 
     def _patient(self, then: str) -> PatientStore:
         return PatientStore(self._store, self._clock, then)
+
+
+# What a person is told when training begins: of which run, from which step, in which store; by the first rank, for all.
+#
+# `spotguard run` says where training stands by itself, at the same terminal. That a run has nothing left to do it cannot know.
+
+
+class FirstWords:
+    """
+    Args:
+        first: whether this rank speaks for its job.
+        url: of the store.
+    """
+
+    def __init__(self, first: bool, url: str) -> None:
+        self._first = first
+        self._url = url
+
+    def restored(self, run_id: str, step: int, *, guarded: bool) -> None:
+        """
+        Args:
+            guarded: an agent knows of this process.
+        """
+        if not self._first:
+            return
+        text = f"resumed from step {step} of run {run_id}" if step else f"run {run_id} begins at step 0"
+        # A service speaks to the machine's journal, and nobody at this terminal reads that.
+        by_run = guarded and bool(os.environ.get("SPOTGUARD_PARENT"))
+        tell(f"{text} in {self._url}", aloud=not by_run)
+
+    def finished(self, run_id: str, done: int, total: int) -> None:
+        """The loop has no turn."""
+        if self._first:
+            tell(
+                f"nothing is left to do: run {run_id} has done {done} steps, and its loop ends after {total}. To train anew give "
+                "another run id (run_id of register, --run-id, or SPOTGUARD_RUN_ID)"
+            )
+
+
+# What a person at the terminal is told, also where the script has set up no logging.
+#
+# Python shows warnings there by itself (`logging.lastResort`), and nothing below: a newcomer saw a run that goes on from step 300,
+# or that has nothing left to do, without a word. The few lines that say so are no warnings. They are logged as any other,
+# and where nobody has set anything up they are shown the way a warning would be. Whoever has said anything of logging (a
+# handler, be it one that does nothing, or a level for `spotguard`) is shown what that says, and no more.
+
+log = logging.getLogger("spotguard")
+
+
+def tell(text: str, *, aloud: bool = True) -> None:
+    """Log it, and see that it is read.
+
+    Args:
+        aloud: False: somebody else shows it at this very terminal.
+    """
+    log.info("%s", text)
+    if aloud and logging.lastResort is not None and _nothing_is_set_up():
+        logging.lastResort.handle(
+            log.makeRecord(log.name, logging.INFO, __file__, 0, f"spotguard: {text}", (), None)
+        )
+
+
+def _nothing_is_set_up() -> bool:
+    """Whether a warning would come to the last resort, and nobody has raised our own level above these lines."""
+    return not log.hasHandlers() and log.isEnabledFor(logging.WARNING) and log.level <= logging.INFO

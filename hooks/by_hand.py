@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ..providers.errors import SpotguardError
-from .job import Job
+from .save import Job
 
 
 class ByHand:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from ..providers.clock import SystemClock
 from ..providers.errors import UsageError
 from ..providers.notice import Notice, NoticeKind
-from . import forks, interpreter_lock, protocol
+from . import interpreter_lock, protocol, signals
+from .arguments import default_run_id
 from .client import Client
-from .naming import default_run_id
 
 log = logging.getLogger("spotguard")
 
@@ -29,7 +29,7 @@ class Callback:
         self._answers: dict[str, protocol.Message | None] = {}
         self._client = Client(socket, hello=self._hello, on_message=self._on_message, position=self._position)
         self._client.start()
-        forks.in_child(self._client.forget)
+        signals.in_child(self._client.forget)
         atexit.register(self.close)
 
     def close(self) -> None:

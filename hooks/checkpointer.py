@@ -12,31 +12,26 @@ from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, StoreError
 from ..providers.stores.base import BlobStore
 from ..providers.stores.url import inside
-from .agreed import Agreed, Cost
+from .checkpoints.budget import Earlier
 from .checkpoints.catalog import Whole
 from .checkpoints.draft import ALL, WEIGHTS, Draft, Outline, Written
 from .checkpoints.effort import Effort
-from .checkpoints.plans import Earlier
 from .checkpoints.publish import publish
 from .checkpoints.retention import Keep
-from .checkpoints.stager import Held, Stager
+from .checkpoints.stager import Held, Snapshot, Stager
 from .checkpoints.staging import Stage
-from .checkpoints.tidy import Tidier
+from .checkpoints.tidy import Errands, Tidier
 from .checkpoints.work import Progress
 from .checkpoints.worth import counts
 from .checkpoints.writer import Spoiled, Writer
 from .committer import Committer
-from .emergency import EmergencySave
-from .errands import Errands
+from .emergency import EmergencySave, Upload
 from .format.keys import CheckpointName, checkpoint_prefix
 from .format.leaf import Leaf
 from .format.manifest import Kind, Level
 from .format.sharing import Roles
-from .promotion import Upload
-from .save import Save
-from .saved import Saved
+from .save import Agreed, Cost, Save, Saved
 from .share import Share
-from .snapshot import Snapshot
 from .state.audit import Reference
 from .state.registered import State
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from ..providers.clock import Clock
 from .checkpoints.draft import Written
-from .checkpoints.publish import publish, put_own
-from .checkpoints.together import Incomplete, Published, publish_together
+from .checkpoints.publish import Incomplete, Published, publish, publish_together, put_own
 from .checkpoints.writer import Spoiled, Writer
 from .format.keys import CheckpointName
 from .format.manifest import Level, RankManifest, format_of, lacks, named

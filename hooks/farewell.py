@@ -9,8 +9,8 @@ from . import protocol, signals
 from .alarm import Alarm
 from .attachment import Attachment
 from .orders import Orders
-from .preempted import EX_TEMPFAIL
 from .ranks import Ranks
+from .signals import EX_TEMPFAIL
 
 #: Seconds for a save where a launcher ends its workers: of its 30, one has gone by, and it is told of no more.
 _LAUNCHER = 24.0

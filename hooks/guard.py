@@ -13,32 +13,28 @@ from typing import Any
 from ..providers.clock import Clock
 from ..providers.errors import StateError, UsageError
 from ..providers.stores.base import BlobStore
-from . import forks, protocol, signals
+from . import protocol, signals
 from .agreement.channel import Channel
 from .alarm import BY_HAND, Alarm
-from .arguments import completed_steps, for_one_process, kept, stage_folder, yes
-from .attachment import Attachment
-from .beginning import Beginning
-from .cadence import Cadence
+from .arguments import completed_steps, for_one_process, kept, stage_folder, without_our_frames, yes
+from .attachment import Attachment, Words
+from .beginning import Beginning, FirstWords
+from .cadence import Cadence, lost_training, mean_between
 from .checkpointer import Checkpointer
 from .checkpoints.effort import Abandoned
 from .checkpoints.staging import Stage
 from .farewell import Farewell
-from .first_words import FirstWords
 from .format.keys import check_run_id
 from .format.sharing import ALL_STAY
 from .gate import Gate, Shut
-from .interval import lost_training, mean_between
 from .meetings import cannot_begin
-from .own_frames import without_our_frames
-from .preempted import Preempted
 from .ranks import Ranks
 from .report import Report
 from .restore import Restored
-from .saved import Saved
+from .save import Saved
 from .saver import Saver
+from .signals import Preempted
 from .state.registered import State
-from .words import Words
 
 log = logging.getLogger("spotguard")
 
@@ -96,7 +92,7 @@ class Guard:
             raise
         self._agent.built()
         self._farewell.begin()
-        forks.in_child(self._forget)
+        signals.in_child(self._forget)
         atexit.register(self.close)
 
     def _build(self) -> None:

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..providers.errors import (
-    CheckpointError,
-    CorruptError,
     NotFoundError,
     SpotguardError,
     StateError,
@@ -24,13 +22,13 @@ from ..providers.errors import (
     UsageError,
 )
 from ..providers.stores.base import BlobStore
+from .agreement.agree_on import PATIENCE, _as_said, _heard, _ours, of_all, of_the_first
 from .agreement.c10d import Silent
 from .agreement.channel import Channel
-from .anew import AllDamagedError, Damages
-from .checkpoints.catalog import Gone, Whole, examine, scan
-from .checkpoints.shelf import Reads, Shelf, own_folder
+from .anew import Damages
+from .checkpoints.catalog import Reads, Whole, examine, scan
+from .checkpoints.shelf import Shelf, own_folder
 from .checkpoints.worth import EXTRAS_WORTH
-from .format.codec import NewerFormatError
 from .format.keys import CheckpointName, checkpoint_prefix
 from .restore import (
     LOOKS,
@@ -52,63 +50,12 @@ log = logging.getLogger("spotguard")
 _READING = 7200.0
 #: Seconds without a sign of life after which who reads is dead: two looks that far apart have seen none.
 _SILENCE = 30.0
-#: Seconds for anything else that they wait for each other with.
-_PATIENCE = 300.0
 
 #: What the first rank says where it has to look again.
 _AGAIN = "again"
 
-#: By which name an error crosses; whoever hears another one takes it for the store's.
-_ERRORS: dict[str, type[SpotguardError]] = {
-    cls.__name__: cls
-    for cls in (
-        StateError,
-        StoreError,
-        CheckpointError,
-        NewerFormatError,
-        UsageError,
-        AllDamagedError,
-        RefusedError,
-    )
-}
-_T = TypeVar("_T", int, str)
 #: Seconds for which who cannot begin looks for somebody to tell.
 _LAST_WORD = 5.0
-
-
-def of_the_first(channel: Channel, ask: Callable[[], _T]) -> _T:
-    """What the first rank gets, for all; its error, where it fails."""
-    mine: bytes | None = None
-    error: Exception | None = None
-    if channel.rank == 0:
-        mine, error = _tried(ask)
-    said = json.loads(channel.tell(mine, _PATIENCE))
-    if error is not None:
-        raise error
-    if "error" in said:
-        raise _heard(said, 0)
-    got: _T = said["got"]
-    return got
-
-
-def of_all(channel: Channel, ask: Callable[[], object]) -> list[Any]:
-    """What each rank gets, in order, as JSON has it; its error, where one fails, and for that one as it was."""
-    mine, error = _tried(ask)
-    everybody = [json.loads(each) for each in channel.gather(mine, _PATIENCE)]
-    if error is not None:
-        raise error
-    for rank, theirs in enumerate(everybody):
-        if "error" in theirs:
-            raise _heard(theirs, rank)
-    return [theirs["got"] for theirs in everybody]
-
-
-def _tried(ask: Callable[[], object]) -> tuple[bytes, Exception | None]:
-    """What to tell the others of it: they are not to wait for a rank that fails; and the error, for this one."""
-    try:
-        return json.dumps({"got": ask()}).encode(), None
-    except Exception as why:  # noqa: BLE001 anybody's own code, or no memory
-        return json.dumps(_as_said(_ours(why))).encode(), why
 
 
 def cannot_begin(channel: Channel, error: Exception) -> None:
@@ -188,7 +135,7 @@ def _shelf(channel: Channel, store: BlobStore) -> Iterator[Shelf]:
     keeper = channel.machines.index(channel.machines[channel.rank])
     alone = channel.machines.count(channel.machines[channel.rank]) == 1
     with own_folder() if keeper == channel.rank and not alone else nullcontext("") as mine:
-        folders = [each.decode() for each in channel.gather(mine.encode(), _PATIENCE)]
+        folders = [each.decode() for each in channel.gather(mine.encode(), PATIENCE)]
         folder = Path(folders[keeper]) if folders[keeper] else None
         yield Shelf(store, keeps=keeper == channel.rank, folder=folder)
 
@@ -200,14 +147,14 @@ def _try(trial: _Trial, store: BlobStore, shelf: Shelf, run_id: str, picked: Who
     def look() -> Whole:
         return replace(picked or _examine(shelf, run_id, name), stand_ins=trial.stand_ins)
 
-    kept = trial.ask(lambda: look() if shelf.keeps else None, _PATIENCE)
+    kept = trial.ask(lambda: look() if shelf.keeps else None, PATIENCE)
     if trial.failed:
         return None
     # Only now: what the others need lies on their machine's shelf.
-    whole = trial.ask(lambda: kept or look(), _PATIENCE)
+    whole = trial.ask(lambda: kept or look(), PATIENCE)
     if whole is None:
         return None
-    restoring = trial.ask(lambda: fit(whole, state, rank), _PATIENCE)
+    restoring = trial.ask(lambda: fit(whole, state, rank), PATIENCE)
     if restoring is None:
         return None
 
@@ -337,26 +284,3 @@ def _examine(store: Reads, run_id: str, name: CheckpointName) -> Whole:
     if folder is None:
         raise NotFoundError(f"checkpoint {name} of run {run_id} is not in {store.url}")
     return examine(store, folder, folders)
-
-
-def _ours(error: Exception) -> SpotguardError:
-    """Itself, or what is said in its place."""
-    if isinstance(error, SpotguardError):
-        return error
-    ours = StateError(f"{type(error).__name__}: {' '.join(str(error).split())}")
-    ours.__cause__ = error
-    return ours
-
-
-def _as_said(error: SpotguardError) -> dict[str, Any]:
-    damage = isinstance(error, (CheckpointError, CorruptError, NotFoundError))
-    damage = damage and not isinstance(error, (NewerFormatError, StateError))
-    kind = next((name for name, cls in _ERRORS.items() if type(error) is cls), "")
-    if not kind:
-        kind = "StateError" if isinstance(error, StateError) else "StoreError"
-    gone = isinstance(error, (Gone, NotFoundError))
-    return {"error": kind, "why": str(error), "damage": damage, "gone": gone}
-
-
-def _heard(said: dict[str, Any], rank: int) -> SpotguardError:
-    return _ERRORS.get(str(said.get("error")), StoreError)(f"rank {rank}: {said.get('why')}")

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..providers.errors import StateError
+from .agreement.agree_on import of_all
 from .agreement.channel import Channel
 from .format.dtypes import dtype_name
 from .format.leaf import Leaf
 from .format.manifest import named
-from .meetings import of_all
 from .state.sharing import crc_of
 
 log = logging.getLogger("spotguard")

@@ -16,15 +16,14 @@ from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, UsageError
 from . import interpreter_lock
 from .alarm import Alarm
-from .assembly import Assembly
 from .by_hand import ByHand
 from .checkpointer import Checkpointer
 from .checkpoints.catalog import Whole
 from .checkpoints.effort import Abandoned, Effort
 from .gate import Gate, Shut
-from .job import Job
-from .saved import Saved
+from .save import Job, Saved
 from .state.registered import State
+from .stillness import Assembly
 
 log = logging.getLogger("spotguard")
 

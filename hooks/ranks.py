@@ -16,7 +16,6 @@ from hashlib import sha256
 from ..providers.clock import Clock
 from ..providers.errors import SpotguardError
 from . import protocol
-from .agreed import Agreed, Weights
 from .agreement.callers import Callers
 from .agreement.calls import AtBoundary, Background, Call, Failed, Manual, Notice, Withdrawn
 from .agreement.channel import Channel
@@ -28,12 +27,10 @@ from .checkpoints.budget import early
 from .checkpoints.effort import Abandoned
 from .checkpoints.worth import counts
 from .format.sharing import Roles
-from .hearer import Listener
-from .holding import gather_holdings, holding
-from .job import Job
-from .machine import Machine
+from .machine import Machine, gather_holdings, holding
 from .orders import Orders
-from .report import Send
+from .report import Listener, Send
+from .save import Agreed, Job, Weights
 from .state.registered import State
 
 log = logging.getLogger("spotguard")

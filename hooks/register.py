@@ -12,7 +12,7 @@ from ..providers.clock import SystemClock
 from ..providers.errors import UsageError
 from ..providers.optional_deps import how_to_install
 from ..providers.stores.factory import open_store
-from .own_frames import without_our_frames
+from .arguments import without_our_frames
 
 if TYPE_CHECKING:
     from .guard import Guard

@@ -13,7 +13,7 @@ from ..providers.errors import SpotguardError
 from . import protocol
 from .alarm import Alarm
 from .format.keys import outcome_key
-from .saved import Saved
+from .save import Saved
 
 log = logging.getLogger("spotguard")
 
@@ -153,3 +153,15 @@ def _committed(id: str, saved: Saved, now: float) -> protocol.Committed:
     return protocol.Committed(
         id, saved.step, saved.nbytes, saved.seconds, saved.url, now, saved.level, saved.why
     )
+
+
+class Listener(Protocol):
+    """Who hears how an emergency save goes: the agent, through the client."""
+
+    def progress(self, alarm: Alarm, phase: str, step: int, done: int, total: int) -> None: ...
+
+    def committed(self, alarm: Alarm, saved: Saved) -> None: ...
+
+    def failed(self, alarm: Alarm, reason: str, last_step: int) -> None: ...
+
+    def checkpointed(self, saved: Saved) -> None: ...

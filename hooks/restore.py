@@ -16,10 +16,9 @@ from ..providers.errors import (
 )
 from ..providers.stores.base import BlobStore
 from .anew import Damages
-from .checkpoints.catalog import Gone, Partial, Whole, passed_over, scan, whole_checkpoints
+from .checkpoints.catalog import Gone, Partial, Reads, Whole, passed_over, scan, whole_checkpoints
 from .checkpoints.meter import Meter
 from .checkpoints.reader import read
-from .checkpoints.shelf import Reads
 from .checkpoints.staging import Stage, Staged, newest_first
 from .checkpoints.worth import EXTRAS_WORTH, worth_it
 from .format.codec import NewerFormatError
@@ -27,7 +26,7 @@ from .format.coverage import Coverage
 from .format.keys import MARKER, CheckpointName
 from .format.manifest import LEVELS, lacks
 from .format.proof import check_headers, check_names
-from .state.environment import differences
+from .state.collected import differences
 from .state.parts import said
 from .state.registered import Restoring, State
 

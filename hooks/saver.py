@@ -17,20 +17,17 @@ from functools import partial
 from ..providers.clock import Clock
 from ..providers.errors import CheckpointError, SpotguardError
 from . import interpreter_lock
-from .agreed import Agreed
 from .agreement.offers import it_stands
-from .assembly import Assembly, Stands
 from .checkpointer import Checkpointer
 from .checkpoints.effort import Abandoned
 from .format.manifest import named
 from .gate import Gate
-from .hearer import Listener
-from .job import Job
 from .orders import Orders
-from .saved import Saved
+from .report import Listener
+from .save import Agreed, Job, Saved
 from .state.device import OwnStreams
 from .state.registered import State
-from .stillness import Stillness
+from .stillness import Assembly, Stands, Stillness
 
 log = logging.getLogger("spotguard")
 

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Sequence
 
 from ..providers.errors import SpotguardError
-from .agreed import Weights
 from .checkpoints.draft import ALL, WEIGHTS, Draft, Written
 from .checkpoints.effort import Abandoned, Effort
 from .checkpoints.work import Progress
@@ -20,6 +19,7 @@ from .checkpoints.writer import Spoiled, Writer
 from .format.keys import CheckpointName
 from .format.leaf import Leaf
 from .format.manifest import Level
+from .save import Weights
 
 log = logging.getLogger("spotguard")
 

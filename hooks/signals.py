@@ -12,6 +12,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
+from . import signals
+
 #: A group-wide SIGTERM reaches training and agent at once, and the agent's notice comes a moment later.
 _MOMENT = 1.0
 
@@ -118,3 +120,41 @@ def let_go() -> None:
     if _installed and signal.getsignal(signal.SIGTERM) is _on_sigterm:
         signal.signal(signal.SIGTERM, _previous if _previous is not None else signal.SIG_DFL)
     _installed = _held = False
+
+
+# A forked child (a data loader's worker) is not the process that is guarded: it drops everything at once.
+
+_forget: list[Callable[[], None]] = []
+
+
+def in_child(forget: Callable[[], None]) -> None:
+    """Have `forget` called in every child that this process forks from now on."""
+    if not _forget:
+        os.register_at_fork(after_in_child=_after_fork)
+    _forget.append(forget)
+
+
+def _after_fork() -> None:
+    for forget in _forget:
+        forget()
+    _forget.clear()
+    try:
+        signals.let_go()
+    except ValueError:  # forked off the main thread: handlers cannot be set there, and need not be
+        signal.getsignal(signal.SIGTERM)
+
+
+# How training ends after a notice.
+
+#: `EX_TEMPFAIL` of sysexits.h: "temporary failure, run me again". What `spotguard run` exits with.
+EX_TEMPFAIL = 75
+
+
+class Preempted(SystemExit):
+    """Raised in the training thread once its state is committed: from `guard.step()`, or from the registered
+    optimizer's `step()` if the thread was parked there. Let it pass: it is a `SystemExit` with code 75, so
+    `finally` blocks and exit handlers run, and whoever stands over the process runs it again.
+    """
+
+    def __init__(self, code: int = EX_TEMPFAIL) -> None:
+        super().__init__(code)

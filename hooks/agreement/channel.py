@@ -13,12 +13,10 @@ from dataclasses import replace
 from ...providers.clock import Clock
 from ...providers.errors import SpotguardError, UsageError
 from . import c10d, calls, meeting, member, wire
-from .c10d import Silent, Store
+from .c10d import Line, Silent, Store
 from .calls import Background, Call
-from .line import Line
-from .member import Keys
+from .member import Answer, Has, Hear, Keys, Saying, Set, Wait, Waited
 from .offers import Decision, Offer
-from .operations import Answer, Has, Hear, Saying, Set, Wait, Waited
 from .standing import Standing
 
 log = logging.getLogger("spotguard")

@@ -9,8 +9,7 @@ from __future__ import annotations
 from binascii import hexlify, unhexlify
 from collections.abc import Sequence
 
-from .member import Keys
-from .operations import Add, Drop, Get, Has, Saying, Set, Wait, Waited
+from .member import Add, Drop, Get, Has, Keys, Saying, Set, Wait, Waited
 
 
 def tell(keys: Keys, number: int, value: bytes | None) -> Saying[bytes | None]:

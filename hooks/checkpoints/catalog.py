@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from ...providers.errors import CheckpointError, NotFoundError
 from ...providers.run_id import is_run_id
-from ...providers.stores.base import BlobStore
+from ...providers.stores.base import BlobStore, ObjectInfo
 from ..format.codec import NewerFormatError, decode_manifests, decode_marker
 from ..format.coverage import Coverage, MergedTensor, coverage
 from ..format.keys import (
@@ -29,7 +29,6 @@ from ..format.keys import (
     parse_object_name,
 )
 from ..format.manifest import CommitMarker, Kind, Level, RankManifest, most_bytes, referred
-from .shelf import Reads
 
 log = logging.getLogger("spotguard")
 
@@ -376,3 +375,15 @@ def _check_objects(merged: Coverage, folder: Folder, folders: list[Folder]) -> N
                 place = f"{entry.checkpoint}/{entry.name}" if entry.checkpoint else entry.name
                 there = "is not there" if size is None else f"has {size} bytes"
                 raise CheckpointError(f"object {place} {there}, its manifest says {entry.size}")
+
+
+class Reads(Protocol):
+    """What a catalog asks of a store."""
+
+    url: str
+
+    def get(self, key: str, *, timeout: float | None = None) -> bytes:
+        """As `BlobStore.get`."""
+
+    def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
+        """As `BlobStore.list`."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ...providers.stores.base import BlobStore
 from ..format.keys import checkpoint_prefix, object_name
 from .draft import Landed
-from .retry import retry
+from .effort import retry
 from .work import Work
 
 log = logging.getLogger("spotguard")

@@ -19,8 +19,8 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from ...providers.errors import CheckpointError
 from ..format.coverage import Coverage, MergedTensor
+from ..format.decoder import decode
 from ..format.dtypes import torch_dtype
-from ..format.encoding import decode
 from ..format.leaf import Leaf
 from ..state.trees import check_well_formed
 from .reader import Part, parts_of

@@ -6,12 +6,18 @@ For a job of one rank. `together` is for several.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ...providers.clock import Clock
-from ...providers.errors import StoreError
-from ..format.manifest import RankManifest
-from .commit import mark_alone, put_manifest
+from ...providers.errors import CheckpointError, NotFoundError, StoreError
+from ...providers.stores.base import BlobStore
+from ..format.codec import decode_marker, encode_manifest, encode_marker
+from ..format.coverage import coverage
+from ..format.keys import MARKER, CheckpointName, checkpoint_prefix, manifest_name
+from ..format.manifest import CommitMarker, RankManifest, most_bytes
 from .effort import Abandoned, Effort
+from .others import AT_ONCE, Others
 from .writer import Writer
 
 log = logging.getLogger("spotguard")
@@ -52,3 +58,215 @@ def put_own(writer: Writer, manifest: RankManifest, effort: Effort) -> float:
         raise Abandoned(
             f"{error}; its manifest was on the way: if it arrives, a restore takes step {manifest.step}"
         ) from error
+
+
+def put_manifest(
+    store: BlobStore,
+    manifest: RankManifest,
+    *,
+    timeout: float | None = None,
+    most: Callable[[int], int] = most_bytes,
+) -> str:
+    """Say what this rank wrote, once all of it is in the store; returns the key.
+
+    Args:
+        store: where.
+        manifest: what to say.
+        timeout: of the request.
+        most: by the number of ranks, the bytes of the largest manifest that is read back.
+
+    Raises:
+        CheckpointError: the manifest is too large to be read back.
+    """
+    key = checkpoint_prefix(manifest.run_id, manifest.checkpoint) + manifest_name(
+        manifest.rank, manifest.world
+    )
+    data = encode_manifest(manifest)
+    if len(data) > (limit := most(manifest.world)):
+        raise CheckpointError(
+            f"the manifest of rank {manifest.rank} has {len(data)} bytes, and at most {limit} are read back; "
+            "register large lists as tensors"
+        )
+    store.put(key, memoryview(data), timeout=timeout)
+    return key
+
+
+def put_marker(
+    store: BlobStore, manifests: Iterable[RankManifest], *, created: float, timeout: float | None = None
+) -> CommitMarker:
+    """Mark a checkpoint whose full set of manifests was seen. Two that do so write the same but for the time."""
+    marker = CommitMarker.of(manifests, created)
+    key = checkpoint_prefix(marker.run_id, marker.checkpoint) + MARKER
+    store.put(key, memoryview(encode_marker(marker)), timeout=timeout)
+    return marker
+
+
+def is_marked(store: BlobStore, run_id: str, name: CheckpointName, *, timeout: float | None = None) -> bool:
+    """Whether its marker is there and can be read: else it is written anew. One request; raises StoreError."""
+    key = checkpoint_prefix(run_id, name) + MARKER
+    try:
+        decode_marker(store.get(key, timeout=timeout), key)
+    except (NotFoundError, CheckpointError):
+        return False
+    return True
+
+
+def is_complete(
+    store: BlobStore, run_id: str, name: CheckpointName, world: int, *, timeout: float | None = None
+) -> bool:
+    """Whether the manifests of all its ranks are there, marked or not: each was put after its objects. One listing."""
+    prefix = checkpoint_prefix(run_id, name)
+    there = {info.key.removeprefix(prefix) for info in store.list(prefix, timeout=timeout)}
+    return all(manifest_name(rank, world) in there for rank in range(world))
+
+
+def mark_alone(
+    store: BlobStore, mine: RankManifest, *, created: float, timeout: float | None = None
+) -> CommitMarker:
+    """After `put_manifest`, in a job of one process: see that this manifest is a whole, and mark it. (`together` does so for
+    several.)
+
+    Raises:
+        CheckpointError: it is none; nothing is marked.
+    """
+    return put_marker(store, coverage([mine]).manifests, created=created, timeout=timeout)
+
+
+# The commit of several ranks: each puts its manifest, and who sees that all are there marks it. No rank asks another.
+#
+# Who looks right after its own manifest and finds all others has come last, and merges them. Whoever was earlier waits for
+# the marker, which costs a request, where each manifest has a million bytes in a large job: a merge for each of 128 ranks
+# would be six gigabytes on links that are short of time. If the marker does not come though all manifests are there, the
+# last one has died, and they do it themselves. Two that do so write the same.
+
+
+#: Seconds between two looks: a part of what was waited so far, between these two.
+_FIRST, _MOST, _PART = 0.05, 1.0, 0.1
+#: Seconds that the one who came last has for its merge and the marker, and those for each rank that it merges: 128 ranks
+#: take 2 s to check, and a fiftieth each to fetch.
+_MERGE, _MERGE_EACH = 2.0, 0.05
+#: Manifests for which a thread is worth having, with its connection, to fetch them beside others.
+_FOR_EACH = 16
+#: Seconds that a rank without a deadline waits for a manifest when nobody says that it is hopeless: longer than any share
+#: takes that is written beside others of its size.
+_PATIENCE = 900.0
+
+
+#: Ranks that wait for one another before they merge for one that has died; and those that merge at once where time is short.
+_TURNS, _HURRIED = 8, 8
+#: Seconds before the deadline at which a full set that nobody has merged yet is taken for whole.
+_LAST = 1.0
+
+
+class Incomplete(Abandoned):
+    """This rank's part is in the store, another's is not, and it is waited for no longer.
+
+    Args:
+        missing: the ranks whose manifests were not seen.
+    """
+
+    def __init__(self, why: str, missing: Sequence[int]) -> None:
+        super().__init__(why)
+        self.missing = tuple(sorted(missing))
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A checkpoint that is whole."""
+
+    #: Of the store's answers to what this rank had to ask, without the wait for others.
+    seconds: float
+    #: This rank has marked it: what is done once for all ranks, as the pruning that follows, is for it to do.
+    marked: bool
+    #: What each rank's manifest says of what it holds with others; of the one that has marked it.
+    digests: Sequence[Mapping[str, int]] = ()
+
+
+def publish_together(
+    writer: Writer,
+    manifest: RankManifest,
+    effort: Effort,
+    clock: Clock,
+    hopeless: Callable[[int], str] = lambda rank: "",
+) -> Published:
+    """Commit what `writer` has put, and see it whole: with the manifests of all other ranks.
+
+    Args:
+        hopeless: asked, on another thread, of each rank whose manifest is not there: nothing, or why it will never come.
+
+    Raises:
+        Incomplete: out of time, called off, or hopeless; says whose manifests were missing. Should they come after all, it
+            is whole without us.
+        Abandoned: the same, before this rank's own manifest was there.
+        StoreError: the store failed.
+        CheckpointError: all manifests are there, and do not make a whole.
+    """
+    seconds = put_own(writer, manifest, effort)
+    others = Others(writer.store, manifest, hopeless)
+    try:
+        seconds += _fetch(writer, others, effort)
+        if others.fetched or _wait(writer, others, effort):
+            return _mark(writer, others, effort, clock, seconds)
+    except Incomplete:
+        raise
+    except Abandoned as why:
+        raise Incomplete(f"{why}; {others.whose()}", others.missing) from why
+    return Published(seconds, marked=False)
+
+
+def _wait(writer: Writer, others: Others, effort: Effort) -> bool:
+    """Until it is marked; True: until it is for this rank to do so, and all manifests are fetched."""
+    began = effort.now()
+    until = began + _PATIENCE
+    complete: float | None = None
+    while True:
+        effort.pause(min(max(_FIRST, _PART * (effort.now() - began)), _MOST))
+        writer.ask(others.look, effort)
+        now = effort.now()
+        if others.marked:
+            return False
+        if others.lost:
+            raise Incomplete(f"{others.lost}; {others.whose()}", others.missing)
+        if effort.left() is None and now >= until:
+            raise Incomplete(f"waited for {_PATIENCE:.0f} s; {others.whose()}", others.missing)
+        if others.missing:
+            complete = None
+            continue
+        complete = now if complete is None else complete
+        merge = _MERGE + _MERGE_EACH * others.world
+        left = effort.left()
+        # Not all at once: each merge of a large job is hundreds of requests, and one is enough.
+        turn = merge * (1 + min(others.mine.rank, _TURNS))
+        hurry = left is not None and left < 2 * merge and others.mine.rank < _HURRIED
+        if left is not None and left < _LAST and not hurry:
+            return False  # all are there, so it counts; whether they tile, a restore sees
+        if now - complete >= turn or hurry:
+            _fetch(writer, others, effort)
+            if others.fetched:
+                return True
+
+
+def _fetch(writer: Writer, others: Others, effort: Effort) -> float:
+    """Have the others' manifests, up to the first that is not there. Returns the seconds."""
+    hands = min(writer.store.parallel, -(-others.world // _FOR_EACH), AT_ONCE)
+    others.begin()
+    seconds = writer.ask(others.fetch, effort, hands=hands)
+    return seconds + writer.ask(others.take, effort)
+
+
+def _mark(writer: Writer, others: Others, effort: Effort, clock: Clock, seconds: float) -> Published:
+    """All manifests are here: see whether they are a whole, and say so to listings."""
+    store, created = writer.store, clock.time()
+    seconds += writer.ask(others.check, effort)
+    marking = effort.part(clock.monotonic() + MARKING)
+    try:
+        seconds += writer.ask(
+            lambda left: put_marker(store, others.manifests, created=created, timeout=left),
+            marking,
+            again=False,
+        )
+    except (Abandoned, StoreError) as error:
+        step = others.mine.step
+        log.warning("step %d is committed, and its marker is not there: %s", step, error)
+        return Published(seconds, marked=False)
+    return Published(seconds, marked=True, digests=[each.digests for each in others.manifests])

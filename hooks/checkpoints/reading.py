@@ -19,8 +19,7 @@ from typing import Generic
 from ...providers.clock import Clock, SystemClock
 from ...providers.errors import CorruptError, NotFoundError, StoreError
 from ...providers.stores.base import BlobStore
-from .flights import SPARE, Flights, Piece
-from .ranges import Load, Wanted
+from .ranges import SPARE, Flights, Load, Piece, Wanted
 from .taker import F, Span, Taker, crc32, placed
 
 #: Called with the bytes that are read and the bytes of all, on the thread that waits.

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
 
 from ...providers.stores.base import ObjectInfo
 from ..format.crc import crc32
+from .catalog import Reads
 
 log = logging.getLogger("spotguard")
 
@@ -30,20 +30,6 @@ log = logging.getLogger("spotguard")
 _PREFIX, _UNHELD = "spotguard-shelf-", "spotguard-unheld-"
 #: Bytes of the checksum before the rest of a file.
 _CRC = 4
-
-
-class Reads(Protocol):
-    """What a catalog asks of a store."""
-
-    url: str
-
-    def get(self, key: str, *, timeout: float | None = None) -> bytes:
-        """As `BlobStore.get`."""
-        ...
-
-    def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
-        """As `BlobStore.list`."""
-        ...
 
 
 class Shelf:

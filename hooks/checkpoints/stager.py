@@ -8,8 +8,9 @@ checked on the way against the CRCs that were taken when it left the state.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -22,6 +23,8 @@ from ..format.keys import CheckpointName, checkpoint_prefix, object_name, parse_
 from ..format.leaf import Leaf
 from ..format.manifest import RankManifest
 from ..format.sharing import ALL_STAY, Roles
+from ..state.device import SideStreams, host_tensor
+from ..state.storage import copyable
 from .draft import Draft, Form, Landed, Outline, Written
 from .effort import Abandoned, Effort
 from .frames import Frame
@@ -199,3 +202,95 @@ def _draft_of(files: BlobStore, manifest: RankManifest) -> Draft:
     largest = max((planned.size for planned in objects), default=0)
     outline = Outline(shapes, tuple(items), tuple(objects), largest, manifest.rank, manifest.world)
     return Draft(outline, landed)
+
+
+# A copy of the state in host memory, from which a background checkpoint is written while training goes on.
+
+#: Bytes that are copied between two looks at whether the save is still wanted.
+_PIECE = 64 * 2**20
+#: Host memory that it must leave to others, in bytes.
+_LEAVE_FREE = 512 * 2**20
+
+
+class Snapshot:
+    """Used by the saving thread. Its memory is kept and reused."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, torch.Tensor] = {}
+        self._streams = SideStreams()
+        self.available = available_memory
+
+    def take(self, leaves: tuple[Leaf, ...], effort: Effort) -> tuple[Leaf, ...]:
+        """The leaves as they stand, in host memory.
+
+        Raises:
+            Abandoned: called off.
+            CheckpointError: it cannot hold them.
+        """
+        self._check_memory(leaves)
+        wanted: dict[str, torch.Tensor] = {}
+        for leaf in leaves:
+            held = self._held.get(leaf.name)
+            if held is None or held.shape != leaf.tensor.shape or held.dtype != leaf.tensor.dtype:
+                held = host_tensor(leaf.tensor)
+            wanted[leaf.name] = held
+        self._held = wanted  # what is no longer part of the state is let go before anything is copied
+        for leaf in leaves:
+            with torch.no_grad(), self._streams.on(leaf.tensor.device):
+                for into, part in _pieces(copyable(wanted[leaf.name]), copyable(leaf.tensor)):
+                    effort.check()
+                    into.copy_(part, non_blocking=True)
+        self._streams.finish()
+        return tuple(replace(leaf, tensor=wanted[leaf.name], still=True) for leaf in leaves)
+
+    def _check_memory(self, leaves: tuple[Leaf, ...]) -> None:
+        held = sum(tensor.nbytes for tensor in self._held.values())
+        need = sum(leaf.tensor.nbytes for leaf in leaves) - held
+        if need > 0 and (free := self.available()) < need + _LEAVE_FREE:
+            raise CheckpointError(
+                f"a background checkpoint needs {need >> 20} MiB of host memory for its copy and {free >> 20} MiB "
+                "are free: give it a folder on a local disk with --stage DIR, switch it off with --every off, or use "
+                "a machine with more memory"
+            )
+
+
+def _pieces(into: torch.Tensor, tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    if tensor.nbytes <= _PIECE or not tensor.is_contiguous():
+        yield into, tensor
+        return
+    count = _PIECE // tensor.itemsize
+    yield from zip(into.reshape(-1).split(count), tensor.reshape(-1).split(count), strict=True)
+
+
+# How much host memory a copy of the state may take.
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def available_memory(meminfo: Path = _MEMINFO, cgroups: Path = _CGROUPS) -> int:
+    """Bytes that can be had without swapping or being killed: the machine's, or the container's if that is less.
+
+    MemAvailable is the whole machine's; in a pod of 32 GiB on a machine of 512 a copy that fits there would have
+    training killed. (docs.kernel.org: proc.rst, cgroup-v2.rst "memory.max", cgroup-v1/memory.rst.)
+    """
+    facts = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    free = int(facts["MemAvailable"].split()[0]) * 1024
+    for limit, used, stat, reclaimable in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "memory/memory.stat",
+            "total_inactive_file",
+        ),
+    ):
+        try:
+            most = (cgroups / limit).read_text().strip()
+            if most.isdigit():
+                counts = dict(line.split() for line in (cgroups / stat).read_text().splitlines())
+                left = int(most) - int((cgroups / used).read_text()) + int(counts.get(reclaimable, 0))
+                free = min(free, max(0, left))
+        except OSError:
+            continue  # no such limit here: the machine's own number stands
+    return free

@@ -27,15 +27,11 @@ from ..format.leaf import Leaf, Tier
 from ..format.sharing import ALL_STAY, Roles, share_of
 from .crew import Crew, Hand, Task
 from .doubt import look_again
-from .draft import ALL, Draft, Landed, Outline, Written, is_moment
-from .effort import Abandoned, Effort
+from .draft import ALL, Draft, Landed, Outline, Outlines, Written, is_moment
+from .effort import Abandoned, Effort, retry
 from .frames import Frame, box
-from .going import Going
-from .outlines import Outlines
-from .rate import Link
-from .retry import retry
-from .width import Width
-from .work import Errand, Flight, Progress, Superseded, Work
+from .rate import Link, Width
+from .work import Errand, Flight, Going, Progress, Superseded, Work
 
 log = logging.getLogger("spotguard")
 

@@ -19,9 +19,20 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ...providers.errors import CheckpointError
-from .collector import collector_at_rest
-from .entries import Described, each_tensor_in, objects_in, objects_out, tensors_in, tensors_out
-from .fields import Invalid, integer, seconds, text, typed, word
+from .entries import (
+    Described,
+    Invalid,
+    each_tensor_in,
+    integer,
+    objects_in,
+    objects_out,
+    seconds,
+    tensors_in,
+    tensors_out,
+    text,
+    typed,
+    word,
+)
 from .keys import MAX_NUMBER, MAX_WORLD, CheckpointName
 from .manifest import (
     FORMAT,
@@ -32,6 +43,7 @@ from .manifest import (
     Level,
     RankManifest,
     TensorEntry,
+    collector_at_rest,
     format_of,
 )
 

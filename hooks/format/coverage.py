@@ -11,8 +11,7 @@ from itertools import pairwise
 from math import prod
 
 from ...providers.errors import CheckpointError
-from .collector import collector_at_rest
-from .manifest import Chunk, RankManifest
+from .manifest import Chunk, RankManifest, collector_at_rest
 
 
 @dataclass(slots=True)

@@ -34,8 +34,8 @@ from .parts import (
 from .replicas import declared
 from .shards import Memory, Ranks, Shared, group, is_dtensor, leaf, local
 from .storage import gap
-from .tables import Tables
-from .worlds import Trees
+from .trees import Trees
+from .window import Tables
 
 log = logging.getLogger("spotguard")
 

@@ -20,8 +20,7 @@ from . import factors
 from .modules import Known
 from .parts import Part, StatefulPart, copy_into, freeze, load_into, room, tensors_in
 from .shards import Memory, Ranks, Shared, is_dtensor, layout, leaf, local
-from .trees import check_well_formed, steps
-from .worlds import Trees
+from .trees import Trees, check_well_formed, steps
 from .wrappers import can_be_hooked, check_says_state
 
 log = logging.getLogger("spotguard")

@@ -4,7 +4,7 @@ A part answers three questions: what is copied at each boundary (the small thing
 between steps), what stands still in memory until the next `optimizer.step()` (and so is read from where it
 lies), and how a saved tree goes back into the very same objects.
 
-A *tree* is plain Python (dicts, lists, numbers …) with tensors in it. `hooks.format.encoding` turns it into typed
+A *tree* is plain Python (dicts, lists, numbers …) with tensors in it. `hooks.format.encoder` turns it into typed
 JSON, and the tensors into named entries of the checkpoint.
 """
 
@@ -19,9 +19,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from ...providers.errors import StateError
+from ..format.decoder import decode
 from ..format.dtypes import dtype_name
-from ..format.encoding import decode, encode, same
+from ..format.encoder import encode
 from ..format.leaf import Leaf
+from ..format.sameness import same
 from .device import unordered
 from .shards import Memory, Ranks, is_dtensor, leaf, local
 from .storage import copyable, expanded, gap, lack

@@ -18,9 +18,8 @@ from ..format.coverage import MergedTensor
 from ..format.leaf import Leaf
 from .audit import Audit
 from .collected import Collected as Collected
-from .collected import collect
+from .collected import collect, describe
 from .device import Fence
-from .environment import describe
 from .modules import ModulePart
 from .optimizers import OptimizerPart
 from .parts import Copied, InPlace, check_savable, prove
@@ -30,8 +29,7 @@ from .restoring import Restoring as Restoring
 from .rng import RngPart
 from .shards import Ranks, local
 from .sharing import alone, digests, fingerprint
-from .step_monitor import StepMonitor
-from .stepping import hook
+from .step_monitor import StepMonitor, hook
 from .storage import gap
 from .window import Witness
 

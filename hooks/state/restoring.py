@@ -8,16 +8,20 @@ from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import nn
 
 from ...providers.errors import CheckpointError, StateError
 from ..format.coverage import MergedTensor
+from ..format.decoder import decode
 from ..format.dtypes import torch_dtype
-from ..format.encoding import decode
 from ..format.leaf import Leaf
-from .parts import Part, room, tensors_in
+from ..format.manifest import private_name
+from .loaders import is_position
+from .modules import Known
+from .parts import Part, StatefulPart, room, tensors_in
+from .rng import RngPart
 from .shards import Memory, Ranks, local
-from .unlike import unlike
-from .worlds import ByName, Left, Trees, pick, unknown
+from .trees import Trees
 
 #: No rank's state stands in for another's.
 NOBODY: Mapping[int, int] = MappingProxyType({})
@@ -190,3 +194,116 @@ class _Names:
 
 def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
+
+
+# Parameters that each rank of the saved job had for itself, by one name, and in which they differed.
+#
+# Replicas that nobody declares are alike, and it is all the same whose a rank takes. Stages of a pipeline that are named alike
+# are not: among as many ranks each has its own again, and among another number most would silently train somebody else's.
+# (Buffers of replicas may differ: each has its own statistics.)
+
+#: Parameters that a warning names.
+_NAMED = 3
+
+
+@runtime_checkable
+class Named(Protocol):
+    """A part that holds parameters."""
+
+    def named(self) -> Mapping[int, Known]:
+        """Each live tensor, by its id."""
+        ...
+
+
+def unlike(part: object, entries: Mapping[str, MergedTensor], saved: int, rank: int, world: int) -> str:
+    """What to warn of, where so many ranks go on with what was saved by another number; or nothing.
+
+    Args:
+        entries: the checkpoint's tensors by name.
+        saved: how many ranks have saved it.
+        rank: who goes on, of `world`.
+    """
+    if saved == world or not isinstance(part, Named):
+        return ""
+    held = [each.name for each in part.named().values() if isinstance(each.tensor, nn.Parameter)]
+    names = [name for name in held if _differs(name, entries, saved)]
+    if not names:
+        return ""
+    few = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    return (
+        f"{few} differed between the {saved} ranks that saved them, each its own, and rank {rank} of {world} goes on with those "
+        f"of rank {rank % saved}: name a pipeline stage's layers by their places in the whole model, and wrap replicas"
+    )
+
+
+def _differs(name: str, entries: Mapping[str, MergedTensor], saved: int) -> bool:
+    own = (entries.get(private_name(rank, name)) for rank in range(saved))
+    return len({_said(each) for each in own if each is not None}) > 1
+
+
+def _said(entry: MergedTensor) -> tuple[object, ...]:
+    """Ranks that hold the same have cut it alike, for all of them go by shapes and sizes."""
+    chunks = frozenset((chunk.offsets, chunk.sizes, chunk.crc32) for _, chunk in entry.chunks)
+    return entry.dtype, entry.shape, chunks
+
+
+# Whose state a rank goes on with, when the job that goes on may have other ranks than the one that saved.
+#
+# - What has a name goes by its name: parameters, buffers, and what optimizers keep of them. A rank looks in the tree of the
+# rank whose place it has, and for what is not there (another pipeline stage's) in the others'. Which part of a tensor
+# it wants is its own layout's business.
+# - A random number generator goes on only where the same rank did: two ranks with one state would draw the same dropout,
+# so that of a rank that did not exist stays as it is, and says so.
+# - A loader counts what one rank of so many has read. Among another number of ranks its position means other samples, some
+# of them twice and some never: it is left at its beginning, and says so.
+# - Of a rank that had died before the others saved, both are lost: who has its place keeps what it has, and says so.
+# - Everything else (schedulers, scalers, dicts) is nearly always the same on all ranks, and a rank that is new takes
+# that of rank mod the saved job's ranks, one whose own is lost that of the first rank that was there. Both say whose.
+#
+# With the same number of ranks each takes its own of all of these.
+
+
+@runtime_checkable
+class ByName(Protocol):
+    """A part whose state is found by the names of what it belongs to, in the tree of whichever rank has it."""
+
+    def merge(self, trees: Trees) -> Any:
+        """One tree, of what this rank holds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Nothing of the checkpoint is for this part here."""
+
+    why: str
+
+
+def pick(part: Part, trees: Trees) -> Any:
+    """The tree that this rank goes on with, or why there is none (`Left`)."""
+    if isinstance(part, ByName):
+        return part.merge(trees)
+    rank, world = trees.ranks.rank, trees.ranks.world
+    if isinstance(part, RngPart) and rank >= trees.world:
+        return Left(
+            f"the checkpoint is of {trees.world} ranks, and rank {rank} was none of them: its random number "
+            "generators stay as they are"
+        )
+    position = isinstance(part, StatefulPart) and is_position(part.value)
+    if (isinstance(part, RngPart) or position) and not trees.was_there:
+        return Left(
+            f"rank {rank} was not there any more when the others saved: {part.name} of its own is lost, and stays as it is"
+        )
+    if world != trees.world and isinstance(part, StatefulPart) and is_position(part.value):
+        return Left(
+            f"{part.name} counts the samples of one of {trees.world} ranks and is not restored for {world}: keep the "
+            "count of samples of all ranks in a registered dict, and skip as many"
+        )
+    return trees.own
+
+
+def unknown(part: Part, trees: Trees, picked: Any) -> str:
+    """The first name that the tree of the rank whose place this one has holds and this rank does not; "" if none."""
+    if not isinstance(part, ByName) or not isinstance(trees.own, dict) or not isinstance(picked, dict):
+        return ""
+    return next((str(key) for key in trees.own if key not in picked), "")

@@ -14,6 +14,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from types import FrameType
 from typing import Any
 
 from torch.optim import Optimizer
@@ -313,3 +314,40 @@ class StepMonitor:
             self._misuse[case] = what
         else:
             self._misuse.pop(case, None)
+
+
+# The moment at which a registered optimizer changes something, and the moment at which it has.
+
+
+def hook(
+    optimizer: Optimizer,
+    before_change: Callable[[FrameType], object],
+    after_change: Callable[[FrameType], object],
+) -> list[RemovableHandle]:
+    """Have `before_change` called before this optimizer changes anything, and `after_change` when its step is over, until
+    the handles are removed. Both are given the frame that runs the step; a step that raises ends without `after_change`.
+
+    A closure (LBFGS, Lightning) runs forward and backward inside `step()`: there the state changes only after
+    the closure has run once, so the gate is passed at that moment and not before.
+    """
+
+    def pre_hook(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        frame = sys._getframe(1)
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+        if closure is None:
+            before_change(frame)
+            return None
+
+        def gated() -> Any:
+            loss = closure()
+            before_change(frame)  # nothing the second time: the state is dirty until the boundary
+            return loss
+
+        if len(args) > 1:
+            return (args[0], gated, *args[2:]), kwargs
+        return args, {**kwargs, "closure": gated}
+
+    def post_hook(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        after_change(sys._getframe(1))
+
+    return [optimizer.register_step_pre_hook(pre_hook), optimizer.register_step_post_hook(post_hook)]

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .hooks.callbacks import on_notice
     from .hooks.dcp import StorageReader
     from .hooks.guard import Guard
-    from .hooks.preempted import Preempted
     from .hooks.register import register
+    from .hooks.signals import Preempted
     from .providers.errors import SpotguardError
     from .providers.notice import Notice
 
@@ -34,7 +34,7 @@ __all__ = [
 _HOMES = {
     "Guard": ".hooks.guard",
     "Notice": ".providers.notice",
-    "Preempted": ".hooks.preempted",
+    "Preempted": ".hooks.signals",
     "SpotguardError": ".providers.errors",
     "StorageReader": ".hooks.dcp",
     "on_notice": ".hooks.callbacks",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from spotguard.hooks.checkpoints.budget import plan
-from spotguard.hooks.checkpoints.plans import Choice, Situation, Sizes
+from spotguard.hooks.cadence import best_interval
+from spotguard.hooks.checkpoints.budget import Choice, Situation, Sizes, plan
 from spotguard.hooks.checkpoints.rate import Rate
-from spotguard.hooks.interval import best_interval
 from tests.docs.pages import ROOT, section
 
 PAGE = ROOT / "docs" / "budget.md"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spotguard.hooks.format.encoding import encode
+from spotguard.hooks.format.encoder import encode
 from spotguard.providers.stores.factory import open_store
 from tests.fakes.cut import Cut, rows
 from tests.hooks.programs.load import Small

@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from spotguard.hooks import signals
 from spotguard.hooks.gate import Shut
 from spotguard.hooks.guard import Guard
-from spotguard.hooks.preempted import Preempted
 from spotguard.hooks.register import register
+from spotguard.hooks.signals import Preempted
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.stores.base import BlobStore
 

@@ -17,10 +17,11 @@ from collections import Counter, OrderedDict, deque
 from math import prod
 from typing import Any
 
-from spotguard.hooks.checkpoints.commit import claim_attempt, put_manifest, put_marker
+from spotguard.hooks.checkpoints.commit import claim_attempt
+from spotguard.hooks.checkpoints.publish import put_manifest, put_marker
 from spotguard.hooks.format.chunks import Item, plan
 from spotguard.hooks.format.dtypes import ITEMSIZE
-from spotguard.hooks.format.encoding import encode
+from spotguard.hooks.format.encoder import encode
 from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix, object_name
 from spotguard.hooks.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry, private_name
 from spotguard.providers.stores.base import BlobStore

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from spotguard.hooks.agreed import Agreed
 from spotguard.hooks.checkpointer import Checkpointer
 from spotguard.hooks.checkpoints.catalog import Whole, find_whole
 from spotguard.hooks.checkpoints.effort import Effort
 from spotguard.hooks.checkpoints.retention import Keep
 from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.restore import restore
-from spotguard.hooks.saved import Saved
+from spotguard.hooks.save import Agreed, Saved
 from spotguard.hooks.state.registered import State
 from tests.fakes.narrow_store import NarrowStore, WatchedClock
 from tests.fakes.store import FakeStore

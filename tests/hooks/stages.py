@@ -9,7 +9,7 @@ import torch
 
 from spotguard.hooks import protocol
 from spotguard.hooks.guard import Guard
-from spotguard.hooks.job import Job as Asked
+from spotguard.hooks.save import Job as Asked
 from spotguard.providers.errors import FullError
 from tests.fakes.noticed import trained
 from tests.fakes.store import Fault

@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 from spotguard.hooks.by_hand import ByHand
 from spotguard.hooks.checkpoints.effort import Abandoned, Effort
-from spotguard.hooks.job import Job
+from spotguard.hooks.save import Job
 from spotguard.providers.clock import SystemClock
 
 

@@ -8,11 +8,11 @@ from contextlib import closing
 import pytest
 import torch
 
-from spotguard.hooks.agreed import Agreed
 from spotguard.hooks.checkpointer import Checkpointer
 from spotguard.hooks.checkpoints.effort import Effort
 from spotguard.hooks.checkpoints.retention import Keep
 from spotguard.hooks.restore import restore
+from spotguard.hooks.save import Agreed
 from spotguard.hooks.state.registered import State
 from spotguard.providers.clock import SystemClock
 from tests.fakes.store import FakeStore

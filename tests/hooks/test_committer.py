@@ -9,17 +9,16 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spotguard.hooks.agreed import Agreed
 from spotguard.hooks.checkpoints.catalog import whole_checkpoints
 from spotguard.hooks.checkpoints.draft import Draft
 from spotguard.hooks.checkpoints.effort import Effort
-from spotguard.hooks.checkpoints.together import Incomplete
+from spotguard.hooks.checkpoints.publish import Incomplete
 from spotguard.hooks.checkpoints.writer import Writer
 from spotguard.hooks.committer import Committer, say_what_drifted
 from spotguard.hooks.format.keys import MARKER, CheckpointName, checkpoint_prefix, manifest_name
 from spotguard.hooks.format.manifest import LEVELS
 from spotguard.hooks.format.sharing import Roles
-from spotguard.hooks.save import Save
+from spotguard.hooks.save import Agreed, Save
 from spotguard.hooks.state.registered import State
 from tests.fakes.clock import Hurried
 from tests.fakes.store import FakeStore

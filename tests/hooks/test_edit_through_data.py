@@ -15,14 +15,14 @@ import pytest
 
 from spotguard.hooks.gate import Shut
 from spotguard.hooks.guard import Guard
-from spotguard.hooks.testing import preempt
 from spotguard.providers.stores.base import BlobStore
+from spotguard.testing import preempt
 from tests.fakes.clock import ManualClock
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from spotguard.hooks.preempted import Preempted  # noqa: E402
+from spotguard.hooks.signals import Preempted  # noqa: E402
 from tests.fakes.training import Job, different, guarded, restored, seed, wait_shut  # noqa: E402
 from tests.fakes.watched_store import PATIENCE, WatchedStore  # noqa: E402
 

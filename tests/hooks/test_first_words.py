@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spotguard.hooks.first_words import FirstWords
+from spotguard.hooks.beginning import FirstWords
 from spotguard.hooks.guard import Guard
 from tests.fakes.training import guarded, small
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from spotguard.hooks.agreed import Agreed
 from spotguard.hooks.checkpointer import Checkpointer
 from spotguard.hooks.checkpoints.effort import Abandoned
 from spotguard.hooks.checkpoints.retention import Keep
+from spotguard.hooks.save import Agreed
 from spotguard.hooks.state.registered import State
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import DeniedError

@@ -12,7 +12,6 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from spotguard.hooks import protocol, signals
-from spotguard.hooks.agreed import Agreed
 from spotguard.hooks.agreement.c10d import Store
 from spotguard.hooks.agreement.channel import Channel
 from spotguard.hooks.checkpointer import Checkpointer
@@ -21,6 +20,7 @@ from spotguard.hooks.checkpoints.commit import claim_attempt
 from spotguard.hooks.checkpoints.effort import Effort
 from spotguard.hooks.checkpoints.retention import Keep
 from spotguard.hooks.guard import Guard
+from spotguard.hooks.save import Agreed
 from spotguard.hooks.state.registered import State
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import CheckpointError

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from spotguard.hooks.guard import Guard
-from spotguard.hooks.preempted import Preempted
 from spotguard.hooks.register import register
-from spotguard.hooks.testing import preempt
+from spotguard.hooks.signals import Preempted
 from spotguard.providers.errors import StateError, UsageError
+from spotguard.testing import preempt
 from tests.fakes.training import (
     PATIENCE,
     Job,

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spotguard.hooks.holding import Holding
+from spotguard.hooks.machine import Holding
 
 REPLICA = Holding(frozenset({"model", "optimizer", "rng"}), frozenset({(0, 1)}), alone=False)
 

@@ -10,15 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotguard.hooks.interval import (
-    LONGEST,
-    PRIOR,
-    SHORTEST,
-    best_interval,
-    daly,
-    lost_training,
-    mean_between,
-)
+from spotguard.hooks.cadence import LONGEST, PRIOR, SHORTEST, best_interval, daly, lost_training, mean_between
 
 HOUR = 3600.0
 

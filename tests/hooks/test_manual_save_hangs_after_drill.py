@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from spotguard.hooks import protocol
-from spotguard.hooks.saved import Saved
+from spotguard.hooks.save import Saved
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import NotFoundError
 from spotguard.providers.stores.base import BlobStore

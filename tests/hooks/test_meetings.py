@@ -15,17 +15,18 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from spotguard.hooks.agreement.agree_on import of_the_first
 from spotguard.hooks.agreement.c10d import Silent, Store
 from spotguard.hooks.agreement.channel import Channel
 from spotguard.hooks.beginning import Beginning
-from spotguard.hooks.checkpoints.commit import put_manifest
 from spotguard.hooks.checkpoints.draft import Draft
 from spotguard.hooks.checkpoints.effort import Effort
+from spotguard.hooks.checkpoints.publish import put_manifest
 from spotguard.hooks.checkpoints.writer import Writer
 from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix, manifest_name
 from spotguard.hooks.format.manifest import RankManifest
 from spotguard.hooks.guard import Guard
-from spotguard.hooks.meetings import cannot_begin, of_the_first, restore_together, see_the_same
+from spotguard.hooks.meetings import cannot_begin, restore_together, see_the_same
 from spotguard.hooks.state.registered import State
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import SpotguardError, StateError, UsageError

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from spotguard.hooks.preempted import Preempted
-from spotguard.hooks.testing import preempt
+from spotguard.hooks.signals import Preempted
+from spotguard.testing import preempt
 from tests.fakes.loops import Pair, said
 from tests.fakes.training import guarded
 

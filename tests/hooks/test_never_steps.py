@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
 from spotguard.hooks.checkpoints.effort import Abandoned, Effort
-from spotguard.hooks.job import Job
+from spotguard.hooks.save import Job
 from spotguard.hooks.state.registered import State
 from spotguard.hooks.state.step_monitor import BETWEEN, NEITHER, NEVER, STOPPED, TOP, StepMonitor
 from spotguard.providers.errors import CheckpointError, StateError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spotguard.hooks.checkpoints.frames import Frame
-from spotguard.hooks.checkpoints.width import Width
+from spotguard.hooks.checkpoints.rate import Width
 from tests.hooks.narrow_saves import OBJECT, Saving, saving
 
 pytestmark = pytest.mark.torch

@@ -14,9 +14,9 @@ from torch import nn
 
 from spotguard.hooks.checkpoints.catalog import find_whole, scan
 from spotguard.hooks.format.manifest import LEVELS
-from spotguard.hooks.preempted import Preempted
-from spotguard.hooks.saved import Saved
-from spotguard.hooks.testing import preempt
+from spotguard.hooks.save import Saved
+from spotguard.hooks.signals import Preempted
+from spotguard.testing import preempt
 from tests.fakes.loops import Pair, Wrapper, said, watched
 from tests.fakes.training import PATIENCE, guarded, wait_shut
 from tests.fakes.two_guards import on_all, two_guards

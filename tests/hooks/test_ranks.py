@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from spotguard.hooks.agreed import Agreed
 from spotguard.hooks.agreement.calls import Call, Notice, Withdrawn
 from spotguard.hooks.agreement.channel import Channel
 from spotguard.hooks.agreement.offers import Decision
@@ -22,17 +21,16 @@ from spotguard.hooks.agreement.standing import Standing
 from spotguard.hooks.alarm import Alarm
 from spotguard.hooks.checkpointer import Checkpointer
 from spotguard.hooks.checkpoints.catalog import find_whole
-from spotguard.hooks.checkpoints.commit import put_manifest
 from spotguard.hooks.checkpoints.effort import Effort
+from spotguard.hooks.checkpoints.publish import put_manifest
 from spotguard.hooks.checkpoints.retention import Keep
 from spotguard.hooks.format.manifest import RankManifest
 from spotguard.hooks.format.sharing import Roles
 from spotguard.hooks.gate import Gate
-from spotguard.hooks.job import Job
 from spotguard.hooks.place import Shut
 from spotguard.hooks.protocol import LAUNCHER, Message, Preempt
 from spotguard.hooks.ranks import Ranks
-from spotguard.hooks.saved import Saved
+from spotguard.hooks.save import Agreed, Job, Saved
 from spotguard.hooks.saver import Saver
 from spotguard.hooks.state.registered import State
 from spotguard.providers.clock import Clock, SystemClock

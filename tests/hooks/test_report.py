@@ -10,7 +10,7 @@ import pytest
 from spotguard.hooks import protocol
 from spotguard.hooks.alarm import BY_HAND, Alarm
 from spotguard.hooks.report import Report
-from spotguard.hooks.saved import Saved
+from spotguard.hooks.save import Saved
 from tests.fakes.clock import ManualClock
 
 

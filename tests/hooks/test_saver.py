@@ -11,7 +11,7 @@ import pytest
 from spotguard.hooks import protocol
 from spotguard.hooks.checkpoints.catalog import find_whole
 from spotguard.hooks.guard import Guard
-from spotguard.hooks.preempted import Preempted
+from spotguard.hooks.signals import Preempted
 from spotguard.providers.errors import DeniedError
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import Heard, notice, trained

@@ -6,7 +6,7 @@ import pytest
 
 from spotguard.hooks import protocol
 from spotguard.hooks.gate import Shut
-from spotguard.hooks.preempted import Preempted
+from spotguard.hooks.signals import Preempted
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import go_on, notice, trained
 from tests.fakes.training import restored, small, wait_open

@@ -11,7 +11,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from spotguard.hooks import protocol
 from spotguard.hooks.agreement.calls import Background
 from spotguard.hooks.agreement.channel import Channel
-from spotguard.hooks.preempted import Preempted
+from spotguard.hooks.signals import Preempted
 from spotguard.providers.clock import SystemClock
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.noticed import notice, trained

@@ -10,7 +10,7 @@ import torch
 
 from spotguard.hooks.checkpoints.draft import Draft
 from spotguard.hooks.checkpoints.effort import Effort
-from spotguard.hooks.checkpoints.going import Going
+from spotguard.hooks.checkpoints.work import Going
 from spotguard.hooks.checkpoints.writer import Writer
 from spotguard.hooks.format.leaf import Leaf, Tier
 from spotguard.hooks.share import Share

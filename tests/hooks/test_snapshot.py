@@ -10,9 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from spotguard.hooks.checkpoints.effort import Abandoned, Effort  # noqa: E402 - after the skip
+from spotguard.hooks.checkpoints.stager import Snapshot, available_memory  # noqa: E402
 from spotguard.hooks.format.leaf import Leaf, Tier  # noqa: E402
-from spotguard.hooks.snapshot import Snapshot  # noqa: E402
-from spotguard.hooks.state.memory import available_memory  # noqa: E402
 from spotguard.providers.errors import CheckpointError  # noqa: E402
 from tests.fakes.clock import ManualClock  # noqa: E402
 

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("torch")
 
 from spotguard.hooks import protocol
-from spotguard.hooks.agreed import Agreed
 from spotguard.hooks.checkpoints.catalog import find_whole
 from spotguard.hooks.checkpoints.effort import Effort
+from spotguard.hooks.save import Agreed
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.mortal import Life, Mortal

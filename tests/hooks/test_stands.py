@@ -10,19 +10,17 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spotguard.hooks.agreed import Agreed
 from spotguard.hooks.agreement.offers import Decision
 from spotguard.hooks.alarm import Alarm
 from spotguard.hooks.checkpointer import Checkpointer
 from spotguard.hooks.checkpoints.catalog import scan
-from spotguard.hooks.checkpoints.commit import put_manifest
+from spotguard.hooks.checkpoints.publish import put_manifest
 from spotguard.hooks.checkpoints.retention import Keep
 from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix, manifest_name
 from spotguard.hooks.format.manifest import RankManifest
 from spotguard.hooks.format.sharing import Roles
 from spotguard.hooks.gate import Gate
-from spotguard.hooks.job import Job
-from spotguard.hooks.saved import Saved
+from spotguard.hooks.save import Agreed, Job, Saved
 from spotguard.hooks.saver import Saver
 from spotguard.hooks.state.registered import State
 from spotguard.providers.clock import SystemClock

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from spotguard.hooks.agreement.offers import Decision
 from spotguard.hooks.checkpoints.effort import Abandoned, Effort
-from spotguard.hooks.job import Job
+from spotguard.hooks.save import Job
 from spotguard.hooks.stillness import Stillness
 from tests.fakes.clock import ManualClock
 

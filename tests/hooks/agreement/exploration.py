@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from spotguard.hooks.agreement.calls import AtBoundary
-from spotguard.hooks.agreement.member import Keys
+from spotguard.hooks.agreement.member import Answer, Claim, Get, Keys, Set, Wait, Waited
 from spotguard.hooks.agreement.offers import Decision, Offer
-from spotguard.hooks.agreement.operations import Answer, Claim, Get, Set, Wait, Waited
 from spotguard.hooks.gate import Shut
 from tests.hooks.agreement.sayings import Sayings, Violation, perform
 from tests.hooks.agreement.worlds import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from spotguard.hooks.agreement.operations import Add, Answer, Claim, Drop, Get, Has, Operation, Saying, Set
+from spotguard.hooks.agreement.member import Add, Answer, Claim, Drop, Get, Has, Operation, Saying, Set
 
 
 class Violation(AssertionError):

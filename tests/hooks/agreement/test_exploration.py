@@ -8,9 +8,8 @@ import pytest
 
 from spotguard.hooks.agreement import member
 from spotguard.hooks.agreement.calls import Background, Notice, Withdrawn
-from spotguard.hooks.agreement.member import Keys
+from spotguard.hooks.agreement.member import Claim, Keys, Saying, Waited
 from spotguard.hooks.agreement.offers import Decision, Offer, read_decision
-from spotguard.hooks.agreement.operations import Claim, Saying, Waited
 from tests.hooks.agreement.exploration import explore
 from tests.hooks.agreement.sayings import Violation
 from tests.hooks.agreement.worlds import Scene

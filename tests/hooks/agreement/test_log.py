@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from spotguard.hooks.agreement import member
-from spotguard.hooks.agreement.member import Keys
-from spotguard.hooks.agreement.operations import Drop, Get, Has, Hear, Saying, Set, Wait, Waited
+from spotguard.hooks.agreement.member import Drop, Get, Has, Hear, Keys, Saying, Set, Wait, Waited
 from tests.hooks.agreement.sayings import Sayings, Violation, perform
 
 

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from spotguard.hooks.agreement import member
 from spotguard.hooks.agreement.calls import Call
-from spotguard.hooks.agreement.member import Keys
+from spotguard.hooks.agreement.member import Keys, Saying
 from spotguard.hooks.agreement.offers import Decision, Offer, read_offer
-from spotguard.hooks.agreement.operations import Saying
 from spotguard.hooks.agreement.standing import Standing
 from spotguard.hooks.gate import Place, Shut
 

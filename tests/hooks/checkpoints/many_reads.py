@@ -11,8 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from spotguard.hooks.checkpoints.flights import LEAST
-from spotguard.hooks.checkpoints.ranges import Load, Wanted, plan
+from spotguard.hooks.checkpoints.ranges import LEAST, Load, Wanted, plan
 from spotguard.hooks.checkpoints.reading import Reading
 from spotguard.hooks.checkpoints.taker import Span
 from spotguard.hooks.format.manifest import Chunk

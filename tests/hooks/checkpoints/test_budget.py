@@ -7,8 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from spotguard.hooks.checkpoints.budget import plan, replan
-from spotguard.hooks.checkpoints.plans import Choice, Earlier, Landed, Situation, Sizes, Underway
+from spotguard.hooks.checkpoints.budget import (
+    Choice,
+    Earlier,
+    Landed,
+    Situation,
+    Sizes,
+    Underway,
+    plan,
+    replan,
+)
 from spotguard.hooks.checkpoints.rate import Rate
 
 MIB = 2**20

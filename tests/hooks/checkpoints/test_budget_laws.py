@@ -9,8 +9,17 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotguard.hooks.checkpoints.budget import plan, replan
-from spotguard.hooks.checkpoints.plans import Choice, Earlier, Landed, Plan, Situation, Sizes, Underway
+from spotguard.hooks.checkpoints.budget import (
+    Choice,
+    Earlier,
+    Landed,
+    Plan,
+    Situation,
+    Sizes,
+    Underway,
+    plan,
+    replan,
+)
 from spotguard.hooks.checkpoints.rate import Rate
 
 #: What each is worth, the least first.

@@ -9,8 +9,16 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotguard.hooks.checkpoints.budget import plan, replan
-from spotguard.hooks.checkpoints.plans import Choice, Earlier, Landed, Situation, Sizes, Underway
+from spotguard.hooks.checkpoints.budget import (
+    Choice,
+    Earlier,
+    Landed,
+    Situation,
+    Sizes,
+    Underway,
+    plan,
+    replan,
+)
 from spotguard.hooks.checkpoints.rate import Rate
 
 

@@ -6,8 +6,19 @@ import random
 
 import pytest
 
-from spotguard.hooks.checkpoints.flights import FRAMES, LAG, LEAST, ROOM, SPARE, Flights, Piece
-from spotguard.hooks.checkpoints.ranges import REQUEST_BYTES, Load, Range, Wanted
+from spotguard.hooks.checkpoints.ranges import (
+    FRAMES,
+    LAG,
+    LEAST,
+    REQUEST_BYTES,
+    ROOM,
+    SPARE,
+    Flights,
+    Load,
+    Piece,
+    Range,
+    Wanted,
+)
 from spotguard.hooks.format.manifest import Chunk
 from tests.cases import cases
 

@@ -12,9 +12,10 @@ from spotguard.hooks.checkpoints.catalog import Whole, find_whole, list_checkpoi
 from spotguard.hooks.checkpoints.commit import newest_attempt
 from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.format.codec import decode_attempt
-from spotguard.hooks.format.encoding import decode, same
+from spotguard.hooks.format.decoder import decode
 from spotguard.hooks.format.keys import attempt_key
 from spotguard.hooks.format.manifest import LEVELS
+from spotguard.hooks.format.sameness import same
 from spotguard.providers.stores.file import FileStore
 from tests.golden.make_v1 import RUN, STATE, TENSORS, content
 

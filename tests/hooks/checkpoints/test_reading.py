@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.hooks.checkpoints.flights import FRAMES
 from spotguard.hooks.checkpoints.patience import PatientStore
+from spotguard.hooks.checkpoints.ranges import FRAMES
 from spotguard.providers.errors import CheckpointError, StoreError, ThrottledError, UnavailableError
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.clock import Impatient

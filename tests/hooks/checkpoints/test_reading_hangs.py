@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotguard.hooks.checkpoints.flights import FRAMES, LEAST, SPARE
+from spotguard.hooks.checkpoints.ranges import FRAMES, LEAST, SPARE
 from spotguard.hooks.checkpoints.reading import READERS
 from spotguard.providers.errors import DeniedError
 from tests.fakes.clock import ManualClock

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from spotguard.hooks.checkpoints.width import Width
+from spotguard.hooks.checkpoints.rate import Width
 
 GIB = 2**30
 

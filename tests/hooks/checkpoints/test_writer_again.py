@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from spotguard.hooks.checkpoints.draft import Draft, Landed, Written
-from spotguard.hooks.checkpoints.effort import Abandoned, Effort
+from spotguard.hooks.checkpoints.effort import Abandoned, Effort, retry
 from spotguard.hooks.checkpoints.frames import Frame
 from spotguard.hooks.checkpoints.rate import Link
-from spotguard.hooks.checkpoints.retry import retry
 from spotguard.hooks.checkpoints.work import Work
 from spotguard.hooks.checkpoints.writer import Writer
 from spotguard.hooks.format.chunks import OBJECT_BYTES

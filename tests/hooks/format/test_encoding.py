@@ -18,7 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spotguard.hooks.format.encoding import decode, encode, same
+from spotguard.hooks.format.decoder import decode
+from spotguard.hooks.format.encoder import encode
+from spotguard.hooks.format.sameness import same
 from spotguard.providers.errors import CheckpointError, StateError
 from tests.cases import cases
 
@@ -68,7 +70,7 @@ def test_the_order_of_a_dict_is_kept() -> None:
 def test_a_set_gives_the_same_bytes_in_every_process() -> None:
     """Whatever strings are hashed by: a manifest is a function of the state."""
     program = (
-        "import json; from spotguard.hooks.format.encoding import encode\n"
+        "import json; from spotguard.hooks.format.encoder import encode\n"
         "print(json.dumps(encode({'s': {'a', 'b', 'c', 1, (2, 'd')}}, None)))"
     )
     seen = {
@@ -314,7 +316,7 @@ def test_encoding_changes_nothing() -> None:
 def test_neither_numpy_nor_torch_is_loaded() -> None:
     """By encoding, decoding or comparing plain values."""
     program = (
-        "import sys; from spotguard.hooks.format.encoding import decode, encode, same\n"
+        "import sys; from spotguard.hooks.format.decoder import decode; from spotguard.hooks.format.encoder import encode; from spotguard.hooks.format.sameness import same\n"
         "v = {'a': (1, {2.5})}; assert same(v, decode(encode(v, None), None)) == ''\n"
         "print(*{'numpy', 'torch'} & set(sys.modules))"
     )

@@ -13,7 +13,9 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
 from spotguard.hooks.format.arrays import LARGE_ARRAY  # noqa: E402
-from spotguard.hooks.format.encoding import decode, encode, same  # noqa: E402
+from spotguard.hooks.format.decoder import decode  # noqa: E402
+from spotguard.hooks.format.encoder import encode  # noqa: E402
+from spotguard.hooks.format.sameness import same  # noqa: E402
 from spotguard.providers.errors import CheckpointError, StateError  # noqa: E402
 from tests.cases import cases  # noqa: E402
 

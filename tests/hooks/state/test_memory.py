@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spotguard.hooks.state.memory import available_memory
+from spotguard.hooks.checkpoints.stager import available_memory
 
 MEMINFO = "MemTotal:       500000000 kB\nMemFree:  1 kB\nMemAvailable:   400000000 kB\n"
 

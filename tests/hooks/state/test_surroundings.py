@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from spotguard.hooks.checkpoints.catalog import find_whole
-from spotguard.hooks.state import environment
+from spotguard.hooks.state import collected
 from spotguard.hooks.state.registered import State
 from spotguard.providers.errors import StateError
 from spotguard.providers.stores.file import FileStore
@@ -58,8 +58,8 @@ def test_a_restore_says_what_may_change_the_last_bits(
         guard.restore()
         step_on(guard, job, 0)
         guard.save()
-    here = environment.describe()
-    monkeypatch.setattr(environment, "describe", lambda: {**here, key: other})
+    here = collected.describe()
+    monkeypatch.setattr(collected, "describe", lambda: {**here, key: other})
     fresh = small()
     with guarded(folder, fresh.values) as guard:
         assert guard.restore() == 1

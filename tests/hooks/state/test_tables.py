@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from spotguard.hooks import protocol
-from spotguard.hooks.preempted import Preempted
-from spotguard.hooks.state.tables import Tables
+from spotguard.hooks.signals import Preempted
+from spotguard.hooks.state.window import Tables
 from spotguard.providers.errors import StateError
 from tests.cases import cases
 from tests.fakes.clock import ManualClock

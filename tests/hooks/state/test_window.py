@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from spotguard.hooks.preempted import Preempted
+from spotguard.hooks.signals import Preempted
 from spotguard.hooks.state.registered import State
 from spotguard.hooks.state.window import Witness
-from spotguard.hooks.testing import preempt
+from spotguard.testing import preempt
 from tests.fakes.clock import ManualClock
 from tests.fakes.training import Job, different, guarded, restored, seed, small, step_on, wait_shut
 from tests.fakes.watched_store import PATIENCE, WatchedStore, is_object

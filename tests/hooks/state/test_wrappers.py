@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from spotguard.hooks.preempted import Preempted
+from spotguard.hooks.signals import Preempted
 from spotguard.hooks.state.modules import ModulePart
 from spotguard.hooks.state.optimizers import OptimizerPart
 from spotguard.hooks.state.parts import StatefulPart
-from spotguard.hooks.testing import preempt
 from spotguard.providers.errors import StateError
+from spotguard.testing import preempt
 from tests.fakes import foreign_optimizers as foreign
 from tests.fakes.training import Job, different, guarded, seed, step_on, wait_shut
 from tests.fakes.watched_store import WatchedStore

@@ -10,10 +10,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from spotguard.hooks.arguments import in_words
 from spotguard.hooks.checkpoints.catalog import Whole
 from spotguard.hooks.checkpoints.commit import attempt_record
 from spotguard.hooks.format.manifest import lacks
-from spotguard.hooks.launched import in_words
 from spotguard.providers.text import amount, count
 
 from ..output import add_json, console, moment, print_json

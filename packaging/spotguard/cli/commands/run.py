@@ -111,7 +111,7 @@ def options_for(
         run_id: another default, for who asks without a command.
         readers: for who looks less closely, by option name.
     """
-    from spotguard.hooks.naming import default_run_id, default_store
+    from spotguard.hooks.arguments import default_run_id, default_store
 
     from ...providers.stores.names import read_place
 
