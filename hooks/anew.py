@@ -7,24 +7,13 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from ..providers.errors import CheckpointError, NotFoundError
+from ..providers.errors import AllDamagedError, NotFoundError
 from ..providers.stores.base import BlobStore
 from .checkpoints.catalog import Whole
 from .checkpoints.verify import verify
 from .format.keys import CheckpointName, anew_key
 
 log = logging.getLogger("spotguard")
-
-#: `EX_CONFIG` of sysexits.h. Not 75, and no code after which anything here starts a command again.
-EX_CONFIG = 78
-
-
-class AllDamagedError(CheckpointError, SystemExit):
-    """Every checkpoint of the run is damaged. Uncaught, it ends the process with exit code 78."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.code = EX_CONFIG
 
 
 class Damages:

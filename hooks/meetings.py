@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from ..providers.errors import (
     NotFoundError,
+    RefusedError,
     SpotguardError,
     StateError,
     StoreError,
@@ -30,18 +31,7 @@ from .checkpoints.catalog import Reads, Whole, examine, scan
 from .checkpoints.shelf import Shelf, own_folder
 from .checkpoints.worth import EXTRAS_WORTH
 from .format.keys import CheckpointName, checkpoint_prefix
-from .restore import (
-    LOOKS,
-    RefusedError,
-    Restored,
-    candidates,
-    fill,
-    fit,
-    let_go,
-    none_left,
-    refused_all,
-    said_of,
-)
+from .restore import LOOKS, Restored, candidates, fill, fit, let_go, none_left, refused_all, said_of
 from .state.registered import State
 
 log = logging.getLogger("spotguard")

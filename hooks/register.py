@@ -67,7 +67,7 @@ def register(store: str | None = None, /, *, run_id: str | None = None, **state:
     if plan is None:
         _current = Guard(where, run, state, clock, channel)
     else:
-        from .recorder.guard import RecordedGuard
+        from .recorder.recorder import RecordedGuard
 
         _current = RecordedGuard(plan, where, run, state, clock, channel, said=(store, run_id))
     return _current

@@ -10,6 +10,7 @@ from ..providers.errors import (
     CheckpointError,
     CorruptError,
     NotFoundError,
+    RefusedError,
     SpotguardError,
     StateError,
     StoreError,
@@ -34,14 +35,6 @@ log = logging.getLogger("spotguard")
 
 #: Listings, where what was listed goes away while it is read: a run that is pruned as often is read too slowly.
 LOOKS = 5
-
-
-class RefusedError(CheckpointError):
-    """An object's own code refuses what a checkpoint has for it.
-
-    The checkpoint is damaged if the object takes an older one. If the object refuses all of them, another kind of object was
-    registered: that is a `StateError`.
-    """
 
 
 @dataclass(frozen=True, slots=True)

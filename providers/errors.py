@@ -60,3 +60,23 @@ class UnavailableError(StoreError):
 
 class CorruptError(StoreError):
     """Bytes arrived that are not the bytes that were sent."""
+
+
+#: `EX_CONFIG` of sysexits.h. Not 75, and no code after which anything here starts a command again.
+EX_CONFIG = 78
+
+
+class AllDamagedError(CheckpointError, SystemExit):
+    """Every checkpoint of the run is damaged. Uncaught, it ends the process with exit code 78."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code = EX_CONFIG
+
+
+class RefusedError(CheckpointError):
+    """An object's own code refuses what a checkpoint has for it.
+
+    The checkpoint is damaged if the object takes an older one. If the object refuses all of them, another kind of object was
+    registered: that is a `StateError`.
+    """

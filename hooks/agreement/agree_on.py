@@ -7,18 +7,18 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ...providers.errors import (
+    AllDamagedError,
     CheckpointError,
     CorruptError,
     NotFoundError,
+    RefusedError,
     SpotguardError,
     StateError,
     StoreError,
     UsageError,
 )
-from ..anew import AllDamagedError
 from ..checkpoints.catalog import Gone
 from ..format.codec import NewerFormatError
-from ..restore import RefusedError
 from .channel import Channel
 
 #: Seconds for anything else that they wait for each other with.

@@ -15,7 +15,7 @@ from ..format.codec import open_manifest
 from ..format.keys import checkpoint_prefix, manifest_name
 from ..format.manifest import RankManifest
 from ..format.merging import Merging
-from .publish import is_marked
+from .marker import is_marked
 
 #: Ranks whose manifests are asked for in one look, each for a byte of it; and how many of them an error names.
 AT_ONCE, _NAMED = 8, 8

@@ -15,7 +15,7 @@ from ...providers.stores.base import BlobStore
 from ..format.keys import CheckpointName, checkpoint_prefix
 from .commit import attempt_starts
 from .effort import Abandoned, Effort
-from .publish import is_complete
+from .marker import is_complete
 from .retention import Keep, Pruning, plan_pruning
 from .writer import Writer
 

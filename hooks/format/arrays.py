@@ -11,13 +11,13 @@ import re
 import sys
 from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from .decoder import Decoder, Malformed, exactly, int64, unbase64
-from .encoder import Encoder, refusal
+from .checks import Malformed, exactly, int64, unbase64
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
 #: Letters of dtypes whose bytes are the whole value. Not: objects (pickle), structured ones, and long doubles, whose
 #: padding bytes differ from machine to machine.
@@ -29,7 +29,25 @@ LARGE_ARRAY = 64 * 2**10
 _DEVICE = re.compile(r"[a-z]{1,20}(:\d{1,4})?", re.ASCII)
 
 
-def encode_foreign(value: Any, path: str, encoder: Encoder) -> Any:
+class _Encoder(Protocol):
+    """What is used of `encoder.Encoder`, which uses this module."""
+
+    take_tensor: Callable[[torch.Tensor], str]
+
+    def encode(self, value: Any, path: str) -> Any: ...
+
+    def refusal(self, value: Any, path: str, advice: str) -> Exception: ...
+
+
+class _Decoder(Protocol):
+    """What is used of `decoder.Decoder`, which uses this module."""
+
+    give_tensor: Callable[[str], torch.Tensor]
+
+    def decode(self, raw: Any, depth: int) -> Any: ...
+
+
+def encode_foreign(value: Any, path: str, encoder: _Encoder) -> Any:
     """The value as JSON, or None where it belongs to neither library (or is refused for being a subclass)."""
     if (torch := sys.modules.get("torch")) is not None:
         if isinstance(value, torch.Tensor):
@@ -50,28 +68,28 @@ def encode_foreign(value: Any, path: str, encoder: Encoder) -> Any:
         if type(value) is numpy.bytes_:
             return {"$": "numpy.bytes_", "base64": base64.b64encode(value).decode()}
         if isinstance(value, numpy.generic) and type(value).__module__ == "numpy":
-            word = _dtype_word(numpy, value.dtype, value, path)
+            word = _dtype_word(numpy, value.dtype, value, path, encoder)
             return {"$": "numpy.scalar", "dtype": word, "base64": base64.b64encode(value.tobytes()).decode()}
         if isinstance(value, numpy.dtype):
-            return {"$": "numpy.dtype", "name": _dtype_word(numpy, value, value, path)}
+            return {"$": "numpy.dtype", "name": _dtype_word(numpy, value, value, path, encoder)}
     return None
 
 
-def _tensor(torch: Any, value: Any, path: str, encoder: Encoder) -> Any:
+def _tensor(torch: Any, value: Any, path: str, encoder: _Encoder) -> Any:
     kind = type(value)
     if kind is torch.nn.Parameter:
         name = encoder.take_tensor(value)
         return {"$": "parameter", "name": name, "requires_grad": value.requires_grad}
     if kind is not torch.Tensor and not kind.__module__.startswith("torch.distributed."):
-        raise refusal(value, path, "save the plain tensors that it is made of")
+        raise encoder.refusal(value, path, "save the plain tensors that it is made of")
     if value.layout is not torch.strided:
-        raise refusal(value, path, f"its layout is {value.layout}: save its indices and values")
+        raise encoder.refusal(value, path, f"its layout is {value.layout}: save its indices and values")
     return {"$": "tensor", "name": encoder.take_tensor(value)}
 
 
-def _array(numpy: Any, torch: Any, value: Any, path: str, encoder: Encoder) -> Any:
+def _array(numpy: Any, torch: Any, value: Any, path: str, encoder: _Encoder) -> Any:
     order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
-    word = _dtype_word(numpy, value.dtype, value, path)
+    word = _dtype_word(numpy, value.dtype, value, path, encoder)
     raw = {"$": "numpy.ndarray", "dtype": word, "shape": list(value.shape), "order": order}
     if torch is None or value.nbytes < LARGE_ARRAY:
         return {**raw, "base64": base64.b64encode(value.tobytes(order)).decode()}
@@ -80,9 +98,9 @@ def _array(numpy: Any, torch: Any, value: Any, path: str, encoder: Encoder) -> A
     return {**raw, "name": encoder.take_tensor(torch.from_numpy(flat.view(numpy.uint8)))}
 
 
-def _dtype_word(numpy: Any, dtype: np.dtype[Any], value: Any, path: str) -> str:
+def _dtype_word(numpy: Any, dtype: np.dtype[Any], value: Any, path: str, encoder: _Encoder) -> str:
     if dtype.char not in _NUMPY_KINDS or dtype.metadata:
-        raise refusal(
+        raise encoder.refusal(
             value, f"{path} of dtype {str(dtype)[:40]}", "use an array of plain numbers, or strings"
         )
     word = dtype.str
@@ -103,7 +121,7 @@ def _dtype(word: Any) -> np.dtype[Any]:
     return dtype
 
 
-def _ndarray(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
+def _ndarray(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
     import numpy
 
     dtype = _dtype(raw["dtype"])
@@ -127,7 +145,7 @@ def _ndarray(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
     return numpy.frombuffer(data, dtype).reshape(shape, order=order).copy(order)
 
 
-def _numpy_scalar(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
+def _numpy_scalar(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
     import numpy
 
     dtype, data = _dtype(raw["dtype"]), unbase64(raw)
@@ -136,19 +154,19 @@ def _numpy_scalar(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
     return numpy.frombuffer(data, dtype)[0]
 
 
-def _numpy_str(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
+def _numpy_str(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
     import numpy
 
     return numpy.str_(exactly(decoder.decode(raw["value"], depth), str))
 
 
-def _numpy_bytes(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
+def _numpy_bytes(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
     import numpy
 
     return numpy.bytes_(unbase64(raw))
 
 
-def _parameter(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
+def _parameter(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
     import torch
 
     tensor = decoder.give_tensor(exactly(raw["name"], str))
@@ -158,13 +176,13 @@ def _parameter(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
     return torch.nn.Parameter(tensor, requires_grad=wants)
 
 
-def _torch_size(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
+def _torch_size(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
     import torch
 
     return torch.Size([int64(size) for size in exactly(raw["items"], list)])
 
 
-def _torch_dtype(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
+def _torch_dtype(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
     import torch
 
     dtype = getattr(torch, exactly(raw["name"], str), None)
@@ -173,7 +191,7 @@ def _torch_dtype(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
     return dtype
 
 
-def _torch_device(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
+def _torch_device(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
     import torch
 
     if _DEVICE.fullmatch(exactly(raw["name"], str)) is None:
@@ -184,7 +202,7 @@ def _torch_device(decoder: Decoder, raw: dict[str, Any], depth: int) -> Any:
         raise Malformed(f"{raw['name']!r} is no device of torch {torch.__version__}") from error
 
 
-FOREIGN_READERS: dict[str, Callable[[Decoder, dict[str, Any], int], Any]] = {
+FOREIGN_READERS: dict[str, Callable[[_Decoder, dict[str, Any], int], Any]] = {
     "tensor": lambda decoder, raw, depth: decoder.give_tensor(exactly(raw["name"], str)),
     "parameter": _parameter,
     "numpy.ndarray": _ndarray,

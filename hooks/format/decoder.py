@@ -6,7 +6,6 @@ Each "$" word has one reader below, and each reader makes one builtin type. What
 
 from __future__ import annotations
 
-import base64
 import re
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -15,6 +14,8 @@ from datetime import UTC, date, datetime, time, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from ...providers.errors import CheckpointError, StateError
+from .arrays import FOREIGN_READERS
+from .checks import Malformed, exactly, int64, unbase64
 from .encoder import FACTORIES, MAX_DEPTH
 
 if TYPE_CHECKING:
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
 #: A container takes at most three levels of JSON: the object, its items, a pair.
 _MAX_JSON_DEPTH = 3 * MAX_DEPTH + 8
 _HEX = re.compile(r"-?0x[0-9a-f]{1,1000000}", re.ASCII)
-
-
-class Malformed(Exception):
-    """The JSON is not what `encode` writes."""
 
 
 def decode(raw: Any, give_tensor: GiveTensor) -> Any:
@@ -78,8 +75,6 @@ class Decoder:
         word = raw["$"]
         read = _READERS.get(word) if type(word) is str else None
         if read is None:
-            from .arrays import FOREIGN_READERS
-
             read = FOREIGN_READERS.get(word) if type(word) is str else None
         if read is None:
             raise Malformed(f"{str(word)[:40]!r} is no type that this version knows")
@@ -106,28 +101,8 @@ class Decoder:
         return found
 
 
-def exactly(value: Any, *kinds: type) -> Any:
-    """The value, of one of these types and no other."""
-    if type(value) not in kinds:
-        raise Malformed(
-            f"{type(value).__name__} where {' or '.join(kind.__name__ for kind in kinds)} belongs"
-        )
-    return value
-
-
-def int64(value: Any) -> int:
-    """The integer, of 64 bits: a larger one is written in hexadecimal."""
-    if not -(2**63) <= exactly(value, int) < 2**63:
-        raise Malformed("an integer of more than 64 bits stands as a plain number")
-    return int(value)
-
-
 def _key(key: Any) -> str:
     return str(exactly(key, str))
-
-
-def unbase64(raw: dict[str, Any]) -> bytes:
-    return base64.b64decode(exactly(raw["base64"], str), validate=True)
 
 
 def _int(decoder: Decoder, raw: dict[str, Any], depth: int) -> int:

@@ -23,6 +23,7 @@ from datetime import date, datetime, time, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from ...providers.errors import StateError
+from .arrays import encode_foreign
 
 if TYPE_CHECKING:
     import torch
@@ -69,8 +70,22 @@ def encode(value: Any, take_tensor: TakeTensor, path: str = "") -> Any:
     return Encoder(take_tensor).encode(value, path)
 
 
+def refusal(value: Any, path: str, advice: str = _ADVICE) -> StateError:
+    """What is said about a value that would not come back."""
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    article = "an" if name[:1].lower() in "aeiou" else "a"
+    base = next((each for each in kind.__mro__[1:-1] if each in _CONTAINERS or each in _SINGLE), None)
+    base = base or next((each for each in kind.__mro__[1:-1] if each in (int, float, str)), None)
+    detail = f", a kind of {base.__name__} that would come back as another type" if base else ""
+    return StateError(f"{path or 'the value'}: {article} {name}{detail}, cannot be saved; {advice}")
+
+
 class Encoder:
     """One walk through a value: which tensors to hand out, and which containers it stands in."""
+
+    #: For values that are not Python's own.
+    refusal = staticmethod(refusal)
 
     def __init__(self, take_tensor: TakeTensor) -> None:
         self.take_tensor = take_tensor
@@ -84,8 +99,6 @@ class Encoder:
             return write(value, path)
         if (container := _CONTAINERS.get(kind)) is not None:
             return self._container(value, path, container)
-        from .arrays import encode_foreign
-
         if (found := encode_foreign(value, path, self)) is not None:
             return found
         raise refusal(value, path)
@@ -211,14 +224,3 @@ def short(key: Any) -> str:
         text = repr(key)
         return text if len(text) <= 40 else f"{text[:37]}..."
     return f"<{type(key).__name__}>"
-
-
-def refusal(value: Any, path: str, advice: str = _ADVICE) -> StateError:
-    """What is said about a value that would not come back."""
-    kind = type(value)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    article = "an" if name[:1].lower() in "aeiou" else "a"
-    base = next((each for each in kind.__mro__[1:-1] if each in _CONTAINERS or each in _SINGLE), None)
-    base = base or next((each for each in kind.__mro__[1:-1] if each in (int, float, str)), None)
-    detail = f", a kind of {base.__name__} that would come back as another type" if base else ""
-    return StateError(f"{path or 'the value'}: {article} {name}{detail}, cannot be saved; {advice}")

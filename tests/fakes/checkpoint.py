@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from spotguard.hooks.checkpoints.publish import put_manifest, put_marker
+from spotguard.hooks.checkpoints.marker import put_manifest, put_marker
 from spotguard.hooks.format.chunks import Item, plan
 from spotguard.hooks.format.dtypes import ITEMSIZE
 from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix, object_name

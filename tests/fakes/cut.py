@@ -11,7 +11,7 @@ import torch
 
 from spotguard.hooks.checkpoints.boxes import Box
 from spotguard.hooks.checkpoints.frames import as_bytes, box
-from spotguard.hooks.checkpoints.publish import put_manifest, put_marker
+from spotguard.hooks.checkpoints.marker import put_manifest, put_marker
 from spotguard.hooks.format.chunks import OBJECT_BYTES, Item, plan
 from spotguard.hooks.format.coverage import Coverage, coverage
 from spotguard.hooks.format.dtypes import dtype_name

@@ -18,7 +18,7 @@ from math import prod
 from typing import Any
 
 from spotguard.hooks.checkpoints.commit import claim_attempt
-from spotguard.hooks.checkpoints.publish import put_manifest, put_marker
+from spotguard.hooks.checkpoints.marker import put_manifest, put_marker
 from spotguard.hooks.format.chunks import Item, plan
 from spotguard.hooks.format.dtypes import ITEMSIZE
 from spotguard.hooks.format.encoder import encode

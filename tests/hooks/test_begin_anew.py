@@ -7,9 +7,9 @@ import json
 import pytest
 
 from spotguard.hooks import signals
-from spotguard.hooks.anew import AllDamagedError
 from spotguard.hooks.format.keys import anew_key
 from spotguard.providers.clock import SystemClock
+from spotguard.providers.errors import AllDamagedError
 from spotguard.providers.stores.base import BlobStore
 from tests.fakes.store import FakeStore
 from tests.fakes.training import different, guarded, small, step_on

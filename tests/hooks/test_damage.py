@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spotguard.hooks.checkpoints.catalog import Whole, find_whole
-from spotguard.hooks.checkpoints.publish import put_manifest
+from spotguard.hooks.checkpoints.marker import put_manifest
 from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.format.codec import NewerFormatError, encode_manifest
 from spotguard.hooks.format.crc import crc32

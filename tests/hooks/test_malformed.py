@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spotguard.hooks.checkpoints.catalog import Whole, find_whole
-from spotguard.hooks.checkpoints.publish import put_manifest
+from spotguard.hooks.checkpoints.marker import put_manifest
 from spotguard.providers.errors import StateError
 from tests.fakes.training import Job, different, guarded, restored, small
 from tests.fakes.watched_store import WatchedStore

@@ -21,7 +21,7 @@ from spotguard.hooks.agreement.channel import Channel
 from spotguard.hooks.beginning import Beginning
 from spotguard.hooks.checkpoints.draft import Draft
 from spotguard.hooks.checkpoints.effort import Effort
-from spotguard.hooks.checkpoints.publish import put_manifest
+from spotguard.hooks.checkpoints.marker import put_manifest
 from spotguard.hooks.checkpoints.writer import Writer
 from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix, manifest_name
 from spotguard.hooks.format.manifest import RankManifest

@@ -22,7 +22,7 @@ from spotguard.hooks.alarm import Alarm
 from spotguard.hooks.checkpointer import Checkpointer
 from spotguard.hooks.checkpoints.catalog import find_whole
 from spotguard.hooks.checkpoints.effort import Effort
-from spotguard.hooks.checkpoints.publish import put_manifest
+from spotguard.hooks.checkpoints.marker import put_manifest
 from spotguard.hooks.checkpoints.retention import Keep
 from spotguard.hooks.format.manifest import RankManifest
 from spotguard.hooks.format.sharing import Roles

@@ -14,7 +14,7 @@ from spotguard.hooks.agreement.offers import Decision
 from spotguard.hooks.alarm import Alarm
 from spotguard.hooks.checkpointer import Checkpointer
 from spotguard.hooks.checkpoints.catalog import scan
-from spotguard.hooks.checkpoints.publish import put_manifest
+from spotguard.hooks.checkpoints.marker import put_manifest
 from spotguard.hooks.checkpoints.retention import Keep
 from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix, manifest_name
 from spotguard.hooks.format.manifest import RankManifest

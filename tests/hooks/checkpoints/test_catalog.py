@@ -16,7 +16,7 @@ from spotguard.hooks.checkpoints.catalog import (
     whole_checkpoints,
 )
 from spotguard.hooks.checkpoints.commit import claim_attempt
-from spotguard.hooks.checkpoints.publish import put_manifest
+from spotguard.hooks.checkpoints.marker import put_manifest
 from spotguard.hooks.checkpoints.retention import prune
 from spotguard.hooks.format.codec import NewerFormatError, encode_manifest
 from spotguard.hooks.format.keys import MARKER, CheckpointName, manifest_name

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from spotguard.hooks.checkpoints.commit import claim_attempt, newest_attempt, newest_claim
-from spotguard.hooks.checkpoints.publish import mark_alone, put_manifest, put_marker
+from spotguard.hooks.checkpoints.marker import mark_alone, put_manifest, put_marker
 from spotguard.hooks.format.codec import decode_attempt, encode_manifest
 from spotguard.hooks.format.keys import MARKER, attempt_key, manifest_name
 from spotguard.hooks.format.manifest import RankManifest

@@ -13,7 +13,7 @@ import pytest
 
 from spotguard.hooks.checkpoints.catalog import Whole, find_whole
 from spotguard.hooks.checkpoints.commit import claim_attempt
-from spotguard.hooks.checkpoints.publish import mark_alone, put_manifest
+from spotguard.hooks.checkpoints.marker import mark_alone, put_manifest
 from spotguard.hooks.checkpoints.retention import prune
 from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.format.keys import CheckpointName, checkpoints_prefix

@@ -11,7 +11,7 @@ import pytest
 from spotguard.agent.config import parsers
 from spotguard.hooks.checkpoints.catalog import find_whole, list_checkpoints, scan, whole_checkpoints
 from spotguard.hooks.checkpoints.commit import claim_attempt
-from spotguard.hooks.checkpoints.publish import put_manifest
+from spotguard.hooks.checkpoints.marker import put_manifest
 from spotguard.hooks.checkpoints.retention import Keep, plan_pruning, prune
 from spotguard.hooks.checkpoints.verify import verify
 from spotguard.hooks.format.codec import encode_manifest

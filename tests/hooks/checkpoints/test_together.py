@@ -11,13 +11,8 @@ import pytest
 
 from spotguard.hooks.checkpoints.catalog import find_whole
 from spotguard.hooks.checkpoints.effort import Effort
-from spotguard.hooks.checkpoints.publish import (
-    Incomplete,
-    Published,
-    publish_together,
-    put_manifest,
-    put_marker,
-)
+from spotguard.hooks.checkpoints.marker import put_manifest, put_marker
+from spotguard.hooks.checkpoints.publish import Incomplete, Published, publish_together
 from spotguard.hooks.checkpoints.writer import Writer
 from spotguard.hooks.format.keys import MARKER, manifest_name
 from spotguard.hooks.format.manifest import RankManifest

@@ -14,7 +14,8 @@ import torch
 from spotguard.hooks.checkpoints.catalog import find_whole
 from spotguard.hooks.checkpoints.draft import ALL, Draft, Written
 from spotguard.hooks.checkpoints.effort import Effort
-from spotguard.hooks.checkpoints.publish import Incomplete, Published, publish_together, put_manifest
+from spotguard.hooks.checkpoints.marker import put_manifest
+from spotguard.hooks.checkpoints.publish import Incomplete, Published, publish_together
 from spotguard.hooks.checkpoints.reader import read
 from spotguard.hooks.checkpoints.stager import Stager
 from spotguard.hooks.checkpoints.staging import Stage

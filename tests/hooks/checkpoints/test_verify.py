@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spotguard.hooks.checkpoints.catalog import Whole, find_whole
-from spotguard.hooks.checkpoints.publish import put_manifest
+from spotguard.hooks.checkpoints.marker import put_manifest
 from spotguard.hooks.checkpoints.verify import verify
 from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore
