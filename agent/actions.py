@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..hooks.protocol import Message
+from ..hooks.ipc.protocol import Message
 from ..providers.notice import Notice
 from .outcome import Outcome
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
-from ..hooks.protocol import Message, Register
+from ..hooks.ipc.protocol import Message, Register
 from ..providers.health import Health
 from ..providers.notice import Notice
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..hooks.protocol import Answer
+from ..hooks.ipc.protocol import Answer
 from ..providers.clock import Clock
 from . import outcome as outcomes
 from .actions import (

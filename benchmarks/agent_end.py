@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from spotguard.hooks import protocol
+from spotguard.hooks.ipc import protocol
 
 
 class AgentEnd:

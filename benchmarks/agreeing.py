@@ -14,10 +14,10 @@ from typing import cast
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from spotguard.hooks.agreement.c10d import Store
-from spotguard.hooks.agreement.calls import Background
-from spotguard.hooks.agreement.channel import Channel
-from spotguard.hooks.agreement.offers import Offer
+from spotguard.hooks.consensus.channel import Channel
+from spotguard.hooks.consensus.events import Background
+from spotguard.hooks.consensus.store import Store
+from spotguard.hooks.consensus.vote import Offer
 from spotguard.providers.clock import SystemClock
 
 #: Seconds in which anything here is done, or is broken.

@@ -24,7 +24,7 @@ from .scale import Scale
 
 #: Bytes of parameters and moments.
 SIZES = {"0.1 GB": 0.1e9, "1 GB": 1e9, "8 GB": 8e9}
-#: Boundaries whose slices may take 2 %, as `hooks/state/audit.py` has it.
+#: Boundaries whose slices may take 2 %, as `hooks/state/changes/audit.py` has it.
 EARLY = 200
 #: What no step of the larger states is to be waited for.
 SECONDS = 60.0

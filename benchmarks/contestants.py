@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from spotguard.hooks import protocol
+from spotguard.hooks.ipc import protocol
 
 from .agent_end import AgentEnd
 from .children import child, line

@@ -11,13 +11,13 @@ import threading
 import time
 from collections.abc import Iterator
 
-from spotguard.hooks.checkpointer import Checkpointer
-from spotguard.hooks.checkpoints.draft import WEIGHTS
-from spotguard.hooks.checkpoints.effort import Effort
-from spotguard.hooks.checkpoints.retention import Keep
-from spotguard.hooks.format.keys import parse_manifest_name
-from spotguard.hooks.save import Agreed
-from spotguard.hooks.state.registered import State
+from spotguard.hooks.checkpoint.format.keys import parse_manifest_name
+from spotguard.hooks.checkpoint.retention import Keep
+from spotguard.hooks.save.cancel_scope import Effort
+from spotguard.hooks.save.checkpointer import Checkpointer
+from spotguard.hooks.save.plan.write_plan import WEIGHTS
+from spotguard.hooks.save.request import Agreed
+from spotguard.hooks.state.state import State
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.stores.base import ObjectInfo, Sent
 

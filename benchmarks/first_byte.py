@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from spotguard.hooks import protocol
+from spotguard.hooks.ipc import protocol
 
 from .agent_end import AgentEnd
 from .children import child, line

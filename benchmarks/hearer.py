@@ -10,8 +10,8 @@ import os
 import sys
 import time
 
-from spotguard.hooks import protocol
-from spotguard.hooks.client import Client
+from spotguard.hooks.ipc import protocol
+from spotguard.hooks.ipc.client import Client
 
 
 def main() -> None:

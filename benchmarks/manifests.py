@@ -20,11 +20,11 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from spotguard.hooks.format.codec import decode_manifests, encode_manifest, open_manifest
-from spotguard.hooks.format.coverage import coverage
-from spotguard.hooks.format.keys import object_name
-from spotguard.hooks.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
-from spotguard.hooks.format.merging import Merging
+from spotguard.hooks.checkpoint.format.codec import decode_manifests, encode_manifest, open_manifest
+from spotguard.hooks.checkpoint.format.coverage import coverage
+from spotguard.hooks.checkpoint.format.keys import object_name
+from spotguard.hooks.checkpoint.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
+from spotguard.hooks.checkpoint.format.merging import Merging
 
 from .rows import Row
 from .scale import Scale

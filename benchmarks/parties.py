@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spotguard.hooks import protocol
+from spotguard.hooks.ipc import protocol
 
 from .agent_end import AgentEnd
 from .children import child, line

@@ -18,8 +18,7 @@ import math
 import random
 from dataclasses import dataclass, replace
 
-from spotguard.hooks.cadence import Cadence, lost_training
-from spotguard.hooks.checkpoints.budget import (
+from spotguard.hooks.save.plan.budget import (
     Choice,
     Earlier,
     Landed,
@@ -30,7 +29,8 @@ from spotguard.hooks.checkpoints.budget import (
     plan,
     replan,
 )
-from spotguard.hooks.checkpoints.rate import Link
+from spotguard.hooks.save.plan.throughput import Link
+from spotguard.hooks.save.schedule import Cadence, lost_training
 
 #: Seconds: a step of training, a commit, and how often the link's rate moves and the plan is looked at.
 STEP, COMMIT, TICK = 0.5, 0.1, 0.5

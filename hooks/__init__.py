@@ -1,7 +1,10 @@
-"""Inside the training process: step, agree, snapshot, write, commit, restore.
+"""Inside the training process: stop at a boundary, agree on a step, save it, commit it, restore it.
 
-The law of this room: guarding changes nothing. Training with and without it is bit for bit the same, the
-emergency path runs no collective, and nothing here talks to a metadata service. It may use the providers'
-stores, clock, notices and errors. This file stays free of imports: the agent imports `hooks.protocol`
-through it, and the agent must not load what holds tensors.
+Read `register`, then `guard`, which a training script holds, and then one way:
+
+- **a save**: `control` (training thread and saver thread), `consensus` (one step for all ranks), `state` (what is
+  saved), `save` (plan, upload, commit), `checkpoint` (what then lies in the store);
+- **a restore**: `restore`, and `interop` for other readers.
+
+`ipc` is the socket to the machine's agent. `recorder` serves `spotguard prove`.
 """

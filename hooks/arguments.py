@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from ..providers.errors import SpotguardError, StateError, UsageError
-from .checkpoints.retention import Keep
-from .checkpoints.worth import EXTRAS_WORTH
-from .format.keys import check_run_id
+from .checkpoint.format.keys import check_run_id
+from .checkpoint.ranking import EXTRAS_WORTH
+from .checkpoint.retention import Keep
 
 log = logging.getLogger("spotguard")
 

@@ -13,28 +13,29 @@ from typing import Any
 from ..providers.clock import Clock
 from ..providers.errors import StateError, UsageError
 from ..providers.stores.base import BlobStore
-from . import protocol, signals
-from .agreement.channel import Channel
-from .alarm import BY_HAND, Alarm
 from .arguments import completed_steps, for_one_process, kept, stage_folder, without_our_frames, yes
-from .attachment import Attachment, Words
-from .beginning import Beginning, FirstWords
-from .cadence import Cadence, lost_training, mean_between
-from .checkpointer import Checkpointer
-from .checkpoints.effort import Abandoned
-from .checkpoints.staging import Stage
-from .farewell import Farewell
-from .format.keys import check_run_id
-from .format.sharing import ALL_STAY
-from .gate import Gate, Shut
-from .meetings import cannot_begin
-from .ranks import Ranks
-from .report import Report
-from .restore import Restored
-from .save import Saved
-from .saver import Saver
-from .signals import Preempted
-from .state.registered import State
+from .checkpoint.format.keys import check_run_id
+from .checkpoint.local_stage import Stage
+from .consensus.channel import Channel
+from .control import sigterm
+from .control.coordinator import Ranks
+from .control.gate import Gate, Shut
+from .control.report import Report
+from .control.saver import Saver
+from .control.session import Attachment, Words
+from .control.shutdown import Farewell
+from .control.sigterm import Preempted
+from .ipc import protocol
+from .ipc.notice import BY_HAND, Alarm
+from .restore.collective import cannot_begin
+from .restore.restore import Restored
+from .restore.startup import Beginning, FirstWords
+from .save.cancel_scope import Abandoned
+from .save.checkpointer import Checkpointer
+from .save.plan.partitioner import ALL_STAY
+from .save.request import Saved
+from .save.schedule import Cadence, lost_training, mean_between
+from .state.state import State
 
 log = logging.getLogger("spotguard")
 
@@ -92,7 +93,7 @@ class Guard:
             raise
         self._agent.built()
         self._farewell.begin()
-        signals.in_child(self._forget)
+        sigterm.in_child(self._forget)
         atexit.register(self.close)
 
     def _build(self) -> None:
@@ -137,7 +138,7 @@ class Guard:
             checkpointer=self._checkpointer,
             clock=clock,
             listener=self._report,
-            released=signals.redeliver,
+            released=sigterm.redeliver,
             saved=self._counted,
             assembly=self._ranks,
         )

@@ -41,10 +41,10 @@ def register(store: str | None = None, /, *, run_id: str | None = None, **state:
     """
     global _current
     try:  # here, so that a script without torch is told what to install, and not where an import failed
-        from .agreement.torch_group import join
         from .arguments import run_name, store_url
+        from .consensus.process_group import join
+        from .consensus.topology import this_machine
         from .guard import Guard
-        from .machine import this_machine
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "numpy"):
             raise

@@ -49,35 +49,35 @@ PLANTED = [
         "providers.errors -> spotguard.agent",
     ),
     (
-        "hooks/protocol.py",
-        "from .. import cli",
+        "hooks/ipc/protocol.py",
+        "from ... import cli",
         "arrows only go down",
-        "hooks.protocol -> spotguard.cli",
+        "hooks.ipc.protocol -> spotguard.cli",
     ),
     ("packaging/spotguard/stray.py", "", "arrows only go down", "- spotguard.stray"),
     ("agent/stray.py", "from .. import __version__", "no room looks up", "agent.stray -> spotguard"),
     ("agent/stray.py", "from ..hooks import stray", "of the hooks", "agent.stray -> spotguard.hooks.stray"),
     (
-        "hooks/state/parts.py",
-        "from ..checkpoints import effort",
+        "hooks/state/parts/values.py",
+        "from ...save import cancel_scope",
         "inside the hooks",
-        "parts -> spotguard.hooks.checkpoints.effort",
+        "values -> spotguard.hooks.save.cancel_scope",
     ),
     (
-        "hooks/format/keys.py",
-        "from ..state import rng",
+        "hooks/checkpoint/format/keys.py",
+        "from ...state.parts import rng",
         "inside the hooks",
-        "keys -> spotguard.hooks.state.rng",
+        "keys -> spotguard.hooks.state.parts.rng",
     ),
     (
-        "hooks/checkpoints/crew.py",
-        "from .. import saver",
+        "hooks/save/upload/workers.py",
+        "from ...control import saver",
         "inside the hooks",
-        "crew -> spotguard.hooks.saver",
+        "workers -> spotguard.hooks.control.saver",
     ),
     (
-        "hooks/protocol.py",
-        "from . import stray",
+        "hooks/ipc/protocol.py",
+        "from .. import stray",
         "the protocol and its messages",
         "protocol -> spotguard.hooks.stray",
     ),
@@ -180,5 +180,9 @@ def test_the_agent_loads_nothing_large() -> None:
     large = {"azure", "boto3", "botocore", "google", "numpy", "safetensors", "torch"}
     assert {name for name in loaded if name.partition(".")[0] in large} == set()
     hooks = {name for name in loaded if name.startswith("spotguard.hooks")}
-    known = ("credentials", "messages", "protocol")
-    assert hooks <= {"spotguard.hooks", *(f"spotguard.hooks.{name}" for name in known)}
+    known = ("peer_credentials", "messages", "protocol")
+    assert hooks <= {
+        "spotguard.hooks",
+        "spotguard.hooks.ipc",
+        *(f"spotguard.hooks.ipc.{name}" for name in known),
+    }

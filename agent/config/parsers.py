@@ -71,7 +71,7 @@ def at_least(least: int, most: int | None = None, why: str = "") -> Callable[[st
 
 
 def keep(origin: str, text: str) -> str:
-    """How many checkpoints stay, in the words that the training process reads (`hooks.checkpoints.retention.Keep`)."""
+    """How many checkpoints stay, in the words that the training process reads (`hooks.checkpoint.retention.Keep`)."""
     if not _KEEP.fullmatch(text):
         refuse(
             origin,

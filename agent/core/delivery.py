@@ -9,7 +9,7 @@ import logging
 import signal
 from dataclasses import replace
 
-from ...hooks import protocol
+from ...hooks.ipc import protocol
 from ...providers.notice import Notice, NoticeKind, Severity
 from ...providers.text import TEXT, clip
 from ..actions import Announce, Publish, Send, SignalGroup, Tell
@@ -18,7 +18,7 @@ from ..outcome import WITHDRAWN
 from .hearing import Hearing
 from .preemption import Preemption, one_end, same_notice
 
-#: A hook that lost its socket tries once a second (`hooks.client.RECONNECT`).
+#: A hook that lost its socket tries once a second (`hooks.ipc.client.RECONNECT`).
 RETURN = 2.0
 #: Nobody knows whether a killed agent had training processes. SIGTERM costs one that is late all that it has not saved.
 FOUND = 5.0

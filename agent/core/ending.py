@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import signal
 
-from ...hooks import protocol
+from ...hooks.ipc import protocol
 from ...providers.notice import Notice, NoticeKind
 from ..actions import Send
 from .hearing import Command

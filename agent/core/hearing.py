@@ -9,7 +9,7 @@ import logging
 import signal
 from dataclasses import dataclass, field
 
-from ...hooks import protocol
+from ...hooks.ipc import protocol
 from ...providers.notice import Notice, NoticeKind
 from ...providers.text import NAME, clip
 from ..actions import Acknowledge, Action, Log, Publish, Send, Tell

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ...hooks.protocol import Told
+from ...hooks.ipc.protocol import Told
 from ...providers.notice import Notice, NoticeKind
 from ...providers.text import NAME, TEXT, clip
 from ..outcome import Outcome

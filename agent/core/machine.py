@@ -51,7 +51,7 @@ LINGER = 0.5
 FIRST_LOOK = 10.0
 #: A command that a person ended at the terminal did not crash.
 BY_HAND = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-#: `EX_CONFIG`: every checkpoint is damaged (`hooks.anew`). Another start would find the same.
+#: `EX_CONFIG`: every checkpoint is damaged (`hooks.restore.begin_anew`). Another start would find the same.
 BEYOND_US = 78
 #: Notices behind which no machine goes away.
 OF_A_PERSON = frozenset({NoticeKind.SIGNAL, NoticeKind.DRILL, NoticeKind.ORPHAN})

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 
-from ...hooks import protocol
+from ...hooks.ipc import protocol
 from ...providers.notice import Notice, NoticeKind
 from ...providers.text import NAME, TEXT, clip, span
 from ..actions import Rest, Send

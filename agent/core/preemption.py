@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ...hooks.protocol import Committed, Failed, Preempt, Progress, Told
+from ...hooks.ipc.protocol import Committed, Failed, Preempt, Progress, Told
 from ...providers.notice import Notice, NoticeKind, Severity
 from ...providers.text import NAME, TEXT, clip
 from ..outcome import SIGNALLED, Outcome, SessionOutcome

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...hooks.protocol import Committed, Position, Register
+from ...hooks.ipc.protocol import Committed, Position, Register
 from ...providers.text import NAME, TEXT, clip
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import signal
 
-from ...hooks import protocol
+from ...hooks.ipc import protocol
 from ..actions import KillGroup, Look, Send, SignalOrphans, SignalSession
 from ..events import GroupSeen
 from .hearing import Command

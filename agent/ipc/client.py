@@ -7,8 +7,8 @@ import os
 import socket
 from pathlib import Path
 
-from ...hooks import credentials
-from ...hooks.protocol import Message, Peer, Role, encode
+from ...hooks.ipc import peer_credentials
+from ...hooks.ipc.protocol import Message, Peer, Role, encode
 from ...providers.clock import SystemClock
 from ...providers.errors import ProtocolError
 
@@ -31,7 +31,7 @@ class AgentClient:
             raise
 
     def _check_owner(self, path: Path) -> None:
-        if (uid := credentials.stranger(self._sock, path)) is not None:
+        if (uid := peer_credentials.stranger(self._sock, path)) is not None:
             raise PermissionError(
                 f"uid {uid} listens at {path}, who is neither you nor root nor this machine's service"
             )

@@ -14,8 +14,8 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...hooks import credentials
-from ...hooks.protocol import Message, Peer, Register, Role, encode
+from ...hooks.ipc import peer_credentials
+from ...hooks.ipc.protocol import Message, Peer, Register, Role, encode
 from ...providers.errors import ProtocolError
 
 logger = logging.getLogger("spotguard.agent")
@@ -53,7 +53,7 @@ class Connection:
     def __init__(self, number: int, sock: socket.socket, now: float, limits: Limits) -> None:
         self.number = number
         self.sock = sock
-        self.pid, self.uid = credentials.peer(sock)
+        self.pid, self.uid = peer_credentials.peer(sock)
         self.peer = Peer(Role.NEW)
         #: What it said of itself, once it has registered.
         self.register: Register | None = None
@@ -85,7 +85,7 @@ class Connection:
             ProtocolError, OSError: the peer is to be dropped.
         """
         try:
-            data, ancillary, flags, _ = self.sock.recvmsg(_CHUNK, credentials.ROOM)
+            data, ancillary, flags, _ = self.sock.recvmsg(_CHUNK, peer_credentials.ROOM)
         except (BlockingIOError, InterruptedError):
             self.drained = True
             return []
@@ -98,7 +98,7 @@ class Connection:
             return None
         # A child that inherited the descriptor may write on it (a data loader's worker, forked before the hook's
         # handler ran). The kernel never merges bytes of two senders in one read, so theirs can be left out whole.
-        if credentials.sender(ancillary) != self.pid:
+        if peer_credentials.sender(ancillary) != self.pid:
             return []
         owed = self.peer.mid_frame
         messages = self.peer.feed(data)

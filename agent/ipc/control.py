@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...hooks.protocol import Answer, Ask, Message, Refused
+from ...hooks.ipc.protocol import Answer, Ask, Message, Refused
 from ...providers.clock import SystemClock
 from ...providers.errors import ProtocolError, SpotguardError, UsageError
 from .client import AgentClient

@@ -19,8 +19,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from ...hooks import protocol
-from ...hooks.protocol import Message, Role
+from ...hooks.ipc import protocol
+from ...hooks.ipc.protocol import Message, Role
 from ...providers.clock import WEEK, Clock
 from ...providers.errors import ProtocolError
 from ..events import Asked, Closed, Event, Heard, Opened, StatusAsked, Watching

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ...hooks import protocol
-from ...hooks.protocol import Message
+from ...hooks.ipc import protocol
+from ...hooks.ipc.protocol import Message
 from ...providers.notice import Notice, Severity
 from ..core.hearing import OUTLIVED
 from ..events import HealthChanged, NoticeGone, NoticeSeen, SourceGone, WindowTold

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import get_args
 
-from ...hooks import protocol
-from ...hooks.protocol import Message
+from ...hooks.ipc import protocol
+from ...hooks.ipc.protocol import Message
 from ...providers.clock import Clock
 from ...providers.errors import ProtocolError
 from ...providers.health import SEEING, Health, Reason, Sight, blind

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...hooks.protocol import MAX_FRAME
+from ...hooks.ipc.protocol import MAX_FRAME
 from ...providers.text import TEXT, clip
 from ..core.budget import SIGTERM_WINDOW
 from ..core.machine import Machine

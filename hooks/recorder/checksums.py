@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ..format.crc import crc32
-from ..state.shards import local
+from ..checkpoint.format.crc import crc32
+from ..state.sharding.dtensor import local
 
 #: Characters of a plain value that are shown; longer ones are shown cut, with a checksum of the whole.
 _SHOWN = 60

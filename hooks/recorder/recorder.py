@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from ...providers.clock import Clock
 from ...providers.stores.base import BlobStore
-from ..agreement.channel import Channel
+from ..consensus.channel import Channel
 from ..guard import Guard
 from . import checksums, startup
 from .plan import LifePlan, Place

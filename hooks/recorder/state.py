@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..state.loaders import is_stateful_loader
+from ..state.parts.loaders import is_stateful_loader
 from . import checksums
 
 #: Bytes of a tensor that is looked at once more, within a turn.

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from ..format.encoder import encode
-from ..format.leaf import Leaf
-from ..format.manifest import private_name
-from .optimizers import OptimizerPart
-from .parts import Part, check_savable
-from .shards import Ranks, local
+from ..checkpoint.format.manifest import private_name
+from ..checkpoint.format.values.encoder import encode
+from .parts.optimizer import OptimizerPart
+from .parts.values import Part, check_savable
+from .sharding.dtensor import Ranks, local
+from .tensor_item import Leaf
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import testing
-    from .hooks.callbacks import on_notice
-    from .hooks.dcp import StorageReader
+    from .hooks.control.callback import on_notice
+    from .hooks.control.sigterm import Preempted
     from .hooks.guard import Guard
+    from .hooks.interop.dcp_reader import StorageReader
     from .hooks.register import register
-    from .hooks.signals import Preempted
     from .providers.errors import SpotguardError
     from .providers.notice import Notice
 
@@ -34,10 +34,10 @@ __all__ = [
 _HOMES = {
     "Guard": ".hooks.guard",
     "Notice": ".providers.notice",
-    "Preempted": ".hooks.signals",
+    "Preempted": ".hooks.control.sigterm",
     "SpotguardError": ".providers.errors",
-    "StorageReader": ".hooks.dcp",
-    "on_notice": ".hooks.callbacks",
+    "StorageReader": ".hooks.interop.dcp_reader",
+    "on_notice": ".hooks.control.callback",
     "register": ".hooks.register",
 }
 

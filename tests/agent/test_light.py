@@ -55,11 +55,7 @@ def loaded(provider: str, folder: Path, **env: str) -> tuple[set[str], set[str],
 
 def heavy(modules: set[str]) -> list[str]:
     ours = tuple(f"spotguard.{name}" for name in OURS)
-    return sorted(
-        m
-        for m in modules
-        if m.split(".")[0] in HEAVY or m.startswith(ours) or m.startswith("spotguard.hooks.g")
-    )
+    return sorted(m for m in modules if m.split(".")[0] in HEAVY or m.startswith(ours))
 
 
 @pytest.mark.parametrize("provider", ["none", "auto", "aws", "gcp"])
@@ -69,9 +65,10 @@ def test_it_loads_no_tensors_no_store_no_sdk(provider: str, folder: Path) -> Non
     assert heavy(before) == []
     assert heavy(after) == []
     assert {m for m in after if m.startswith("spotguard.hooks.")} <= {
-        "spotguard.hooks.credentials",
-        "spotguard.hooks.messages",
-        "spotguard.hooks.protocol",
+        "spotguard.hooks.ipc",
+        "spotguard.hooks.ipc.peer_credentials",
+        "spotguard.hooks.ipc.messages",
+        "spotguard.hooks.ipc.protocol",
     }
 
 

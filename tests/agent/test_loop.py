@@ -25,7 +25,7 @@ from spotguard.agent.loop import Agent
 from spotguard.agent.process.program import CommandError
 from spotguard.agent.process.supervisor import Supervisor
 from spotguard.agent.telemetry.status import AgentFacts
-from spotguard.hooks.protocol import Position
+from spotguard.hooks.ipc.protocol import Position
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
 from tests.fakes.awake import STAYS_AWAKE
@@ -39,7 +39,7 @@ import os, signal, sys, time
 sys.path[:0] = [{root!r}]
 from pathlib import Path
 from tests.fakes.hook import FakeHook
-from spotguard.hooks.protocol import *
+from spotguard.hooks.ipc.protocol import *
 agent = os.getppid()
 hook = FakeHook(Path(os.environ["SPOTGUARD_SOCKET"]))
 hook.say(Register(os.getpid(), os.environ["SPOTGUARD_RUN_ID"], "train.py", os.environ["SPOTGUARD_STORE"]))

@@ -12,7 +12,7 @@ import pytest
 
 from spotguard.agent import outcome as outcomes
 from spotguard.agent.outcome import Outcome, SessionOutcome
-from spotguard.hooks.protocol import Committed, Progress
+from spotguard.hooks.ipc.protocol import Committed, Progress
 from tests.fakes.story import START, Story
 
 SEEN = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
@@ -197,7 +197,7 @@ def test_those_before_us_are_read_again_as_far_as_they_are_whole(tmp_path: Path)
 
 def test_a_session_that_had_left_is_named_so() -> None:
     """Training had come to its end before the notice could matter."""
-    from spotguard.hooks.protocol import Bye
+    from spotguard.hooks.ipc.protocol import Bye
 
     story = Story()
     session = story.opens()

@@ -16,7 +16,7 @@ import pytest
 
 from spotguard.agent.ipc import control
 from spotguard.agent.ipc.control import AgentError
-from spotguard.hooks.protocol import (
+from spotguard.hooks.ipc.protocol import (
     Committed,
     HealthSeen,
     Leave,
@@ -62,7 +62,7 @@ hook = '''
 import os, sys, time
 from pathlib import Path
 from tests.fakes.hook import FakeHook
-from spotguard.hooks.protocol import *
+from spotguard.hooks.ipc.protocol import *
 hook = FakeHook.registered(Path(os.environ["SPOTGUARD_SOCKET"]))
 print("registered", flush=True)
 notice = hook.hear(Preempt)

@@ -100,5 +100,5 @@ def test_why_a_source_does_not_see_reaches_the_person(
 
 def test_every_reason_is_tried() -> None:
     """Two are no cloud's: `unguarded` is the service agent's (tests/agent/sources/test_remote_unguarded.py), `overdue` is said of
-    a look that does not come back (tests/agent/sources/test_overdue.py)."""
+    a look that does not come back (tests/agent/sources/test_poller_overdue.py)."""
     assert {reason for _, _, reason in CASES} == {*get_args(Reason)} - {"", "unguarded", "overdue"}

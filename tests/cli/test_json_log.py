@@ -38,7 +38,7 @@ import os, signal, subprocess, sys, time
 sys.path[:0] = [{root!r}]
 from pathlib import Path
 from tests.fakes.hook import FakeHook
-from spotguard.hooks.protocol import *
+from spotguard.hooks.ipc.protocol import *
 path = Path(os.environ["SPOTGUARD_SOCKET"])
 hook = FakeHook(path)
 hook.say(Register(os.getpid(), "r", "train.py", "file:///s", nbytes=1000))

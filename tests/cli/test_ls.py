@@ -17,9 +17,9 @@ from spotguard.cli import main
 from spotguard.cli.commands.inspect import _table as tensors_of
 from spotguard.cli.commands.ls import _table, lines_of
 from spotguard.cli.output import short_moment
-from spotguard.hooks.format.codec import encode_manifest
-from spotguard.hooks.format.keys import MARKER, manifest_name
-from spotguard.hooks.format.manifest import FORMAT
+from spotguard.hooks.checkpoint.format.codec import encode_manifest
+from spotguard.hooks.checkpoint.format.keys import MARKER, manifest_name
+from spotguard.hooks.checkpoint.format.manifest import FORMAT
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.checkpoint import Save

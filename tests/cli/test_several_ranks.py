@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spotguard.cli.main import main
-from spotguard.hooks.format.keys import manifest_name
+from spotguard.hooks.checkpoint.format.keys import manifest_name
 from spotguard.providers.stores.factory import open_store
 from tests.fakes.checkpoint import TENSORS, Save
 

@@ -12,9 +12,9 @@ import pytest
 
 from spotguard.cli.commands.verify import verdicts_of
 from spotguard.cli.select_checkpoint import Target
-from spotguard.hooks.format.codec import encode_manifest
-from spotguard.hooks.format.keys import manifest_name
-from spotguard.hooks.format.manifest import FORMAT, Chunk, TensorEntry
+from spotguard.hooks.checkpoint.format.codec import encode_manifest
+from spotguard.hooks.checkpoint.format.keys import manifest_name
+from spotguard.hooks.checkpoint.format.manifest import FORMAT, Chunk, TensorEntry
 from spotguard.providers.errors import UnavailableError
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.checkpoint import Save

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spotguard.demo.throttled_store import ThrottledStore
-from spotguard.hooks.checkpoints.patience import PatientStore
+from spotguard.hooks.restore.retrying_store import PatientStore
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CorruptError, NotFoundError, UnavailableError, UsageError
 from spotguard.providers.stores.base import BlobStore, ObjectInfo

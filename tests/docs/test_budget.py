@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from spotguard.hooks.cadence import best_interval
-from spotguard.hooks.checkpoints.budget import Choice, Situation, Sizes, plan
-from spotguard.hooks.checkpoints.rate import Rate
+from spotguard.hooks.save.plan.budget import Choice, Situation, Sizes, plan
+from spotguard.hooks.save.plan.throughput import Rate
+from spotguard.hooks.save.schedule import best_interval
 from tests.docs.pages import ROOT, section
 
 PAGE = ROOT / "docs" / "budget.md"

@@ -18,8 +18,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from spotguard.hooks import protocol
 from spotguard.hooks.guard import Guard
+from spotguard.hooks.ipc import protocol
 from spotguard.providers.errors import NotFoundError
 from tests.e2e.clouds import CLOUDS, Day, begin_day, puts, puts_large, puts_small
 from tests.fakes.clock import ManualClock

@@ -1,6 +1,6 @@
 """What lies damaged in one of the three clouds is never loaded: a restore takes the checkpoint before it, bit for bit.
 
-One of each sort over a real server. Every chunk and every byte of a manifest are tried over a fake: tests/hooks/test_damage.py.
+One of each sort over a real server. Every chunk and every byte of a manifest are tried over a fake: tests/hooks/restore/test_damage.py.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spotguard.hooks.checkpoints.catalog import Whole, find_whole
-from spotguard.hooks.checkpoints.verify import verify
-from spotguard.hooks.format.codec import encode_manifest
-from spotguard.hooks.format.keys import manifest_name
+from spotguard.hooks.checkpoint.catalog import Whole, find_whole
+from spotguard.hooks.checkpoint.format.codec import encode_manifest
+from spotguard.hooks.checkpoint.format.keys import manifest_name
+from spotguard.hooks.restore.verify import verify
 from spotguard.providers.stores.base import BlobStore
 from tests.e2e.clouds import CLOUDS, begin_day
 from tests.fakes.training import different, guarded, restored, small

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("prometheus_client")
 
 from spotguard.agent.telemetry.metrics.definitions import METRICS
-from spotguard.hooks.protocol import Committed, Position, Preempt, Progress, Register, Told, Welcome
+from spotguard.hooks.ipc.protocol import Committed, Position, Preempt, Progress, Register, Told, Welcome
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.harness import Machine
 from tests.e2e.processes import eventually

@@ -94,7 +94,7 @@ def test_a_disk_that_is_full_or_read_only_loses_nothing(trainee: Trainee) -> Non
     assert second.ended() == 1
     last = second.err.to_the_end().splitlines()
     assert [line for line in last if "Read-only file system; make the folder writable" in line]
-    assert not [line for line in last if "hooks/beginning.py" in line or "direct cause" in line]
+    assert not [line for line in last if "hooks/restore/startup.py" in line or "direct cause" in line]
     assert "restored" not in second.out.to_the_end()
 
     remount = machine.start("mount", "-o", "remount,rw", str(machine.store))

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from typing import TypeVar
 
-from spotguard.hooks.protocol import Message, Register, Role, Welcome
+from spotguard.hooks.ipc.protocol import Message, Register, Role, Welcome
 from tests.fakes.talk import TIMEOUT, Talk
 
 T = TypeVar("T", bound=Message)

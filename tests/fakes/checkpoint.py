@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from spotguard.hooks.checkpoints.marker import put_manifest, put_marker
-from spotguard.hooks.format.chunks import Item, plan
-from spotguard.hooks.format.dtypes import ITEMSIZE
-from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix, object_name
-from spotguard.hooks.format.manifest import (
+from spotguard.hooks.checkpoint.format.dtypes import ITEMSIZE
+from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoint_prefix, object_name
+from spotguard.hooks.checkpoint.format.manifest import (
     Chunk,
     Kind,
     Level,
@@ -22,6 +20,8 @@ from spotguard.hooks.format.manifest import (
     format_of,
     private_name,
 )
+from spotguard.hooks.checkpoint.marker import put_manifest, put_marker
+from spotguard.hooks.save.plan.bin_packing import Item, plan
 from spotguard.providers.stores.base import BlobStore
 
 #: (dtype, global shape): split by rows among the ranks where there are as many, else written by one of them.

@@ -9,14 +9,20 @@ from typing import Any
 
 import torch
 
-from spotguard.hooks.checkpoints.boxes import Box
-from spotguard.hooks.checkpoints.frames import as_bytes, box
-from spotguard.hooks.checkpoints.marker import put_manifest, put_marker
-from spotguard.hooks.format.chunks import OBJECT_BYTES, Item, plan
-from spotguard.hooks.format.coverage import Coverage, coverage
-from spotguard.hooks.format.dtypes import dtype_name
-from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix, object_name
-from spotguard.hooks.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry, private_name
+from spotguard.hooks.checkpoint.format.boxes import Box
+from spotguard.hooks.checkpoint.format.coverage import Coverage, coverage
+from spotguard.hooks.checkpoint.format.dtypes import dtype_name
+from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoint_prefix, object_name
+from spotguard.hooks.checkpoint.format.manifest import (
+    Chunk,
+    ObjectEntry,
+    RankManifest,
+    TensorEntry,
+    private_name,
+)
+from spotguard.hooks.checkpoint.marker import put_manifest, put_marker
+from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES, Item, plan
+from spotguard.hooks.save.upload.buffers import as_bytes, box
 from spotguard.providers.stores.base import BlobStore
 
 #: What a rank holds of a tensor of this name and shape: (name, shape, rank, world).

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from spotguard.hooks.format.encoder import encode
+from spotguard.hooks.checkpoint.format.values.encoder import encode
 from spotguard.providers.stores.factory import open_store
 from tests.fakes.cut import Cut, rows
-from tests.hooks.programs.load import Small
+from tests.hooks.interop.programs.load import Small
 
 
 def trained() -> tuple[Small, torch.optim.Optimizer]:

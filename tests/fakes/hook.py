@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from spotguard.hooks.protocol import Register, Role, Welcome
+from spotguard.hooks.ipc.protocol import Register, Role, Welcome
 from tests.fakes.talk import Talk
 
 

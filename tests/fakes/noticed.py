@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from spotguard.hooks import protocol
 from spotguard.hooks.guard import Guard
+from spotguard.hooks.ipc import protocol
 from spotguard.providers.stores.base import BlobStore
 from tests.fakes.clock import ManualClock
 from tests.fakes.training import Job, Make, different, guarded, small, step_on, trajectory

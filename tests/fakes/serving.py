@@ -11,7 +11,7 @@ from typing import TypeVar
 from spotguard.agent.events import Event, Heard, Opened
 from spotguard.agent.ipc.connection import Limits
 from spotguard.agent.ipc.server import Server
-from spotguard.hooks.protocol import Preempt, Told
+from spotguard.hooks.ipc.protocol import Preempt, Told
 from spotguard.providers.clock import SystemClock
 from tests.fakes.hook import FakeHook
 from tests.fakes.talk import TIMEOUT

@@ -31,7 +31,7 @@ from spotguard.agent.events import (
     Signalled,
 )
 from spotguard.agent.outcome import Outcome
-from spotguard.hooks.protocol import Called, Committed, Failed, Message, Register, Told, Uncalled
+from spotguard.hooks.ipc.protocol import Called, Committed, Failed, Message, Register, Told, Uncalled
 from spotguard.providers.notice import Notice, NoticeKind, Severity
 
 START = 1000.0

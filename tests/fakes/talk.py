@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import TypeVar
 
-from spotguard.hooks.protocol import Message, Peer, Role, encode
+from spotguard.hooks.ipc.protocol import Message, Peer, Role, encode
 
 T = TypeVar("T", bound=Message)
 

@@ -6,7 +6,7 @@ import gc
 import re
 from pathlib import Path
 
-from spotguard.hooks.checkpoints.effort import Effort
+from spotguard.hooks.save.cancel_scope import Effort
 from spotguard.providers.clock import SystemClock
 
 _SMAPS, _CLEAR = Path("/proc/self/smaps"), Path("/proc/self/clear_refs")

@@ -19,11 +19,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from spotguard.hooks import signals
-from spotguard.hooks.gate import Shut
+from spotguard.hooks.control import sigterm
+from spotguard.hooks.control.gate import Shut
+from spotguard.hooks.control.sigterm import Preempted
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.register import register
-from spotguard.hooks.signals import Preempted
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.stores.base import BlobStore
 
@@ -182,7 +182,7 @@ def guarded(
         yield guard
     finally:
         guard.close()
-        signals.let_go()
+        sigterm.let_go()
 
 
 def step_on(guard: Guard, job: Job, *numbers: int) -> None:

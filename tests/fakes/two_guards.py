@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from spotguard.hooks import signals
-from spotguard.hooks.agreement.channel import Channel
+from spotguard.hooks.consensus.channel import Channel
+from spotguard.hooks.control import sigterm
 from spotguard.hooks.guard import Guard
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.stores.base import BlobStore
@@ -78,4 +78,4 @@ def two_guards(stores: Sequence[BlobStore], clocks: Sequence[Clock] = ()) -> Ite
         yield trainers
     finally:
         on_all(lambda rank: trainers[rank].guard.close())
-        signals.let_go()
+        sigterm.let_go()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
-from spotguard.hooks.format.keys import MARKER
+from spotguard.hooks.checkpoint.format.keys import MARKER
 from spotguard.providers.stores.base import ObjectInfo, Sent
 from tests.fakes.store import FakeStore
 

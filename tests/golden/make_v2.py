@@ -14,12 +14,18 @@ import zlib
 from dataclasses import replace
 from typing import Any
 
-from spotguard.hooks.checkpoints.commit import claim_attempt
-from spotguard.hooks.checkpoints.marker import put_manifest, put_marker
-from spotguard.hooks.format.chunks import Item, plan
-from spotguard.hooks.format.dtypes import ITEMSIZE
-from spotguard.hooks.format.keys import CheckpointName, checkpoint_prefix, object_name
-from spotguard.hooks.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry, private_name
+from spotguard.hooks.checkpoint.attempts import claim_attempt
+from spotguard.hooks.checkpoint.format.dtypes import ITEMSIZE
+from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoint_prefix, object_name
+from spotguard.hooks.checkpoint.format.manifest import (
+    Chunk,
+    ObjectEntry,
+    RankManifest,
+    TensorEntry,
+    private_name,
+)
+from spotguard.hooks.checkpoint.marker import put_manifest, put_marker
+from spotguard.hooks.save.plan.bin_packing import Item, plan
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.file import FileStore
 from tests.golden.make_v1 import RUN, TENSORS, content

@@ -2,86 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
-#: What imports torch at its top: not looked at where there is none.
-NEEDS_TORCH = [
-    *(f"agreement/test_{name}.py" for name in ("channel", "endings", "torch_group")),
-    "state/test_*.py",
-    *(
-        f"checkpoints/test_{name}.py"
-        for name in (
-            "crew",
-            "draft",
-            "frames",
-            "idle",
-            "reader",
-            "shares",
-            "together",
-            "together_written",
-            "work",
-            "writer",
-            "writer_again",
-            "writer_outage",
-            "writer_second_look",
-        )
-    ),
-    *(
-        f"test_{name}.py"
-        for name in (
-            "arguments",
-            "begin_anew",
-            "checkpointer",
-            "damage",
-            "damage_meanwhile",
-            "dcp",
-            "edit_through_data",
-            "emergency",
-            "emergency_any_link",
-            "emergency_frozen",
-            "failed_register_leaves_hooks",
-            "frozen_weights_stop_training",
-            "going_back",
-            "guard",
-            "last_moment",
-            "last_upload_at_exit",
-            "legitimate_loops",
-            "less",
-            "malformed",
-            "manual_save_hangs_after_drill",
-            "meetings",
-            "misuse_variants",
-            "mutations",
-            "namesakes",
-            "never_steps",
-            "next_save",
-            "optimizer_made_anew",
-            "outages",
-            "promotion",
-            "published",
-            "ranks",
-            "refused_restore_leaves_gate_dirty",
-            "rehearsal",
-            "report",
-            "restore",
-            "restored_twice",
-            "rights",
-            "saver",
-            "saver_background",
-            "saver_second_word",
-            "saver_thread_dies",
-            "secrets_of_argv_in_store",
-            "share",
-            "threads_at_exit_312",
-            "tidying",
-        )
-    ),
-]
-collect_ignore_glob = NEEDS_TORCH if find_spec("torch") is None else []
+#: What a file says that imports torch at its top.
+NEEDS_TORCH = re.compile(r"^pytestmark = .*pytest\.mark\.torch", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Such a file is not looked at where there is no torch."""
+    if find_spec("torch") is None and collection_path.suffix == ".py":
+        return NEEDS_TORCH.search(collection_path.read_text()) is not None or None
+    return None
 
 
 @pytest.fixture(autouse=True)

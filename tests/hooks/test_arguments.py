@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spotguard.hooks import signals
+from spotguard.hooks.control import sigterm
 from spotguard.hooks.register import register
 from spotguard.providers.errors import CheckpointError, StateError, UsageError
 from tests.fakes.training import bits, different, guarded, saved_each_step, small, step_on, trajectory
@@ -73,7 +73,7 @@ def test_a_store_in_a_file_says_so(folder: Path) -> None:
         ):
             register((folder / path).as_uri(), run_id="r", **small().values)
     assert (folder / "file").read_text() == "mine"
-    signals.let_go()
+    sigterm.let_go()
 
 
 # --- restore -------------------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from spotguard.hooks.control.sigterm import Preempted
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.register import register
-from spotguard.hooks.signals import Preempted
 from spotguard.providers.errors import StateError, UsageError
 from spotguard.testing import preempt
 from tests.fakes.training import (
@@ -209,7 +209,7 @@ def test_preempted_is_an_exit_with_code_75(folder: Path) -> None:
 
 
 def restored_step(store: Path) -> int:
-    from spotguard.hooks.checkpoints.catalog import find_whole
+    from spotguard.hooks.checkpoint.catalog import find_whole
     from spotguard.providers.stores.file import FileStore
 
     whole = find_whole(FileStore(store), "run")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from spotguard.hooks.arguments import in_words, launchers
-from spotguard.hooks.checkpoints.commit import attempt_record, claim_attempt
-from spotguard.hooks.format.keys import attempt_key
+from spotguard.hooks.checkpoint.attempts import attempt_record, claim_attempt
+from spotguard.hooks.checkpoint.format.keys import attempt_key
 from tests.fakes.store import FakeStore
 
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-2]"}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from spotguard.agent.ipc.client import AgentClient
-from spotguard.hooks.protocol import HealthSeen, NoticeGone, NoticeSeen, Watch, Watched
+from spotguard.hooks.ipc.protocol import HealthSeen, NoticeGone, NoticeSeen, Watch, Watched
 from spotguard.providers.errors import ProtocolError
 
 #: Seconds. An agent gives a sign of life every five; after this it is stuck.

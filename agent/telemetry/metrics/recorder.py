@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ....hooks import protocol
+from ....hooks.ipc import protocol
 from ....providers.health import Health, Sight
 from ....providers.notice import Notice
 from ....providers.text import NAME, clip

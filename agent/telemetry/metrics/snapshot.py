@@ -17,7 +17,7 @@ DETECTED = (0.01, 0.1, 0.5, 1.0, 1.5, 2.0, 5.0, 10.0, 30.0, 60.0)
 #: Seconds that may be left of a warning: 10 s is what Azure often gives, 120 s is AWS's.
 LEFT = (0.0, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 45.0, 60.0, 90.0, 120.0)
 
-#: How far a save is, in order: the words of `hooks.messages.Progress` between those of this agent.
+#: How far a save is, in order: the words of `hooks.ipc.messages.Progress` between those of this agent.
 STAGES = ("seen", "told", "gate", "first-byte", "written", "committed")
 #: How a notice ended. See `recorder.result_of`.
 RESULTS = ("committed", "reduced", "missed", "unguarded", "withdrawn")

@@ -12,9 +12,9 @@ import os
 from dataclasses import dataclass
 
 from spotguard.hooks.arguments import default_store
-from spotguard.hooks.checkpoints.catalog import Folder, Whole, examine, list_runs, scan
-from spotguard.hooks.format.codec import NewerFormatError
-from spotguard.hooks.format.keys import CheckpointName
+from spotguard.hooks.checkpoint.catalog import Folder, Whole, examine, list_runs, scan
+from spotguard.hooks.checkpoint.format.codec import NewerFormatError
+from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.providers.errors import CheckpointError, UsageError
 from spotguard.providers.run_id import is_run_id
 from spotguard.providers.stores.base import BlobStore

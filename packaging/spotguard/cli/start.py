@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spotguard.hooks.arguments import extras_worth
-from spotguard.hooks.checkpoints.catalog import Whole, whole_checkpoints
-from spotguard.hooks.checkpoints.worth import worth_it
-from spotguard.hooks.format.keys import CheckpointName
-from spotguard.hooks.format.manifest import LEVELS
+from spotguard.hooks.checkpoint.catalog import Whole, whole_checkpoints
+from spotguard.hooks.checkpoint.format.keys import CheckpointName
+from spotguard.hooks.checkpoint.format.manifest import LEVELS
+from spotguard.hooks.checkpoint.ranking import worth_it
 from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.base import BlobStore
 

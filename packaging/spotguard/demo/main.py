@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
-from spotguard.hooks.checkpoints.patience import PatientStore
+from spotguard.hooks.restore.retrying_store import PatientStore
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import NotFoundError, StoreError, UnavailableError, UsageError
 from spotguard.providers.optional_deps import how_to_install

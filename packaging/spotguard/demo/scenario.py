@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from spotguard.hooks.checkpoints.catalog import scan
-from spotguard.hooks.format.keys import MARKER
+from spotguard.hooks.checkpoint.catalog import scan
+from spotguard.hooks.checkpoint.format.keys import MARKER
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import SpotguardError
 from spotguard.providers.simulator.base import Simulator

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from spotguard.agent.config.options import Options
 from spotguard.agent.ipc.paths import SERVICE_SOCKET
-from spotguard.hooks.format.keys import probe_key
+from spotguard.hooks.checkpoint.format.keys import probe_key
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.base import BlobStore

@@ -1,6 +1,6 @@
 """How fast this machine puts bytes into the store: for two seconds, over the connections and with the objects of a save.
 
-The bytes are counted as a save counts them (`hooks.checkpoints.rate`), from when the connections are full: what the
+The bytes are counted as a save counts them (`hooks.save.plan.throughput`), from when the connections are full: what the
 kernel takes ahead of the network is no rate. What cannot be compressed is put, once made, under key after key.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spotguard.hooks.checkpoints.rate import Link
-from spotguard.hooks.format.crc import crc32
+from spotguard.hooks.checkpoint.format.crc import crc32
+from spotguard.hooks.save.plan.throughput import Link
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import StoreError
 from spotguard.providers.stores.base import BlobStore

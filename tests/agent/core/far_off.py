@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotguard.agent.actions import Action, Log
-from spotguard.hooks.protocol import Preempt, Withdrawn
+from spotguard.hooks.ipc.protocol import Preempt, Withdrawn
 from spotguard.providers.notice import NoticeKind, Severity
 from tests.fakes.story import Story
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotguard.agent.core.upcoming import NEAR, WINDOW
-from spotguard.hooks.protocol import Checkpoint, Preempt, Withdrawn
+from spotguard.hooks.ipc.protocol import Checkpoint, Preempt, Withdrawn
 from spotguard.providers.notice import NoticeKind
 from tests.agent.core.far_off import HOUR, advisory, later, logged, undisturbed
 from tests.fakes.story import Story

@@ -9,7 +9,7 @@ import pytest
 
 from spotguard.agent.actions import Log, Send
 from spotguard.agent.core.launcher_notices import LATE, TOLD
-from spotguard.hooks.protocol import LAUNCHER, Committed, Failed, Progress, Told
+from spotguard.hooks.ipc.protocol import LAUNCHER, Committed, Failed, Progress, Told
 from tests.agent.core.telling import torchrun
 from tests.fakes.story import Story
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from spotguard.hooks.protocol import Leave
+from spotguard.hooks.ipc.protocol import Leave
 from tests.agent.core.telling import only
 from tests.fakes.story import Story
 

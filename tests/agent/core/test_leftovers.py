@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from spotguard.agent.actions import Action, KillGroup, Launch, Look, SignalOrphans, SignalSession
-from spotguard.hooks.protocol import Bye, Leave
+from spotguard.hooks.ipc.protocol import Bye, Leave
 from tests.fakes.story import Story
 
 TERM, KILL, CONT, INT = signal.SIGTERM, signal.SIGKILL, signal.SIGCONT, signal.SIGINT

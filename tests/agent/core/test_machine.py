@@ -8,7 +8,7 @@ import pytest
 
 from spotguard.agent.actions import Launch, Log, Tell
 from spotguard.agent.events import Asked
-from spotguard.hooks.protocol import Bye, Leave, Position, Preempt
+from spotguard.hooks.ipc.protocol import Bye, Leave, Position, Preempt
 from tests.agent.core.telling import only
 from tests.fakes.story import Story
 

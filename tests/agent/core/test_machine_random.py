@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from spotguard.agent.actions import Action, Finish, KillGroup, Send, SignalGroup, SignalSession
 from spotguard.agent.core.preemption import Preemption
 from spotguard.agent.events import NoticeSeen
-from spotguard.hooks.protocol import Bye, Committed, Failed, Leave, Preempt, Resume
+from spotguard.hooks.ipc.protocol import Bye, Committed, Failed, Leave, Preempt, Resume
 from spotguard.providers.notice import Notice, NoticeKind, Severity
 from tests.fakes.story import START, Story
 

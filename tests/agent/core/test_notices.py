@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from spotguard.agent.actions import Finish, Log
-from spotguard.hooks.protocol import Leave, Preempt, Progress, Withdrawn
+from spotguard.hooks.ipc.protocol import Leave, Preempt, Progress, Withdrawn
 from spotguard.providers.notice import NoticeKind
 from tests.fakes.story import START, Story
 
@@ -208,7 +208,7 @@ def test_progress_is_kept_for_the_outcome() -> None:
 
 def test_a_commit_for_another_notice_does_not_count() -> None:
     """A late word of an old drill ends nothing."""
-    from spotguard.hooks.protocol import Committed
+    from spotguard.hooks.ipc.protocol import Committed
 
     story = Story()
     session = story.opens()

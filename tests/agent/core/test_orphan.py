@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from spotguard.agent.actions import Announce, Launch, Log, SignalGroup
-from spotguard.hooks.protocol import Leave, Preempt
+from spotguard.hooks.ipc.protocol import Leave, Preempt
 from spotguard.providers.notice import NoticeKind
 from tests.agent.core.telling import only
 from tests.fakes.story import Story

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from spotguard.hooks.protocol import Preempt
+from spotguard.hooks.ipc.protocol import Preempt
 from tests.fakes.story import Story
 
 TERM = signal.SIGTERM

@@ -9,7 +9,7 @@ import pytest
 from spotguard.agent.core.participant import SaveProgress
 from spotguard.agent.sources.feed import Feed
 from spotguard.agent.telemetry.status import AgentFacts, answers
-from spotguard.hooks.protocol import Progress
+from spotguard.hooks.ipc.protocol import Progress
 from tests.fakes.story import START, Story
 
 

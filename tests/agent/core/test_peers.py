@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from spotguard.agent.actions import Announce, Log
-from spotguard.hooks.protocol import Committed, Leave, Preempt, Resume, Withdrawn
+from spotguard.hooks.ipc.protocol import Committed, Leave, Preempt, Resume, Withdrawn
 from tests.agent.core.telling import terms, torchrun
 from tests.fakes.story import Story
 

@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 from spotguard.agent.actions import Launch
-from spotguard.hooks.protocol import Bye
+from spotguard.hooks.ipc.protocol import Bye
 from tests.agent.core.telling import torchrun
 from tests.fakes.story import Story
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spotguard.agent.actions import KillGroup, Launch, Publish, Send, SignalGroup
 from spotguard.agent.events import Signalled
-from spotguard.hooks.protocol import Leave, Preempt, Withdrawn
+from spotguard.hooks.ipc.protocol import Leave, Preempt, Withdrawn
 from spotguard.providers.notice import NoticeKind
 from tests.fakes.story import START, Story
 

@@ -9,7 +9,7 @@ import pytest
 
 from spotguard.agent.actions import Log
 from spotguard.agent.core.upcoming import COOL_DOWN, NEAR
-from spotguard.hooks.protocol import Checkpoint, Preempt, Withdrawn
+from spotguard.hooks.ipc.protocol import Checkpoint, Preempt, Withdrawn
 from spotguard.providers.notice import NoticeKind
 from tests.agent.core.far_off import HOUR, advisory, later, logged, undisturbed
 from tests.fakes.story import Story

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from spotguard.agent.events import CommandEnded
-from spotguard.hooks.protocol import Leave, Preempt, Resume, Withdrawn
+from spotguard.hooks.ipc.protocol import Leave, Preempt, Resume, Withdrawn
 from tests.agent.core.telling import only
 from tests.fakes.story import Story
 

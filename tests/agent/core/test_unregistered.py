@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spotguard.agent.outcome import Outcome
-from spotguard.hooks.protocol import Leave, Preempt
+from spotguard.hooks.ipc.protocol import Leave, Preempt
 from tests.agent.core.telling import only
 from tests.fakes.story import Story
 

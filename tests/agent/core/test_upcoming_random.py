@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from spotguard.agent.actions import Send, SignalGroup
 from spotguard.agent.core.upcoming import COOL_DOWN, NEAR, WINDOW
 from spotguard.agent.events import NoticeSeen
-from spotguard.hooks.protocol import Checkpoint, Preempt
+from spotguard.hooks.ipc.protocol import Checkpoint, Preempt
 from spotguard.providers.notice import Notice, NoticeKind, Severity
 from tests.fakes.story import START, Story
 

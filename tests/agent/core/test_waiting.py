@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spotguard.agent.actions import Log, Rest
-from spotguard.hooks.protocol import Leave
+from spotguard.hooks.ipc.protocol import Leave
 from spotguard.providers.notice import NoticeKind
 from tests.fakes.story import Story
 

@@ -12,7 +12,7 @@ from spotguard.agent.core.machine import Machine, Policy
 from spotguard.agent.events import NoticeGone, NoticeSeen, Opened, Signalled
 from spotguard.agent.loop import Agent
 from spotguard.agent.telemetry.status import AgentFacts
-from spotguard.hooks.protocol import Register
+from spotguard.hooks.ipc.protocol import Register
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.notice import Notice, NoticeKind
 from tests.fakes.serving import Events, Serving

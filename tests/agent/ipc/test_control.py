@@ -21,7 +21,7 @@ from spotguard.agent.ipc import control
 from spotguard.agent.ipc.server import Server
 from spotguard.agent.loop import Agent
 from spotguard.agent.telemetry.status import AgentFacts
-from spotguard.hooks.protocol import Answer, encode
+from spotguard.hooks.ipc.protocol import Answer, encode
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
 

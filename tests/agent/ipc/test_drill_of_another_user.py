@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotguard.agent.actions import Announce
-from spotguard.hooks.protocol import Preempt
+from spotguard.hooks.ipc.protocol import Preempt
 from tests.fakes.story import Story
 
 ALICE, BOB = 1000, 2000

@@ -13,7 +13,7 @@ import pytest
 from spotguard.agent.events import Asked, Closed, Heard, Opened, StatusAsked, Watching
 from spotguard.agent.ipc.connection import is_exiting
 from spotguard.agent.ipc.server import Server
-from spotguard.hooks.protocol import (
+from spotguard.hooks.ipc.protocol import (
     Answer,
     Ask,
     Committed,
@@ -113,7 +113,7 @@ import os, sys
 from pathlib import Path
 sys.path[:0] = [{root!r}]
 from tests.fakes.hook import FakeHook
-from spotguard.hooks.protocol import *
+from spotguard.hooks.ipc.protocol import *
 hook = FakeHook.registered(Path({path!r}))
 {body}
 """

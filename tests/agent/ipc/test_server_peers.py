@@ -12,7 +12,7 @@ import pytest
 
 from spotguard.agent.events import Closed, Heard, Opened, Watching
 from spotguard.agent.ipc.connection import Limits
-from spotguard.hooks.protocol import (
+from spotguard.hooks.ipc.protocol import (
     MAX_FRAME,
     Answer,
     Ask,

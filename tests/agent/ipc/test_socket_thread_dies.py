@@ -20,7 +20,7 @@ from spotguard.agent.loop import Agent
 from spotguard.agent.sources.poller import Poller
 from spotguard.agent.telemetry.status import AgentFacts
 from spotguard.agent.telemetry.systemd import Manager
-from spotguard.hooks.protocol import Position, Register
+from spotguard.hooks.ipc.protocol import Position, Register
 from spotguard.providers.clock import SystemClock
 from tests.fakes.hook import FakeHook
 from tests.fakes.serving import Events, Serving, is_fine, registered

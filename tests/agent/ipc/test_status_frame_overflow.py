@@ -10,7 +10,7 @@ from spotguard.agent.events import Asked, Opened
 from spotguard.agent.loop import Agent
 from spotguard.agent.sources.feed import Feed
 from spotguard.agent.telemetry.status import AgentFacts, answers
-from spotguard.hooks.protocol import Answer, Ask, Position, Register, Role, encode
+from spotguard.hooks.ipc.protocol import Answer, Ask, Position, Register, Role, encode
 from spotguard.providers.clock import SystemClock
 from tests.fakes.hook import FakeHook
 from tests.fakes.serving import Events, Serving

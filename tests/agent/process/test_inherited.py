@@ -30,7 +30,7 @@ import os, signal, sys, time
 sys.path[:0] = [{str(ROOT)!r}]
 from pathlib import Path
 from tests.fakes.hook import FakeHook
-from spotguard.hooks.protocol import *
+from spotguard.hooks.ipc.protocol import *
 {STAYS_AWAKE}
 def say(word): os.write(1, word.encode() + b"\\n")
 say("trains")

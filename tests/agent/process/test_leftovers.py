@@ -28,7 +28,7 @@ import os, signal, sys
 sys.path[:0] = [{str(ROOT)!r}]
 from pathlib import Path
 from tests.fakes.hook import FakeHook
-from spotguard.hooks.protocol import *
+from spotguard.hooks.ipc.protocol import *
 if "own" in sys.argv: os.setsid()
 hook = FakeHook(Path(sys.argv[1]))
 hook.say(Register(os.getpid(), "r", "train.py", "file:///s"))
@@ -108,7 +108,7 @@ import atexit, os, signal, sys, time
 sys.path[:0] = [{str(ROOT)!r}]
 from pathlib import Path
 from tests.fakes.hook import FakeHook
-from spotguard.hooks.protocol import *
+from spotguard.hooks.ipc.protocol import *
 os.setsid()
 hook = FakeHook(Path({options.socket!r}))
 hook.say(Register(os.getpid(), "r", "train.py", "file:///s"))
@@ -188,7 +188,7 @@ import os, signal, subprocess, sys, time
 sys.path[:0] = [{str(ROOT)!r}]
 from pathlib import Path
 from tests.fakes.hook import FakeHook
-from spotguard.hooks.protocol import *
+from spotguard.hooks.ipc.protocol import *
 os.setsid()
 children = [subprocess.Popen(["sleep", "1000"], env=env) for env in (None, {{"PATH": os.environ["PATH"]}})]
 Path({str(pids)!r}).write_text(" ".join(str(child.pid) for child in children))

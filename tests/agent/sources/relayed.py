@@ -11,7 +11,7 @@ from typing import Any
 from spotguard.agent.events import Event, HealthChanged
 from spotguard.agent.sources.poller import Poller
 from spotguard.agent.sources.remote import RemoteFeed
-from spotguard.hooks import protocol
+from spotguard.hooks.ipc import protocol
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.health import Sight
 from spotguard.providers.notice import Notice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from spotguard.agent.core.hearing import OUTLIVED
 from spotguard.agent.events import HealthChanged, NoticeSeen, SourceGone, WindowTold
 from spotguard.agent.sources.feed import BEAT, Feed
-from spotguard.hooks import protocol
+from spotguard.hooks.ipc import protocol
 from spotguard.providers.health import SEEING
 from spotguard.providers.notice import Notice, NoticeKind, Severity
 from tests.fakes.source import a_notice

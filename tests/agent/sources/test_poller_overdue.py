@@ -22,7 +22,7 @@ from spotguard.agent.ipc import control
 from spotguard.agent.ipc.client import AgentClient
 from spotguard.agent.sources.poller import CHECK_EVERY, GRACE, LONGEST_WAIT, PollDeadline, Poller
 from spotguard.agent.telemetry.status import AgentFacts
-from spotguard.hooks import protocol
+from spotguard.hooks.ipc import protocol
 from spotguard.providers.health import SEEING
 from spotguard.providers.notice import Sighting
 from tests.fakes.clock import ManualClock

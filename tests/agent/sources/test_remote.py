@@ -9,7 +9,7 @@ import pytest
 
 from spotguard.agent.events import HealthChanged, NoticeGone, NoticeSeen, SourceGone, Watching, WindowTold
 from spotguard.agent.sources.remote import NAME
-from spotguard.hooks import protocol
+from spotguard.hooks.ipc import protocol
 from spotguard.providers.health import Sight
 from spotguard.providers.notice import NoticeKind, Severity
 from tests.agent.sources.relayed import SEEING, WATCHED, Relayed

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from spotguard.agent.events import NoticeGone, NoticeSeen, Watching
 from spotguard.agent.sources.remote import NAME
-from spotguard.hooks import protocol
+from spotguard.hooks.ipc import protocol
 from spotguard.providers.health import Sight
 from tests.agent.sources.relayed import NEVER, SEEING, WATCHED, Relayed
 from tests.fakes.serving import Events, Serving

@@ -116,7 +116,7 @@ import os, signal, sys, time
 sys.path[:0] = [sys.argv[1]]
 from pathlib import Path
 from tests.fakes.hook import FakeHook
-from spotguard.hooks.protocol import *
+from spotguard.hooks.ipc.protocol import *
 hook = FakeHook(Path(os.environ["SPOTGUARD_SOCKET"]))
 hook.say(Register(os.getpid(), "r", "train.py", "file:///s"))
 hook.hear(Welcome)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.agent.telemetry.systemd import NOBODY, Manager, going_down
-from spotguard.hooks.protocol import Committed, Preempt
+from spotguard.hooks.ipc.protocol import Committed, Preempt
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.fakes.hook import FakeHook
 

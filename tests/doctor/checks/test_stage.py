@@ -8,7 +8,7 @@ import pytest
 
 from spotguard.doctor.checks import stage
 from spotguard.doctor.finding import Finding
-from spotguard.hooks.checkpoints.staging import usable
+from spotguard.hooks.checkpoint.local_stage import usable
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
 

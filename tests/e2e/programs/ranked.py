@@ -11,9 +11,9 @@ import os
 import sys
 import time
 
-from spotguard.hooks.client import Client
-from spotguard.hooks.protocol import Called, Committed, Leave, Message, Preempt, Register, Told, Withdrawn
-from spotguard.hooks.signals import Hold, hold_sigterm, redeliver
+from spotguard.hooks.control.sigterm import Hold, hold_sigterm, redeliver
+from spotguard.hooks.ipc.client import Client
+from spotguard.hooks.ipc.protocol import Called, Committed, Leave, Message, Preempt, Register, Told, Withdrawn
 
 
 class Rank:

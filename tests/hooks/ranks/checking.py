@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from spotguard.hooks.checkpoints.catalog import Whole, find_whole
-from spotguard.hooks.format.manifest import LEVELS
+from spotguard.hooks.checkpoint.catalog import Whole, find_whole
+from spotguard.hooks.checkpoint.format.manifest import LEVELS
 from spotguard.providers.stores.factory import open_store
 from tests.hooks.ranks.gang import Gang, Said
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.hooks.format.keys import CheckpointName
+from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from tests.hooks.ranks.checking import marked, restores, seeded
 from tests.hooks.ranks.gang import Gang, Said, event, fate, until
 

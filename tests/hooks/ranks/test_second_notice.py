@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.hooks import protocol
+from spotguard.hooks.ipc import protocol
 from tests.fakes.agent import FakeAgent
 from tests.fakes.clock import ManualClock
 from tests.hooks.ranks.checking import marked, restores, saved_together

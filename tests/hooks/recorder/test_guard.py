@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.hooks.callbacks import on_notice
+from spotguard.hooks.control.callback import on_notice
 from spotguard.hooks.recorder.plan import VARIABLE, Action
 from spotguard.prove.runner import Ground, Life, Runner, write_startup
 from spotguard.providers.clock import SystemClock

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from spotguard.hooks.checkpoints.effort import Abandoned, Effort
-from spotguard.hooks.checkpoints.frames import Frame
+from spotguard.hooks.save.cancel_scope import Abandoned, Effort
+from spotguard.hooks.save.upload.buffers import Frame
 from spotguard.hooks.state.device import Fence, OwnStreams, SideStreams, host_tensor, unordered
-from spotguard.hooks.state.parts import DictPart, StatefulPart
-from spotguard.hooks.state.registered import State
-from spotguard.hooks.state.rng import RngPart, capture, restore
+from spotguard.hooks.state.parts.rng import RngPart, capture, restore
+from spotguard.hooks.state.parts.values import DictPart, StatefulPart
+from spotguard.hooks.state.state import State
 from spotguard.providers.errors import CheckpointError, StateError
 from tests.fakes.clock import ManualClock
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from spotguard.hooks.checkpoints.catalog import find_whole
+from spotguard.hooks.checkpoint.catalog import find_whole
 from spotguard.hooks.state import collected
-from spotguard.hooks.state.registered import State
+from spotguard.hooks.state.state import State
 from spotguard.providers.errors import StateError
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.clock import ManualClock

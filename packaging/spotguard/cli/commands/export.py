@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spotguard.hooks.checkpoints import single
-from spotguard.hooks.checkpoints.catalog import Whole
-from spotguard.hooks.checkpoints.meter import Meter
-from spotguard.hooks.checkpoints.patience import PatientStore
-from spotguard.hooks.format.manifest import lacks
+from spotguard.hooks.checkpoint.catalog import Whole
+from spotguard.hooks.checkpoint.format.manifest import lacks
+from spotguard.hooks.interop import safetensors_export
+from spotguard.hooks.restore.progress import Meter
+from spotguard.hooks.restore.retrying_store import PatientStore
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError, StoreError, UsageError
 from spotguard.providers.optional_deps import how_to_install
@@ -116,17 +116,19 @@ def _refuse_what_is_there(dest: Path) -> None:
 
 
 def _safetensors(store: BlobStore, whole: Whole, path: Path, *, everything: bool) -> int:
-    names = {name: name for name in whole.tensors} if everything else single.weights(whole.manifests)
+    names = (
+        {name: name for name in whole.tensors} if everything else safetensors_export.weights(whole.manifests)
+    )
     if not names and not everything:
         raise CheckpointError(
             f"checkpoint {whole.name} holds no module's weights: --all exports what it holds"
         )
-    planned = single.layout(whole, names)
+    planned = safetensors_export.layout(whole, names)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         os.truncate(file, planned.size)
         with _meter(whole) as meter:
-            single.write(store, whole, planned, file, progress=meter.show)
+            safetensors_export.write(store, whole, planned, file, progress=meter.show)
         os.fsync(file)
     finally:
         os.close(file)
@@ -134,7 +136,7 @@ def _safetensors(store: BlobStore, whole: Whole, path: Path, *, everything: bool
 
 
 def _dcp(store: BlobStore, whole: Whole, path: Path) -> int:
-    from spotguard.hooks.plain_dcp import to_dcp
+    from spotguard.hooks.interop.dcp_export import to_dcp
 
     path.mkdir()
     with _meter(whole) as meter:

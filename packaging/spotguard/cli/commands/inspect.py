@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from spotguard.hooks.arguments import in_words
-from spotguard.hooks.checkpoints.catalog import Whole
-from spotguard.hooks.checkpoints.commit import attempt_record
-from spotguard.hooks.format.manifest import lacks
+from spotguard.hooks.checkpoint.attempts import attempt_record
+from spotguard.hooks.checkpoint.catalog import Whole
+from spotguard.hooks.checkpoint.format.manifest import lacks
 from spotguard.providers.text import amount, count
 
 from ..output import add_json, console, moment, print_json

@@ -9,8 +9,8 @@ from typing import Literal
 from rich.table import Table
 from rich.text import Text
 
-from spotguard.hooks.checkpoints.catalog import Checkpoint, Partial, list_checkpoints
-from spotguard.hooks.format.codec import NewerFormatError
+from spotguard.hooks.checkpoint.catalog import Checkpoint, Partial, list_checkpoints
+from spotguard.hooks.checkpoint.format.codec import NewerFormatError
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.base import BlobStore

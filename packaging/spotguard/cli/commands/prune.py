@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from spotguard.agent.config import parsers
-from spotguard.hooks.checkpoints.retention import Keep, Pruning, plan_pruning
+from spotguard.hooks.checkpoint.retention import Keep, Pruning, plan_pruning
 from spotguard.providers.errors import UsageError
 from spotguard.providers.text import amount, count
 

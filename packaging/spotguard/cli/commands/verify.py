@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from spotguard.hooks.checkpoints.catalog import Folder, Gone, Partial, examine, scan
-from spotguard.hooks.checkpoints.meter import Meter
-from spotguard.hooks.checkpoints.patience import PatientStore
-from spotguard.hooks.checkpoints.verify import verify
-from spotguard.hooks.format.codec import NewerFormatError
-from spotguard.hooks.format.keys import CheckpointName, parse_manifest_name
-from spotguard.hooks.format.manifest import lacks
+from spotguard.hooks.checkpoint.catalog import Folder, Gone, Partial, examine, scan
+from spotguard.hooks.checkpoint.format.codec import NewerFormatError
+from spotguard.hooks.checkpoint.format.keys import CheckpointName, parse_manifest_name
+from spotguard.hooks.checkpoint.format.manifest import lacks
+from spotguard.hooks.restore.progress import Meter
+from spotguard.hooks.restore.retrying_store import PatientStore
+from spotguard.hooks.restore.verify import verify
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.base import BlobStore

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from spotguard.hooks.checkpoints.staging import mounted
+from spotguard.hooks.checkpoint.local_stage import mounted
 from spotguard.providers.clock import Clock
 from spotguard.providers.stores.names import folder_of
 from spotguard.providers.text import amount

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spotguard.hooks.checkpoints.staging import MEMORY, file_system, usable
+from spotguard.hooks.checkpoint.local_stage import MEMORY, file_system, usable
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.file import FileStore

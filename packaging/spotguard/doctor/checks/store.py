@@ -1,6 +1,6 @@
 """Whether the store answers, and lets this job do what a save and a restore need: each right tried, each a line.
 
-It is `register`'s own probe (`hooks.checkpoints.probe`), which goes on here where a right is missing.
+It is `register`'s own probe (`hooks.checkpoint.store_probe`), which goes on here where a right is missing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from spotguard.hooks.checkpoints.probe import Probe, right_to
+from spotguard.hooks.checkpoint.store_probe import Probe, right_to
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import DeniedError, FullError, NotFoundError, SpotguardError, StoreError
 from spotguard.providers.stores.base import BlobStore

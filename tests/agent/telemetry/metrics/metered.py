@@ -13,7 +13,7 @@ from spotguard.agent.telemetry.metrics.definitions import METRICS
 from spotguard.agent.telemetry.metrics.histogram import Histogram
 from spotguard.agent.telemetry.metrics.reading import MetricsFacts, Scrape
 from spotguard.agent.telemetry.metrics.recorder import Recorder
-from spotguard.hooks.protocol import Register
+from spotguard.hooks.ipc.protocol import Register
 from spotguard.providers.health import blind
 from tests.fakes.source import a_notice
 

@@ -40,7 +40,7 @@ sys.path[:0] = [{root!r}]
 from pathlib import Path
 from tests.e2e.processes import eventually
 from tests.fakes.hook import FakeHook
-from spotguard.hooks.protocol import *
+from spotguard.hooks.ipc.protocol import *
 url = "http://127.0.0.1:{port}/metrics"
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
 def has(line):

@@ -9,7 +9,7 @@ import pytest
 from spotguard.agent.events import Closed, Opened, WindowTold
 from spotguard.agent.telemetry.metrics.definitions import METRICS
 from spotguard.agent.telemetry.metrics.reading import SHOWN, Scrape
-from spotguard.hooks.protocol import Committed, Position, Register
+from spotguard.hooks.ipc.protocol import Committed, Position, Register
 from tests.agent.telemetry.metrics.metered import Life
 
 # --- training processes ---

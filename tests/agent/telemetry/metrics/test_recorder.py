@@ -20,7 +20,7 @@ from spotguard.agent.events import (
 from spotguard.agent.telemetry.metrics.histogram import Histogram
 from spotguard.agent.telemetry.metrics.recorder import Recorder, result_of
 from spotguard.agent.telemetry.metrics.snapshot import PURPOSES, RESULTS, STAGES
-from spotguard.hooks.protocol import Committed, Progress, Told
+from spotguard.hooks.ipc.protocol import Committed, Progress, Told
 from spotguard.providers.health import SEEING, STARTING, Health, Sight, wrong_server
 from spotguard.providers.notice import NoticeKind, Severity
 from tests.agent.telemetry.metrics.metered import UNREACHABLE, Life, notice

@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spotguard.hooks.agreement.c10d import Store
+from spotguard.hooks.consensus.store import Store
 from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore, Request
 

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import nn
 
 import spotguard
-from spotguard.hooks.agreement.c10d import Store
-from spotguard.hooks.agreement.channel import Channel
+from spotguard.hooks.consensus.channel import Channel
+from spotguard.hooks.consensus.store import Store
+from spotguard.hooks.consensus.topology import this_machine
 from spotguard.hooks.guard import Guard
-from spotguard.hooks.machine import this_machine
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.stores.factory import open_store
 from tests.fakes.several import Model, share_of, whole

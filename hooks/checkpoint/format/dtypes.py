@@ -1,0 +1,109 @@
+"""Every dtype of torch by name: its bytes, and how a safetensors file says it.
+
+The table holds words only, so that manifests are read and merged without torch. What safetensors lacks, or has
+had only since lately (its C64 and float8 variants came with 0.6 and 0.7, readers in the field are older), is
+stored as its bytes (U8), and the manifest keeps the name of the dtype. Quantized dtypes carry scale and zero point
+beside their bytes, so they are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ....providers.errors import StateError
+
+if TYPE_CHECKING:
+    import torch
+
+#: Names as torch prints them, without "torch.".
+ITEMSIZE: dict[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint64": 8,
+    "uint32": 4,
+    "uint16": 2,
+    "uint8": 1,
+    "bool": 1,
+    "complex128": 16,
+    "complex64": 8,
+    "complex32": 4,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+    "bits16": 2,
+    **{f"bits{kind}": 1 for kind in ("1x8", "2x4", "4x2", "8")},
+    **{f"{sign}int{bits}": 1 for sign in ("", "u") for bits in range(1, 8)},
+}
+
+QUANTIZED = frozenset({"qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
+
+_SAFETENSORS = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
+
+
+def safetensors_form(dtype: str, shape: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+    """How a safetensors header calls a piece of this dtype: its word, and the shape in units of that word."""
+    if (word := _SAFETENSORS.get(dtype)) is not None:
+        return word, tuple(shape)
+    size = ITEMSIZE[dtype]
+    return "U8", (*shape[:-1], shape[-1] * size) if shape else (size,)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name that a manifest keeps.
+
+    Raises:
+        StateError: tensors of this dtype cannot be saved.
+    """
+    name = str(dtype).removeprefix("torch.")
+    if name in QUANTIZED:
+        raise StateError(
+            f"dtype {name} cannot be saved: a quantized tensor's scale is not in its bytes; "
+            "save tensor.int_repr() with its scale and zero point"
+        )
+    if name not in ITEMSIZE:
+        raise StateError(
+            f"dtype {name} is unknown to this version of spotguard; cast the tensor to a known one"
+        )
+    return name
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype itself.
+
+    Raises:
+        StateError: this torch has none of that name.
+    """
+    import torch
+
+    dtype = getattr(torch, name, None) if name in ITEMSIZE else None
+    if not isinstance(dtype, torch.dtype):
+        raise StateError(
+            f"dtype {name!r} is not in torch {torch.__version__}; restore with the torch that saved it"
+        )
+    return dtype

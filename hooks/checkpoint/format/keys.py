@@ -1,0 +1,131 @@
+"""Where everything of a run lies in a store: names in, keys out, and back again.
+
+No two saves ever share a key: the folder of a checkpoint says step, attempt, and the save's number within the
+attempt. Everything that a listing or a manifest says is parsed here, strictly: what is not written exactly as
+we write it is not ours.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ....providers.errors import UsageError
+from ....providers.run_id import RUN_ID, is_run_id
+
+MARKER = "COMMIT.json"
+
+#: No folder of ours may hold more: ranks are five digits wide by convention, and an int from a store is bounded.
+MAX_WORLD = 1_000_000
+MAX_NUMBER = 10**15
+
+_CHECKPOINT = re.compile(r"(\d{9,15})-(\d{4,15})-(\d{4,15})", re.ASCII)
+_MANIFEST = re.compile(r"(\d{5,7})-of-(\d{5,7})\.json", re.ASCII)
+_OBJECT = re.compile(r"(\d{5,7})-of-(\d{5,7})/(\d{4,7})\.safetensors", re.ASCII)
+_ATTEMPT = re.compile(r"(\d{4,15})\.json", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CheckpointName:
+    """One save of a run. Larger is newer: a later attempt beats a higher step, since it began from what it chose."""
+
+    attempt: int
+    step: int
+    save: int
+
+    def __str__(self) -> str:
+        return f"{self.step:09d}-{self.attempt:04d}-{self.save:04d}"
+
+    @classmethod
+    def parse(cls, text: str) -> CheckpointName | None:
+        """The name of a checkpoint's folder, or None where this is none of ours."""
+        if (match := _CHECKPOINT.fullmatch(text)) is None:
+            return None
+        step, attempt, save = map(int, match.groups())
+        name = cls(attempt, step, save)
+        return name if str(name) == text else None
+
+
+def check_run_id(run_id: object) -> str:
+    """The run id itself, when it can be a folder in every store.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not (isinstance(run_id, str) and is_run_id(run_id)):
+        raise UsageError(f"run id {str(run_id)[:80]!r} cannot be a folder's name: use {RUN_ID}")
+    return run_id
+
+
+def attempts_prefix(run_id: str) -> str:
+    return f"{run_id}/attempts/"
+
+
+def attempt_key(run_id: str, attempt: int) -> str:
+    return f"{run_id}/attempts/{attempt:04d}.json"
+
+
+def parse_attempt(run_id: str, key: str) -> int | None:
+    """The number of the attempt whose record lies at `key`."""
+    match = _ATTEMPT.fullmatch(key.removeprefix(attempts_prefix(run_id)))
+    if match is None or attempt_key(run_id, int(match[1])) != key:
+        return None
+    return int(match[1])
+
+
+def outcome_key(run_id: str, attempt: int, number: int, rank: int = 0) -> str:
+    """What became of the attempt's notices: a record for people, read by nothing of ours. Each rank counts its own: who
+    writes it for a first rank that is gone does not know how many that one has written."""
+    other = f"-{rank:05d}" if rank else ""
+    return f"{run_id}/outcomes/{attempt:04d}-{number:02d}{other}.json"
+
+
+def anew_key(run_id: str) -> str:
+    """Up to which damaged checkpoint `--begin-anew` was spent."""
+    return f"{run_id}/begun-anew.json"
+
+
+def probe_key(run_id: str, token: str) -> str:
+    """What a start writes and removes to see that it may: of no meaning once it is over."""
+    return f"{run_id}/probes/{token}"
+
+
+def checkpoints_prefix(run_id: str) -> str:
+    return f"{run_id}/checkpoints/"
+
+
+def checkpoint_prefix(run_id: str, name: CheckpointName | str) -> str:
+    """The folder of one checkpoint, with its slash: every name inside is put right behind it."""
+    return f"{run_id}/checkpoints/{name}/"
+
+
+def rank_stem(rank: int, world: int) -> str:
+    return f"{rank:05d}-of-{world:05d}"
+
+
+def manifest_name(rank: int, world: int) -> str:
+    return f"{rank_stem(rank, world)}.json"
+
+
+def object_name(rank: int, world: int, index: int) -> str:
+    return f"{rank_stem(rank, world)}/{index:04d}.safetensors"
+
+
+def parse_manifest_name(name: str) -> tuple[int, int] | None:
+    """(rank, world) of a manifest, named inside its checkpoint's folder."""
+    if (match := _MANIFEST.fullmatch(name)) is None:
+        return None
+    rank, world = int(match[1]), int(match[2])
+    return (rank, world) if rank < world <= MAX_WORLD and manifest_name(rank, world) == name else None
+
+
+def parse_object_name(name: str) -> tuple[int, int, int] | None:
+    """(rank, world, index) of an object, named inside its checkpoint's folder."""
+    if (match := _OBJECT.fullmatch(name)) is None:
+        return None
+    rank, world, index = map(int, match.groups())
+    return (
+        (rank, world, index)
+        if rank < world <= MAX_WORLD and object_name(rank, world, index) == name
+        else None
+    )

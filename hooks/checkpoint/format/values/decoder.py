@@ -1,0 +1,216 @@
+"""Typed JSON back into values: total over any JSON, and never code.
+
+Each "$" word has one reader below, and each reader makes one builtin type. What is not as `encoder` writes it is a
+`CheckpointError`, whatever it is: the bytes may come from anybody who can write to the store.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+from .....providers.errors import CheckpointError, StateError
+from .checks import Malformed, exactly, int64, unbase64
+from .encoder import FACTORIES, MAX_DEPTH
+from .foreign import FOREIGN_READERS
+
+if TYPE_CHECKING:
+    import torch
+
+    GiveTensor = Callable[[str], torch.Tensor]
+
+#: A container takes at most three levels of JSON: the object, its items, a pair.
+_MAX_JSON_DEPTH = 3 * MAX_DEPTH + 8
+_HEX = re.compile(r"-?0x[0-9a-f]{1,1000000}", re.ASCII)
+
+
+def decode(raw: Any, give_tensor: GiveTensor) -> Any:
+    """The value that `encode` was given.
+
+    Args:
+        raw: what `encode` returned, through JSON or not.
+        give_tensor: the tensor of a name; its own errors pass through.
+
+    Raises:
+        CheckpointError: this is nothing that `encode` writes.
+        StateError: it needs a library that is not here.
+    """
+    try:
+        return Decoder(give_tensor).decode(raw, 0)
+    except Malformed as error:
+        raise CheckpointError(f"the saved state cannot be read: {error}") from error
+
+
+class Decoder:
+    """One walk through JSON, with the way to the tensors."""
+
+    def __init__(self, give_tensor: GiveTensor) -> None:
+        self.give_tensor = give_tensor
+
+    def decode(self, raw: Any, depth: int) -> Any:
+        kind = type(raw)
+        if kind is int:
+            return int64(raw)
+        if raw is None or kind is bool or kind is str:
+            return raw
+        if kind is float:
+            if raw - raw != 0.0:
+                raise Malformed(f"{raw} stands as a plain number")
+            return raw
+        if depth > _MAX_JSON_DEPTH:
+            raise Malformed(f"nested deeper than {_MAX_JSON_DEPTH} levels")
+        if kind is list:
+            return [self.decode(each, depth + 1) for each in raw]
+        if kind is not dict:
+            raise Malformed(f"{kind.__name__} is no JSON")
+        if "$" in raw:
+            return self._typed(raw, depth + 1)
+        return {_key(key): self.decode(each, depth + 1) for key, each in raw.items()}
+
+    def _typed(self, raw: dict[str, Any], depth: int) -> Any:
+        word = raw["$"]
+        read = _READERS.get(word) if type(word) is str else None
+        if read is None:
+            read = FOREIGN_READERS.get(word) if type(word) is str else None
+        if read is None:
+            raise Malformed(f"{str(word)[:40]!r} is no type that this version knows")
+        try:
+            return read(self, raw, depth)
+        except ImportError as error:
+            # No damage: the checkpoint is good, and going back to an older one would help nobody.
+            raise StateError(
+                f"the saved state holds a {word}, and {error.name} is not installed here: install it"
+            ) from error
+        except (KeyError, TypeError, ValueError, OverflowError, struct.error) as error:
+            raise Malformed(
+                f"a {word} that is not one ({type(error).__name__}: {str(error)[:80]})"
+            ) from error
+
+    def items(self, raw: dict[str, Any], depth: int) -> list[Any]:
+        return [self.decode(each, depth + 1) for each in exactly(raw["items"], list)]
+
+    def pairs(self, raw: dict[str, Any], depth: int) -> list[tuple[Any, Any]]:
+        found = []
+        for pair in exactly(raw["items"], list):
+            key, value = exactly(pair, list)
+            found.append((self.decode(key, depth + 2), self.decode(value, depth + 2)))
+        return found
+
+
+def _key(key: Any) -> str:
+    return str(exactly(key, str))
+
+
+def _int(decoder: Decoder, raw: dict[str, Any], depth: int) -> int:
+    if _HEX.fullmatch(exactly(raw["hex"], str)) is None:
+        raise Malformed("an integer that is not in hexadecimal")
+    return int(raw["hex"], 16)
+
+
+def _float(decoder: Decoder, raw: dict[str, Any], depth: int) -> float:
+    value: float = struct.unpack(">d", bytes.fromhex(exactly(raw["bits"], str)))[0]
+    return value
+
+
+def _str(decoder: Decoder, raw: dict[str, Any], depth: int) -> str:
+    return bytes.fromhex(exactly(raw["units"], str)).decode("utf-32-be", "surrogatepass")
+
+
+def _ints(values: Any, count: int) -> list[int]:
+    if len(exactly(values, list)) != count:
+        raise Malformed(f"{len(values)} numbers where {count} belong")
+    return [exactly(value, int) for value in values]
+
+
+def _range(decoder: Decoder, raw: dict[str, Any], depth: int) -> range:
+    start, stop, step = (exactly(part, int) for part in decoder.items(raw, depth))
+    return range(start, stop, step)
+
+
+def _complex(decoder: Decoder, raw: dict[str, Any], depth: int) -> complex:
+    real, imag = (exactly(decoder.decode(part, depth), float) for part in exactly(raw["parts"], list))
+    return complex(real, imag)
+
+
+def _unique(values: list[Any], made: set[Any] | frozenset[Any]) -> Any:
+    if len(made) != len(values):
+        raise Malformed("a set that has an element twice")
+    return made
+
+
+def _mapping(pairs: list[tuple[Any, Any]], made: Any) -> Any:
+    for key, value in pairs:
+        if key in made:
+            raise Malformed("a dict that has a key twice")
+        made[key] = value
+    return made
+
+
+def _defaultdict(decoder: Decoder, raw: dict[str, Any], depth: int) -> defaultdict[Any, Any]:
+    name = raw["factory"]
+    factory = None if name is None else FACTORIES[exactly(name, str)]
+    made: defaultdict[Any, Any] = _mapping(decoder.pairs(raw, depth), defaultdict(factory))
+    return made
+
+
+def _deque(decoder: Decoder, raw: dict[str, Any], depth: int) -> deque[Any]:
+    items, maxlen = decoder.items(raw, depth), exactly(raw["maxlen"], int, type(None))
+    if maxlen is not None and len(items) > maxlen:
+        raise Malformed(f"a deque of {len(items)} that holds {maxlen}")
+    return deque(items, maxlen)
+
+
+def _slice(decoder: Decoder, raw: dict[str, Any], depth: int) -> slice:
+    start, stop, step = decoder.items(raw, depth)
+    return slice(start, stop, step)
+
+
+def _zone(raw: dict[str, Any]) -> timezone | None:
+    if raw["offset"] is None:
+        return None
+    zone = timezone(_timedelta(raw["offset"]))
+    return UTC if zone == UTC else zone
+
+
+def _timedelta(parts: Any) -> timedelta:
+    days, seconds, micros = _ints(parts, 3)
+    return timedelta(days, seconds, micros)
+
+
+def _datetime(decoder: Decoder, raw: dict[str, Any], depth: int) -> datetime:
+    value = datetime.fromisoformat(exactly(raw["iso"], str))
+    return value.replace(tzinfo=_zone(raw), fold=exactly(raw["fold"], int))
+
+
+def _time(decoder: Decoder, raw: dict[str, Any], depth: int) -> time:
+    value = time.fromisoformat(exactly(raw["iso"], str))
+    return value.replace(tzinfo=_zone(raw), fold=exactly(raw["fold"], int))
+
+
+_READERS: dict[str, Callable[[Decoder, dict[str, Any], int], Any]] = {
+    "int": _int,
+    "float": _float,
+    "str": _str,
+    "bytes": lambda decoder, raw, depth: unbase64(raw),
+    "bytearray": lambda decoder, raw, depth: bytearray(unbase64(raw)),
+    "tuple": lambda decoder, raw, depth: tuple(decoder.items(raw, depth)),
+    "set": lambda decoder, raw, depth: _unique(items := decoder.items(raw, depth), set(items)),
+    "frozenset": lambda decoder, raw, depth: _unique(items := decoder.items(raw, depth), frozenset(items)),
+    "dict": lambda decoder, raw, depth: _mapping(decoder.pairs(raw, depth), {}),
+    "OrderedDict": lambda decoder, raw, depth: _mapping(decoder.pairs(raw, depth), OrderedDict()),
+    "Counter": lambda decoder, raw, depth: _mapping(decoder.pairs(raw, depth), Counter()),
+    "defaultdict": _defaultdict,
+    "deque": _deque,
+    "slice": _slice,
+    "range": _range,
+    "complex": _complex,
+    "ellipsis": lambda decoder, raw, depth: ...,
+    "date": lambda decoder, raw, depth: date.fromisoformat(exactly(raw["iso"], str)),
+    "datetime": _datetime,
+    "time": _time,
+    "timedelta": lambda decoder, raw, depth: _timedelta(raw["parts"]),
+}

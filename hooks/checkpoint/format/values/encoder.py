@@ -1,0 +1,226 @@
+"""Values that are not tensors, as typed JSON: what comes back has the value and the type that went in.
+
+No pickle is read and none written (law 7), so a checkpoint can never run code. `None`, booleans, 64-bit integers,
+finite floats, strings, lists and string-keyed dicts are themselves in JSON; everything else is an object whose "$"
+says what it is: `{"$":"tuple","items":[…]}`. A tensor is `{"$":"tensor","name":…}`, and its bytes go elsewhere.
+
+What would not come back exactly (functions, instances of one's own classes, subclasses of plain types, quantized
+arrays) is refused with a `StateError` that names the path to it: at `register`, not at the notice. Shared references are not
+kept: a list held twice comes back as two equal lists.
+
+`foreign` does the same for numpy's values and torch's; neither is imported unless it is loaded already.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from datetime import date, datetime, time, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+from .....providers.errors import StateError
+from .foreign import encode_foreign
+
+if TYPE_CHECKING:
+    import torch
+
+    TakeTensor = Callable[[torch.Tensor], str]
+
+#: Containers inside containers. State dicts have five; a list that holds itself has no end.
+MAX_DEPTH = 64
+
+#: Factories by which a defaultdict comes back; anything else could be code.
+FACTORIES: dict[str, Callable[[], Any]] = {
+    factory.__name__: factory
+    for factory in (
+        list,
+        dict,
+        set,
+        frozenset,
+        tuple,
+        int,
+        float,
+        str,
+        bytes,
+        bool,
+        OrderedDict,
+        Counter,
+        deque,
+    )
+}
+
+_ADVICE = "register plain values (numbers, strings, lists, dicts, tensors), or give it state_dict() and load_state_dict()"
+
+
+def encode(value: Any, take_tensor: TakeTensor, path: str = "") -> Any:
+    """The value as JSON.
+
+    Args:
+        value: what to encode; it is not changed, and nothing of it is kept.
+        take_tensor: called for each tensor, gives the name that stands for it.
+        path: where the value stands, for errors: "scheduler".
+
+    Raises:
+        StateError: something in it would not come back with its value and type.
+    """
+    return Encoder(take_tensor).encode(value, path)
+
+
+def refusal(value: Any, path: str, advice: str = _ADVICE) -> StateError:
+    """What is said about a value that would not come back."""
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    article = "an" if name[:1].lower() in "aeiou" else "a"
+    base = next((each for each in kind.__mro__[1:-1] if each in _CONTAINERS or each in _SINGLE), None)
+    base = base or next((each for each in kind.__mro__[1:-1] if each in (int, float, str)), None)
+    detail = f", a kind of {base.__name__} that would come back as another type" if base else ""
+    return StateError(f"{path or 'the value'}: {article} {name}{detail}, cannot be saved; {advice}")
+
+
+class Encoder:
+    """One walk through a value: which tensors to hand out, and which containers it stands in."""
+
+    #: For values that are not Python's own.
+    refusal = staticmethod(refusal)
+
+    def __init__(self, take_tensor: TakeTensor) -> None:
+        self.take_tensor = take_tensor
+        self._inside: set[int] = set()
+
+    def encode(self, value: Any, path: str) -> Any:
+        kind = type(value)
+        if value is None or kind is bool or kind is str or kind is int or kind is float:
+            return _scalar(value, kind)
+        if (write := _SINGLE.get(kind)) is not None:
+            return write(value, path)
+        if (container := _CONTAINERS.get(kind)) is not None:
+            return self._container(value, path, container)
+        if (found := encode_foreign(value, path, self)) is not None:
+            return found
+        raise refusal(value, path)
+
+    def _container(self, value: Any, path: str, write: Callable[[Encoder, Any, str], Any]) -> Any:
+        if id(value) in self._inside:
+            raise StateError(
+                f"{path}: a {type(value).__name__} that contains itself cannot be saved; break the circle"
+            )
+        if len(self._inside) >= MAX_DEPTH:
+            raise StateError(f"{path[:200]}: nested deeper than {MAX_DEPTH} levels; flatten it")
+        self._inside.add(id(value))
+        try:
+            return write(self, value, path)
+        finally:
+            self._inside.discard(id(value))
+
+    def items(self, values: Iterable[Any], path: str) -> list[Any]:
+        return [self.encode(value, f"{path}[{index}]") for index, value in enumerate(values)]
+
+    def pairs(self, values: dict[Any, Any], path: str) -> list[Any]:
+        return [
+            [self.encode(key, f"{path} key {short(key)}"), self.encode(value, f"{path}[{short(key)}]")]
+            for key, value in values.items()
+        ]
+
+
+def _scalar(value: Any, kind: type) -> Any:
+    if kind is int:
+        # Beyond 64 bits other readers of JSON lose digits, and Python's own stops at 4300 of them.
+        return value if -(2**63) <= value < 2**63 else {"$": "int", "hex": hex(value)}
+    if kind is float and not math.isfinite(value):
+        return {"$": "float", "bits": struct.pack(">d", value).hex()}  # a NaN's payload too
+    if kind is str and not value.isascii() and any("\ud800" <= each <= "\udfff" for each in value):
+        # Two lone surrogates in a row would come back from JSON as one character.
+        return {"$": "str", "units": value.encode("utf-32-be", "surrogatepass").hex()}
+    return value
+
+
+def _dict(encoder: Encoder, value: dict[Any, Any], path: str) -> Any:
+    if "$" in value or not all(type(key) is str and _scalar(key, str) is key for key in value):
+        return {"$": "dict", "items": encoder.pairs(value, path)}
+    return {key: encoder.encode(each, f"{path}.{key}" if path else key) for key, each in value.items()}
+
+
+def _set(encoder: Encoder, value: Iterable[Any], path: str) -> list[Any]:
+    # Sorted as text: the same set gives the same bytes, whatever this process hashes strings by.
+    return sorted([encoder.encode(each, f"{path} element {short(each)}") for each in value], key=json.dumps)
+
+
+def _defaultdict(encoder: Encoder, value: defaultdict[Any, Any], path: str) -> Any:
+    factory = value.default_factory
+    name = None if factory is None else getattr(factory, "__name__", "")
+    if factory is not None and FACTORIES.get(str(name)) is not factory:
+        raise refusal(factory, f"{path}.default_factory", f"use one of {', '.join(FACTORIES)}")
+    return {"$": "defaultdict", "factory": name, "items": encoder.pairs(value, path)}
+
+
+_CONTAINERS: dict[type, Callable[[Encoder, Any, str], Any]] = {
+    list: lambda encoder, value, path: encoder.items(value, path),
+    dict: _dict,
+    tuple: lambda encoder, value, path: {"$": "tuple", "items": encoder.items(value, path)},
+    set: lambda encoder, value, path: {"$": "set", "items": _set(encoder, value, path)},
+    frozenset: lambda encoder, value, path: {"$": "frozenset", "items": _set(encoder, value, path)},
+    OrderedDict: lambda encoder, value, path: {"$": "OrderedDict", "items": encoder.pairs(value, path)},
+    Counter: lambda encoder, value, path: {"$": "Counter", "items": encoder.pairs(value, path)},
+    defaultdict: _defaultdict,
+    deque: lambda encoder, value, path: {
+        "$": "deque",
+        "maxlen": value.maxlen,
+        "items": encoder.items(value, path),
+    },
+    slice: lambda encoder, value, path: {
+        "$": "slice",
+        "items": encoder.items((value.start, value.stop, value.step), path),
+    },
+}
+
+
+def _datetime(value: datetime | time, path: str) -> Any:
+    zone = value.tzinfo
+    if zone is not None and type(zone) is not timezone:
+        raise refusal(zone, f"{path}.tzinfo", "use a datetime in UTC")
+    word = "datetime" if type(value) is datetime else "time"
+    offset = zone and _timedelta(zone.utcoffset(None))
+    name = zone and zone.tzname(None)
+    if zone is not None and timezone(zone.utcoffset(None)).tzname(None) != name:
+        raise refusal(zone, f"{path}.tzinfo", "use a datetime in UTC")  # it has a name of its own
+    plain = value.replace(tzinfo=None, fold=0).isoformat()
+    return {"$": word, "iso": plain, "fold": value.fold, "offset": offset}
+
+
+def _timedelta(value: timedelta) -> list[int]:
+    return [value.days, value.seconds, value.microseconds]
+
+
+def _base64(word: str) -> Callable[[Any, str], Any]:
+    return lambda value, path: {"$": word, "base64": base64.b64encode(value).decode()}
+
+
+_SINGLE: dict[type, Callable[[Any, str], Any]] = {
+    bytes: _base64("bytes"),
+    bytearray: _base64("bytearray"),
+    complex: lambda value, path: {
+        "$": "complex",
+        "parts": [_scalar(value.real, float), _scalar(value.imag, float)],
+    },
+    range: lambda value, path: {
+        "$": "range",
+        "items": [_scalar(part, int) for part in (value.start, value.stop, value.step)],
+    },
+    type(...): lambda value, path: {"$": "ellipsis"},
+    date: lambda value, path: {"$": "date", "iso": value.isoformat()},
+    datetime: _datetime,
+    time: _datetime,
+    timedelta: lambda value, path: {"$": "timedelta", "parts": _timedelta(value)},
+}
+
+
+def short(key: Any) -> str:
+    """A key or an element as a path shows it; never its own `repr` when that is somebody's code."""
+    if type(key) in (str, int, float, bool, bytes) or key is None:
+        text = repr(key)
+        return text if len(text) <= 40 else f"{text[:37]}..."
+    return f"<{type(key).__name__}>"

@@ -1,0 +1,108 @@
+"""In which order whole checkpoints are tried, where some are not full. Without torch: a command that only asks what a
+restore takes may have none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from .catalog import Whole
+from .format.manifest import lacks, private_name
+
+log = logging.getLogger("spotguard")
+
+#: Steps that the moments are worth: Adam's second moment takes that many to recover, with its usual beta of 0.999.
+MOMENTS_WORTH = 1000
+#: Steps that the extras of dead ranks are worth, unless `--extras-worth` says otherwise.
+EXTRAS_WORTH = 100
+
+
+def counts(step: int, complete: int) -> bool:
+    """Whether a restore would take the weights of this step alone.
+
+    Args:
+        complete: the step of the newest checkpoint that has its moments. -1: there is none.
+    """
+    return complete < 0 or step - complete >= MOMENTS_WORTH
+
+
+def worth_it(newest_first: Iterator[Whole], extras_worth: int = EXTRAS_WORTH) -> Iterator[Whole]:
+    """Full checkpoints, and of the others those that are newer by more than what they lack is worth.
+
+    Args:
+        extras_worth: steps that the extras of dead ranks are worth. Where those of each missing rank were the very same as
+            another's in the full checkpoint, they are worth nothing: the other's stand in for them.
+    """
+    lower: list[Whole] = []
+    for whole in newest_first:
+        if whole.level != "full":
+            lower.append(whole)
+            continue
+        priced = [(_ahead(light, whole, extras_worth), light) for light in lower]
+        lower = []
+        for ahead, light in sorted(priced, key=lambda pair: pair[0], reverse=True):
+            if ahead > 0:
+                yield replace(light, stand_ins=stand_ins(light, whole))
+                continue
+            lower.append(light)
+            log.warning(
+                "step %d was saved without %s, and the full checkpoint of step %d is taken: "
+                "guard.restore(step=%d) takes the other one",
+                light.name.step,
+                lacks(light.level, light.missing),
+                whole.name.step,
+                light.name.step,
+            )
+        yield whole  # who comes back for more found it damaged: the others are held against the next full one
+    yield from sorted(lower, key=lambda light: light.name.step - _worth(light, extras_worth), reverse=True)
+
+
+def _ahead(light: Whole, full: Whole, extras_worth: int) -> int:
+    """Steps by which it is newer than what it lacks is worth; 0 and below, where the full one is worth more."""
+    rebuilt = light.level != "weights" and bool(stand_ins(light, full))
+    return light.name.step - full.name.step - (0 if rebuilt else _worth(light, extras_worth))
+
+
+def _worth(light: Whole, extras_worth: int) -> int:
+    """Steps that what it lacks is worth."""
+    return MOMENTS_WORTH - 1 if light.level == "weights" else extras_worth
+
+
+def stand_ins(light: Whole, full: Whole) -> dict[int, int]:
+    """By missing rank another one, which is there, and whose state was the very same in the full checkpoint; none, where one
+    of the missing ranks had a state of its own, as with a seed of its own.
+
+    Args:
+        light: lacks the extras of some ranks.
+        full: an older one.
+    """
+    if not light.missing or len(full.manifests) != len(light.manifests):
+        return {}
+    there = [rank for rank in range(len(full.manifests)) if rank not in light.missing]
+    states = {rank: _comparable(full, rank) for rank in [*light.missing, *there]}
+    found = {
+        rank: next((other for other in there if states[other] == states[rank]), -1) for rank in light.missing
+    }
+    return {} if -1 in found.values() else found
+
+
+def _comparable(whole: Whole, rank: int) -> Mapping[str, Any]:
+    """A rank's state, its own tensors by what they hold and not by their names."""
+    own = private_name(rank, "")
+
+    def seen(value: Any) -> Any:
+        if isinstance(value, list):
+            return [seen(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        name = value.get("name")
+        if value.get("$") != "tensor" or not isinstance(name, str) or not name.startswith(own):
+            return {key: seen(each) for key, each in value.items()}
+        if (tensor := whole.tensors.get(name)) is None:
+            return value
+        return (tensor.dtype, tensor.shape, tensor.stored, [chunk.crc32 for _, chunk in tensor.chunks])
+
+    state: Mapping[str, Any] = seen(dict(whole.manifests[rank].state))
+    return state

@@ -1,0 +1,100 @@
+"""What ranks tell each other when all of them are at the same place: who picks for all, and what each has seen.
+
+No emergency, and no collective either: one that fails leaves the others with a broken group. Each meeting has a number,
+for keys are never written twice; all ranks hold the same meetings in the same order.
+"""
+
+from __future__ import annotations
+
+from binascii import hexlify, unhexlify
+from collections.abc import Sequence
+
+from .protocol import Add, Drop, Get, Has, Keys, Saying, Set, Wait, Waited
+
+
+def tell(keys: Keys, number: int, value: bytes | None) -> Saying[bytes | None]:
+    """One rank says a value, all others hear it. None: it did not come in time.
+
+    Args:
+        value: None for who hears.
+    """
+    key = f"{keys.incarnation}/told/{number}"
+    if value is not None:
+        yield Set(((key, _text(value)),))
+        yield Has((key,))  # it counts only once the store has answered after it
+        return value
+    if (yield Wait((key,))) is not Waited.THERE:
+        return None
+    return _values((yield Get((key,))))[0]
+
+
+def gather(keys: Keys, rank: int, number: int, value: bytes) -> Saying[list[bytes] | tuple[int, ...]]:
+    """Everybody's value, in order of ranks; or the ranks whose value did not come in time."""
+    theirs = tuple(_gathered(keys, number, each) for each in range(keys.world))
+    yield Set(((theirs[rank], _text(value)),))
+    while (yield Wait(theirs)) is not Waited.THERE:
+        if missing := (yield from _missing(theirs)):
+            return missing
+    values = _values((yield Get(theirs)))
+    # Who holds this meeting has all values of the last but one: nobody asks for those again.
+    yield Drop((_gathered(keys, number - 2, rank),))
+    return values
+
+
+def beat(keys: Keys, rank: int) -> Saying[None]:
+    """Show that this rank is there, though it does not come yet."""
+    yield Add(_beats(keys, rank))
+
+
+def beats(keys: Keys, ranks: Sequence[int]) -> Saying[dict[int, int]]:
+    """How often each of these has shown it."""
+    counts: dict[int, int] = {}
+    for rank in ranks:
+        count = yield Add(_beats(keys, rank), 0)
+        assert isinstance(count, int)
+        counts[rank] = count
+    return counts
+
+
+def leave(keys: Keys) -> Saying[bool]:
+    """Say that this rank has stopped listening. Whether it is the last."""
+    if (yield Add(f"{keys.incarnation}/left")) != keys.world:
+        return False
+    yield Set(((_all_left(keys), "1"),))
+    return bool((yield Has((_all_left(keys),))))
+
+
+def wait_left(keys: Keys) -> Saying[Waited]:
+    """Wait until all ranks have said so."""
+    waited = yield Wait((_all_left(keys),))
+    assert isinstance(waited, Waited)
+    return waited
+
+
+def _missing(theirs: tuple[str, ...]) -> Saying[tuple[int, ...]]:
+    missing: tuple[int, ...] = ()
+    for rank, key in enumerate(theirs):
+        if not (yield Has((key,))):
+            missing += (rank,)
+    return missing
+
+
+def _gathered(keys: Keys, number: int, rank: int) -> str:
+    return f"{keys.incarnation}/gathered/{number}/{rank}"
+
+
+def _beats(keys: Keys, rank: int) -> str:
+    return f"{keys.incarnation}/beats/{rank}"
+
+
+def _all_left(keys: Keys) -> str:
+    return f"{keys.incarnation}/all-left"
+
+
+def _text(value: bytes) -> str:
+    return hexlify(value).decode()
+
+
+def _values(answer: object) -> list[bytes]:
+    assert isinstance(answer, tuple)
+    return [unhexlify(each) for each in answer]

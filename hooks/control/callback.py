@@ -1,0 +1,103 @@
+"""`spotguard.on_notice(fn)`: for those who save by themselves. No torch, no store: a thread and the socket."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+from ...providers.clock import SystemClock
+from ...providers.errors import UsageError
+from ...providers.notice import Notice, NoticeKind
+from ..arguments import default_run_id
+from ..ipc import interpreter_lock, protocol
+from ..ipc.client import Client
+from . import sigterm
+
+log = logging.getLogger("spotguard")
+
+
+class Callback:
+    """One registered function and its connection to the agent."""
+
+    def __init__(self, fn: Callable[[Notice], object], socket: str) -> None:
+        self._fn = fn
+        self._clock = SystemClock()
+        #: Each notice's answer, None while the function runs: an agent that lost us asks again.
+        self._answers: dict[str, protocol.Message | None] = {}
+        self._client = Client(socket, hello=self._hello, on_message=self._on_message, position=self._position)
+        self._client.start()
+        sigterm.in_child(self._client.forget)
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Say goodbye. Runs by itself when the interpreter exits."""
+        self._client.close()
+
+    def _hello(self) -> protocol.Register:
+        run_id = os.environ.get("SPOTGUARD_RUN_ID") or default_run_id(sys.orig_argv, os.getcwd(), os.environ)
+        return protocol.Register(
+            pid=os.getpid(), run_id=run_id, name=os.path.basename(sys.argv[0] or "python")
+        )
+
+    def _position(self) -> protocol.Position:
+        return protocol.Position(
+            step=-1, mode="callback", detail=getattr(self._fn, "__qualname__", "a function")
+        )
+
+    def _on_message(self, message: protocol.Message) -> None:
+        if not isinstance(message, protocol.Preempt):
+            return  # how training ends is the agent's to do
+        now = self._clock.monotonic()
+        self._client.send(protocol.Told(message.id, now))
+        if message.id in self._answers:  # the function is called once
+            if (answer := self._answers[message.id]) is not None:
+                self._client.send(answer)
+            return
+        self._answers[message.id] = None
+        notice = Notice(
+            id=message.id,
+            kind=NoticeKind(message.kind) if message.kind in set(NoticeKind) else NoticeKind.UNKNOWN,
+            source=message.source,
+            deadline=now + message.seconds_left - message.reserve,
+            seen_at=now,
+            window=message.seconds_left,
+        )
+        interpreter_lock.hurry("callback")
+        threading.Thread(target=self._call, args=(notice,), name="spotguard-on-notice", daemon=True).start()
+
+    def _call(self, notice: Notice) -> None:
+        started = self._clock.monotonic()
+        try:
+            self._fn(notice)
+        except BaseException as error:
+            log.exception("the function given to on_notice failed")
+            self._answer(protocol.Failed(notice.id, f"on_notice: {type(error).__name__}: {error}"))
+            return
+        now = self._clock.monotonic()
+        self._answer(protocol.Committed(notice.id, -1, 0, now - started, "", now))
+
+    def _answer(self, message: protocol.Failed | protocol.Committed) -> None:
+        self._answers[message.id] = message
+        self._client.send(message)
+        interpreter_lock.relax("callback")
+
+
+def on_notice(fn: Callable[[Notice], object]) -> Callable[[Notice], object]:
+    """Have `fn(notice)` called, on a thread of its own, when this machine is to be taken back.
+
+    Its return means saved: the command is ended then, or when `notice.deadline` (monotonic seconds) passes.
+    Without an agent (SPOTGUARD_SOCKET is not set) it is never called. Usable as a decorator.
+
+    Raises:
+        UsageError: `fn` cannot be called.
+    """
+    if not callable(fn):
+        raise UsageError(f"on_notice() was given {fn!r}: give it a function of one argument, the notice")
+    # `spotguard prove` plays notices of its own: what the function would save, and where, is not its to touch.
+    if (socket := os.environ.get("SPOTGUARD_SOCKET", "")) and not os.environ.get("SPOTGUARD_PROVE"):
+        Callback(fn, socket)
+    return fn

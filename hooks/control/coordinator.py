@@ -1,0 +1,397 @@
+"""This rank among those of its job: what its agent says becomes a call to all, what is called becomes a save here.
+
+Nothing is decided here. A call is an entry in a log that every rank reads in the same order; what follows from the
+entries is `consensus.job_state`, what all do about one is a decision that one rank writes for all.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+
+from ...providers.clock import Clock
+from ...providers.errors import SpotguardError
+from ..checkpoint.ranking import counts
+from ..consensus.callers import Callers
+from ..consensus.channel import Channel
+from ..consensus.events import AtBoundary, Background, Call, Failed, Manual, Notice, Withdrawn
+from ..consensus.job_state import Standing
+from ..consensus.topology import Machine, gather_holdings, holding
+from ..consensus.vote import Decision, Offer, shared
+from ..ipc import protocol
+from ..ipc.notice import BY_HAND, Alarm, alarm_of
+from ..save.cancel_scope import Abandoned
+from ..save.checkpointer import Checkpointer
+from ..save.plan.budget import early
+from ..save.plan.partitioner import Roles
+from ..save.request import Agreed, Job, Weights
+from ..state.state import State
+from .report import Listener, Send
+from .requests import Orders
+
+log = logging.getLogger("spotguard")
+
+#: By a decision's level.
+_WEIGHTS: dict[str, Weights] = {"full": "with the rest", "weights-first": "first", "weights-early": "early"}
+#: Seconds that a machine which stays gives its own save, a little less than its agent does: far more than any takes, and
+#: it is no machine's deadline.
+STAYS = 590.0
+#: Seconds for which a rank may still write after its machine's deadline: clouds are late more often than early.
+_LATE = 10.0
+#: Of a notice's time, what calling the others may take: they answer in milliseconds.
+_CALLING = 0.3
+#: Seconds for any other call.
+_PATIENCE = 10.0
+
+
+class Ranks:
+    """Implements `assembly.Assembly`; `begin` before the first call is heard.
+
+    Args:
+        send: to this machine's agent.
+    """
+
+    def __init__(self, channel: Channel, clock: Clock, send: Send) -> None:
+        self.channel = channel
+        self._clock = clock
+        self._callers = Callers(clock)
+        self._send = send
+        self._machine = channel.machines[channel.rank]
+        #: Two machines may be given notices of one id: AWS's says no more than when.
+        self._tag = f"@{sha256(self._machine.encode()).hexdigest()[:8]}"
+        #: What the agent is told on each connection: the calls of other machines that stand.
+        self._foreign: dict[str, protocol.Called] = {}
+        self._agent_knows = False
+        self._lock = threading.Lock()  # guards what follows
+        #: What this machine's own agent said, by notice.
+        self._own: dict[str, Alarm] = {}
+        self._called: set[str] = set()
+        self._until: dict[str, float] = {}
+        self._asking = False
+        #: Of those that answered the last call, this rank is the first: what is said once for all is for it to say.
+        self.speaks = self.first
+        #: Ranks whose save has failed, and why, by the call that asked for it.
+        self._failed: dict[int, dict[int, str]] = {}
+
+    def begin(self, saver: Orders, checkpointer: Checkpointer, state: State, report: Listener) -> None:
+        """From here on calls are heard."""
+        self._saver = saver
+        self._checkpointer = checkpointer
+        self._state = state
+        self._report = report
+        self._cards = gather_holdings(self.channel, state)
+        self._callers.begin()
+        self.channel.listen(self._hear)
+
+    def close(self) -> None:
+        """Nothing more is called, or heard."""
+        self._callers.close()
+        self.channel.close()
+
+    def welcomed(self, knows: bool) -> None:
+        """An agent is there, or is back. It hears of the calls that stand, if it knows what that is: an older one would drop
+        this process for an unknown word."""
+        with self._lock:
+            self._agent_knows = knows
+            said = [*self._foreign.values()] if knows else []
+        for each in said:
+            self._send(each)
+
+    @property
+    def lost(self) -> bool:
+        return self.channel.lost
+
+    def counts(self, epoch: int) -> bool:
+        standing = self.channel.standing  # of this rank's mailbox, which may be about to say so
+        return standing.epoch < epoch or standing.counts(epoch)
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank speaks for the job where one has to."""
+        return self.channel.rank == 0
+
+    # --- to the others ---
+
+    def notice(self, message: protocol.Preempt) -> None:
+        """This machine's agent was told, or was told of an earlier deadline."""
+        alarm = alarm_of(message, self._clock.monotonic())
+        if message.kind == protocol.PEER:
+            # Known from the call itself; or this process came after it, and parks.
+            self._saver.emergency(alarm)
+            return
+        with self._lock:
+            # (One of its own: whoever saves joins others to the one that it is given, and takes them from it.)
+            self._own.setdefault(message.id, replace(alarm)).join(alarm)
+            known = message.id in self._called or any(
+                notice.id == message.id + self._tag for notice in self.channel.standing.notices
+            )
+            self._called.add(message.id)
+        self._saver.emergency(alarm)
+        if known:
+            return
+        left, id = message.seconds_left, message.id + self._tag
+        call = Notice(id, message.kind, message.source, left, self._machine, left, message.drill)
+
+        def unheard(why: str) -> None:
+            self._saver.unheard(why)
+            self._saver.in_turn(lambda: self._nothing_newer(alarm, why))
+            if message.drill:
+                self._saver.in_turn(lambda: self._saver.release(message.id, why))
+
+        self._call(call, left * _CALLING, unheard)
+
+    def withdrawn(self, id: str, why: str) -> None:
+        """This machine's agent takes a notice back, or ends its drill. (Of another machine's it is that one's to say.)"""
+        with self._lock:
+            ours = id in self._own
+        if ours:
+            self.over(id, why)
+        elif all(id != notice.id for notice in self.channel.standing.notices):
+            # The call is void, or was before this process: the agent's word came late.
+            self._saver.release(id, why)
+
+    def background(self, why: str) -> bool:
+        """Ask for a checkpoint beside training. Returns at once; False while it is asked for already."""
+        if not self._saver.idle or self.lost:
+            return False  # the others would hear of it, and wait for an offer of this rank, which does not
+        with self._lock:
+            if self._asking:
+                return False
+            self._asking = True
+
+        def unheard(why: str) -> None:
+            self._asking = False
+            log.warning("no background checkpoint: %s", why)
+
+        self._call(Background(why), _PATIENCE, unheard)
+        return True
+
+    def again(self, job: Job, why: str) -> None:
+        def unheard(said: str) -> None:
+            log.error("nothing is saved: %s; %s", why, said)
+            if (alarm := job.alarm) is not None:  # or its agent would wait for a word until the deadline
+                self._saver.in_turn(lambda: self._nothing_newer(alarm, f"{why}; {said}"))
+
+        self._call(AtBoundary(job.epoch, why), _PATIENCE, unheard)
+
+    def failed(self, job: Job, why: str) -> None:
+        with self._lock:
+            if self._failed.get(job.epoch):
+                return  # one is enough for all to end
+        call = Failed(job.epoch, self.channel.rank, why)
+        self._call(
+            call, _PATIENCE, lambda said: log.debug("nobody heard that this rank's save failed: %s", said)
+        )
+
+    def by_hand(self, step: int) -> None:
+        if self.first:
+            self._call(Manual(step), _PATIENCE, lambda why: self._saver.unheard_by_hand(step, why))
+
+    def over(self, id: str, why: str) -> None:
+        with self._lock:
+            ours = self._own.pop(id, None) is not None
+            self._called.discard(id)
+        call = Withdrawn(id + self._tag if ours else id)
+        self._call(call, _PATIENCE, lambda said: self._saver.release(id, f"{why}; {said}"))
+
+    def _call(self, call: Call, seconds: float, unheard: Callable[[str], None]) -> None:
+        until = self._clock.monotonic() + seconds
+
+        def run() -> None:
+            try:
+                self.channel.call(call, lambda: max(0.0, until - self._clock.monotonic()))
+            except SpotguardError as error:
+                unheard(str(error))
+                return
+            if self.channel.lost:  # the others have heard it, and this one never will
+                unheard("calls are not heard here any more")
+
+        # A notice and its withdrawal are heard in the order in which they were said.
+        self._callers.give(run, until)
+
+    def _nothing_newer(self, alarm: Alarm, why: str) -> None:
+        """The others cannot be called any more: say what there is. On the saving thread: it is put into the store too."""
+        saved, last = self._saver.committed, self._checkpointer.last
+        if saved is not None and saved.level != "weights":
+            # For another machine, which has taken the job's store along.
+            log.info("step %d is committed, nothing newer is saved: %s", saved.step, why)
+            self._report.committed(alarm, saved)
+        else:
+            self._report.failed(alarm, why, -1 if last is None else last.step)
+
+    # --- from the others, on the mailbox's thread ---
+
+    def _hear(self, epoch: int, call: Call, standing: Standing) -> None:
+        match call:
+            case Notice():
+                self._noticed(epoch, call, standing)
+            case Withdrawn(id=id):
+                with self._lock:
+                    # Also where another rank of this machine has said it: the next one of this name begins anew.
+                    self._own.pop(self._as_here(id), None)
+                    self._called.discard(self._as_here(id))
+                    foreign = self._foreign.pop(id, None) is not None and self._agent_knows
+                if foreign:
+                    self._send(protocol.Uncalled(id))
+                self._let_go(self._as_here(id))
+            case Background() | AtBoundary():
+                self._asking = False
+                self._wanted(epoch, standing, call.why)
+            case Failed(epoch=of, rank=rank, why=why):
+                with self._lock:
+                    self._failed.setdefault(of, {})[rank] = why
+            case Manual(step=step):
+                if standing.counts(epoch):
+                    self._saver.by_hand(step, epoch)
+
+    def _let_go(self, id: str) -> None:
+        release = partial(self._saver.release, id, "the notice was withdrawn, or the drill is over")
+        alarm = self._saver.alarm
+        if alarm is not None and alarm.kind == protocol.LAUNCHER:
+            # The rank that ended first takes it back. The others tell their agents what became of theirs before they let go.
+            self._saver.in_turn(release)
+        else:
+            release()
+
+    def _noticed(self, epoch: int, call: Notice, standing: Standing) -> None:
+        now = self._clock.monotonic()
+        with self._lock:
+            self._until[call.machine] = now + call.seconds_left + _LATE
+            own = self._own.get(self._as_here(call.id))
+        if own is not None:
+            alarm = replace(own, ids=[*own.ids])
+        else:
+            # A launcher ends all its workers at once, and a test is one job: their time is every machine's.
+            ours = call.machine == self._machine or call.kind in (BY_HAND, protocol.LAUNCHER)
+            seconds = call.seconds_left if ours else STAYS
+            kind = call.kind if ours else protocol.PEER
+            id = self._as_here(call.id)
+            reserve = seconds / 10 if ours else 0.0  # its own agent says better, any moment
+            message = protocol.Preempt(id, seconds, reserve, kind, call.source, call.drill)
+            alarm = alarm_of(message, now)
+            if not ours:
+                log.warning(
+                    "%s from %s on another machine of this job: saving with it", call.kind, call.source
+                )
+                self._tell_agent(self._called_by(call, standing, now))
+        wanted = standing.counts(epoch)
+        at_boundary = wanted and standing.wanted is not None and standing.wanted.boundary
+        self._saver.emergency(
+            alarm, epoch if wanted else 0, at_boundary=at_boundary, doomed=self._doomed(standing)
+        )
+
+    def _as_here(self, id: str) -> str:
+        """The id of this machine's own agent, where it is of that; another machine's has a tag."""
+        return id.removesuffix(self._tag)
+
+    def _called_by(self, call: Notice, standing: Standing, now: float) -> protocol.Called:
+        machines, gone = self.channel.machines, Machine.decode(call.machine)
+        staying = (machine for machine in machines if machine not in standing.doomed)
+        return protocol.Called(
+            call.id,
+            call.kind,
+            call.source,
+            call.seconds_left,
+            now,
+            detail="".join(gone.names[:1]),
+            drill=call.drill,
+            gone=" ".join(gone.names),
+            meet=next((found for each in staying if (found := Machine.decode(each).address)), ""),
+        )
+
+    def _tell_agent(self, called: protocol.Called) -> None:
+        with self._lock:
+            self._foreign[called.id] = called
+            knows = self._agent_knows
+        if knows:
+            self._send(called)
+
+    def _wanted(self, epoch: int, standing: Standing, why: str) -> None:
+        wanted = standing.wanted
+        if wanted is None or wanted.epoch != epoch:
+            return
+        if wanted.cause == "notice":
+            self._saver.again(epoch, self._doomed(standing))
+        elif wanted.cause == "background":
+            self._saver.background(epoch, at_boundary=wanted.boundary)
+        else:
+            self._saver.fail_by_hand(why)
+
+    # --- for the saving thread ---
+
+    def decide(
+        self,
+        job: Job,
+        step: int | None,
+        left: Callable[[], float],
+        over: Callable[[], bool],
+        *,
+        boundary: bool,
+        parks: bool,
+    ) -> Decision:
+        channel = self.channel
+        try:
+            offer = self._offer(job, step, boundary=boundary, parks=parks)
+        except Exception:  # a mistake of ours must not keep all ranks waiting for an offer
+            log.exception("spotguard failed inside; please report this")
+            offer = Offer(channel.rank, None)
+        decision = channel.agree(job.epoch, offer, left, over)
+        self.speaks = channel.rank == min(decision.ranks, default=0)
+        if decision.step is not None and channel.rank not in decision.ranks:
+            raise Abandoned(
+                f"the other ranks save step {decision.step} without this one: it answered too late"
+            )
+        return decision
+
+    def _offer(self, job: Job, step: int | None, *, boundary: bool, parks: bool) -> Offer:
+        rank, last = self.channel.rank, self._checkpointer.last
+        roles = Roles(job.doomed)
+        cost = self._checkpointer.cost(roles)
+        return Offer(
+            rank=rank,
+            step=step,
+            boundary=boundary,
+            weights=cost.weights,
+            moments=cost.moments,
+            rate=cost.rate,
+            commit=cost.commit,
+            left=job.effort.left() if rank in roles.doomed else None,
+            last=last.step if last is not None and last.level == "full" else -1,
+            plan=shared(self._state.fingerprint()),
+            covers=tuple(sorted(self._covered())),
+            parks=parks,
+            early=step is not None
+            and counts(step, self._checkpointer.complete)
+            and early(cost.moments, cost.rate),
+        )
+
+    def agreed(self, job: Job, decision: Decision, step: int) -> Agreed:
+        everybody = range(self.channel.world)
+        absent = frozenset(rank for rank in everybody if rank not in decision.ranks)
+        going = {self.channel.machines[rank] for rank in job.doomed}
+        with self._lock:  # (Not of a machine that was to go, and stays after all.)
+            self._failed = {of: each for of, each in self._failed.items() if of >= job.epoch}
+            failed = self._failed.setdefault(job.epoch, {})
+            times = [until for machine, until in self._until.items() if machine in going]
+        return Agreed(
+            step,
+            job.epoch,
+            Roles(job.doomed, decision.whole_each, absent),
+            speaks=self.speaks,
+            weights=_WEIGHTS[decision.level],
+            doomed_until=max(times, default=self._clock.monotonic() + STAYS),
+            failed=failed,
+            why=decision.why,
+        )
+
+    def _doomed(self, standing: Standing) -> frozenset[int]:
+        return standing.doomed_ranks(self.channel.machines)
+
+    def _covered(self) -> frozenset[int]:
+        """The ranks that have nothing which is not here too."""
+        mine = holding(self._state)
+        return frozenset(rank for rank, theirs in enumerate(self._cards) if theirs.within(mine))

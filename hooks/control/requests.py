@@ -1,0 +1,399 @@
+"""Requests to the saving thread. Any thread makes them, and only `manual` and `call_off` block it.
+
+A notice goes before everything else. Of two calls of a job's ranks the later one counts: all ranks read them in the same
+order, so that all leave the same save and begin the same next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+from collections.abc import Callable
+
+from ...providers.clock import Clock
+from ...providers.errors import CheckpointError, UsageError
+from ..checkpoint.catalog import Whole
+from ..ipc import interpreter_lock
+from ..ipc.notice import Alarm
+from ..save.cancel_scope import Abandoned, Effort
+from ..save.checkpointer import Checkpointer
+from ..save.request import Job, Saved
+from ..state.state import State
+from .gate import Gate, Shut
+from .manual import ByHand
+from .quiesce import Assembly
+
+log = logging.getLogger("spotguard")
+
+#: Seconds for which who goes back waits for a save that is called off: it ends at once, unless a disk or a device hangs.
+_WINDING_DOWN = 10.0
+#: Seconds between two looks at whether the first rank can still call.
+_ALIVE = 5.0
+#: Seconds for which a rank that saves by hand waits for the first one to come there too: as long as for a collective.
+_CALLED = 600.0
+#: Seconds between two looks at whether a background save that was let finish is still worth more than a new one.
+_LOOK = 0.25
+
+
+class Orders:
+    """Whose turn it is, and what holds this process. `Saver` does it.
+
+    Args:
+        released: called when a notice is void, or outlived, and training goes on.
+        assembly: the other ranks; None for a job of one process. Each save then begins with a call that all of them
+            hear, and has its number.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        state: State,
+        checkpointer: Checkpointer,
+        clock: Clock,
+        released: Callable[[], None],
+        assembly: Assembly | None = None,
+    ) -> None:
+        self._gate = gate
+        self._state = state
+        self._checkpointer = checkpointer
+        self._clock = clock
+        self._released = released
+        self._assembly = assembly
+        self._jobs: queue.SimpleQueue[Job | Callable[[], object] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards what follows
+        self._running: Job | None = None
+        #: The emergency save that is waiting or running, unless it was called off.
+        self._urgent: Job | None = None
+        #: An emergency save has ended and the agent is being told: a SIGTERM still waits.
+        self._concluding = False
+        #: When the plan of a promoted save was looked at last.
+        self._looked_at = -math.inf
+        self._ending = False
+        self._alarm: Alarm | None = None
+        #: What is saved beside training, and what is planned: waiting its turn, or under way.
+        self._beside: list[Job] = []
+        self._by_hand = ByHand(lambda: Job("manual", self._effort(None)))
+        #: Training has begun: there is a state worth saving.
+        self.ready = False
+
+    @property
+    def alarm(self) -> Alarm | None:
+        """What holds this process, saved or not."""
+        return self._alarm
+
+    @property
+    def alarmed(self) -> bool:
+        """Whether a notice does."""
+        return self._alarm is not None
+
+    @property
+    def saving(self) -> bool:
+        """Whether an emergency save is under way."""
+        return self._urgent is not None or self._concluding
+
+    @property
+    def committed(self) -> Saved | None:
+        """The checkpoint of the very step on which training stands; None where that step is in no store."""
+        place, last = self._gate.place, self._checkpointer.last
+        return None if last is None or place.dirty or last.step != place.completed else last
+
+    def emergency(
+        self,
+        alarm: Alarm,
+        epoch: int = 0,
+        *,
+        at_boundary: bool = False,
+        doomed: frozenset[int] = frozenset(),
+    ) -> None:
+        """A notice: whatever else is being saved gives way. A deadline that is known only moves earlier.
+
+        Args:
+            epoch: the ranks' call. In a job of several ranks a notice without one moves deadlines, and no more: the save
+                begins with the call.
+            at_boundary: only a parked boundary will do.
+            doomed: ranks whose machine goes.
+        """
+        with self._lock:
+            if (known := self._alarm) is not None:
+                known.join(alarm)
+                alarm = known
+            self._alarm = alarm
+            interpreter_lock.hurry("notice")
+            self._by_hand.give_up(Abandoned("a notice came"))  # its call is void; who waits parks at the gate
+            if (urgent := self._urgent) is not None:
+                urgent.effort.tighten(alarm.save_by)
+                if epoch <= urgent.epoch:
+                    if self._running is not None and self._running.promoted:
+                        self._give_way(self._running, alarm)
+                    return
+                urgent.superseded = True
+                urgent.effort.abandon("another call of the ranks takes its place")
+            if self._assembly is not None and not epoch:
+                if known is None:
+                    self._gate.close()  # who has not begun parks, and never trains; the others' call is on its way
+                # Should the call not come: whoever saves looks when this is outlived.
+                self.in_turn(lambda: None)
+                return
+            if self._running is not None:
+                self._give_way(self._running, alarm)
+            if not self.ready:
+                self._gate.close()  # who has not begun parks, and never trains
+            last = self._checkpointer.last
+            effort, before = self._effort(alarm.save_by), "" if last is None else last.url
+            self._urgent = Job(
+                "emergency", effort, alarm, epoch=epoch, doomed=doomed, at_boundary=at_boundary, before=before
+            )
+            self._jobs.put(self._urgent)
+
+    def in_turn(self, what: Callable[[], object]) -> None:
+        """Have the saving thread do this when it has done what it is at. Returns at once."""
+        self._jobs.put(what)
+
+    def again(self, epoch: int, doomed: frozenset[int]) -> None:
+        """Some rank's state moved while it was read for a notice: all save once more, at a boundary."""
+        if (alarm := self._alarm) is not None:
+            self.emergency(alarm, epoch, at_boundary=True, doomed=doomed)
+
+    def fail_by_hand(self, why: str) -> None:
+        """Some rank's state moved while it was read: training stands, so there is no boundary at which to save once more."""
+        with self._lock:
+            job = self._running
+        if job is not None and job.kind == "manual":
+            job.after = f"not saved: {why}"
+            job.effort.abandon(why)
+
+    def unheard(self, why: str) -> None:
+        """The other ranks could not be called for a notice: what was begun with them before it has no end now."""
+        with self._lock:
+            if self._running is not None and self._running.alarm is None:
+                self._running.effort.abandon(f"a notice came, and {why}")
+
+    def unheard_by_hand(self, step: int, why: str) -> None:
+        """The other ranks could not be called for a save by hand."""
+        with self._lock:
+            self._by_hand.give_up(CheckpointError(f"step {step} is not saved: {why}"), step)
+
+    def _give_way(self, job: Job, alarm: Alarm) -> None:
+        """Call off what is under way, unless it is a background save whose rest is worth more than a new one."""
+        step = self._gate.place.completed
+        # In a job of several ranks none of them knows how far the others are.
+        why = "" if self._assembly is not None else self._checkpointer.promotes(step, alarm.save_by)
+        if job.kind == "background" and why:
+            job.promoted = why
+            job.effort.tighten(alarm.save_by)
+            # It is this notice's save: training does not go beyond it.
+            if self._checkpointer.uploading == step:
+                self._gate.close(Shut.AT_BOUNDARY if self._state.boundary_only else Shut.BEFORE_CHANGE)
+        else:
+            job.promoted = ""
+            job.effort.abandon("a notice came")
+
+    def _look_again(self, job: Job) -> None:
+        """As its bytes leave: whether a promoted save is still worth more than a new one."""
+        with self._lock:
+            now = self._clock.monotonic()
+            if self._alarm is not None and self._running is job and now - self._looked_at >= _LOOK:
+                self._looked_at = now
+                self._give_way(job, self._alarm)
+
+    def release(self, id: str, why: str) -> None:
+        """The notice is void, or the drill is over: training goes on."""
+        with self._lock:
+            if self._alarm is None or id not in self._alarm.ids:
+                return
+            self._alarm.ids.remove(id)
+            if self._alarm.ids:
+                return
+            alarm, self._alarm = self._alarm, None
+            if self._urgent is not None:
+                # Before the gate opens: what is read from here on is never kept.
+                self._urgent.effort.abandon(why)
+                self._urgent = None
+            self._open()
+        interpreter_lock.relax("notice")
+        log.info("training goes on: %s", why)
+        if alarm.drill and self.ready:
+            self.rehearse()  # what its save taught is made ready for the next notice, and not by it
+        self._released()
+
+    def void_all(self, why: str) -> None:
+        """Whatever holds this process is over, and nobody else will say so."""
+        alarm = self._alarm
+        for id in list(alarm.ids) if alarm is not None else []:
+            self._void(id, why)
+
+    def lost(self) -> None:
+        """The agent is gone. A notice stands all the same; a drill was the agent's alone, and nobody will end it."""
+        alarm = self._alarm
+        for id in list(alarm.ids) if alarm is not None and alarm.drill else []:
+            self._void(id, "the agent that played this drill is gone")
+
+    def _void(self, id: str, why: str) -> None:
+        """Nobody else will say so. In a job of several ranks it is said to all, and training goes on when this is heard."""
+        if self._assembly is None:
+            self.release(id, why)
+        else:
+            self._assembly.over(id, why)
+
+    def background(self, epoch: int = 0, *, at_boundary: bool = False) -> bool:
+        """Begin a background save at this boundary. Returns before anything is copied; False where one is under way, or a
+        notice is.
+
+        Args:
+            epoch: the ranks' call. Whatever is under way for an earlier one ends: all ranks have heard of this.
+        """
+        # Ranks choose a boundary that none of them has come to; alone, it is this one, which is held until it is copied.
+        holds = not (epoch or at_boundary or self._state.boundary_only)
+        job = Job("background", self._effort(None), epoch=epoch, at_boundary=at_boundary, holds=holds)
+        with self._lock:
+            if self._alarm is not None or ((self._has_beside() or self._overtaken) and not epoch):
+                return False
+            self._supersede_beside()
+            self._beside.append(job)
+        if holds:
+            try:
+                self._gate.close()
+                self._state.audit.take(lambda: self.alarmed)
+            except BaseException:  # Ctrl-C: nobody else would open the gate
+                with self._lock:
+                    self._beside.remove(job)
+                    self._open()
+                raise
+        self._jobs.put(job)
+        return True
+
+    def _open(self) -> None:
+        """Let training go on, unless a notice holds it, or a save whose turn comes. Under the lock."""
+        if self._alarm is None and not any(job.holds for job in self._beside):
+            self._gate.open()
+
+    def _supersede_beside(self) -> None:
+        """Of several ranks: all have heard the later call, and all leave what was begun for the earlier one."""
+        for job in self._beside:
+            if job.is_checkpoint and job.epoch:
+                job.superseded = True
+                job.effort.abandon("another call of the ranks takes its place")
+
+    @property
+    def idle(self) -> bool:
+        """Whether a background checkpoint may be asked for: no notice holds this process, and none is under way."""
+        with self._lock:
+            return self._alarm is None and not self._has_beside() and not self._overtaken
+
+    @property
+    def _overtaken(self) -> bool:
+        return self._checkpointer.tidier.overtaken(self._checkpointer.attempt)
+
+    def _has_beside(self) -> bool:
+        return any(job.is_checkpoint for job in self._beside)
+
+    def by_hand(self, step: int, epoch: int) -> None:
+        """The first rank's `guard.save()` at this step: every rank saves with it."""
+        with self._lock:
+            if self._alarm is not None:
+                return  # who waits is told by the gate
+            self._supersede_beside()
+            job = self._by_hand.called(step, epoch)
+        self._jobs.put(job)
+
+    def bring(self, staged: Whole) -> None:
+        """Take to the store what was restored from this machine's disk and is not there. Returns at once."""
+        self._put_beside(Job("background", self._effort(None), staged=staged))
+
+    def rehearse(self) -> None:
+        """Plan a save of this state, so that at a notice only bytes move. Returns at once."""
+        self._put_beside(Job("background", self._effort(None), rehearsal=True))
+
+    def _put_beside(self, job: Job) -> None:
+        with self._lock:
+            self._beside.append(job)
+        self._jobs.put(job)
+
+    def call_off(self, why: str) -> None:
+        """Training leaves this way: what is saved or planned beside it is of no more use. Returns when that has ended.
+        Not where a notice is: what it let finish is its own, and who trains is parked."""
+        with self._lock:
+            if self._alarm is not None:
+                return
+            for job in self._beside:
+                job.effort.abandon(why)
+            running = self._running
+        if running is None or not running.effort.abandoned:
+            return
+        if running.is_checkpoint:
+            log.info("the checkpoint that is being saved beside training is called off: %s", why)
+        if not running.done.wait(_WINDING_DOWN):
+            log.warning("%s, and a save that was called off does not end: it is left behind", why)
+
+    def manual(self) -> Saved:
+        """Save now and wait. The caller is the training thread, at a boundary, so the state stands still.
+
+        Raises:
+            Abandoned: a notice came, or the ranks save anew; the caller parks at the gate, and tries again if it opens.
+            CheckpointError: the ranks cannot save, or do not all come.
+        """
+        until = self._clock.monotonic() + _CALLED
+        job = Job("manual", self._effort(None))
+        try:
+            with self._lock:
+                if self._ending:
+                    raise UsageError("guard.save() after guard.close(): nothing is saved any more")
+                urgent = self._urgent
+                if urgent is None and self._assembly is not None and self._alarm is not None:
+                    raise Abandoned("a notice came")  # a call would be void; the gate has the answer
+                if urgent is None and self._assembly is not None:
+                    job = self._by_hand.asked(self._gate.place.completed)
+                elif urgent is None:
+                    self._jobs.put(job)
+            if urgent is not None:
+                urgent.done.wait()
+                raise Abandoned("a notice came")
+            if self._assembly is not None:
+                self._see_alive(self._assembly)
+                self._assembly.by_hand(self._gate.place.completed)
+            while not self._clock.wait(job.done, _ALIVE):
+                if self._assembly is None or job.epoch:
+                    continue
+                self._see_alive(self._assembly)
+                if self._clock.monotonic() >= until:
+                    self.unheard_by_hand(
+                        self._gate.place.completed, f"rank 0 has not called for it in {_CALLED:.0f} s"
+                    )
+        except BaseException:
+            # Ctrl-C, also right behind the put: the state is the caller's again, and what is read of it is not kept
+            job.effort.abandon("guard.save() was interrupted")
+            raise
+        if job.error is not None:
+            raise job.error
+        assert job.saved is not None
+        return job.saved
+
+    def made_meanwhile(self) -> Saved | None:
+        """Of several ranks: the full checkpoint of this very step, where a notice fell into `manual` and it is there all the same.
+
+        Rank 0 may have it already and go on. A rank that asked again would wait for a call that never comes.
+        """
+        if self._assembly is None:
+            return None
+        looked = threading.Event()
+
+        def look() -> None:
+            try:
+                self._checkpointer.look_back()
+            finally:
+                looked.set()
+
+        self.in_turn(look)  # behind the save that was called off
+        self._clock.wait(looked, _WINDING_DOWN)
+        saved = self.committed
+        return saved if saved is not None and saved.level == "full" else None
+
+    @staticmethod
+    def _see_alive(assembly: Assembly) -> None:
+        if assembly.lost:
+            raise CheckpointError("the ranks cannot be called any more: the job's store is gone")
+
+    def _effort(self, deadline: float | None) -> Effort:
+        return Effort(self._clock, deadline, self._gate.wake)

@@ -1,0 +1,320 @@
+"""The thread that saves. One save at a time, in one order: a notice before everything else.
+
+A save is: make the state stand still (the gate), see that it did (the witnesses), stream it to the store, see
+that it still does, commit. A background save copies the state to host memory first and opens the gate again
+before it uploads; an emergency save streams it from where it lies and keeps the gate shut.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from ...providers.clock import Clock
+from ...providers.errors import CheckpointError, SpotguardError
+from ..checkpoint.format.manifest import named
+from ..consensus.vote import it_stands
+from ..ipc import interpreter_lock
+from ..save.cancel_scope import Abandoned
+from ..save.checkpointer import Checkpointer
+from ..save.request import Agreed, Job, Saved
+from ..state.device import OwnStreams
+from ..state.state import State
+from .gate import Gate
+from .quiesce import Assembly, Stands, Stillness
+from .report import Listener
+from .requests import Orders
+
+log = logging.getLogger("spotguard")
+
+#: Seconds in which the ranks' call that training goes on is heard by this one, which made it.
+_HEARD = 60.0
+#: Seconds after a deadline at which a machine that is still alive, with nobody to say so, goes on training.
+_OUTLIVED = 5.0
+
+
+class Saver(Orders):
+    """Owns the thread "spotguard-saver", the only one that reads state and writes checkpoints."""
+
+    def __init__(
+        self,
+        *,
+        gate: Gate,
+        state: State,
+        checkpointer: Checkpointer,
+        clock: Clock,
+        listener: Listener,
+        released: Callable[[], None] = lambda: None,
+        saved: Callable[[Saved], None] = lambda saved: None,
+        assembly: Assembly | None = None,
+    ) -> None:
+        super().__init__(gate, state, checkpointer, clock, released, assembly)
+        self._listener = listener
+        self._still = Stillness(gate, state, listener, lambda: self._ending, assembly)
+        #: Called with each checkpoint that no notice asked for.
+        self._saved = saved
+        self._streams = OwnStreams()
+        self._thread = threading.Thread(target=self._run, name="spotguard-saver", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, timeout: float) -> None:
+        """Let what is running come to its end, then join the thread. Training is over: a step in its middle
+        will have no boundary any more.
+
+        Args:
+            timeout: seconds for a background save; an emergency has its own deadline.
+        """
+        with self._lock:
+            self._ending = True
+            if self._urgent is not None:
+                timeout = max(timeout, self._urgent.effort.left() or 0.0)
+        self._gate.wake()  # who waits for a boundary waits in vain
+        self._jobs.put(None)
+        self._thread.join(timeout)
+        interpreter_lock.relax("notice")
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        try:
+            self._streams.take(self._state.fence.devices)
+            self._checkpointer.warm()
+        except Exception as error:  # noqa: BLE001 - whatever it is, a save will say it again
+            log.warning("the buffers for a save cannot be had now, it will try again: %s", error)
+        while True:
+            try:
+                job = self._jobs.get(timeout=self._patience())
+            except queue.Empty:
+                self._do_this(self._outlive)
+                continue
+            if job is None and self._urgent is not None:
+                # A call came while this process ends: its save has taken the place of one before.
+                self._jobs.put(None)
+                continue
+            if job is None:
+                self._checkpointer.close()
+                return
+            self._do_this(partial(self._take, job) if isinstance(job, Job) else job)
+
+    def _take(self, job: Job) -> None:
+        """Do it, and say what became of it, whatever that is."""
+        with self._lock:
+            self._running = job
+            if job.alarm is None and self._alarm is not None and not job.promoted:
+                job.effort.abandon("a notice came")  # while it waited its turn
+        try:
+            try:
+                self._streams.take(self._state.fence.devices)
+                self._do(job)
+            except SpotguardError as error:
+                self._ended(job, error)
+        except Exception as error:  # a bug of ours must not leave training parked for ever
+            log.exception("spotguard failed inside; please report this")
+            job.error = CheckpointError(f"{type(error).__name__}: {error}")
+            self._say_failed(job, str(job.error))
+        finally:
+            with self._lock:
+                self._running = None
+                if self._urgent is job:
+                    self._urgent, self._concluding = None, True
+                self._beside = [each for each in self._beside if each is not job]
+            try:
+                self._conclude(job)
+            finally:
+                self._concluding = False
+                job.done.set()
+
+    def _ended(self, job: Job, error: SpotguardError) -> None:
+        """It did not come to its end: what there is all the same."""
+        if not isinstance(error, Abandoned):
+            self._say_failed(job, str(error))
+        job.error = self._by_hand_ended(job, error) if job.kind == "manual" else error
+        if job.alarm is not None and job.saved is None and not job.superseded:
+            self._checkpointer.look_back()
+            self._has_it(job)
+        last = self._checkpointer.last
+        if job.saved is not None and isinstance(error, Stands):
+            job.saved = replace(job.saved, why=str(error))
+        if job.saved is not None and job.saved.level == "full":
+            log.info("step %d is committed, nothing newer is saved: %s", job.saved.step, error)
+        elif job.alarm is not None and last is not None and (job.saved or last.url != job.before):
+            # Weights alone, of this very step; or what was let finish: nothing newer was to be had.
+            had = last.why or "a background checkpoint was let finish"
+            job.saved = replace(last, why=f"{had}; after it: {error}")
+        elif job.promoted:
+            with self._lock:
+                if self._urgent is not None:
+                    self._urgent.after = f"; before that: {job.promoted}: {error}"
+
+    def _say_failed(self, job: Job, why: str) -> None:
+        """The others would wait for this rank's part, beside training for minutes."""
+        if self._assembly is not None and job.epoch and not (job.superseded or job.effort.abandoned):
+            self._assembly.failed(job, why)
+
+    def _do_this(self, what: Callable[[], object]) -> None:
+        try:
+            what()
+        except Exception:  # a bug of ours must not leave training without whoever saves
+            log.exception("spotguard failed inside; please report this")
+
+    def _patience(self) -> float | None:
+        alarm = self._alarm
+        return None if alarm is None else max(0.0, alarm.deadline + _OUTLIVED - self._clock.monotonic())
+
+    def _outlive(self) -> None:
+        """The deadline went by, nobody told us to leave, and we are still here: a false alarm."""
+        alarm = self._alarm
+        if alarm is not None and self._assembly is not None:
+            alarm.deadline = self._clock.monotonic() + _HEARD  # asked for once, not over and over
+        for id in list(alarm.ids) if alarm is not None else []:
+            self._void(id, "the deadline passed and nobody ended this process")
+
+    def _do(self, job: Job) -> None:
+        if not self.ready:
+            self._still.refuse(job)
+            raise CheckpointError(
+                self._state.monitor.unmarked
+                or "training has not begun yet: there is nothing that is not in the store already"
+            )
+        if job.alarm is not None:
+            self._listener.progress(job.alarm, "begun", -1, 0, 0)
+        if job.staged is not None:
+            job.effort.check()
+            job.saved = self._checkpointer.bring(job.staged, job.effort)
+            return
+        boundary_only = bool(self._state.boundary_only) or job.at_boundary
+        self._has_it(job)
+        while True:
+            job.effort.check()
+            agreed = self._still.stand(job, boundary_only)
+            step, boundary_only = agreed.step, boundary_only or agreed.parked
+            if agreed.roles.absent:
+                self._see_what_stands(job, agreed)
+            if job.rehearsal:
+                self._checkpointer.rehearse(self._state)
+                return
+            if job.alarm is not None and (last := self._checkpointer.last) is not None and last.step == step:
+                job.saved = last  # this very step is committed: nothing is newer than it
+                # Of several ranks, one that has not seen the commit would wait in vain for this one's part of another.
+                if last.level == "full" and self._assembly is None:
+                    return
+            reason = ""
+            if self._state.boundary_only and not boundary_only:
+                # Since we asked: the last boundary's copies may be older than its step.
+                if self._assembly is None:
+                    boundary_only = True
+                    continue
+                reason = self._state.boundary_only
+            elif not boundary_only:
+                reason = self._state.broken() or self._state.audit.look(wait=True)
+            if not reason:
+                job.saved = self._save(job, agreed) or job.saved
+                reason = self._checkpointer.spoiled
+            if not reason:
+                return
+            if self._assembly is not None:
+                self._assembly.again(job, reason)
+                if job.kind == "manual":
+                    raise CheckpointError(f"step {step} is not saved: {reason}, by another thread")
+                job.superseded = True
+                raise Abandoned(
+                    f"step {step} is not saved: {reason}; all ranks save at their next guard.step()"
+                )
+            if job.kind == "manual":
+                raise CheckpointError(f"step {step} is not saved: {reason}, by another thread")
+            log.warning(
+                "step %d was not saved as it stood: %s. It is saved at the next guard.step() instead; "
+                "keep what belongs to a step before its guard.step()",
+                step,
+                reason,
+            )
+            boundary_only = True
+
+    def _see_what_stands(self, job: Job, agreed: Agreed) -> None:
+        """Of ranks that are gone a part may be there, and a checkpoint of this very step complete, which no rank has seen so.
+
+        Raises:
+            Stands: it is.
+        """
+        self._checkpointer.look_back()
+        last = self._checkpointer.last
+        if last is None or last.level != "full" or last.step < agreed.step:
+            return
+        absent = sorted(agreed.roles.absent)
+        why = it_stands(f"{named(absent)} has not answered in time", last.step)
+        if (
+            self._assembly is not None
+        ):  # who looked before it was there, and saves, would wait for this rank's part
+            self._assembly.failed(job, why)
+        raise Stands(why)
+
+    def _by_hand_ended(self, job: Job, error: SpotguardError) -> SpotguardError:
+        """What who waits is told: `Abandoned` where another try will have an end, a notice's or another call's."""
+        if job.after:
+            return CheckpointError(job.after)
+        called_off = job.effort.abandoned or self._alarm is not None or self._ending
+        if not isinstance(error, Abandoned) or called_off:
+            return error
+        if self._assembly is not None and not self._assembly.counts(job.epoch):
+            return error
+        return CheckpointError(f"not saved: {error}")
+
+    def _has_it(self, job: Job) -> None:
+        """What this rank stands on is committed already, whatever the others say: they may be gone by now."""
+        if self._assembly is not None and job.alarm is not None:
+            job.saved = self.committed
+
+    def _save(self, job: Job, agreed: Agreed) -> Saved | None:
+        step = agreed.step
+
+        def progress(phase: str, done: int, total: int) -> None:
+            alarm = self._alarm if job.promoted else job.alarm
+            if alarm is not None:
+                self._listener.progress(alarm, phase, step, done, total)
+                if job.promoted:
+                    self._look_again(job)
+
+        def let_go() -> None:
+            job.holds = False  # a notice that is void from here on opens the gate by itself
+            self._gate.open()
+
+        # Only a background save lets training go on before it is written.
+        opened = let_go if job.kind == "background" else None
+        return self._checkpointer.save(self._state, agreed, job.kind, job.effort, progress, opened)
+
+    def _conclude(self, job: Job) -> None:
+        alarm = job.alarm
+        if job.superseded and job.saved is None:
+            with self._lock:
+                self._open()
+            return
+        if alarm is None:
+            given_up = isinstance(job.error, Abandoned)
+            hurried = job.promoted and self._alarm is None  # by a notice that is void: it ran out of its time
+            with self._lock:
+                self._open()
+            if job.saved is not None:
+                self._saved(job.saved)
+                self._listener.checkpointed(job.saved)
+            elif job.kind == "background" and job.error is not None and (hurried or not given_up):
+                what = "a save could not be planned" if job.rehearsal else "background checkpoint failed"
+                log.warning("%s, training goes on: %s", what, job.error)
+            return
+        # It was withdrawn while we were at it; another one, or a later call of the ranks, has a job of its own.
+        if self._alarm is not alarm or job.superseded:
+            with self._lock:
+                self._open()
+            if job.saved is not None:
+                self._listener.checkpointed(job.saved)
+        elif job.saved is not None:
+            log.info("step %d is committed: %s", job.saved.step, job.saved.url)
+            self._listener.committed(alarm, job.saved)
+        else:
+            last = self._checkpointer.last
+            self._listener.failed(alarm, f"{job.error}{job.after}", -1 if last is None else last.step)

@@ -1,0 +1,223 @@
+"""Checkpoints of this format for `torch.distributed.checkpoint`: `dcp.load` reads them into any mesh.
+
+DCP plans by our manifests, which say of each tensor which box lies in which chunk, and asks for parts of chunks. Those
+are read as a restore reads them: by ranges, in parallel, each chunk verified before a byte of it is copied. A value that is
+no tensor is typed JSON in the checkpoint, and decoded here; DCP wants it as `torch.save` would have written it, so it gets
+those bytes out of this process's memory. No pickle is ever read from a store.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import storage
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+
+from ...providers.clock import SystemClock
+from ...providers.errors import CheckpointError, UsageError
+from ...providers.run_id import RUN_ID, is_run_id
+from ...providers.stores.base import BlobStore
+from ...providers.stores.factory import open_store
+from ..checkpoint.catalog import Whole, find_whole
+from ..checkpoint.format.boxes import Box
+from ..checkpoint.format.coverage import Coverage, MergedTensor
+from ..checkpoint.format.dtypes import torch_dtype
+from ..checkpoint.format.manifest import LEVELS, lacks
+from ..restore.reader import Part, fill
+from ..restore.retrying_store import PatientStore
+from .dcp_names import Flat, Source, flat, values_of
+
+log = logging.getLogger("spotguard")
+
+
+class StorageReader(storage.StorageReader):
+    """Reads a checkpoint of spotguard's for `dcp.load`, into any number of ranks and any mesh.
+
+    Args:
+        url: the store, as in `spotguard run --store`.
+        run_id: whose checkpoint.
+        step: of this step; None for the newest that is whole.
+
+    Raises:
+        UsageError: no store, or no run, can be called so.
+    """
+
+    def __init__(self, url: str, run_id: str, step: int | None = None) -> None:
+        super().__init__()
+        if not is_run_id(run_id):
+            raise UsageError(f"run id {run_id!r}: expected {RUN_ID}")
+        self._store: BlobStore = PatientStore(open_store(url), SystemClock(), "Nothing was loaded")
+        self._run_id = run_id
+        self._step = step
+        self._whole: Whole | None = None
+        self._flat = Flat()
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin anew, so that the newest is looked for again.
+
+        Raises:
+            UsageError: a `checkpoint_id` was said.
+        """
+        if checkpoint_id is not None:
+            raise UsageError(
+                f"checkpoint_id {os.fspath(checkpoint_id)!r}: leave it out, and say StorageReader(url, run_id, step)"
+            )
+        self._whole = None
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Nothing is chosen by an id: a run is named as well."""
+        return False
+
+    def read_metadata(self) -> Metadata:
+        """Find the checkpoint, and say what it holds.
+
+        Raises:
+            CheckpointError: there is none that is whole.
+            NewerFormatError: this version cannot read it.
+            StoreError: the store failed.
+        """
+        whole = find_whole(self._store, self._run_id, step=self._step) or find_whole(
+            self._store, self._run_id, step=self._step, levels=LEVELS
+        )
+        if whole is None:
+            which = "" if self._step is None else f" of step {self._step}"
+            raise CheckpointError(
+                f"run {self._run_id} has no whole checkpoint{which} in {self._store.url}; "
+                f"`spotguard ls {self._store.url}` shows which there are"
+            )
+        if lacking := lacks(whole.level, whole.missing):
+            log.warning("step %d was saved without %s, and is read without it", whole.name.step, lacking)
+        self._whole = whole
+        self._flat = flat(Coverage(whole.manifests, whole.tensors))
+        return metadata_of(whole, self._flat)
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Nothing is left to do."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Say which checkpoint was found here."""
+        return replace(plan, storage_data=str(self._found().name))
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """See that all ranks have found the same one.
+
+        Raises:
+            CheckpointError: one was committed, or pruned, in between.
+        """
+        found = {str(plan.storage_data) for plan in plans}
+        if len(found) > 1:
+            raise CheckpointError(
+                f"ranks have found different checkpoints ({' and '.join(sorted(found))}): one was committed while they "
+                "looked. Load again, or say the step"
+            )
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
+        """Fill what is asked for.
+
+        Raises:
+            CheckpointError: bytes are not the ones that were saved. Tensors may be partly filled.
+            StoreError: the store failed.
+        """
+        whole = self._found()
+        merged = Coverage(whole.manifests, whole.tensors)
+        tensors = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
+        others = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
+        parts: list[Part] = []
+        filled: list[tuple[ReadItem, torch.Tensor]] = []
+        for item in tensors:
+            target = planner.resolve_tensor(item)
+            entry = whole.tensors[self._flat.tensors[item.storage_index.fqn]]
+            part = Part.of(merged, entry, _chunk(entry, item))
+            box = Box(tuple(item.storage_offsets), tuple(item.lengths))
+            part.copies.append((box, target.detach()))
+            parts.append(part)
+            filled.append((item, target))
+        sources: dict[Source, Any] = {}
+        for item in others:
+            source = self._flat.values[item.storage_index.fqn]
+            if source not in sources:
+                sources[source] = values_of(merged, source, parts)
+        try:
+            fill(self._store, parts)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}. Load an older one: say its step") from error
+        for item, target in filled:
+            planner.commit_tensor(item, target)
+        for item in others:
+            name = item.storage_index.fqn
+            planner.load_bytes(item, saved_bytes(sources[self._flat.values[name]][name]))
+        done: torch.futures.Future[None] = torch.futures.Future()
+        done.set_result(None)
+        return done
+
+    def _found(self) -> Whole:
+        if self._whole is None:
+            raise UsageError("read_metadata comes first: dcp.load calls it")
+        return self._whole
+
+
+def metadata_of(whole: Whole, names: Flat, *, own: bool = True) -> Metadata:
+    """What DCP plans by.
+
+    Args:
+        own: every tensor under its name in the checkpoint, too. Else only what is shared and stands in no tree.
+    """
+    tensors = {name: _metadata(entry) for name, entry in whole.tensors.items()}
+    entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    paths = dict(names.paths)
+    for name, tensor in names.tensors.items():
+        entries[name] = tensors[tensor]
+    for name in names.values:
+        entries[name] = BytesStorageMetadata()
+    reached = set(names.tensors.values())
+    for name in tensors:
+        if name not in entries and (own or not (name in reached or name.startswith("@"))):
+            entries[name] = tensors[name]
+            names.tensors[name] = name
+            paths[name] = (name,)
+    return Metadata(entries, planner_data=paths)
+
+
+def saved_bytes(value: Any) -> io.BytesIO:
+    """A value as DCP has it in its files."""
+    into = io.BytesIO()
+    torch.save(value, into)
+    into.seek(0)
+    return into
+
+
+def _metadata(entry: MergedTensor) -> TensorStorageMetadata:
+    return TensorStorageMetadata(
+        TensorProperties(dtype=torch_dtype(entry.dtype)),
+        torch.Size(entry.shape),
+        [
+            ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes))
+            for _, chunk in entry.chunks
+        ],
+    )
+
+
+def _chunk(entry: MergedTensor, item: ReadItem) -> int:
+    """Which chunk DCP means: it says the corner, and where it found it."""
+    hint, corner = item.storage_index.index, tuple(item.storage_index.offset or ())
+    if hint is not None and hint < len(entry.chunks) and entry.chunks[hint][1].offsets == corner:
+        return hint
+    offsets: Sequence[tuple[int, ...]] = [chunk.offsets for _, chunk in entry.chunks]
+    return offsets.index(corner)

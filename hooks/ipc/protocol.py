@@ -1,0 +1,251 @@
+"""The socket protocol without a socket: messages, frames, and who may say what when.
+
+A frame is a 4-byte big-endian length and that many bytes of UTF-8 JSON, one object with a `type`. Bytes go in,
+messages come out (`Peer.feed`); nothing here reads, writes, waits or knows the time, so both ends run in tests
+byte by byte. Only JSON crosses the socket: a peer that is not who it says can send wrong words, never code.
+
+Unknown fields are skipped, so that a newer peer may say more; an unknown type, a missing field or a wrong
+type is a `ProtocolError`, and the peer is dropped. So a message that is newer than `VERSION`, or a field that changes what
+another means, goes only to a peer that has said in its first words that it knows it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import struct
+from enum import Enum, auto
+from typing import Any
+
+from ...providers.errors import ProtocolError
+from .messages import (
+    LAUNCHER,
+    PEER,
+    TYPES,
+    VERSION,
+    Answer,
+    Ask,
+    Bye,
+    Called,
+    Checkpoint,
+    Committed,
+    Failed,
+    HealthSeen,
+    Leave,
+    Message,
+    NoticeGone,
+    NoticeSeen,
+    Position,
+    Preempt,
+    Progress,
+    Refused,
+    Register,
+    Resume,
+    Told,
+    Uncalled,
+    Watch,
+    Watched,
+    Welcome,
+    Withdrawn,
+)
+
+__all__ = [
+    "LAUNCHER",
+    "MAX_FRAME",
+    "PEER",
+    "VERSION",
+    "Answer",
+    "Ask",
+    "Bye",
+    "Called",
+    "Checkpoint",
+    "Committed",
+    "Failed",
+    "HealthSeen",
+    "Leave",
+    "Message",
+    "NoticeGone",
+    "NoticeSeen",
+    "Peer",
+    "Position",
+    "Preempt",
+    "Progress",
+    "Refused",
+    "Register",
+    "Resume",
+    "Role",
+    "Told",
+    "Uncalled",
+    "Watch",
+    "Watched",
+    "Welcome",
+    "Withdrawn",
+    "encode",
+]
+
+#: The largest frame, in bytes. A status answer for hundreds of sessions fits; a 1 GiB header is dropped unread.
+MAX_FRAME = 256 * 1024
+
+_HEADER = struct.Struct(">I")
+
+
+def encode(message: Message) -> bytes:
+    """The message as one frame.
+
+    Raises:
+        ProtocolError: it is larger than `MAX_FRAME`, or holds what JSON cannot say.
+    """
+    body: dict[str, Any] = {"type": message.type}
+    for f in dataclasses.fields(message):  # type: ignore[arg-type]
+        body[f.name] = getattr(message, f.name)
+    try:
+        data = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ProtocolError(f"{message.type} cannot be sent as JSON: {error}") from error
+    if len(data) > MAX_FRAME:
+        raise ProtocolError(f"{message.type} is {len(data)} bytes, a frame holds {MAX_FRAME}")
+    return _HEADER.pack(len(data)) + data
+
+
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (float, int),
+    "bool": (bool,),
+    "dict[str, Any]": (dict,),
+}
+
+
+def _no_constants(word: str) -> float:
+    raise ProtocolError(f"{word} is not a JSON number")
+
+
+def _finite(word: str) -> float:
+    """JSON has no infinity, but 1e999 is one to Python: seconds and sizes from a peer are always finite."""
+    value = float(word)
+    if not math.isfinite(value):
+        raise ProtocolError(f"{word[:20]} is out of range")
+    return value
+
+
+def _decode(data: bytes) -> Message:
+    try:
+        body = json.loads(data, parse_constant=_no_constants, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"a frame of {len(data)} bytes is not JSON") from error
+    if not isinstance(body, dict):
+        raise ProtocolError(f"a frame holds {type(body).__name__}, not an object")
+    word = body.get("type")
+    cls = TYPES.get(word) if isinstance(word, str) else None
+    if cls is None:
+        raise ProtocolError(f"unknown message type {str(word)[:40]!r}")
+    values: dict[str, Any] = {}
+    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if f.name not in body:
+            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+                raise ProtocolError(f"{word} lacks {f.name}")
+            continue
+        value: Any = body[f.name]
+        # Nothing here counts so far, and floats end to be exact.
+        if isinstance(value, int) and abs(value) > 2**53:
+            raise ProtocolError(f"{word}.{f.name} is out of range")
+        allowed = _JSON_TYPES[str(f.type)]
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            raise ProtocolError(f"{word}.{f.name} must be {f.type}, not {type(value).__name__}")
+        values[f.name] = float(body[f.name]) if f.type == "float" else value
+    return cls(**values)
+
+
+class Role(Enum):
+    """What the *other* side of a connection has shown itself to be."""
+
+    NEW = auto()  # has connected, has said nothing
+    HOOK = auto()  # a training process
+    ASKER = auto()  # a person's `status` or `drill`: one question, then it only listens
+    WATCHER = auto()  # another agent that lets us poll: it only listens
+    AGENT_NEW = auto()  # the agent, before its Welcome (seen from a training process)
+    AGENT = auto()
+    ANSWERER = auto()  # the agent, seen from `status`, `drill` or a watching agent
+    GONE = auto()  # has said goodbye or was refused: nothing more counts
+
+
+#: (role, message) -> role after it. What is not in this table is a ProtocolError: the state machine is this table.
+_TABLE: dict[tuple[Role, type[Message]], Role] = {
+    (Role.NEW, Register): Role.HOOK,
+    (Role.NEW, Ask): Role.ASKER,
+    (Role.NEW, Watch): Role.WATCHER,
+    (Role.HOOK, Told): Role.HOOK,
+    (Role.HOOK, Progress): Role.HOOK,
+    (Role.HOOK, Committed): Role.HOOK,
+    (Role.HOOK, Failed): Role.HOOK,
+    (Role.HOOK, Position): Role.HOOK,
+    (Role.HOOK, Called): Role.HOOK,
+    (Role.HOOK, Uncalled): Role.HOOK,
+    (Role.HOOK, Bye): Role.GONE,
+    (Role.AGENT_NEW, Welcome): Role.AGENT,
+    (Role.AGENT_NEW, Refused): Role.GONE,
+    (Role.AGENT, Preempt): Role.AGENT,
+    (Role.AGENT, Checkpoint): Role.AGENT,
+    (Role.AGENT, Withdrawn): Role.AGENT,
+    (Role.AGENT, Resume): Role.AGENT,
+    (Role.AGENT, Leave): Role.AGENT,
+    (Role.ANSWERER, Answer): Role.ANSWERER,
+    (Role.ANSWERER, Refused): Role.GONE,
+    (Role.ANSWERER, Watched): Role.ANSWERER,
+    (Role.ANSWERER, NoticeSeen): Role.ANSWERER,
+    (Role.ANSWERER, NoticeGone): Role.ANSWERER,
+    (Role.ANSWERER, HealthSeen): Role.ANSWERER,
+}
+
+
+class Peer:
+    """One end's view of the other: feed it the bytes that came, take the messages that are whole.
+
+    After a `ProtocolError` the peer is not to be believed again: every later `feed` raises too.
+    """
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
+        self._buffer = bytearray()
+        self._broken: ProtocolError | None = None
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether the peer owes the rest of a frame: silence now is a stall, not idleness."""
+        return bool(self._buffer)
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Take bytes in, in any pieces.
+
+        Raises:
+            ProtocolError: and the connection is to be dropped. Messages that were whole before the offence in
+                the same piece of bytes are lost with it: a peer that breaks the protocol is believed in nothing.
+        """
+        if self._broken is not None:
+            raise self._broken
+        try:
+            return self._feed(data)
+        except ProtocolError as error:
+            self._broken = error
+            self._buffer.clear()
+            raise
+
+    def _feed(self, data: bytes) -> list[Message]:
+        self._buffer += data
+        messages: list[Message] = []
+        while len(self._buffer) >= _HEADER.size:
+            (size,) = _HEADER.unpack_from(self._buffer)
+            if size > MAX_FRAME:
+                raise ProtocolError(f"a frame of {size} bytes was announced, the limit is {MAX_FRAME}")
+            end = _HEADER.size + size
+            if len(self._buffer) < end:
+                break
+            message = _decode(bytes(self._buffer[_HEADER.size : end]))
+            del self._buffer[:end]
+            after = _TABLE.get((self.role, type(message)))
+            if after is None:
+                raise ProtocolError(f"{message.type} out of order: the peer is {self.role.name.lower()}")
+            self.role = after
+            messages.append(message)
+        return messages

@@ -1,0 +1,100 @@
+"""The end of a restore that found damaged checkpoints and no other: it refuses, unless a person has said to begin anew."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from ...providers.errors import AllDamagedError, NotFoundError
+from ...providers.stores.base import BlobStore
+from ..checkpoint.catalog import Whole
+from ..checkpoint.format.keys import CheckpointName, anew_key
+from .verify import verify
+
+log = logging.getLogger("spotguard")
+
+
+class Damages:
+    """The checkpoints of one run that a restore has found damaged.
+
+    Args:
+        allowed: `--begin-anew` was passed.
+    """
+
+    def __init__(self, store: BlobStore, run_id: str, *, allowed: bool) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._allowed = allowed
+        self.found: dict[CheckpointName, str] = {}
+
+    def add(self, name: CheckpointName, why: str) -> None:
+        self.found[name] = why
+
+    def sound(self, found: Iterator[Whole]) -> Iterator[Whole]:
+        """Of what could be restored, what is not known to be damaged.
+
+        With `--begin-anew` each is read through first. A restore that fails in its middle has filled the registered objects, and
+        training cannot begin with those.
+        """
+        recorded, asked = None, False
+        for whole in found:
+            recorded, asked = recorded if asked else self._recorded(), True
+            if recorded is not None and whole.name <= recorded:
+                self.add(whole.name, "--begin-anew was spent on it")
+            elif self._allowed and recorded is None and (damages := verify(self._store, whole)):
+                self.add(whole.name, str(damages[0]))
+                log.error("checkpoint %s is damaged, the next older one is taken: %s", whole.name, damages[0])
+            else:
+                yield whole
+
+    def forgiven(self, mixed: str) -> bool:
+        """Whether training may begin at step 0 though checkpoints are there; False where none is damaged.
+
+        `--begin-anew` is recorded in the store with the newest damaged checkpoint. Those up to it stay forgiven, so that a
+        process that crashes before its first checkpoint may start again. Later damage is not: the option is spent.
+
+        Args:
+            mixed: why what is in memory cannot be trained on; "" where it is as it was registered.
+
+        Raises:
+            AllDamagedError: it may not.
+            StoreError: the store failed.
+        """
+        if not self.found:
+            return False
+        newest, recorded = max(self.found), self._recorded()
+        if recorded is None and self._allowed and not mixed:
+            record = json.dumps({"newest": str(newest), "damaged": self._named()}, indent=1)
+            self._store.put(anew_key(self._run_id), memoryview(record.encode()))
+            recorded = newest
+        if recorded is not None and newest <= recorded and not mixed:
+            log.warning(
+                "every checkpoint of run %s is damaged, and it begins at step 0, as --begin-anew has said",
+                self._run_id,
+            )
+            return True
+        way = "run once with --begin-anew to begin at step 0, or choose another run id"
+        if recorded is not None:
+            way = (
+                f"--begin-anew was spent on {recorded} and what is older; choose another run id, or delete "
+                f"{anew_key(self._run_id)} and run once more with --begin-anew"
+            )
+        each = "; ".join(f"{name}: {why}" for name, why in self._named().items())
+        text = f"every checkpoint of run {self._run_id} in {self._store.url} is damaged. Training was not started; {way}. {each}"
+        log.error("%s", text)  # uncaught, a SystemExit with a number is silent
+        raise AllDamagedError(text)
+
+    def _named(self) -> dict[str, str]:
+        return {str(name): self.found[name] for name in sorted(self.found, reverse=True)}
+
+    def _recorded(self) -> CheckpointName | None:
+        try:
+            said: Any = json.loads(self._store.get(anew_key(self._run_id)))
+        except NotFoundError:
+            return None
+        except ValueError:  # damaged as well: it forgives nothing
+            return CheckpointName(0, 0, 0)
+        newest = said.get("newest") if isinstance(said, dict) else None
+        return (CheckpointName.parse(newest) if isinstance(newest, str) else None) or CheckpointName(0, 0, 0)

@@ -1,0 +1,300 @@
+"""A plan's requests, many in flight, each chunk verified before anybody has its bytes (law 6): a restore's, a verify's.
+
+The caller waits, its threads read. A thread that hangs in a store is left behind with its frame, and its bytes count for
+nothing any more; one that hands bytes on is waited for. So when `run` returns, whether by its end, an error or Ctrl-C,
+nobody writes into a tensor.
+
+What fails for now is asked again by the store that this is given (`retrying_store`), one request alone while the others go on.
+Bytes that are wrong are read once more, since a bit may have flipped on its way, before they count as damage.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Generic
+
+from ...providers.clock import Clock, SystemClock
+from ...providers.errors import CorruptError, NotFoundError, StoreError
+from ...providers.stores.base import BlobStore
+from .ranges import SPARE, Flights, Load, Piece, Wanted
+from .sink import F, Span, Taker, crc32, placed
+
+#: Called with the bytes that are read and the bytes of all, on the thread that waits.
+Progress = Callable[[int, int], None]
+
+#: Requests in flight. One connection gives 50 to 95 MB/s; twelve reach the 1 GB/s that one Python process can take.
+READERS = 12
+#: Seconds between two looks at the progress, and at what lags.
+_LOOK = 0.25
+#: Seconds for threads to end after an error, so that what is read next has the store for itself.
+_LEAVING = 1.0
+
+
+class Reading(Generic[F]):
+    """One run through some loads.
+
+    Args:
+        store: asks again by itself where that helps.
+        loads: from `ranges.plan`.
+        make: a frame of so many bytes.
+        taker: who the bytes are for.
+        progress: told how far it is.
+        clock: by which a request lags.
+        timeout: of each request.
+    """
+
+    def __init__(
+        self,
+        store: BlobStore,
+        loads: Sequence[Load],
+        make: Callable[[int], F],
+        taker: Taker[F],
+        *,
+        progress: Progress | None = None,
+        clock: Clock | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self._store = store
+        self._loads = loads
+        self._make = make
+        self._taker = taker
+        self._progress = progress
+        self._clock = clock or SystemClock()
+        self._timeout = timeout
+        self._size = max((each.end - each.start for load in loads for each in load.ranges), default=0)
+        self._total = sum(load.nbytes for load in loads)
+        #: Guards all that follows. Who waits for a frame or a request waits on it.
+        self._changed = threading.Condition()
+        self._flights = Flights[F](loads)
+        self._again: list[Piece[F]] = []
+        self._free: list[F] = []
+        self._lost: set[int] = set()
+        self._left = len(loads)
+        self._bytes = 0
+        self._handing = 0
+        self._over = not loads
+        self._error: BaseException | None = None
+        self._threads: list[threading.Thread] = []
+        self._inside: set[threading.Thread] = set()  # the store
+        self._gone: set[threading.Thread] = set()
+        self._news = threading.Event()
+        #: Frames made: what tests hold against `flights.FRAMES`.
+        self.frames = 0
+
+    def run(self) -> None:
+        """Read everything.
+
+        Raises:
+            StoreError: the store failed.
+            Exception: what the taker raised.
+        """
+        try:
+            for _ in range(min(_readers(self._store.url), sum(len(load.ranges) for load in self._loads))):
+                self._start()
+            self._watch()
+        finally:
+            self._leave()
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback has this frame: a circle, which would keep what was to be filled
+
+    # --- the thread that waits ---
+
+    def _watch(self) -> None:
+        while not self._over:
+            self._clock.wait(self._news, _LOOK)
+            self._news.clear()
+            self._hurry()
+            self._tell()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._progress is not None:
+            self._progress(self._bytes, self._total)
+
+    def _hurry(self) -> None:
+        """Send again what lags, by a thread of its own: those there are may all hang."""
+        with self._changed:
+            piece = self._flights.laggard(self._clock.monotonic())
+            if piece is None:
+                return
+            self._again.append(piece)
+            self._changed.notify()
+            hands = len(self._threads) - len(self._gone)
+        if hands < READERS + SPARE:
+            self._start()
+
+    def _start(self) -> None:
+        thread = threading.Thread(
+            target=self._work, name=f"spotguard-reader-{len(self._threads)}", daemon=True
+        )
+        self._threads.append(thread)  # first: Ctrl-C may come while it starts
+        try:
+            thread.start()
+        except RuntimeError:
+            self._threads.remove(thread)
+            if not self._threads:
+                raise
+            # The machine is out of threads: those there are do it.
+
+    def _leave(self) -> None:
+        """Begin nothing more, and wait for who writes into tensors; a second Ctrl-C does not cut that short."""
+        interrupted: KeyboardInterrupt | None = None
+        while True:
+            try:
+                with self._changed:
+                    self._over = True
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: not self._handing)  # it copies memory: it ends
+                    if self._error is not None:
+                        self._changed.wait_for(lambda: len(self._gone) == len(self._threads), _LEAVING)
+                    near = [each for each in self._threads if each not in self._inside and each.is_alive()]
+                for thread in near:
+                    thread.join(_LEAVING)
+                break
+            except KeyboardInterrupt as error:
+                interrupted = error
+        if interrupted is not None:
+            raise interrupted
+
+    # --- its threads ---
+
+    def _work(self) -> None:
+        try:
+            while (begun := self._next()) is not None:
+                self._read(*begun)
+                del begun
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits; the others stop
+            with self._changed:
+                if not self._over:
+                    self._error, self._over = error, True
+        finally:
+            with self._changed:
+                self._gone.add(threading.current_thread())
+                self._changed.notify_all()
+            self._news.set()
+
+    def _next(self) -> tuple[Piece[F], F] | None:
+        """A request to send and a frame for it, once there are both; None when it is over."""
+        with self._changed:
+            while True:
+                if self._over:
+                    return None
+                piece = self._again.pop() if self._again else self._flights.begin(self._clock.monotonic())
+                if piece is None:
+                    self._changed.wait()
+                elif piece.frame is None:
+                    break
+                else:
+                    self._flights.counts(piece)  # it was to be sent again, and arrived before that
+            if self._free:
+                return piece, self._free.pop()
+            self.frames += 1
+        return piece, self._make(self._size)
+
+    def _read(self, piece: Piece[F], frame: F) -> None:
+        key, start, end = piece.range[:3]
+        error: StoreError | None = None
+        try:
+            self._fetch(key, start, frame.view(0, end - start))
+        except StoreError as failed:
+            error = failed
+        with self._changed:
+            if self._over:
+                return
+            if error is not None:
+                if not self._flights.counts(piece):
+                    self._give_back([frame])
+                    return
+                self._lost.add(piece.load)
+            if not self._flights.arrived(piece, frame, self._clock.monotonic()):
+                self._give_back([frame])
+                return
+            complete = self._flights.complete(piece)
+        if error is not None:
+            self._lose(piece.load, error)
+        if complete:
+            self._finish(piece.load)
+
+    def _finish(self, index: int) -> None:
+        """All bytes of a load are there: verify every chunk of it, then hand them on."""
+        load = self._loads[index]
+        frames = [piece.frame for piece in self._flights.pieces[index] if piece.frame is not None]
+        sound = []
+        for wanted in load.chunks if index not in self._lost else ():
+            spans = list(placed(load, wanted, frames))
+            try:
+                if self._sound(wanted, spans):
+                    sound.append((wanted, spans))
+                else:
+                    self._taker.damaged(wanted)
+            except StoreError as error:
+                self._lose(index, error)
+                break
+        with self._handed() as on:
+            for wanted, spans in sound if on else ():
+                self._taker.take(wanted, spans)
+        with self._changed:
+            self._give_back(self._flights.done(index))
+            self._bytes += load.nbytes
+            self._left -= 1
+            if not self._left:
+                self._over = True
+                self._changed.notify_all()
+        self._news.set()
+
+    def _sound(self, wanted: Wanted, spans: Sequence[Span[F]]) -> bool:
+        """Whether these are the bytes that were saved; where not, they are read once more."""
+        if crc32(spans) == wanted.chunk.crc32:
+            return True
+        at = wanted.chunk.start
+        for span in spans:
+            self._fetch(wanted.key, at, span.view)
+            at += span.end - span.start
+        return crc32(spans) == wanted.chunk.crc32
+
+    def _fetch(self, key: str, start: int, view: memoryview) -> None:
+        me = threading.current_thread()
+        with self._changed:
+            self._inside.add(me)
+        try:
+            try:
+                self._store.read_into(key, start, view, timeout=self._timeout)
+            except CorruptError:  # cut short on its way, perhaps
+                self._store.read_into(key, start, view, timeout=self._timeout)
+        finally:
+            with self._changed:
+                self._inside.discard(me)
+
+    def _lose(self, index: int, error: StoreError) -> None:
+        if not isinstance(error, (NotFoundError, CorruptError)):
+            raise error
+        self._taker.lost(self._loads[index], error)
+
+    @contextmanager
+    def _handed(self) -> Iterator[bool]:
+        """Whether bytes may be handed on: then whoever ends it all waits until that is done."""
+        with self._changed:
+            on = not self._over
+            self._handing += on
+        try:
+            yield on
+        finally:
+            with self._changed:
+                self._handing -= on
+                self._changed.notify_all()
+
+    def _give_back(self, frames: Sequence[F]) -> None:
+        self._free += frames
+        self._changed.notify_all()
+
+
+def _readers(url: str) -> int:
+    """How many requests a store is asked at once: a folder of this machine gives what its cores can copy and check."""
+    return min(READERS, max(2, os.cpu_count() or 1)) if url.startswith("file:") else READERS

@@ -1,0 +1,97 @@
+"""What a reading hands on, and to whom: a chunk's bytes, where they lie in reused frames, once they are verified."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, NoReturn, Protocol, TypeVar
+
+from ...providers.errors import CheckpointError, StoreError
+from ..checkpoint.format import crc
+from .ranges import Load, Wanted
+
+
+class Frame(Protocol):
+    """Reused memory."""
+
+    def view(self, start: int, end: int) -> memoryview: ...
+
+
+class PlainFrame:
+    """One without torch: who verifies or copies bytes may have none."""
+
+    def __init__(self, size: int) -> None:
+        self._view = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+    def view(self, start: int, end: int) -> memoryview:
+        return self._view[start:end]
+
+
+F = TypeVar("F", bound=Frame)
+
+
+@dataclass(frozen=True, slots=True)
+class Span(Generic[F]):
+    """Bytes of a chunk in a frame, and which box of the chunk they are."""
+
+    frame: F
+    start: int
+    end: int
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def view(self) -> memoryview:
+        return self.frame.view(self.start, self.end)
+
+
+class Taker(Protocol[F]):
+    """Who the bytes are for. Called by the reading threads, several at once; what it raises ends the reading."""
+
+    def take(self, wanted: Wanted, spans: Sequence[Span[F]]) -> None:
+        """The chunk's bytes, which are the ones that were saved. The frames are reused afterwards."""
+        ...
+
+    def damaged(self, wanted: Wanted) -> None:
+        """Its bytes are not the ones that were saved, twice."""
+        ...
+
+    def lost(self, load: Load, error: StoreError) -> None:
+        """An object is gone, or too short, twice."""
+        ...
+
+
+class Strict:
+    """Of a taker whom nothing less than every byte will do."""
+
+    __slots__ = ()
+
+    def damaged(self, wanted: Wanted) -> NoReturn:
+        chunk = wanted.chunk
+        raise CheckpointError(
+            f"{wanted.key}: bytes {chunk.start} to {chunk.end} ({wanted.name}) are damaged: "
+            "their checksum is not the one that was saved"
+        )
+
+    def lost(self, load: Load, error: StoreError) -> NoReturn:
+        raise error
+
+
+def placed(load: Load, wanted: Wanted, frames: Sequence[F]) -> Iterator[Span[F]]:
+    """Where a chunk's bytes are, of a load whose requests were read into these frames; in order."""
+    chunk = wanted.chunk
+    if len(load.ranges) == 1:
+        at = chunk.start - load.ranges[0].start
+        yield Span(frames[0], at, at + chunk.end - chunk.start, (0,) * len(chunk.sizes), chunk.sizes)
+        return
+    for frame, each in zip(frames, load.ranges, strict=True):
+        yield Span(frame, 0, each.end - each.start, each.offsets, each.sizes)
+
+
+def crc32(spans: Sequence[Span[F]]) -> int:
+    """Of all of them one behind the other. The GIL is let go."""
+    found = 0
+    for span in spans:
+        found = crc.crc32(span.view, found)
+    return found

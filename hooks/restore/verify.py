@@ -1,0 +1,117 @@
+"""Read a checkpoint again, every byte of it, and say what is damaged. Nothing is loaded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...providers.clock import Clock
+from ...providers.errors import CheckpointError, NotFoundError, StoreError
+from ...providers.stores.base import BlobStore
+from ..checkpoint.catalog import Whole
+from ..checkpoint.format.header_check import check_headers
+from ..checkpoint.format.manifest import Chunk, RankManifest
+from .fetch import Progress, Reading
+from .ranges import Load, Wanted, plan
+from .sink import PlainFrame, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes that are not the ones that were written."""
+
+    key: str
+    #: "" for the object's header.
+    tensor: str
+    #: Of the chunk in the tensor.
+    offsets: tuple[int, ...]
+    reason: str
+    #: There is no such object: damage, unless its checkpoint was removed while this one was read.
+    gone: bool = False
+
+    def __str__(self) -> str:
+        what = f"tensor {self.tensor!r} at {list(self.offsets)}" if self.tensor else "header"
+        return f"{self.key}: {what}: {self.reason}"
+
+
+class _Report:
+    """Who the bytes are for here: only those that are damaged are of interest."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[tuple[str, int], Damage] = {}
+        self._lost: dict[str, Damage] = {}
+
+    def take(self, wanted: Wanted, spans: Sequence[Span[PlainFrame]]) -> None:
+        """They agree."""
+
+    def damaged(self, wanted: Wanted) -> None:
+        offsets = wanted.chunk.offsets if wanted.name else ()
+        damage = Damage(wanted.key, wanted.name, offsets, "CRC32 differs")
+        with self._lock:
+            self._found[wanted.key, wanted.chunk.start] = damage
+
+    def lost(self, load: Load, error: StoreError) -> None:
+        key = load.ranges[0].key
+        with self._lock:
+            self._lost.setdefault(key, Damage(key, "", (), str(error), isinstance(error, NotFoundError)))
+
+    def held(self, manifest: RankManifest, index: int) -> None:
+        """Whether an object's header is the one that its manifest gives."""
+        try:
+            check_headers(manifest, [index])
+        except CheckpointError as error:
+            key = manifest.object_key(index)
+            self._found[key, -2] = Damage(key, "", (), str(error).removeprefix(f"{key} "))
+
+    def damages(self, keys: Sequence[str]) -> list[Damage]:
+        """In the order of the objects and of their bytes; an object that is gone, or too short, once."""
+        order = {key: number for number, key in enumerate(keys)}
+        placed = {**self._found, **{(key, -1): damage for key, damage in self._lost.items()}}
+        return [placed[place] for place in sorted(placed, key=lambda place: (order[place[0]], place[1]))]
+
+
+def verify(
+    store: BlobStore,
+    whole: Whole,
+    *,
+    progress: Progress | None = None,
+    clock: Clock | None = None,
+    timeout: float | None = None,
+) -> list[Damage]:
+    """All damage in a checkpoint, objects that it refers to included; empty where each CRC agrees.
+
+    Args:
+        store: where it is.
+        whole: from the catalog.
+        progress: called with (bytes read, bytes in all) as it goes on.
+        clock: by which a request lags behind the others.
+        timeout: of each request.
+
+    Raises:
+        NewerFormatError: this version cannot read it.
+        StoreError: the store failed; what is there is not known.
+    """
+    wanted = _everything(whole)
+    report = _Report()
+    for manifest in whole.manifests:
+        for index in range(len(manifest.objects)):
+            report.held(manifest, index)
+    Reading(store, plan(wanted), PlainFrame, report, progress=progress, clock=clock, timeout=timeout).run()
+    return report.damages(list(dict.fromkeys(each.key for each in wanted)))
+
+
+def _everything(whole: Whole) -> list[Wanted]:
+    """Every object's header and chunks, of which each byte of it is one."""
+    wanted: dict[str, list[Wanted]] = {}
+    for manifest in whole.manifests:
+        keys = [manifest.object_key(index) for index in range(len(manifest.objects))]
+        for key, entry in zip(keys, manifest.objects, strict=True):
+            header = Chunk((0,), (entry.header,), 0, 0, entry.header, entry.header_crc32)
+            wanted.setdefault(key, [Wanted(key, header, 1, "")])
+        for tensor in manifest.tensors:
+            for chunk in tensor.chunks:
+                key = keys[chunk.object]
+                wanted[key].append(Wanted(key, chunk, tensor.itemsize, tensor.name))
+    return [each for held in wanted.values() for each in held]

@@ -1,0 +1,158 @@
+"""How one rank commits what it has written: the state is looked at once more, then the manifest, then the marker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from ....providers.clock import Clock
+from ...checkpoint.format.keys import CheckpointName
+from ...checkpoint.format.manifest import Level, RankManifest, format_of, lacks, named
+from ...state.sharding.fingerprint import drifted
+from ..plan.write_plan import Written
+from ..request import Save
+from ..upload.writer import Spoiled, Writer
+from .publish import Incomplete, Published, publish, publish_together, put_own
+
+log = logging.getLogger("spotguard")
+
+#: Tensors that a warning names.
+_NAMED = 5
+#: Seconds for the lower level's manifest beside moments that fit: they take as long at least, so nothing waits for it.
+_BESIDE = 2.0
+
+
+class Committer:
+    """Of one rank of one process group. On the saving thread."""
+
+    def __init__(self, run_id: str, clock: Clock, *, rank: int, world: int, incarnation: str) -> None:
+        self._run_id = run_id
+        self._clock = clock
+        self._rank = rank
+        self._world = world
+        self._incarnation = incarnation
+        #: Whether the last commit was marked by this rank, so that what follows a commit is its to do.
+        self.marked = True
+        #: What was said of a lower level, on the way to the full one.
+        self._lower: RankManifest | None = None
+
+    def commit(
+        self, save: Save, name: CheckpointName, level: Level, written: Written, writer: Writer
+    ) -> None:
+        """See that the state stood still, then manifest, then marker; of several ranks, see all manifests.
+
+        Args:
+            level: "full", for all that the ranks hold that are there.
+
+        Raises:
+            Spoiled: it did not.
+        """
+        self._look(save, written, writer)
+        # A key is never written twice with different bytes: what this rank has said of the lower level stays said.
+        said = self._lower
+        same = said is not None and said.checkpoint == name
+        manifest = said if said is not None and same else self._manifest(save, name, level, written)
+        self.marked = True
+        if self._world == 1:
+            seconds = publish(writer, manifest, save.effort, self._clock)
+        else:
+            self._speak_for_the_absent(save, manifest, writer)
+            published = self._together(save, manifest, writer)
+            seconds, self.marked = published.seconds, published.marked
+            say_what_drifted(name, published.digests)
+            if manifest.missing and save.agreed.speaks:
+                log.warning("step %d is committed without %s", name.step, lacks(level, manifest.missing))
+        writer.link.committed(seconds)
+
+    def _together(self, save: Save, manifest: RankManifest, writer: Writer) -> Published:
+        doomed = save.agreed.roles.doomed
+        try:
+            return publish_together(writer, manifest, save.effort, self._clock, self._hopeless(save))
+        except Incomplete as why:
+            if self._rank not in doomed or save.effort.abandoned or not doomed.isdisjoint(why.missing):
+                raise
+            # It goes, and they stay: this is no failure yet.
+            last = (
+                f"{named(why.missing)}, which stay{'s' * (len(why.missing) == 1)},"
+                if why.missing
+                else "who stays"
+            )
+            raise Incomplete(
+                f"{why}. What this rank had to write is in the store, and {last} can commit step {save.step} without it",
+                why.missing,
+            ) from why
+
+    def put_own(self, save: Save, name: CheckpointName, written: Written, writer: Writer) -> None:
+        """The lower level's manifest, on the way to the full one: whether the others' are there is looked at only where the
+        full one fails."""
+        self._look(save, written, writer)
+        manifest = self._lower = self._manifest(save, name, "weights", written)
+        if save.agreed.weights != "first":
+            save = replace(save, effort=save.effort.part(self._clock.monotonic() + _BESIDE))
+        self._speak_for_the_absent(save, manifest, writer)
+        put_own(writer, manifest, save.effort)
+
+    def _look(self, save: Save, written: Written, writer: Writer) -> None:
+        if save.in_place:
+            changed = writer.unchanged(save.collected.leaves, written, save.effort)
+            edited = "" if save.agreed.parked else save.state.audit.look(wait=True)
+            if (
+                why := save.state.broken()
+                or edited
+                or (changed and f"{changed} was changed while it was read")
+            ):
+                raise Spoiled(why)
+        save.effort.check()
+
+    def _speak_for_the_absent(self, save: Save, manifest: RankManifest, writer: Writer) -> None:
+        """Ranks that are gone hold nothing that the others do not: their manifests say so. What was each one's own is lost."""
+        for rank in sorted(save.agreed.roles.absent) if save.agreed.speaks else ():
+            empty = replace(manifest, rank=rank, objects=(), tensors=(), state={}, digests={})
+            put_own(writer, empty, save.effort)
+
+    def _hopeless(self, save: Save) -> Callable[[int], str]:
+        doomed, until = save.agreed.roles.doomed, save.agreed.doomed_until
+
+        def why(rank: int) -> str:
+            if (failed := save.agreed.failed.get(rank)) is not None:
+                return failed
+            gone = rank in doomed and self._clock.monotonic() > until
+            return "its machine's time is over" if gone else ""
+
+        return why
+
+    def _manifest(self, save: Save, name: CheckpointName, level: Level, written: Written) -> RankManifest:
+        level = save.agreed.extent[0] if level == "full" else level
+        said: Level = "weights" if save.collected.lacks else level
+        return RankManifest(
+            run_id=self._run_id,
+            step=name.step,
+            attempt=name.attempt,
+            save=name.save,
+            rank=self._rank,
+            world=self._world,
+            objects=written.objects,
+            tensors=written.tensors,
+            state=save.collected.light_trees if level == "weights" else save.collected.trees,
+            environment=save.state.environment,
+            level=said,
+            kind=save.kind,
+            incarnation=self._incarnation,
+            created=self._clock.time(),
+            digests=save.digests,
+            missing=tuple(sorted(save.agreed.roles.absent)),
+            format=format_of(said),
+        )
+
+
+def say_what_drifted(name: CheckpointName, digests: Sequence[Mapping[str, int]]) -> None:
+    """What replicas should have in common was written by one of them: whoever restores gets that one's."""
+    if names := drifted(digests):
+        few = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        log.warning(
+            "replicas have drifted apart by step %d: %s differ between ranks that should hold the same; each is saved as one "
+            "of them has it. Look for a parameter that some rank changes alone, or that no gradient is averaged for",
+            name.step,
+            few,
+        )

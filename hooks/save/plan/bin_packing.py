@@ -1,0 +1,207 @@
+"""How tensors become objects: a pure plan of boxes and byte ranges, made before the notice.
+
+Objects of at most `target` bytes, header included, so that each fits a reused buffer and is one plain PUT. A tensor that
+is larger is split along its first dimension (a single row that is larger: along the next, and so on), so that each
+piece is a box of it and a run of its row-major elements at once. What is small is packed, largest first, into what
+room is left. No object holds two tiers, so that what is worth most can be put first, and what is unchanged left out. The
+same items give the same plan on every rank and every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ....providers.errors import UsageError
+from ...checkpoint.format.dtypes import ITEMSIZE
+from ...checkpoint.format.safetensors_header import HEADER_ROOM, header, header_room, label, labels
+from ...state.tensor_item import Tier
+
+#: Large enough for one connection's best rate; four in flight stay far below the 512 MiB of law 9.
+OBJECT_BYTES = 32 * 2**20
+#: The first object leaves while nothing is on its way: what so few and so small pieces hold is put together in 2 ms.
+_FIRST_PIECES, _FIRST_BYTES = 256, 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A tensor, or the shard of one, that this rank is to write."""
+
+    name: str
+    #: Of the bytes that are written.
+    dtype: str
+    #: Of what this rank holds.
+    sizes: tuple[int, ...]
+    #: Where that lies in the global tensor, and the global shape; None for a tensor that is whole here.
+    offsets: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
+    tier: Tier = Tier.WEIGHTS
+    #: As of `Leaf`: `partitioner` deals out what several hold.
+    holders: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of one item that goes into one object."""
+
+    #: Which of the planned items.
+    item: int
+    #: The box in the item, and the run of row-major elements of the item that it is.
+    local: tuple[int, ...]
+    sizes: tuple[int, ...]
+    first: int
+    count: int
+    #: The box's corner in the global tensor.
+    offsets: tuple[int, ...]
+    #: Bytes in the object, header counted.
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedObject:
+    """One object: its first bytes, and the pieces that follow back to back."""
+
+    header: bytes
+    pieces: tuple[Piece, ...]
+    size: int
+    tier: Tier = Tier.WEIGHTS
+    #: The ranks that plan it alike, of whom one writes it; () for what is this rank's alone.
+    holders: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A piece without a place yet."""
+
+    item: int
+    local: tuple[int, ...]
+    sizes: tuple[int, ...]
+    first: int
+    nbytes: int
+    room: int
+
+
+def plan(
+    items: Sequence[Item], target: int = OBJECT_BYTES, only: Iterable[int] | None = None
+) -> tuple[PlannedObject, ...]:
+    """The objects for these items, tier by tier: a small one, then the largest first. Items without elements need none.
+
+    Args:
+        only: the items that are meant, by index.
+
+    Raises:
+        UsageError: `target` holds not even one element and its header.
+    """
+    cuts: dict[Tier, list[_Cut]] = {}
+    for index in range(len(items)) if only is None else only:
+        cuts.setdefault(items[index].tier, []).extend(_cut(index, items[index], target))
+    return tuple([each for tier in sorted(cuts) for each in _objects(items, cuts[tier], tier, target)])
+
+
+def _objects(items: Sequence[Item], cuts: list[_Cut], tier: Tier, target: int) -> Iterator[PlannedObject]:
+    # Largest first: the last object to finish is a small one. Then by name and place, whatever order they came in.
+    cuts.sort(key=lambda cut: (-cut.nbytes, items[cut.item].name, cut.local))
+    first = _first(cuts, target)
+    bins = _pack(cuts[: len(cuts) - len(first)], target)
+    for bin_ in [first, *bins] if first else bins:
+        yield _place(items, bin_, tier)
+
+
+def _first(cuts: list[_Cut], target: int) -> list[_Cut]:
+    """The smallest pieces, for an object that is ready at once; none where one object holds all, or all are large."""
+    room = target - HEADER_ROOM
+    if len(cuts) <= _FIRST_PIECES and sum(cut.nbytes + cut.room for cut in cuts) <= room:
+        return []
+    room = min(room, _FIRST_BYTES)
+    count = 0
+    for cut in cuts[: -_FIRST_PIECES - 1 : -1]:
+        room -= cut.nbytes + cut.room
+        if room < 0:
+            break
+        count += 1
+    return cuts[len(cuts) - count :]
+
+
+def _cut(index: int, item: Item, target: int) -> Iterator[_Cut]:
+    itemsize = ITEMSIZE[item.dtype]
+    # The longest label that a part of it can get is that of its far corner.
+    corner = item.sizes if item.shape is None else item.shape
+    longest = label(item.name, (), corner, (1,))
+    room = header_room(longest, len(item.sizes) + 1)
+    budget = (target - HEADER_ROOM - room) // itemsize
+    if budget < 1:
+        raise UsageError(
+            f"objects of {target} bytes cannot hold an element of {item.name!r} and its header; use 1 MiB"
+        )
+    if 0 in item.sizes:
+        return
+    for local, sizes, first in _boxes(item.sizes, budget):
+        yield _Cut(index, local, sizes, first, prod(sizes) * itemsize, room)
+
+
+def _boxes(sizes: tuple[int, ...], budget: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
+    """Boxes of at most `budget` elements that tile `sizes` in row-major order, each one contiguous: (corner, sizes, first)."""
+    if prod(sizes) <= budget:
+        yield (0,) * len(sizes), sizes, 0
+        return
+    row = prod(sizes[1:])
+    if row <= budget:
+        rows = budget // row
+        for start in range(0, sizes[0], rows):
+            yield (start, *(0,) * (len(sizes) - 1)), (min(rows, sizes[0] - start), *sizes[1:]), start * row
+        return
+    for index in range(sizes[0]):
+        for corner, inner, first in _boxes(sizes[1:], budget):
+            yield (index, *corner), (1, *inner), index * row + first
+
+
+def _pack(cuts: Iterable[_Cut], target: int) -> list[list[_Cut]]:
+    """First fit, in the order given; an object that nothing small fits into any more is closed."""
+    bins: list[list[_Cut]] = []
+    open_: list[tuple[int, list[_Cut]]] = []  # (bytes left, the bin)
+    for cut in cuts:
+        need = cut.nbytes + cut.room
+        for at, (left, held) in enumerate(open_):
+            if need <= left:
+                held.append(cut)
+                open_[at] = (left - need, held)
+                break
+        else:
+            held = [cut]
+            bins.append(held)
+            open_.append((target - HEADER_ROOM - need, held))
+            # Few open ones: a plan of a hundred thousand tensors stays linear.
+            if len(open_) > 16:
+                open_.remove(min(open_, key=lambda entry: entry[0]))
+    return bins
+
+
+def _place(items: Sequence[Item], cuts: list[_Cut], tier: Tier) -> PlannedObject:
+    # Falling item size keeps every piece aligned without holes, which safetensors forbids.
+    cuts = sorted(cuts, key=lambda cut: -ITEMSIZE[items[cut.item].dtype])
+    offsets = [_global(items[cut.item], cut) for cut in cuts]
+    whole = [item.sizes if item.shape is None else item.shape for item in (items[cut.item] for cut in cuts)]
+    called = labels(
+        (items[cut.item].name, shape, corner, cut.sizes)
+        for cut, shape, corner in zip(cuts, whole, offsets, strict=True)
+    )
+    head = header(
+        (name, items[cut.item].dtype, cut.sizes, cut.nbytes) for name, cut in zip(called, cuts, strict=True)
+    )
+    pieces = []
+    position = len(head)
+    for cut, corner in zip(cuts, offsets, strict=True):
+        end = position + cut.nbytes
+        pieces.append(
+            Piece(cut.item, cut.local, cut.sizes, cut.first, prod(cut.sizes), corner, position, end)
+        )
+        position = end
+    return PlannedObject(head, tuple(pieces), position, tier)
+
+
+def _global(item: Item, cut: _Cut) -> tuple[int, ...]:
+    if item.offsets is None:
+        return cut.local
+    return tuple(base + at for base, at in zip(item.offsets, cut.local, strict=True))

@@ -1,0 +1,337 @@
+"""An emergency save under its budget: all of it if it fits, else what is worth most first, and never nothing for all.
+
+Objects are put in the order of their tiers, so a full save is a lower one that went on. When time gets short, the
+weights that are in the store by then are committed as a checkpoint of the lower level, and the moments follow under
+the next name: if all of them arrive, a full manifest refers to the weights where they lie.
+
+Clouds break their promise, so a save that fits puts the lower level's manifest too, where a restore would take it. The
+moments go on beside that, and a manifest that fails costs them nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from ...providers.clock import Clock
+from ...providers.errors import SpotguardError
+from ..checkpoint.format.keys import CheckpointName
+from ..checkpoint.format.manifest import Level
+from ..state.tensor_item import Leaf, Tier
+from .cancel_scope import Abandoned, Effort
+from .plan.budget import Choice, Earlier, Landed, Plan, Situation, Sizes, Underway, plan, replan
+from .plan.write_plan import ALL, WEIGHTS, Draft, Written
+from .upload.transfer import Going, Progress
+from .upload.writer import Spoiled, Writer
+
+log = logging.getLogger("spotguard")
+
+#: Seconds between two looks at whether the plan still holds.
+_LOOK = 0.25
+#: And until the first: a store's first answer takes its time, and says nothing of the link.
+_FIRST_LOOK = 1.0
+_MOMENTS = (Tier.MOMENTS,)
+
+
+class EmergencySave:
+    """One of them, on the saving thread.
+
+    Args:
+        commit: puts the manifest and the marker of a level; raises what a save raises.
+        put: puts the manifest of the lower level alone, with a few seconds for it.
+        begin: the name of the next checkpoint to be written.
+        look: asked after each object: nothing, or what has moved since the boundary.
+        lossy: moments may be stored rounded, where that makes them fit.
+        last: the newest committed checkpoint.
+        lower_counts: a restore would take the lower level of this step.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        effort: Effort,
+        *,
+        step: int,
+        begin: Callable[[], CheckpointName],
+        commit: Callable[[CheckpointName, Level, Written], None],
+        put: Callable[[CheckpointName, Written], None],
+        look: Callable[[], str],
+        lossy: bool = False,
+        last: Earlier | None = None,
+        lower_counts: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        self._writer = writer
+        self._effort = effort
+        self._step = step
+        self._begin = begin
+        self._commit = commit
+        self._put_lower = put
+        self._moved = look
+        self._lossy = lossy
+        self._last = last
+        self._lower_counts = lower_counts
+        self._progress = progress
+        #: Guards the plan: bytes leave on many threads.
+        self._lock = threading.Lock()
+        self._looked_at = effort.now() + _FIRST_LOOK - _LOOK
+        self._going: Going | None = None
+        #: What is done, and why.
+        self.plan = Plan(Choice.KEEP, "")
+        #: What was written.
+        self.draft: Draft
+        #: The level that is committed, under which name, and when.
+        self.committed: tuple[CheckpointName, Level] | None = None
+        self.at = 0.0
+        #: Why the moments are missing, where they are.
+        self._missed = ""
+        #: Whether they are rounded is decided.
+        self._settled = False
+        #: The lower level's manifest was tried beside moments that fit. It is not tried again.
+        self._tried_early = False
+
+    def run(self, leaves: Sequence[Leaf]) -> None:
+        """Save what fits. `committed` says how much of it counts, also when this raises.
+
+        Raises:
+            Abandoned: out of time before anything was committed, nothing fits, or the save was called off.
+            StoreError: the store failed, and nothing was committed.
+            Spoiled: the state moved. What was committed before it did was looked at then, and counts.
+            Exception: anything else (a device without memory for a copy), and nothing was committed.
+        """
+        whole = self._writer.outline(leaves)
+        #: By whether moments are rounded.
+        self._layouts = {False: whole, True: self._writer.rounded(leaves)} if self._lossy else {False: whole}
+        self._known = self._writer.known(whole)
+        self._sizes = self._sizes_of_tiers()
+        self._second_look = self._writer.second_look(leaves, whole)
+        self.draft = Draft(whole)
+        self.plan = plan(self._situation())
+        log.info("the plan: %s", self.plan.reason)
+        if self.plan.choice is Choice.KEEP:
+            raise Abandoned(self.plan.reason)
+        name = self._begin()
+        try:
+            # Whether the moments are rounded is decided when the weights are there.
+            for tiers in [WEIGHTS, ALL] if self._lossy else [ALL]:
+                self._choose_layout(settled=tiers is ALL)
+                name = self._put(leaves, name, tiers)
+            self._commit_as("full", name)
+        except Exception as why:  # whatever it is, what is committed counts
+            if self.committed is None:
+                raise
+            self._missed = str(why) or type(why).__name__
+            if self._effort.abandoned or isinstance(why, Spoiled):
+                raise
+            log.warning("step %d is committed without its moments: %s", self._step, self._missed)
+
+    @property
+    def less(self) -> str:
+        """Why what is committed is not everything as it stood; "" where it is."""
+        if self._missed:
+            return f"{self.plan.reason}; the moments: {self._missed}"
+        return self.plan.reason if self.draft.outline.rounded else ""
+
+    # --- inside ---
+
+    def _put(self, leaves: Sequence[Leaf], name: CheckpointName, tiers: Sequence[Tier]) -> CheckpointName:
+        """These tiers into the store, and the lower level committed on the way where it is its turn. Returns the name of
+        the next manifest."""
+        self._watch()
+        going = self._going = self._writer.start(
+            leaves, name, self._effort, self._hear, self._moved, draft=self.draft, tiers=tiers
+        )
+        while True:
+            try:
+                until = self.plan.fall_back_at
+                if going.wait(lambda until=until: self._turn() or self._until() != until, until):  # type: ignore[misc]
+                    return name
+            except (Abandoned, Spoiled):
+                raise  # there is no time for a manifest, or nothing to say in it
+            except Exception:
+                if not self._has_weights_alone() or self._effort.abandoned:
+                    raise
+                # A full bucket, say, or a device without memory to round in: a manifest may fit all the same.
+                self._commit_as("weights", name)
+                raise
+            if self._effort.now() >= self.plan.fall_back_at:
+                self._fall_back()
+            if self._turn():
+                try:
+                    self._commit_lower(name)
+                except SpotguardError as why:
+                    going.call_off(Abandoned(str(why)))
+                    raise
+                name = self._begin()
+
+    def _commit_as(self, level: Level, name: CheckpointName) -> None:
+        self._commit(name, level, self.draft.written(name, ALL if level == "full" else WEIGHTS))
+        self.committed, self.at = (name, level), self._effort.now()
+
+    def _commit_lower(self, name: CheckpointName) -> None:
+        """Commit the lower level on the way. Where all fits, a manifest that fails is no reason to give the rest up."""
+        if self.plan.lower_first:
+            self._commit_as("weights", name)
+        else:
+            self._tried_early = True
+            try:
+                self._put_lower(name, self.draft.written(name, WEIGHTS))
+            except Spoiled:
+                raise
+            except SpotguardError as why:
+                self._effort.check()
+                log.warning(
+                    "the weights of step %d are not committed before its moments: %s", self._step, why
+                )
+                return
+            self.committed, self.at = (name, "weights"), self._effort.now()
+        log.warning("the weights of step %d are committed, its moments follow", self._step)
+
+    def _has_weights_alone(self) -> bool:
+        return self.committed is None and self.draft.has(WEIGHTS) and not self.draft.has(ALL)
+
+    def _turn(self) -> bool:
+        """Whether the lower level is to be committed now, beside the moments that are on their way."""
+        due = self.plan.lower_first or (self.plan.early and not self._tried_early)
+        return due and self._has_weights_alone()
+
+    def _until(self) -> float:
+        """When to fall back, by the deadline as it is now: on a link that stands still nobody else looks."""
+        if self._effort.deadline < self._planned_for:
+            with self._lock:
+                self._look()
+        return self.plan.fall_back_at
+
+    def _hear(self, phase: str, done: int, total: int) -> None:
+        """On the writer's threads, for each piece that left."""
+        if self._progress is not None:
+            self._progress(phase, done, total)
+        with self._lock:
+            now = self._effort.now()
+            if now - self._looked_at < _LOOK or self.committed is not None:
+                return
+            self._looked_at = now
+            before = self.plan
+            self._look()
+        if self.plan != before and self._going is not None:
+            self._going.wake()
+
+    def _look(self) -> None:
+        """Whether the plan still holds."""
+        before, self.plan = self.plan, replan(self.plan, self._situation(), self._landed())
+        if self.plan.reason != before.reason:
+            log.info("the plan changes: %s", self.plan.reason)
+        self._watch()
+
+    def _fall_back(self) -> None:
+        with self._lock:
+            reason, end, slack = self.plan.reason, self.plan.end, self.plan.slack
+            self.plan = Plan(Choice.LOWER, reason, end, slack, lower_first=True)
+            self._watch()
+
+    def _watch(self) -> None:
+        """See that no moment takes any of the link while the weights are short of time, or are to be there soon."""
+        if self.committed is None:
+            self.draft.weights_first |= self.plan.lower_first
+            self.draft.weights_ahead |= self.plan.early
+
+    def _choose_layout(self, settled: bool) -> None:
+        """Round the moments, or not, as the plan says; the weights are written alike. If they only follow, whatever
+        brings them home is welcome."""
+        with self._lock:
+            self._settled = settled
+            rounded = self._lossy and self.plan.choice in (Choice.FULL_LOSSY, Choice.LOWER)
+            self.draft.outline = self._layouts[rounded]
+
+    # --- what a plan is made from ---
+
+    def _sizes_of_tiers(self) -> Sizes:
+        whole, rounded = self._layouts[False], self._layouts.get(True)
+        return Sizes(
+            parameters=whole.bytes_of(WEIGHTS),
+            moments=whole.bytes_of(_MOMENTS),
+            rounded=None if rounded is None else rounded.bytes_of(_MOMENTS),
+            unchanged_parameters=sum(whole.objects[index].size for index in self._known),
+        )
+
+    def _situation(self) -> Situation:
+        link, now = self._writer.link, self._effort.now()
+        self._planned_for = self._effort.deadline
+        return Situation(
+            now=now,
+            deadline=self._planned_for,
+            step=self._step,
+            sizes=self._sizes,
+            rate=link.rate(now),
+            commit=(link.commit or 0.0) + self._second_look,
+            commit_at_best=(link.commit_at_best or 0.0) + self._second_look,
+            last=self._last,
+            lower_counts=self._lower_counts,
+        )
+
+    def _landed(self) -> Landed:
+        draft = self.draft
+        return Landed(
+            a=max(0, self._sizes.a - draft.left(WEIGHTS, self._known)),
+            b=draft.outline.bytes_of(_MOMENTS) - draft.left(_MOMENTS),
+            b_begun=self._settled,
+        )
+
+
+# A background save that is under way when a notice comes: called off, or let finish where its rest is worth more.
+
+
+class Upload:
+    """Its bytes are on their way. Asked at the notice, when the deadline moves, and as bytes leave.
+
+    Args:
+        draft: what is in the store of it.
+        began: monotonic seconds at which its state was taken.
+    """
+
+    def __init__(self, writer: Writer, clock: Clock, draft: Draft, step: int, began: float) -> None:
+        self._writer = writer
+        self._clock = clock
+        self._draft = draft
+        self.step = step
+        self._began = began
+        self._plan: Plan | None = None
+
+    def promotes(self, step: int, deadline: float, last: Earlier | None) -> str:
+        """Why it is worth more, by `deadline`, than a new save of `step`; "" where it is not.
+
+        Where nothing fits it may go on, too: trying loses nothing, and nothing else would be done with the time.
+        """
+        at, before = self._situation(step, deadline, last), self._plan
+        decided = plan(at) if before is None or before.choice is Choice.KEEP else replan(before, at, Landed())
+        newer = last is None or self.step > last.step
+        why = ""
+        if decided.choice is Choice.PROMOTE:
+            why = decided.reason
+        elif decided.choice is Choice.KEEP and newer:
+            why = (
+                f"the background checkpoint of step {self.step} is tried, for nothing fits: {decided.reason}"
+            )
+        if before is None or before.choice is not decided.choice:
+            log.warning("the plan: %s", why or decided.reason)
+        self._plan = decided
+        return why
+
+    def _situation(self, step: int, deadline: float, last: Earlier | None) -> Situation:
+        outline, link, now = self._draft.outline, self._writer.link, self._clock.monotonic()
+        return Situation(
+            now=now,
+            deadline=deadline,
+            step=step,
+            sizes=Sizes(
+                outline.bytes_of(WEIGHTS),
+                outline.bytes_of((Tier.MOMENTS,)),
+                unchanged_parameters=self._writer.unchanged_bytes(outline),
+            ),
+            rate=link.rate(now),
+            commit=link.commit or 0.0,
+            commit_at_best=link.commit_at_best or 0.0,
+            background=Underway(self.step, now - self._began, outline.nbytes - self._draft.bytes_of(ALL)),
+            last=last,
+        )

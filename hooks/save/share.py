@@ -1,0 +1,124 @@
+"""One rank's share of an emergency save that all ranks agreed on: what is written, and in which order, is decided.
+
+Alone, a rank changes its plan as bytes leave (`policy`). Together none may: a level counts only where all ranks have
+put it. So where time is short they all put their weights first, and say so in a manifest of the lower level; then the
+moments, under the next name. Where time is not short but a cloud may break its promise, the moments go on beside that
+manifest. A rank that does not get that far looks whether the lower level has become whole.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from ...providers.errors import SpotguardError
+from ..checkpoint.format.keys import CheckpointName
+from ..checkpoint.format.manifest import Level
+from ..state.tensor_item import Leaf
+from .cancel_scope import Abandoned, Effort
+from .plan.write_plan import ALL, WEIGHTS, Draft, Written
+from .request import Weights
+from .upload.transfer import Progress
+from .upload.writer import Spoiled, Writer
+
+log = logging.getLogger("spotguard")
+
+#: Of the time that is left when the weights are in the store, what is kept to see that the others' are there too; and at
+#: most, in seconds: it takes a few requests.
+_KEPT, _KEPT_MOST = 0.25, 2.0
+
+
+class Share:
+    """One of them, on the saving thread.
+
+    Args:
+        begin: the name of the next checkpoint to be written.
+        weights: whether they are committed before the moments, and how.
+        put: puts this rank's manifest of the lower level, and waits for nobody.
+        commit: puts the manifest of a level, and sees it whole.
+        look: asked after each object: nothing, or what has moved since the boundary.
+        whole: the level of everything, and why it is not full: "partial-extras", where ranks are gone.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        effort: Effort,
+        *,
+        weights: Weights,
+        begin: Callable[[], CheckpointName],
+        put: Callable[[CheckpointName, Written], None],
+        commit: Callable[[CheckpointName, Level, Written, Effort], None],
+        look: Callable[[], str],
+        progress: Progress | None = None,
+        whole: tuple[Level, str] = ("full", ""),
+    ) -> None:
+        self._writer = writer
+        self._effort = effort
+        self._weights = weights
+        self._begin = begin
+        self._put = put
+        self._commit = commit
+        self._look = look
+        self._progress = progress
+        self._whole = whole
+
+    def run(self, leaves: Sequence[Leaf], draft: Draft) -> tuple[CheckpointName, Level, str]:
+        """Write and commit. Returns what is committed, and why it is not everything, where it is not.
+
+        Raises:
+            Abandoned: out of time, called off, or another rank's part is not there.
+            StoreError: the store failed.
+            Spoiled: the state moved.
+        """
+        if self._weights == "with the rest":
+            return self._full(leaves, draft, self._effort), *self._whole
+        name = self._begin()
+        if self._weights == "first":
+            self._write_weights(leaves, draft, name)
+            self._put(name, draft.written(name, WEIGHTS))
+            log.info("the weights are in the store, the moments follow")
+        try:
+            effort = self._effort.part(self._until())
+            if self._weights == "early":
+                self._put_beside(leaves, draft, name, effort)
+            return self._full(leaves, draft, effort), *self._whole
+        except SpotguardError as why:
+            if self._effort.abandoned or isinstance(why, Spoiled):
+                raise
+            missed = str(why)
+        self._write_weights(leaves, draft, name)
+        self._commit(name, "weights", draft.written(name, WEIGHTS), self._effort)
+        log.warning("step %d is committed without its moments: %s", name.step, missed)
+        return name, "weights", f"time was short, and the weights went first; the moments: {missed}"
+
+    def _write_weights(self, leaves: Sequence[Leaf], draft: Draft, name: CheckpointName) -> None:
+        self._writer.write(leaves, name, self._effort, self._progress, self._look, draft=draft, tiers=WEIGHTS)
+
+    def _put_beside(self, leaves: Sequence[Leaf], draft: Draft, name: CheckpointName, effort: Effort) -> None:
+        """All of it, and the lower level's manifest as soon as the weights are there: also where the moments are by then,
+        for those of other ranks may not be. A manifest that fails is no reason to give the rest up."""
+        draft.weights_ahead = True
+        going = self._writer.start(leaves, name, effort, self._progress, self._look, draft=draft)
+        over = going.wait(lambda: draft.has(WEIGHTS))
+        try:
+            self._put(name, draft.written(name, WEIGHTS))
+        except Spoiled as why:
+            going.call_off(Abandoned(str(why)))
+            raise
+        except SpotguardError as why:
+            log.warning("the weights of step %d are not committed before its moments: %s", name.step, why)
+        if not over:
+            going.wait()
+
+    def _full(self, leaves: Sequence[Leaf], draft: Draft, effort: Effort) -> CheckpointName:
+        name = self._begin()
+        self._writer.write(leaves, name, effort, self._progress, self._look, draft=draft, tiers=ALL)
+        self._commit(name, "full", draft.written(name, ALL), effort)
+        return name
+
+    def _until(self) -> float:
+        left = self._effort.left()
+        if left is None:
+            return self._effort.deadline
+        return self._effort.deadline - min(_KEPT_MOST, left * _KEPT)

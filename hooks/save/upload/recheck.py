@@ -1,0 +1,47 @@
+"""A second look at the objects of a save whose store was away: one that went back to an earlier state has lost what it took.
+
+Done by one of the writer's threads as soon as the store answers again, so that no manifest names what is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from ....providers.stores.base import BlobStore
+from ...checkpoint.format.keys import checkpoint_prefix, object_name
+from ..cancel_scope import retry
+from ..plan.write_plan import Landed
+from .transfer import Work
+
+log = logging.getLogger("spotguard")
+
+#: Seconds for one listing. One that hangs is asked for again.
+_LISTING = 5.0
+
+
+def look_again(store: BlobStore, run_id: str, work: Work, doubted: Mapping[int, Landed]) -> None:
+    """List what is `doubted`, and have the save put again what is gone or has another size."""
+    outline = work.draft.outline
+    keys = {
+        index: checkpoint_prefix(run_id, landed.at) + object_name(outline.rank, outline.world, index)
+        for index, landed in doubted.items()
+    }
+    sizes: dict[str, int] = {}
+    outages = 0
+
+    def look(left: float | None) -> None:
+        nonlocal outages
+        outages = work.outages
+        sizes.clear()
+        for folder in {key.rpartition("/")[0] + "/" for key in keys.values()}:
+            listed = store.list(folder, timeout=_LISTING if left is None else min(left, _LISTING))
+            sizes.update((info.key, info.size) for info in listed)
+
+    retry(work.effort, look, work.hear)
+    lost = [index for index, key in keys.items() if sizes.get(key) != outline.objects[index].size]
+    if lost:
+        log.warning(
+            "the store was away and has lost %d objects of this save: they are uploaded again", len(lost)
+        )
+    work.looked(outages, lost)

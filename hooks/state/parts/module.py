@@ -1,0 +1,370 @@
+"""A registered `nn.Module`: parameters are read where they lie, small buffers are copied at each boundary.
+
+Names and identities are taken at `register`, on the main thread, and again at the boundary at which something else hangs
+in the module; the storage they point to is followed in between. `state_dict()` is never called within a step: off the main
+thread it sees a model in the middle of its forward (under FSDP2 it crashes, or gives unsharded tensors).
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ....providers.errors import CheckpointError, StateError
+from ..changes.change_detector import Tables
+from ..memory_access import gap
+from ..sharding.ddp import declared
+from ..sharding.dtensor import Memory, Ranks, Shared, group, is_dtensor, leaf, local
+from ..sharding.fsdp import SHARDED, let_go, shards
+from ..tensor_item import Leaf, Tier
+from .boundary_copies import Copies
+from .trees import Trees
+from .values import (
+    COPY_AT_BOUNDARY,
+    REFUSALS,
+    Part,
+    StatefulPart,
+    check_fits,
+    check_restorable,
+    check_savable,
+    copy_into,
+    freeze_of,
+    said,
+)
+
+log = logging.getLogger("spotguard")
+
+#: (a table, the key in it, the name in the checkpoint).
+Place = tuple[dict[str, Any], str, str]
+
+
+class Known(NamedTuple):
+    """A tensor that a checkpoint has under this name, who else is declared to have it, and the ranks of its module."""
+
+    name: str
+    tensor: torch.Tensor
+    declared: Shared | None = None
+    span: frozenset[int] = frozenset()
+
+
+#: What `nn.Module.state_dict` calls the entry of `get_extra_state`.
+_EXTRA_STATE = "_extra_state"
+
+
+def module_part(name: str, module: nn.Module, ranks: Ranks) -> Part:
+    """The part for a module: in place where its state dict is its own tensors, by `state_dict` otherwise.
+
+    Wrappers that only rename (`torch.compile`, DDP, Fabric's) are looked through, so that a checkpoint of a compiled
+    model restores into a plain one.
+    """
+    registered, module = module, unwrap(module)
+    cls = type(module)
+    if (
+        cls.state_dict is not nn.Module.state_dict or cls.load_state_dict is not nn.Module.load_state_dict
+    ) and not isinstance(module, torch.jit.ScriptModule):
+        return StatefulPart(name, module)  # it has words of its own
+    shards(name, module)  # refuses what it must before anything is asked of the module
+    entries = _entries(name, module)
+    if entries is None:
+        return StatefulPart(name, module)
+    return ModulePart(name, module, entries, registered, ranks)
+
+
+def _entries(name: str, module: nn.Module) -> dict[str, Any] | None:
+    """What its state dict holds: tensors of its own, and extra states. None where a hook computes something else: only
+    its own state_dict knows how."""
+    entries = module.state_dict(keep_vars=True)
+    own = {id(t) for t in module.parameters()} | {id(t) for t in module.buffers()}
+    for key, value in entries.items():
+        if nn.parameter.is_lazy(value):
+            raise StateError(
+                f"{name}.{key} is not initialized yet; run one forward pass (or give its sizes) before register"
+            )
+        if isinstance(value, torch.Tensor):
+            check_savable(f"{name}.{key}", value)
+        extra = not isinstance(value, torch.Tensor) and key.rpartition(".")[2] == _EXTRA_STATE
+        if not extra and id(value) not in own:
+            return None
+        if not extra:
+            check_restorable(f"{name}.{key}", value)
+    return entries
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The module inside `torch.compile`, DistributedDataParallel, and wrappers that give its state dict as their own."""
+    while True:
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            module = module.module
+        elif isinstance(getattr(module, "_orig_mod", None), nn.Module):  # torch.compile's wrapper
+            module = module._orig_mod  # type: ignore[assignment]
+        elif (inside := _shown(module)) is not None:
+            module = inside
+        else:
+            return module
+
+
+def _shown(module: nn.Module) -> nn.Module | None:
+    """The module inside whose very tensors a wrapper's own `state_dict` gives, under the same names (Fabric's)."""
+    inside = getattr(module, "module", None)
+    if type(module).state_dict is nn.Module.state_dict or not isinstance(inside, nn.Module):
+        return None
+    try:
+        ours, theirs = (dict(each.state_dict(keep_vars=True)) for each in (module, inside))
+    except TypeError:  # its own takes other arguments: it has words of its own
+        return None
+    alike = all(ours[key] is theirs[key] or key.endswith(_EXTRA_STATE) for key in ours.keys() & theirs.keys())
+    return inside if alike and ours.keys() == theirs.keys() else None
+
+
+class ModulePart:
+    """Parameters and persistent buffers by name; extra state (`get_extra_state`) as plain values."""
+
+    def __init__(
+        self, name: str, module: nn.Module, entries: dict[str, Any], registered: nn.Module, ranks: Ranks
+    ) -> None:
+        self.name = name
+        self._module = module
+        #: With its wrappers, which know what several ranks hold.
+        self._registered = registered
+        self._ranks = ranks
+        self._frozen_extra: dict[str, Any] = {}
+        self.devices: set[torch.device] = set()
+        #: ids of parameters that only a hooked optimizer changes; told by who knows the optimizers.
+        self.stepped: frozenset[int] = frozenset()
+        self._list(entries)
+        self.refresh()
+        self._say_what_nobody_shares()
+
+    def _list(self, entries: dict[str, Any]) -> None:
+        self._tables = Tables(self._module)
+        #: key -> the live tensor; a tied weight appears under each of its keys.
+        self._live = {k: v for k, v in entries.items() if isinstance(v, torch.Tensor)}
+        self._extra_keys = [k for k, v in entries.items() if not isinstance(v, torch.Tensor)]
+        shared = declared(self._registered) if self._ranks.world > 1 else {}
+        #: key -> who has it too, where a wrapper says so.
+        self._declared = {key: shared.get(id(tensor)) for key, tensor in self._live.items()}
+        self._shards = shards(self.name, self._module)
+        #: Where each tensor hangs: a module may put another one there at any time.
+        self._places = self._hung(operator.attrgetter("_buffers"))
+        self._weights = self._hung(operator.attrgetter("_parameters"))
+
+    def _list_anew(self) -> None:
+        """Layers and tensors that came after `register` are saved from here on; what went is not."""
+        entries = _entries(self.name, self._module)
+        if entries is None:
+            raise StateError(
+                f"{self.name} was given a part after register whose state_dict is not its own tensors; "
+                "register the module when it is complete"
+            )
+        self._list(entries)
+        self._frozen_extra = self._extra_state()
+
+    def _hung(self, table: Callable[[nn.Module], dict[str, Any]]) -> list[Place]:
+        # A module that hangs in two places is met twice: each of its keys is followed.
+        return [
+            (shard, SHARDED, name)
+            if (shard := self._shards.get((id(module), key))) is not None
+            else (table(module), key, name)
+            for prefix, module in self._module.named_modules(remove_duplicate=False)
+            for key in table(module)
+            if (name := f"{prefix}.{key}".lstrip(".")) in self._live
+        ]
+
+    def _say_what_nobody_shares(self) -> None:
+        if self._ranks.world == 1:
+            return
+        alone = [
+            key
+            for key, tensor in self._live.items()
+            if isinstance(tensor, nn.Parameter) and not is_dtensor(tensor) and self._declared[key] is None
+        ]
+        if alone:
+            log.warning(
+                "%s.%s and %d more parameters are no DTensors and in no DistributedDataParallel: each of %d ranks "
+                "saves its own copy; if they are replicas, register the DistributedDataParallel module",
+                self.name,
+                alone[0],
+                len(alone) - 1,
+                self._ranks.world,
+            )
+
+    def refresh(self) -> None:
+        """Follow what was replaced, put in or taken out: a layer, a buffer assigned anew, a parameter's storage moved
+        (`.to()`, `.data = …`). On the training thread, or with it parked."""
+        if not self._tables.same():
+            self._list_anew()
+        for table, key, name in (*self._places, *self._weights):
+            if table[key] is None:
+                raise StateError(
+                    f"{self.name}.{name} was a tensor at register and is None now; give it one of no elements"
+                )
+            self._live[name] = table[key]
+        #: Buffers that forward changes (BatchNorm's statistics), and where they are copied to. One whose bytes are
+        #: not there is not read: each save refuses it by name.
+        self._buffers = [self._live[name] for _, _, name in self._places]
+        small = sum(local(t).nbytes for t in self._buffers) <= COPY_AT_BOUNDARY
+        self._gone = {id(t) for t in self._buffers if gap(local(t))}
+        copied = [t for t in self._buffers if small and id(t) not in self._gone]
+        self._copies = Copies([local(t) for t in copied])
+        read = dict(zip(map(id, copied), self._copies.live, strict=True))
+        copies = dict(zip(map(id, copied), self._copies.tensors(), strict=True))
+        span = self._span()
+        #: key -> its leaf, shared by tied keys.
+        self._leaf: dict[str, Leaf] = {}
+        named: dict[int, Leaf] = {}
+        known: dict[int, Known] = {}
+        for key, tensor in self._live.items():
+            if id(tensor) not in named:
+                if (copied_to := copies.get(id(tensor))) is not None:
+                    read_from = copied_to.view(tensor.dtype)
+                else:
+                    read_from = local(tensor) if id(tensor) in self._gone else local(tensor).detach()
+                still = copied_to is not None or id(tensor) in self.stepped
+                frozen = not still and isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad
+                tier = Tier.FROZEN if frozen else Tier.WEIGHTS
+                named[id(tensor)] = leaf(
+                    f"{self.name}/{key}",
+                    tensor,
+                    self._ranks,
+                    self._declared[key],
+                    span=span,
+                    read_from=read_from,
+                    still=still,
+                    tier=tier,
+                )
+                known[id(tensor)] = Known(f"{self.name}/{key}", tensor, self._declared[key], span)
+            self._leaf[key] = named[id(tensor)]
+        self._known = known
+        self._sources = [(t, read.get(id(t), self._leaf[k].tensor)) for k, t in self._live.items()]
+        self._in_place = [t for t in self._live.values() if id(t) not in copies]
+
+    def _span(self) -> frozenset[int]:
+        """The ranks that the module lies on."""
+        try:
+            return frozenset(
+                rank for key, tensor in self._live.items() for rank in group(tensor, self._declared[key])
+            )
+        except ValueError:
+            return frozenset()  # of a tensor that its leaf refuses, by name
+
+    def moved(self) -> bool:
+        """Whether something that is read in place is another tensor than when `refresh` looked, or hangs elsewhere. (A
+        buffer that is copied at boundaries may be replaced at any time.)"""
+        places = self._weights if self._copies.live else (*self._places, *self._weights)
+        return not self._tables.same() or any(
+            table.get(key) is not self._live[name] for table, key, name in places
+        )
+
+    def named(self) -> dict[int, Known]:
+        """Each live tensor, by its id."""
+        return self._known
+
+    def in_place(self) -> list[torch.Tensor]:
+        return self._in_place
+
+    def sources(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return self._sources
+
+    def outdated(self) -> bool:
+        """Whether something was put in, taken out, or lost its memory, that only `refresh` sees. Too dear for each step."""
+        return bool(self._gone) or not self._tables.same()
+
+    def at_boundary(self) -> None:
+        if self._places:
+            try:
+                now = [place[key] for place, key, _ in self._places]
+            except KeyError:  # a buffer was taken out
+                now = []
+            if len(now) != len(self._buffers) or not all(map(operator.is_, self._buffers, now)):
+                self.refresh()
+            if not self._copies.stand():
+                self.refresh()
+            self._copies.take()
+        if self._extra_keys:
+            self._frozen_extra = self._extra_state()
+
+    def _extra_state(self) -> dict[str, Any]:
+        states: dict[str, Any] = {}
+        for prefix, module in self._module.named_modules(remove_duplicate=False):
+            if _has_extra_state(module):
+                key = f"{prefix}.{_EXTRA_STATE}".lstrip(".")
+                states[key] = freeze_of(f"{self.name}.{key}", module.get_extra_state(), self.devices)
+        return states
+
+    def leaves(self) -> list[Leaf]:
+        self._copies.tensors()
+        return list({leaf.name: leaf for leaf in self._leaf.values()}.values())
+
+    def tree(self) -> Any:
+        self._copies.tensors()
+        return {k: leaf.tensor for k, leaf in self._leaf.items()} | self._frozen_extra
+
+    def merge(self, trees: Trees) -> Any:
+        """Each key from the first rank that has it. Where one process has everything, also what it does not know."""
+        if trees.alone:
+            return trees.own
+        wanted = {*self._live, *self._extra_keys}
+        found: dict[str, Any] = {}
+        for _, tree in trees.each():
+            if not isinstance(tree, dict):
+                return tree
+            found |= {
+                k: v for k, v in tree.items() if k not in found and (k in wanted or self._ranks.world == 1)
+            }
+            if len(found) == len(wanted) and self._ranks.world > 1:
+                break
+        return found
+
+    def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[Memory]:
+        """What a save would read: live weights, and the copies of small buffers."""
+        for key, tensor in self._live.items():
+            yield Memory.of(tree[key], tensor, self._leaf[key].tensor)
+
+    def targets(self, tree: Any) -> None:
+        if not isinstance(tree, dict):
+            raise StateError(f"{self.name} is a module here and a {type(tree).__name__} in the checkpoint")
+        expected, found = set(self._live) | set(self._extra_keys), set(tree)
+        if expected != found:
+            raise StateError(
+                f"{self.name} does not fit the checkpoint: {_some('missing there', expected - found)}"
+                f"{_some('unknown here', found - expected)}; restore into the model it was saved from, "
+                "or choose another run id"
+            )
+        for key, tensor in self._live.items():
+            if not isinstance(tree[key], torch.Tensor):
+                raise CheckpointError(
+                    f"{self.name}.{key}: the checkpoint's is a {type(tree[key]).__name__} and no tensor"
+                )
+            # At register it is the leaf's own: of a DTensor that is the shard, and fits.
+            if tree[key] is not self._leaf[key].tensor:
+                check_fits(f"{self.name}.{key}", tensor, tree[key])
+
+    def put_back(self, tree: Any) -> None:
+        let_go(self._module)
+        for key, tensor in self._live.items():
+            copy_into(local(tensor), local(tree[key]))
+        for prefix, module in self._module.named_modules(remove_duplicate=False):
+            if _has_extra_state(module):
+                try:
+                    module.set_extra_state(tree[f"{prefix}.{_EXTRA_STATE}".lstrip(".")])
+                except REFUSALS as error:
+                    raise StateError(
+                        f"{self.name}: {type(module).__name__}.set_extra_state refuses the checkpoint's state "
+                        f"({said(error)}); register the same kind of module that was saved"
+                    ) from error
+
+
+def _has_extra_state(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+def _some(what: str, keys: set[str]) -> str:
+    if not keys:
+        return ""
+    shown = ", ".join(sorted(keys)[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+    return f"{what}: {shown}; "

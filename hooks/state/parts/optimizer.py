@@ -1,0 +1,397 @@
+"""A registered torch optimizer: its groups' numbers are copied at each boundary, its moments are read in place.
+
+Nothing here materializes state. Torch's own routes to a complete `state_dict` run a step with zero gradients
+and leave `step = 1` behind; an optimizer that has not stepped yet has empty state, and that is what is saved.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ....providers.errors import CheckpointError, StateError
+from ..sharding.dtensor import Memory, Ranks, Shared, is_dtensor, layout, leaf, local
+from ..tensor_item import Leaf, Tier
+from . import optimizer_factors
+from .module import Known
+from .trees import Trees, check_well_formed, steps
+from .values import Part, StatefulPart, copy_into, freeze, load_into, room, tensors_in
+from .wrappers import can_be_hooked, check_says_state
+
+log = logging.getLogger("spotguard")
+
+#: id of a tensor -> the name it is saved under, itself, and who else holds it.
+Named = dict[int, Known]
+
+
+def optimizer_part(name: str, optimizer: Optimizer, named: Callable[[], Named], ranks: Ranks) -> Part:
+    """The part for an optimizer; one with a `state_dict` of its own is believed, at the price of copying it.
+
+    Args:
+        named: the tensors of the registered modules, as they are now.
+    """
+    cls = type(optimizer)
+    zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    if zero is not None and isinstance(optimizer, zero.ZeroRedundancyOptimizer):
+        raise StateError(
+            f"{name} is a ZeroRedundancyOptimizer, which gathers its state from all ranks to say what it is; use "
+            "fully_shard with a plain optimizer"
+        )
+    if cls.state_dict is not Optimizer.state_dict:
+        check_says_state(name, optimizer)
+        return StatefulPart(name, optimizer)
+    if not can_be_hooked(optimizer):
+        raise StateError(
+            f"{name} is a {cls.__name__} that has not called Optimizer.__init__, and so can neither be hooked nor asked for its "
+            "state; register the optimizer that it wraps"
+        )
+    return OptimizerPart(name, optimizer, named, ranks)
+
+
+class OptimizerPart:
+    """`param_groups` and `state`, keyed by the parameters' names in the model, so that a checkpoint does not
+    depend on the order in which parameters were handed to the optimizer.
+
+    `state` may hold more than the groups do: moments of a parameter whose group was taken out (a head that was
+    frozen; torch keeps them), and entries under keys of the optimizer's own.
+    """
+
+    def __init__(self, name: str, optimizer: Optimizer, named: Callable[[], Named], ranks: Ranks) -> None:
+        self.name = name
+        self._ranks = ranks
+        self.optimizer = optimizer
+        self._named = named
+        self._frozen: list[dict[str, Any]] = []
+        #: What it stepped once and no group or module has any more: torch keeps its state, and no step reads that.
+        self._retired: dict[int, torch.Tensor] = {}
+        self._param: dict[str, torch.Tensor] = {}
+        self.devices: set[torch.device] = set()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take the parameters and state tensors as they are now. On the training thread, or with it parked."""
+        self._groups = [list(g["params"]) for g in self.optimizer.param_groups]
+        params = [p for group in self._groups for p in group]
+        known, before = self._named(), [*self._param.values()]
+        known = {id(p): Known(f"{i}", p) for i, p in enumerate(params)} | known
+        self._key = {i: each.name for i, each in known.items()}
+        #: Held, so that no new tensor takes the id of one that is gone.
+        self._param = {each.name: each.tensor for each in known.values()}
+        self._known = {each.name: each for each in known.values()}
+        #: Groups whose numbers are only numbers are copied by one dict copy.
+        self._plain = all(
+            not isinstance(v, (torch.Tensor, list, dict))
+            for g in self.optimizer.param_groups
+            for k, v in g.items()
+            if k != "params"
+        )
+        self.tensors: list[torch.Tensor] = [*params, *self._state_tensors()]
+        self._retire(before)
+
+    def _retire(self, before: Iterable[torch.Tensor]) -> None:
+        kept = {id(p): p for p in tensors_in(list(self.optimizer.state)) if id(p) not in self._key}
+        retired = {id(p): p for p in (*before, *self._retired.values()) if id(p) in kept}
+        if len(retired) > len(self._retired):
+            # Going on is right: `step()` reads state of its groups' parameters alone, and these are in none.
+            log.warning(
+                "%s keeps state of %d parameters that are no longer in its groups or in a registered module: "
+                "that is not saved",
+                self.name,
+                len(retired),
+            )
+        self._retired = retired
+
+    def kept(self) -> Iterator[torch.Tensor]:
+        """The tensors of its own that a save has, and those that it may leave out."""
+        for group in self.optimizer.param_groups:
+            yield from tensors_in(group)
+        unknown = {id(p) for p in tensors_in(list(self.optimizer.state))} - self._key.keys()
+        yield from self._retired.values()
+        for param, values in self.optimizer.state.items():
+            if id(param) not in unknown or id(param) in self._retired:
+                yield from tensors_in(values)
+
+    def _state_tensors(self) -> list[torch.Tensor]:
+        return [t for values in self.optimizer.state.values() for t in tensors_in(values)]
+
+    def moved(self) -> bool:
+        """Whether a parameter or a state tensor is another object than when `refresh` looked."""
+        now = [p for g in self.optimizer.param_groups for p in g["params"]] + self._state_tensors()
+        return len(now) != len(self.tensors) or any(
+            a is not b for a, b in zip(now, self.tensors, strict=True)
+        )
+
+    def counts(self) -> int:
+        """Changes when parameters are added or state is created: cheap enough for every boundary."""
+        count = len(self.optimizer.state)
+        for group in self.optimizer.param_groups:
+            count += len(group["params"])
+        return count
+
+    def at_boundary(self) -> None:
+        if self._plain:
+            self._frozen = [g.copy() for g in self.optimizer.param_groups]
+        else:
+            self._frozen = [
+                {k: v if k == "params" else freeze(v, self.devices) for k, v in g.items()}
+                for g in self.optimizer.param_groups
+            ]
+
+    def leaves(self) -> list[Leaf]:
+        """The state tensors. The parameters themselves are their module's leaves (or nobody's)."""
+        found: dict[int, Leaf] = {}
+        others = 0
+        for param, values in self.optimizer.state.items():
+            owner: Known | None = None
+            if not isinstance(param, torch.Tensor):
+                prefix, others = f"{self.name}/other/{others}", others + 1
+            elif (key := self._key.get(id(param))) is not None:
+                prefix = f"{self.name}/state/{key}"
+                owner = self._known[key]
+            else:
+                continue
+            for word, value in _by_word(values):
+                for i, tensor in enumerate(tensors_in(value)):
+                    name = f"{prefix}/{word}" if isinstance(value, torch.Tensor) else f"{prefix}/{word}.{i}"
+                    if id(tensor) not in found:
+                        found[id(tensor)] = self._leaf(name, tensor, owner)
+        return list(found.values())
+
+    def _leaf(self, name: str, tensor: torch.Tensor, owner: Known | None) -> Leaf:
+        """State of a replicated parameter is replicated. Beside a shard optimizers keep the count of steps, which is
+        everybody's; what else is no DTensor there is made of one shard alone."""
+        declared = None if owner is None else owner.declared
+        if owner is not None and is_dtensor(owner.tensor) and not tensor.dim():
+            ranks = layout(owner.tensor).mesh
+            declared = Shared(ranks, ranks) if len(ranks) > 1 else None
+        span = () if owner is None else owner.span
+        return leaf(name, tensor, self._ranks, declared, span=span, still=True, tier=Tier.MOMENTS)
+
+    def tree(self) -> Any:
+        groups = [
+            {**group, "params": [self._key[id(p)] for p in params]}
+            for group, params in zip(self._frozen, self._groups, strict=True)
+        ]
+        state: dict[str, Any] = {}
+        other: list[tuple[Any, Any]] = []
+        shards: dict[str, Any] = {}
+        placed: dict[str, Any] = {}
+        leaves = self.leaves()
+        names = {id(leaf.tensor): leaf.name for leaf in leaves}
+        plain = [names[id(t)] for t in self._look_alikes()]
+        for param, values in self.optimizer.state.items():
+            values = dict(values) if isinstance(values, dict) else values
+            if not isinstance(param, torch.Tensor):
+                other.append((param, values))
+            elif (key := self._key.get(id(param))) is not None:
+                state[key] = values
+                if is_dtensor(param):
+                    kept = [*tensors_in(values)]
+                    if made := optimizer_factors.plain(kept):
+                        plain += [names[id(t)] for t in made]
+                        if (made_of := optimizer_factors.shard(param)) is not None:
+                            shards[key] = made_of
+                    lie = ((names[id(local(t))], optimizer_factors.placements(param, t)) for t in kept)
+                    placed |= {name: placements for name, placements in lie if placements is not None}
+        on_host = [leaf.name for leaf in leaves if leaf.tensor.device.type == "cpu"]
+        tree = {
+            "class": type(self.optimizer).__qualname__,
+            "param_groups": groups,
+            "state": state,
+            "on_host": on_host,
+        }
+        more = {"other": other, "shards": shards, "placed": placed, "plain": plain}
+        return {**tree, **{word: value for word, value in more.items() if value}}
+
+    def _look_alikes(self) -> list[torch.Tensor]:
+        if type(self.optimizer).__module__.startswith("torch.optim."):
+            return []  # none of these keeps a factor of its parameter's shape
+        return optimizer_factors.look_alikes(
+            (param, word, tensor)
+            for param, values in self.optimizer.state.items()
+            if id(param) in self._key
+            for word, value in _by_word(values)
+            for tensor in tensors_in(value)
+        )
+
+    @staticmethod
+    def without_state(tree: dict[str, Any]) -> dict[str, Any]:
+        """The tree of an optimizer that is about to begin, with the learning rates of this one."""
+        return {**{key: tree[key] for key in ("class", "param_groups")}, "state": {}, "on_host": []}
+
+    def merge(self, trees: Trees) -> Any:
+        """By the parameters' names: numbers of the groups from the rank whose place this one has, and the state of each
+        parameter from the first rank whose optimizer steps it."""
+        if trees.alone:
+            return trees.own
+        wanted = {self._key[id(p)] for group in self._groups for p in group}
+        missing = set(wanted)
+        sound: dict[int, dict[str, Any]] = {}
+        for _, tree in self._each(trees, sound):
+            if len(tree["param_groups"]) != len(trees.own["param_groups"]):
+                return trees.own
+            missing -= steps(tree)
+            if self._ranks.world > 1 and not missing:
+                break
+        used = dict(sound)
+        whole = self._ranks.world == 1
+        groups = []
+        for i, group in enumerate(trees.own["param_groups"]):
+            names = [n for rank in sorted(used) for n in used[rank]["param_groups"][i]["params"]]
+            kept = [n for n in dict.fromkeys(names) if whole or n in wanted]
+            groups.append({**group, "params": kept})
+        state: dict[str, Any] = {}
+        shards: dict[str, Any] = {}
+        passed: set[str] = set()
+        for tree in used.values():
+            for name, values in tree["state"].items():
+                if name not in passed and (whole or name in self._param):
+                    state[name] = values
+                    if name in tree.get("shards", {}):
+                        state[name], shards[name] = self._of_this_shard(name, self._each(trees, sound))
+            passed |= {*steps(tree), *tree["state"]}
+        on_host = sorted({name for tree in sound.values() for name in tree["on_host"]})
+        plain = sorted({name for tree in sound.values() for name in tree.get("plain", [])})
+        # A tensor of one name lies alike on all ranks.
+        placed = {name: lies for tree in sound.values() for name, lies in tree.get("placed", {}).items()}
+        more = {"on_host": on_host, "shards": shards, "placed": placed, "plain": plain}
+        return {**trees.own, "param_groups": groups, "state": state, **more}
+
+    def _each(self, trees: Trees, sound: dict[int, dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """`Trees.each`, once they are known to be `sound`."""
+        for rank, tree in trees.each():
+            if rank not in sound:
+                self._check_kind(tree)
+                check_well_formed(self.name, tree)
+                sound[rank] = tree
+            yield rank, tree
+
+    def _of_this_shard(
+        self, key: str, each: Iterable[tuple[int, dict[str, Any]]]
+    ) -> tuple[Any, optimizer_factors.Shard]:
+        """What a rank kept of a parameter that had the very shard that lies here, and where that lies."""
+        here = optimizer_factors.shard(self._param[key]) if key in self._param else None
+        for _, tree in each:
+            if here is not None and tree.get("shards", {}).get(key) == here:
+                return tree["state"].get(key, {}), here
+        raise self._cannot_be_cut(key)
+
+    def _cannot_be_cut(self, key: str) -> StateError:
+        return StateError(
+            f"{self.name} keeps of {key!r} what cannot be cut anew (factors, or blocks, of one shard), and no rank that "
+            f"saved had the part of it that lies here; go on with the ranks and the mesh that saved it, or leave "
+            f"{self.name} out of register to start it fresh"
+        )
+
+    def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[Memory]:
+        """State lies beside its parameter and in its layout, that of a shard as a shard."""
+        on_host, shards, placed = set(tree["on_host"]), tree.get("shards", {}), tree.get("placed", {})
+        plain = set(tree.get("plain", []))
+        for key, values in tree["state"].items():
+            param = self._param[key]
+            here = optimizer_factors.shard(param)
+            for word, value in _by_word(values):
+                for outline in tensors_in(value):
+                    name = name_of(outline)
+                    host = name in on_host
+                    same = shards.get(key) == here  # the very shard, or the whole, that all of it was made of
+                    whole = here is None or not outline.dim() or outline.shape == param.shape
+                    made = None
+                    with room(name):
+                        if is_dtensor(param) and (lies := placed.get(name)) is not None:
+                            made = optimizer_factors.empty(param, outline, lies, _device(param, host))
+                        elif is_dtensor(param) and name in plain:
+                            made = _empty(param, outline, host) if same else None
+                        elif whole or same:
+                            made = _empty(param, outline, host, alike=word != "step")
+                    if made is None:
+                        raise self._cannot_be_cut(key)
+                    yield Memory.of(outline, made)
+        first = next((p for group in self._groups for p in group), None)
+        for _, values in tree.get("other", ()):
+            for outline in tensors_in(values):
+                yield Memory.of(outline, _empty(first, outline, name_of(outline) in on_host))
+
+    def _check_kind(self, tree: Any) -> None:
+        if not isinstance(tree, dict) or "class" not in tree or "param_groups" not in tree:
+            raise StateError(f"{self.name}: the checkpoint holds no optimizer under this name")
+        if type(cls := tree["class"]) is not str:
+            raise CheckpointError(f"{self.name}: the saved optimizer's {'class'!r} is not as it is written")
+        if cls != type(self.optimizer).__qualname__:
+            raise StateError(
+                f"{self.name} is {type(self.optimizer).__qualname__} here and {cls} in the checkpoint; "
+                "register the same optimizer, or leave it out of register to start it fresh"
+            )
+
+    def targets(self, tree: Any) -> None:
+        self._check_kind(tree)
+        check_well_formed(self.name, tree)
+        theirs = [g["params"] for g in tree["param_groups"]]
+        ours = [[self._key[id(p)] for p in g["params"]] for g in self.optimizer.param_groups]
+        if ours != theirs:
+            raise StateError(
+                f"{self.name} has parameter groups of {[len(g) for g in ours]} here and "
+                f"{[len(g) for g in theirs]} in the checkpoint, or in another order; build it over the same model"
+            )
+        if unknown := sorted(set(tree["state"]) - set(self._param)):
+            raise StateError(
+                f"{self.name}: the checkpoint holds state of {unknown[0]!r}, which no registered module has; "
+                "register what was registered when it was saved"
+            )
+
+    def put_back(self, tree: Any) -> None:
+        """Straight into `state` and `param_groups`: `Optimizer.load_state_dict` would cast moments to the
+        parameters' dtype, and a float32 moment of a bfloat16 weight would come back rounded."""
+        for group, saved in zip(self.optimizer.param_groups, tree["param_groups"], strict=True):
+            for key, value in saved.items():
+                held = group.get(key)
+                if (
+                    isinstance(value, torch.Tensor)
+                    and isinstance(held, torch.Tensor)
+                    and held.shape == value.shape
+                ):
+                    copy_into(held, value)  # the user, or a compiled step, holds this very learning rate
+                elif key != "params":
+                    group[key] = value
+        self._fill(tree)
+        if type(self.optimizer).load_state_dict is not Optimizer.load_state_dict:
+            # Its own word does more than load (Horovod's forgets gradients under way). What it rounds comes back below.
+            groups = self.optimizer.param_groups
+            load_into(self.name, self.optimizer, self.optimizer.state_dict())
+            self.optimizer.param_groups = groups
+            self._fill(tree)
+        self.refresh()
+
+    def _fill(self, tree: Any) -> None:
+        self.optimizer.state.clear()
+        for key, values in tree["state"].items():
+            self.optimizer.state[self._param[key]] = values
+        for key, values in tree.get("other", ()):
+            self.optimizer.state[key] = values
+
+
+def _by_word(values: Any) -> Iterable[tuple[str, Any]]:
+    """What is kept of one parameter, under its words."""
+    return values.items() if isinstance(values, dict) else [("value", values)]
+
+
+def _empty(
+    param: torch.Tensor | None, outline: torch.Tensor, on_host: bool, *, alike: bool = False
+) -> torch.Tensor:
+    """Memory for a state tensor that is to be read.
+
+    Args:
+        alike: it lies as its parameter does, where it has its shape.
+    """
+    if alike and param is not None and param.shape == outline.shape and (is_dtensor(param) or not on_host):
+        return torch.empty_like(param, dtype=outline.dtype, requires_grad=False)
+    return torch.empty(outline.shape, dtype=outline.dtype, device=_device(param, on_host))
+
+
+def _device(param: torch.Tensor | None, on_host: bool) -> torch.device:
+    return torch.device("cpu") if param is None or on_host else local(param).device

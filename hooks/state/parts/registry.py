@@ -1,0 +1,230 @@
+"""From what a script registers to parts: who can be saved, and how; who cannot, by name and with a way out."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ....providers.errors import StateError
+from ..sharding.dtensor import Ranks
+from .loaders import LoaderPart, is_stateful_loader
+from .module import Known, ModulePart, module_part
+from .optimizer import Named, OptimizerPart, optimizer_part
+from .reachable import Changing, Saved, attributes, counts, unsaved
+from .rng import RngPart, other_generators
+from .values import DictPart, Part, StatefulPart, TensorPart, tensors_in
+from .wrappers import can_be_hooked, is_like_optimizer, unwrapped
+
+#: What is no object that a restore could put something back into.
+_PLAIN = (bool, int, float, complex, str, bytes, list, tuple, set, frozenset)
+
+#: The part that is always there.
+RNG = "rng"
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The parts of what was registered, the random number generators last."""
+
+    parts: tuple[Part, ...]
+    #: Why no save can start before a boundary; "" where it can.
+    boundary_only: str
+    #: ids of the tensors that a save holds, asked anew for parameters that join an optimizer later.
+    held: Callable[[], set[int]]
+    #: torch's own, whose steps can be hooked; and wrappers of them that can be, too.
+    optimizers: tuple[Optimizer, ...]
+    #: What an optimizer holds and no save has, as a message; "" where there is nothing. Some ms: not for every boundary.
+    lost: Callable[[], str]
+    #: What may be state beside it.
+    changing: tuple[Changing, ...]
+
+
+def build(values: Mapping[str, Any], ranks: Ranks) -> Registered:
+    """The parts for these values, which are left as they are.
+
+    Args:
+        values: by registered name.
+        ranks: which of the job's processes this is.
+
+    Raises:
+        StateError: a value cannot be saved.
+    """
+    for name, value in values.items():
+        if isinstance(value, type):
+            raise StateError(f"{name} is the class {value.__name__}; register an object of it")
+    if RNG in values:
+        raise StateError(f"{RNG!r} is the name of the random number generators; register under another name")
+    refuse_engines(values)
+    modules = {n: module_part(n, v, ranks) for n, v in values.items() if isinstance(v, nn.Module)}
+    tensors = {id(v): Known(n, v) for n, v in values.items() if isinstance(v, torch.Tensor)}
+    beside = [v for v in values.values() if isinstance(v, (nn.Module, torch.Tensor, dict))]
+    values, wrappers = unwrapped(values, lambda inside: Saved(_saved(beside, inside)))
+
+    def named() -> Named:
+        """Asked anew by who refreshes: ids of tensors that are gone may be anybody's."""
+        found: Named = {}
+        for part in modules.values():
+            if isinstance(part, ModulePart):
+                found = part.named() | found
+        return found | tensors
+
+    def held() -> set[int]:
+        return {id(p) for v in values.values() if isinstance(v, nn.Module) for p in v.parameters()} | set(
+            named()
+        )
+
+    optimizers = {n: v for n, v in values.items() if isinstance(v, Optimizer)}
+    stepped: set[int] = set()
+    for name, optimizer in optimizers.items():
+        check_held(name, optimizer, held())
+        stepped |= {id(p) for g in optimizer.param_groups for p in g["params"]}
+    for part in modules.values():
+        if isinstance(part, ModulePart):
+            part.stepped = frozenset(stepped)
+    parts: list[Part] = []
+    boundary_only = "" if optimizers else "no torch optimizer is registered"
+    hooked: list[Optimizer] = [v for v in wrappers.values() if isinstance(v, Optimizer) and can_be_hooked(v)]
+    for name, value in values.items():
+        if name in modules:
+            parts.append(modules[name])
+        elif name in optimizers:
+            parts.append(optimizer_part(name, value, named, ranks))
+        else:
+            parts.append(_other(name, value, ranks))
+        if is_like_optimizer(value):
+            if isinstance(value, Optimizer) and can_be_hooked(value):
+                hooked.append(value)
+            else:
+                boundary_only = f"torch's hooks do not reach {name} ({type(value).__name__})"
+    read = [part for part in parts if isinstance(part, OptimizerPart)]
+
+    def lost() -> str:
+        return _lost(read, beside, [*values.values()])
+
+    if message := lost():
+        raise StateError(message)
+    if not tensors:  # or these may be what it steps, as an adapter for such a framework registers it
+        for each in read:
+            check_groups(each)
+    changing = (
+        counts({**wrappers, **{part.name: part.optimizer for part in read}}),
+        attributes({n: values[n] for n, part in modules.items() if isinstance(part, ModulePart)}),
+    )
+    return Registered(
+        (*parts, RngPart(RNG, other_generators())), boundary_only, held, tuple(hooked), lost, changing
+    )
+
+
+def _saved(beside: Sequence[Any], optimizers: Collection[Optimizer]) -> Iterator[torch.Tensor]:
+    """The tensors of modules, dicts and bare tensors, and all that these optimizers have where torch looks for it."""
+    for value in beside:
+        if isinstance(value, nn.Module):
+            yield from value.parameters()
+            yield from value.buffers()
+        else:
+            try:
+                yield from tensors_in(value)
+            except RecursionError:  # a circle: refused by name when it is encoded
+                continue
+    for optimizer in optimizers:
+        yield from tensors_in([*optimizer.param_groups])
+        yield from tensors_in([*optimizer.state.values()])
+
+
+def _lost(read: Sequence[OptimizerPart], beside: Sequence[Any], values: Sequence[Any]) -> str:
+    """What optimizers hold that is neither theirs to save nor anybody's; "" where all is saved."""
+    known = {*map(id, values)}
+    kept = [*_saved(beside, ()), *(tensor for part in read for tensor in part.kept())]
+    saved = Saved(kept)
+    for part in read:
+        ways = unsaved(part.name, part.optimizer, saved, known)
+        if ways:
+            # An object of the user's may have them. Asked only now: its state_dict() may be slow.
+            theirs = [t for v in values if _says_its_state(v) for t in tensors_in(v.state_dict())]
+            ways = unsaved(part.name, part.optimizer, Saved([*kept, *theirs]), known) if theirs else ways
+        if ways:
+            more = f" and {len(ways) - 2} more" if len(ways) > 2 else ""
+            kind = type(part.optimizer).__name__
+            return (
+                f"{part.name} ({kind}) holds {', '.join(ways[:2])}{more}, which no save would have; register that too, under a "
+                f"name of its own, or give {kind} a state_dict() and a load_state_dict() that include it"
+            )
+    return ""
+
+
+def _says_its_state(value: Any) -> bool:
+    """Whether its `state_dict` may be asked: not a loader's, which would begin, nor what has a part of its own."""
+    own = isinstance(value, (nn.Module, torch.Tensor, dict, Optimizer)) or is_stateful_loader(value)
+    return not own and callable(getattr(value, "state_dict", None))
+
+
+def check_groups(part: OptimizerPart) -> None:
+    """Raise `StateError` where nothing says what an optimizer steps: it takes its parameters in for each step anew, as
+    DeepSpeed's ZeRO-3 does."""
+    if not any(group["params"] for group in part.optimizer.param_groups) and not part.optimizer.state:
+        raise StateError(
+            f"{part.name} has no parameters in its groups, so nothing says what it trains; register it when it has them. "
+            "If it is given them only for the time of a step, keep its framework's own checkpoints, and use spotguard.on_notice"
+        )
+
+
+def refuse_engines(values: Mapping[str, Any]) -> None:
+    """Raise `StateError` for DeepSpeed's engines and for parameters that ZeRO-3 keeps cut: what they show is not what they
+    train."""
+    engines = sys.modules.get("deepspeed.runtime.engine")
+    for name, value in values.items():
+        if not isinstance(value, nn.Module):
+            continue
+        if engines is not None and isinstance(value, engines.DeepSpeedEngine):
+            what = f"{name} is a {type(value).__name__}"
+        elif cut := next((key for key, p in value.named_parameters() if hasattr(p, "ds_id")), ""):
+            what = f"{name}.{cut} is cut by DeepSpeed's ZeRO-3"
+        else:
+            continue
+        raise StateError(
+            f"{what}, which keeps moments, float32 masters and shards where no state_dict() of torch shows them: a checkpoint "
+            "would lack them; keep DeepSpeed's own checkpoints, and have spotguard.on_notice tell you of the notice"
+        )
+
+
+def _other(name: str, value: Any, ranks: Ranks) -> Part:
+    if isinstance(value, torch.Tensor):
+        return TensorPart(name, value, ranks)
+    if isinstance(value, dict):
+        return DictPart(name, value)
+    if is_stateful_loader(value):
+        return LoaderPart(name, value)
+    if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+        return StatefulPart(name, value)
+    advice = "give it state_dict() and load_state_dict(), or register the plain values it needs in a dict"
+    if value is None:
+        advice = "leave it out"
+    elif isinstance(value, _PLAIN):
+        advice = f"put it into a dict that your loop changes, as in notes={{'{name}': …}}, and register that"
+    elif isinstance(value, (torch.Generator, random.Random)) or type(value).__module__.startswith(
+        "numpy.random"
+    ):
+        advice = "wrap it in an object whose state_dict() gives its state and whose load_state_dict() sets it"
+    elif isinstance(value, torch.utils.data.DataLoader):
+        advice = (
+            "a DataLoader does not know its position: use torchdata's StatefulDataLoader, "
+            "or register a sampler with state_dict()"
+        )
+    raise StateError(f"{name} is of type {type(value).__name__}, which cannot be saved: {advice}")
+
+
+def check_held(name: str, optimizer: Optimizer, held: Set[int]) -> None:
+    """Raise `StateError` where an optimizer steps what no save would hold."""
+    orphans = sum(id(p) not in held for g in optimizer.param_groups for p in g["params"])
+    if orphans:
+        raise StateError(
+            f"{name} steps {orphans} parameters that no registered module holds, so they would not be saved; "
+            "register the model too: register(model=model, optimizer=optimizer)"
+        )

@@ -1,0 +1,381 @@
+"""What a registered value is made of, and how it is taken and put back.
+
+A part answers three questions: what is copied at each boundary (the small things that change in forward or
+between steps), what stands still in memory until the next `optimizer.step()` (and so is read from where it
+lies), and how a saved tree goes back into the very same objects.
+
+A *tree* is plain Python (dicts, lists, numbers …) with tensors in it. `hooks.checkpoint.format.values.encoder` turns it into typed
+JSON, and the tensors into named entries of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from ....providers.errors import StateError
+from ...checkpoint.format.dtypes import dtype_name
+from ...checkpoint.format.values.decoder import decode
+from ...checkpoint.format.values.encoder import encode
+from ...checkpoint.format.values.sameness import same
+from ..device import unordered
+from ..memory_access import copyable, expanded, gap, lack
+from ..sharding.dtensor import Memory, Ranks, is_dtensor, leaf, local
+from ..tensor_item import Leaf
+
+#: Larger sets of tensors than this are not copied at each boundary but read in place and checked twice.
+COPY_AT_BOUNDARY = 8 * 2**20
+
+#: By which somebody's own code says that a state is not for it. (An assertion is one; so are all of `KeyError`'s kin.)
+REFUSALS = (
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    AssertionError,
+    ArithmeticError,
+)
+
+
+class Part(Protocol):
+    """One registered value."""
+
+    name: str
+
+    def at_boundary(self) -> None:
+        """Copy what changes between steps. On the training thread, after every step: microseconds count."""
+        ...
+
+    def leaves(self) -> list[Leaf]:
+        """The tensors that stand still now, by name. On the saving thread, gate shut."""
+        ...
+
+    def tree(self) -> Any:
+        """Everything, as it stands. A tensor of `leaves` appears as the very same object. Gate shut."""
+        ...
+
+    def targets(self, tree: Any) -> None:
+        """Check a decoded tree against the live object, before a byte is written.
+
+        Raises:
+            StateError: it does not fit; names the item, what is there and what the checkpoint has.
+            CheckpointError: nothing that this version writes looks so.
+        """
+        ...
+
+    def put_back(self, tree: Any) -> None:
+        """Hand the live object its restored tree. On the main thread, all tensors filled and verified."""
+        ...
+
+
+@runtime_checkable
+class InPlace(Protocol):
+    """A part that reads tensors where they lie: somebody must look whether they stand still."""
+
+    def in_place(self) -> list[torch.Tensor]:
+        """The live tensors that nothing but their owner may change between boundaries."""
+        ...
+
+    def sources(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(live tensor, alias that is read): their memory must stay the same."""
+        ...
+
+
+@runtime_checkable
+class Copied(Protocol):
+    """A part that copies values at boundaries that may have tensors in them."""
+
+    #: Where they were. Grows.
+    devices: set[torch.device]
+
+
+def freeze(value: Any, devices: set[torch.device] | None = None) -> Any:
+    """A copy of `value` that later changes cannot reach: containers and tensors copied, atoms shared. What cannot be
+    copied stays as it is: it cannot be saved either, and whoever encodes it has its name.
+
+    Args:
+        devices: is told where tensors were copied; never the host.
+
+    Raises:
+        StateError: a tensor's memory was given back, or nothing says when a device has copied it.
+    """
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is dict:
+        return {k: freeze(v, devices) for k, v in value.items()}
+    if kind is list:
+        return [freeze(v, devices) for v in value]
+    if kind is tuple:
+        return tuple([freeze(v, devices) for v in value])
+    if isinstance(value, torch.Tensor):
+        if is_dtensor(value):
+            raise StateError(
+                "a DTensor outside a module or an optimizer, which cannot be saved; use a plain tensor, or leave it out"
+            )
+        if value.layout is torch.strided and value.device.type != "meta" and (why := lack(value)):
+            raise StateError(f"{why}, which cannot be saved; use a plain tensor, or leave it out")
+        if devices is not None and not value.is_cpu and value.device not in devices:
+            if why := unordered(value.device):
+                raise StateError(f"a tensor on {value.device}, {why}; move it to the host, or leave it out")
+            devices.add(value.device)
+        return copyable(value.detach()).clone().view(value.dtype)
+    if kind is deque:
+        return deque([freeze(v, devices) for v in value], value.maxlen)
+    if kind is OrderedDict:
+        return OrderedDict([(k, freeze(v, devices)) for k, v in value.items()])
+    if kind is defaultdict:
+        return defaultdict(value.default_factory, {k: freeze(v, devices) for k, v in value.items()})
+    try:
+        copied = copy.deepcopy(value)
+        return copied if type(copied) is kind else value  # its `__reduce__` may make anything else of it
+    except Exception:  # noqa: BLE001 - anybody's own code, and pickle's errors are of every kind
+        return value
+
+
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+
+
+def freeze_of(name: str, value: Any, devices: set[torch.device]) -> Any:
+    """As `freeze`; an error says whose the value is."""
+    try:
+        return freeze(value, devices)
+    except StateError as error:
+        raise StateError(f"{name} holds {error}") from error
+    except RecursionError:  # deeper than anything that can be saved, or a circle: no copy, as above
+        return value
+
+
+def said(error: BaseException) -> str:
+    """What an error of somebody else's code says, in one line: torch's own have several."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def prove(name: str, tree: Any) -> Any:
+    """Save a tree and read it back, in memory; returns what came back.
+
+    Raises:
+        StateError: it is not what it was; says what, and where.
+    """
+    kept: dict[str, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> str:
+        kept[f"#{len(kept)}"] = tensor
+        return f"#{len(kept) - 1}"
+
+    back = decode(encode(tree, keep, name), kept.__getitem__)
+    if (path := same(tree, back)) != "":
+        raise StateError(f"{name}{path} does not survive saving and reading back; leave it out")
+    return back
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor inside a tree, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (list, tuple, set, frozenset)) or hasattr(value, "popleft"):
+        for item in value:
+            yield from tensors_in(item)
+
+
+class StatefulPart:
+    """Anything with `state_dict` and `load_state_dict`: schedulers, GradScaler, a stateful loader, a sampler.
+
+    Its state is whatever `state_dict` says, asked for on the training thread only. Its tensors come back on the host:
+    `load_state_dict` is who knows where they belong.
+    """
+
+    def __init__(self, name: str, value: Any) -> None:
+        self.name = name
+        self.value = value
+        self._frozen: Any = None
+        self.devices: set[torch.device] = set()
+
+    def at_boundary(self) -> None:
+        self._frozen = freeze_of(self.name, self.value.state_dict(), self.devices)
+
+    def leaves(self) -> list[Leaf]:
+        return []
+
+    def tree(self) -> Any:
+        return self._frozen
+
+    def targets(self, tree: Any) -> None:
+        """What fits is for the object's own `load_state_dict` to say."""
+
+    def put_back(self, tree: Any) -> None:
+        load_into(self.name, self.value, tree)
+
+
+@contextmanager
+def room(name: str) -> Iterator[None]:
+    """Make a restored tensor's memory inside.
+
+    Raises:
+        StateError: there is none. That is this machine's want, and no damage.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        raise StateError(
+            f"{name} finds no memory here ({said(error)}); restore on a machine with more"
+        ) from error
+
+
+def load_into(name: str, value: Any, state: Any) -> None:
+    """Have an object load a state by its own word.
+
+    Raises:
+        StateError: it refuses.
+    """
+    try:
+        value.load_state_dict(state)
+    except REFUSALS as error:
+        raise StateError(
+            f"{name}: {type(value).__name__}.load_state_dict refuses the checkpoint's state "
+            f"({said(error)}); register the same kind of object that was saved"
+        ) from error
+
+
+class DictPart:
+    """A dict of plain values, the user's own notes: restored into the same dict. A checkpoint does not say on which
+    device a tensor in it was: it goes to where the one is that stands in its place now, else to the host."""
+
+    def __init__(self, name: str, value: dict[Any, Any]) -> None:
+        self.name = name
+        self._value = value
+        self._frozen: Any = None
+        self.devices: set[torch.device] = set()
+
+    def at_boundary(self) -> None:
+        self._frozen = freeze_of(self.name, self._value, self.devices)
+
+    def leaves(self) -> list[Leaf]:
+        return []
+
+    def tree(self) -> Any:
+        return self._frozen
+
+    def targets(self, tree: Any) -> None:
+        if not isinstance(tree, dict):
+            raise StateError(f"{self.name} is a dict here and a {type(tree).__name__} in the checkpoint")
+
+    def put_back(self, tree: Any) -> None:
+        tree = _placed(tree, self._value)
+        self._value.clear()
+        self._value.update(tree)
+
+
+def _placed(saved: Any, here: Any) -> Any:
+    """The saved value, its tensors on the devices of those that stand in their places."""
+    if isinstance(saved, torch.Tensor):
+        return saved.to(here.device) if isinstance(here, torch.Tensor) else saved
+    if type(saved) is dict and isinstance(here, dict):
+        return {key: _placed(value, here.get(key)) for key, value in saved.items()}
+    if type(saved) in (list, tuple) and isinstance(here, (list, tuple)) and len(here) == len(saved):
+        return type(saved)([_placed(a, b) for a, b in zip(saved, here, strict=True)])
+    return saved
+
+
+class TensorPart:
+    """A bare tensor. Small ones are copied at each boundary, large ones are read in place."""
+
+    def __init__(self, name: str, value: torch.Tensor, ranks: Ranks) -> None:
+        self.name = name
+        self._ranks = ranks
+        check_savable(name, value)
+        check_restorable(name, value)
+        #: As it is registered: perhaps a DTensor, of which only the shard that lies here is read.
+        self._whole = value
+        self._value = local(value)
+        self._small = self._value.nbytes <= COPY_AT_BOUNDARY
+        self._alias = freeze(self._value) if self._small else self._value.detach()
+        #: What its memory lacks, where it was given back: then nothing is read, and each save refuses it by name.
+        self._lacks = ""
+
+    def at_boundary(self) -> None:
+        if self._small:
+            self._lacks = gap(self._value)
+            if not self._lacks:
+                copyable(self._alias).copy_(copyable(self._value.detach()))
+
+    def leaves(self) -> list[Leaf]:
+        read_from = self._value if self._lacks else self._alias
+        return [leaf(self.name, self._whole, self._ranks, read_from=read_from, still=self._small)]
+
+    def in_place(self) -> list[torch.Tensor]:
+        return [] if self._small else [self._whole]
+
+    def sources(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [] if self._small else [(self._whole, self._alias)]
+
+    def tree(self) -> Any:
+        return self._alias
+
+    def targets(self, tree: Any) -> None:
+        if not isinstance(tree, torch.Tensor):
+            raise StateError(f"{self.name} is a tensor here and a {type(tree).__name__} in the checkpoint")
+        if tree is not self._alias:
+            check_fits(self.name, self._whole, tree)
+
+    def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[Memory]:
+        yield Memory.of(
+            tree, self._whole, torch.empty(self._value.shape, dtype=self._value.dtype, device="cpu")
+        )
+
+    def put_back(self, tree: Any) -> None:
+        copy_into(self._value, tree)
+
+
+def check_savable(name: str, tensor: torch.Tensor) -> None:
+    """Raise `StateError` for a tensor whose bytes are not all of it. Of a DTensor, those that lie here."""
+    tensor = local(tensor)
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        what = "on the meta device" if tensor.device.type == "meta" else f"of layout {tensor.layout}"
+        raise StateError(f"{name} is {what}, which cannot be saved; make it dense, or leave it out")
+    if why := gap(tensor):
+        raise StateError(f"{name} is {why}, which cannot be saved; use a plain tensor, or leave it out")
+    if why := unordered(tensor.device):
+        raise StateError(f"{name} is on {tensor.device}, {why}; move it to the host, or leave it out")
+    try:
+        dtype_name(tensor.dtype)
+    except StateError as error:
+        raise StateError(f"{name}: {error}") from error
+
+
+def check_restorable(name: str, tensor: torch.Tensor) -> None:
+    """Raise `StateError` for one of the user's own tensors that no restore could write to."""
+    if expanded(local(tensor)):
+        raise StateError(
+            f"{name} is expanded: its elements share memory, and nothing can be restored into them; "
+            "give it memory of its own with .clone(), or leave it out"
+        )
+
+
+def check_fits(name: str, here: torch.Tensor, saved: torch.Tensor) -> None:
+    """Raise `StateError` unless shape and dtype are the same, and there is memory to restore into. A DTensor's shape is
+    that of the whole, whatever of it lies here."""
+    if why := gap(local(here)):
+        raise StateError(f"{name} is {why}, which cannot be restored into; use a plain tensor")
+    check_restorable(name, here)
+    if here.shape != saved.shape or here.dtype != saved.dtype:
+        raise StateError(
+            f"{name} is {tuple(here.shape)} {here.dtype} here and {tuple(saved.shape)} {saved.dtype} in the "
+            "checkpoint; restore into the model it was saved from, or choose another run id"
+        )
+
+
+def copy_into(here: torch.Tensor, saved: torch.Tensor) -> None:
+    """Give `here` the restored values, unless they were already read straight into its memory."""
+    if here.data_ptr() != saved.data_ptr() or here.device != saved.device:
+        with torch.no_grad():
+            copyable(here.detach()).copy_(copyable(saved))

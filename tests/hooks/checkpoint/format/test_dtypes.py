@@ -1,0 +1,72 @@
+"""Every dtype of torch can be written down, or is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spotguard.hooks.checkpoint.format.dtypes import (
+    ITEMSIZE,
+    QUANTIZED,
+    dtype_name,
+    safetensors_form,
+    torch_dtype,
+)
+from spotguard.providers.errors import StateError
+from tests.cases import cases
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
+
+
+@cases("dtype", DTYPES)
+def test_a_dtype_of_torchs_is_known(dtype: Any) -> None:
+    """By name both ways, with its bytes; a new dtype in torch fails here until it is added."""
+    word = str(dtype).removeprefix("torch.")
+    if word in QUANTIZED:
+        with pytest.raises(StateError, match=f"dtype {word} cannot be saved.*int_repr"):
+            dtype_name(dtype)
+        return
+    assert dtype_name(dtype) == word
+    assert torch_dtype(word) is dtype
+    assert ITEMSIZE[word] == dtype.itemsize
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@cases("word", ITEMSIZE)
+def test_a_tensor_of_any_dtype_has_bytes(word: str) -> None:
+    """A writer can view it as bytes, and a reader can view those bytes as it."""
+    raw = torch.arange(2 * ITEMSIZE[word], dtype=torch.uint8)
+    tensor = raw.view(torch_dtype(word))
+    assert tensor.shape == (2,)
+    assert torch.equal(tensor.view(torch.uint8), raw)
+
+
+@pytest.mark.parametrize("word", ["nn", "Tensor", "qint8", "float33", "__doc__"])
+def test_a_name_that_is_no_dtype_is_refused(word: str) -> None:
+    """It may come from a file."""
+    with pytest.raises(StateError, match=repr(word)):
+        torch_dtype(word)
+
+
+@cases("word", ITEMSIZE)
+@cases("shape", [(), (3,), (2, 5), (0, 4)])
+def test_what_safetensors_lacks_is_bytes(word: str, shape: tuple[int, ...]) -> None:
+    """The word is one of its own, and the shape in units of it has as many bytes."""
+    width = {
+        "F64": 8,
+        "I64": 8,
+        "U64": 8,
+        "F32": 4,
+        "I32": 4,
+        "U32": 4,
+        "F16": 2,
+        "BF16": 2,
+        "I16": 2,
+        "U16": 2,
+    }
+    name, form = safetensors_form(word, shape)
+    assert torch.Size(form).numel() * width.get(name, 1) == torch.Size(shape).numel() * ITEMSIZE[word]

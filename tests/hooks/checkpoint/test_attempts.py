@@ -1,0 +1,187 @@
+"""The order of a commit, who marks it, and numbers that are claimed once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from spotguard.hooks.checkpoint.attempts import claim_attempt, newest_attempt, newest_claim
+from spotguard.hooks.checkpoint.format.codec import decode_attempt, encode_manifest
+from spotguard.hooks.checkpoint.format.keys import MARKER, attempt_key, manifest_name
+from spotguard.hooks.checkpoint.format.manifest import RankManifest
+from spotguard.hooks.checkpoint.marker import mark_alone, put_manifest, put_marker
+from spotguard.providers.errors import CheckpointError, UnavailableError
+from spotguard.providers.stores.base import ObjectInfo
+from tests.fakes.called import CalledStore
+from tests.fakes.checkpoint import Save
+from tests.fakes.store import FakeStore, Fault
+
+
+def test_who_is_alone_marks_what_is_whole() -> None:
+    """By one request: its own manifest is not fetched again."""
+    store, save = FakeStore(), Save(world=1)
+    (mine,) = save.write(store, marker=False)
+    store.calls.clear()
+    assert mark_alone(store, mine, created=1.0).objects == len(mine.objects)
+    assert store.calls == [("put", save.prefix + MARKER)]
+
+
+def test_a_manifest_that_would_not_be_read_back_is_not_put() -> None:
+    """Nothing is committed that no restore takes."""
+    store = FakeStore()
+    manifest = RankManifest("run", 10, 1, 0, 0, 4, state={"notes": ["x"] * 100})
+    size = len(encode_manifest(manifest))
+    with pytest.raises(
+        CheckpointError,
+        match=rf"rank 0 has {size} bytes, and at most {size - 1} are read back; register large",
+    ):
+        put_manifest(store, manifest, most=lambda world: size - 5 + world)
+    assert not store.objects
+
+
+def test_a_manifest_that_is_not_whole_is_not_marked() -> None:
+    """A tensor that nobody wrote is said, and no marker appears."""
+    store, save = FakeStore(), Save(world=1)
+    mine = save.write_objects(store, 0)
+    mine = replace(mine, tensors=tuple(entry._replace(chunks=()) for entry in mine.tensors))
+    put_manifest(store, mine)
+    with pytest.raises(CheckpointError, match="in no chunk"):
+        mark_alone(store, mine, created=1.0)
+    assert save.prefix + MARKER not in store.objects
+
+
+def test_a_manifest_lies_where_it_is_looked_for() -> None:
+    """By name, not by listing."""
+    store, save = FakeStore(), Save(world=3)
+    assert put_manifest(store, save.write_objects(store, 1)) == save.prefix + manifest_name(1, 3)
+
+
+def test_attempts_count_from_one() -> None:
+    """Each start has the next number, and its record says who it was."""
+    store = FakeStore()
+    assert newest_attempt(store, "run") == 0
+    assert [
+        claim_attempt(store, "run", {"pid": number}, incarnation="n", world=2) for number in range(3)
+    ] == [1, 2, 3]
+    assert claim_attempt(store, "other", {}) == 1
+    record = decode_attempt(store.objects[attempt_key("run", 3)], "k")
+    assert (record.attempt, record.info, record.incarnation, record.world) == (3, {"pid": 2}, "n", 2)
+    assert newest_attempt(store, "run") == 3
+
+
+def test_an_attempt_is_above_what_was_saved() -> None:
+    """Also where somebody removed the records."""
+    store = FakeStore()
+    Save(attempt=7).write(store)
+    assert claim_attempt(store, "run", {}) == 8
+
+
+def test_a_later_attempt_may_come_first_in_a_listing() -> None:
+    """Keys are in the order of letters: 10000 stands before 9999, and a low step of a late attempt before a high one."""
+    store = FakeStore()
+    for number in (9999, 10000, 9998):
+        store.put(attempt_key("run", number), memoryview(b"{}"))
+    assert newest_claim(store, "run") == newest_attempt(store, "run") == 10000
+    assert claim_attempt(store, "run", {}) == 10001
+    store = FakeStore()
+    Save(attempt=9, step=5).write(store)
+    Save(attempt=2, step=10).write(store)
+    assert newest_claim(store, "run") == 0
+    assert newest_attempt(store, "run") == 9
+    store.put(attempt_key("run", 4), memoryview(b"{}"))
+    assert newest_attempt(store, "run") == 9
+
+
+def test_a_listing_that_is_out_of_date_costs_a_try_for_each_number() -> None:
+    """What decides is the conditional create: a number that is taken is passed over, and its record stands."""
+
+    class Stale(FakeStore):
+        def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
+            return iter([info for info in super().list(prefix, timeout=timeout) if "0001" in info.key])
+
+    store = Stale()
+    for number in (1, 2, 3):
+        store.put(attempt_key("run", number), memoryview(b"another's"))
+    store.calls.clear()
+    assert claim_attempt(store, "run", {}) == 4
+    assert [key for verb, key in store.calls if verb == "put_if_absent"] == [
+        attempt_key("run", number) for number in (2, 3, 4)
+    ]
+    assert store.objects[attempt_key("run", 2)] == b"another's"
+
+
+def test_a_timeout_is_that_of_each_request() -> None:
+    """At the notice nothing may wait longer than the save has."""
+    store, save = CalledStore(FakeStore()), Save(world=1)
+    mine = save.write_objects(store, 0)
+    asks: list[tuple[Callable[[], object], list[str]]] = [
+        (lambda: put_manifest(store, mine, timeout=2.5), ["put"]),
+        (lambda: put_marker(store, [mine], created=1.0, timeout=2.5), ["put"]),
+        (lambda: mark_alone(store, mine, created=1.0, timeout=2.5), ["put"]),
+        (lambda: newest_claim(store, "run", timeout=2.5), ["list"]),
+        (lambda: newest_attempt(store, "run", timeout=2.5), ["list", "list"]),
+        (lambda: claim_attempt(store, "run", {}, timeout=2.5), ["list", "list", "put_if_absent", "get"]),
+    ]
+    for ask, verbs in asks:
+        store.requests.clear()
+        ask()
+        assert [(each.verb, each.timeout) for each in store.requests] == [(verb, 2.5) for verb in verbs]
+
+
+def test_rivals_get_different_numbers() -> None:
+    """All at once, and none is left out."""
+    store, barrier = FakeStore(), threading.Barrier(8)
+    numbers: list[int] = []
+
+    def start() -> None:
+        barrier.wait(10)
+        numbers.append(claim_attempt(store, "run", {}))
+
+    threads = [threading.Thread(target=start, name=f"start-{i}") for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(numbers) == list(range(1, 9))
+
+
+class LooksThenPuts(FakeStore):
+    """Conditional create as Swift has it: somebody who looked at the same moment puts over what we put."""
+
+    rival = b""
+
+    def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
+        fresh = super().put_if_absent(key, data, timeout=timeout)
+        if key == attempt_key("run", 1):
+            self.rival, self.objects[key] = self.objects[key], self.rival or self.objects[key]
+        return fresh
+
+
+def test_of_two_that_were_told_yes_one_goes_on() -> None:
+    """The claim is read back, and it is another's, though both start with the same words at the same time."""
+    rival, store = FakeStore(), LooksThenPuts()
+    assert claim_attempt(rival, "run", {"pid": 1}, created=1.0) == 1
+    theirs = store.rival = rival.objects[attempt_key("run", 1)]
+    assert claim_attempt(store, "run", {"pid": 1}, created=1.0) == 2
+    assert store.objects[attempt_key("run", 1)] == theirs
+    assert claim_attempt(store, "run", {"pid": 1}, created=1.0) == 3
+
+
+def test_a_claim_whose_answer_was_lost_is_only_a_gap() -> None:
+    """The number is spent; the next start takes the one above."""
+    store = FakeStore()
+    store.faults = [Fault(0, ("put_if_absent",), after=True)]
+    with pytest.raises(UnavailableError):
+        claim_attempt(store, "run", {})
+    assert claim_attempt(store, "run", {}) == 2
+
+
+def test_foreign_files_among_the_attempts_count_for_nothing() -> None:
+    """Whatever else lies in the folder."""
+    store = FakeStore()
+    for name in ("README", "9.json", "00000009.json", "0009.json.bak", "deep/0009.json"):
+        store.put(f"run/attempts/{name}", memoryview(b"x"))
+    assert claim_attempt(store, "run", {}) == 1

@@ -1,0 +1,415 @@
+"""What stays, what goes, and that a death between any two deletions leaves nothing that looks whole and is not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spotguard.agent.config import parsers
+from spotguard.hooks.checkpoint.attempts import claim_attempt
+from spotguard.hooks.checkpoint.catalog import find_whole, list_checkpoints, scan, whole_checkpoints
+from spotguard.hooks.checkpoint.format.codec import encode_manifest
+from spotguard.hooks.checkpoint.format.keys import MARKER, CheckpointName, manifest_name
+from spotguard.hooks.checkpoint.format.manifest import FORMAT, LEVELS, Level
+from spotguard.hooks.checkpoint.marker import put_manifest
+from spotguard.hooks.checkpoint.retention import Keep, plan_pruning, prune
+from spotguard.hooks.restore.verify import verify
+from spotguard.providers.errors import UnavailableError, UsageError
+from spotguard.providers.stores.file import FileStore
+from tests.fakes.checkpoint import Save
+from tests.fakes.store import FakeStore, Fault, Killed
+
+
+def steps(store: FakeStore) -> list[int]:
+    """The steps of all folders that hold anything, newest first."""
+    return [folder.name.step for folder in scan(store, "run")]
+
+
+def sound(store: FakeStore) -> None:
+    """Whatever the catalog calls whole is whole to the last byte."""
+    for whole in whole_checkpoints(store, "run", levels=LEVELS):
+        assert verify(store, whole) == []
+    for line in list_checkpoints(store, "run"):
+        deep = [each for each in list_checkpoints(store, "run", deep=True) if each.name == line.name]
+        assert line.status != "whole" or deep[0].status == "whole"
+
+
+def many(*numbers: int) -> FakeStore:
+    """Whole checkpoints of these steps in one attempt."""
+    store = FakeStore()
+    for save, step in enumerate(numbers):
+        Save(step=step, save=save).write(store)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [(1, [40]), (2, [40, 30]), (3, [40, 30, 20]), (9, [40, 30, 20, 10])]
+)
+def test_the_newest_stay(keep: int, left: list[int]) -> None:
+    """As many as were asked for; all else is gone to the last key."""
+    store = many(10, 20, 30, 40)
+    gone = prune(store, "run", keep=keep, attempt=1)
+    assert [name.step for name in gone] == sorted({10, 20, 30, 40} - set(left))
+    assert steps(store) == left
+    assert len(store.objects) == len(many(*left).objects)
+    sound(store)
+
+
+@pytest.mark.parametrize("keep", [0, -1])
+def test_to_keep_none_is_refused(keep: int) -> None:
+    """The last good one is never deleted, not even when asked."""
+    store = many(10)
+    with pytest.raises(UsageError, match=f"keep {keep} would delete the last good checkpoint; use 1 or more"):
+        prune(store, "run", keep=keep)
+    assert steps(store) == [10]
+
+
+def test_only_whole_ones_count() -> None:
+    """A newer one that is damaged or under way is no reason to delete the good one before it."""
+    store = many(10, 20)
+    damaged = Save(step=30, save=2)
+    store.delete([damaged.write(store)[0].object_key(0)])
+    Save(step=40, save=3).write_rank(store, 0)
+    prune(store, "run", keep=1, attempt=1)
+    assert steps(store) == [40, 30, 20]
+    sound(store)
+
+
+def test_nothing_whole_nothing_deleted() -> None:
+    """There may be somebody who can repair it."""
+    store = FakeStore()
+    for step in (10, 20):
+        Save(step=step).write_rank(store, 0)
+    before = dict(store.objects)
+    assert prune(store, "run", keep=1, attempt=1) == []
+    assert store.objects == before
+
+
+def test_leftovers_go_once_something_newer_is_whole() -> None:
+    """Of dead attempts and of given-up saves of this one; what is newer than the newest whole one stays."""
+    store = FakeStore()
+    Save(attempt=1, step=90).write_rank(store, 0)
+    Save(attempt=2, step=40).write_objects(store, 0)
+    Save(attempt=2, step=50, save=1).write(store)
+    under_way = Save(attempt=2, step=60, save=2)
+    under_way.write_objects(store, 0)
+    prune(store, "run", keep=3, attempt=2)
+    assert [(line.name.attempt, line.name.step) for line in list_checkpoints(store, "run")] == [
+        (2, 60),
+        (2, 50),
+    ]
+
+
+def test_a_newer_attempt_fences_an_older_one() -> None:
+    """A zombie deletes nothing once the next start has claimed its number, or saved under it."""
+    store = many(10, 20, 30)
+    claim_attempt(store, "run", {})
+    claimed = claim_attempt(store, "run", {})
+    before = dict(store.objects)
+    assert prune(store, "run", keep=1, attempt=claimed - 1) == []
+    assert store.objects == before
+    store = many(10, 20, 30)
+    Save(attempt=5, step=20).write_rank(store, 0)
+    assert prune(store, "run", keep=1, attempt=4) == []
+    assert steps(store) == [20, 30, 20, 10]
+    assert prune(store, "run", keep=1, attempt=5) != []
+
+
+def test_claims_are_looked_for_after_the_listing() -> None:
+    """So that whoever claims later also lists later, and finds what is kept here."""
+    store = many(10, 20)
+    store.calls.clear()
+    plan_pruning(store, "run", keep=1, attempt=1)
+    assert [key for verb, key in store.calls if verb == "list"] == ["run/checkpoints/", "run/attempts/"]
+
+
+def test_what_is_referred_to_stays() -> None:
+    """The objects of an earlier checkpoint, without its manifests: it is no checkpoint any more, and in no list."""
+    store, base = FakeStore(), Save(step=10)
+    manifests = base.write(store)
+    nbytes = sum(manifest.nbytes for manifest in manifests)
+    Save(step=20, save=1, base=manifests).write(store)
+    sizes = [line.nbytes for line in list_checkpoints(store, "run")]
+    assert sizes[1] == nbytes < sizes[0]
+    prune(store, "run", keep=1, attempt=1)
+    whole = find_whole(store, "run")
+    assert whole is not None
+    assert whole.name.step == 20
+    assert verify(store, whole) == []
+    for deep in (False, True):
+        assert (
+            [line.nbytes for line in list_checkpoints(store, "run", deep=deep)] == [whole.nbytes] == sizes[:1]
+        )
+    left = [key for key in store.objects if key.startswith(base.prefix)]
+    assert sorted(left) == sorted(
+        manifest.object_key(i) for manifest in manifests for i in range(len(manifest.objects))
+    )
+    prune(store, "run", keep=1, attempt=1)
+    sound(store)
+    Save(step=30, save=2).write(store)
+    prune(store, "run", keep=1, attempt=1)
+    assert steps(store) == [30]
+    assert not [key for key in store.objects if key.startswith(base.prefix)]
+
+
+def test_what_a_save_under_way_refers_to_stays() -> None:
+    """By the manifests that it has put already, and by what the caller says it is about to put."""
+    store, base = FakeStore(), Save(step=10)
+    manifests = base.write(store)
+    Save(step=20, save=1).write(store)
+    under_way = Save(step=30, save=2, base=manifests)
+    under_way.write_rank(store, 0)
+    prune(store, "run", keep=1, attempt=1, protect=[base.name])
+    under_way.write_rank(store, 1)
+    whole = find_whole(store, "run")
+    assert whole is not None
+    assert whole.name.step == 30
+    store = FakeStore()
+    manifests = base.write(store)
+    Save(step=20, save=1).write(store)
+    Save(step=30, save=2, base=manifests).write_rank(store, 0)
+    prune(store, "run", keep=1, attempt=1)
+    assert manifests[0].object_key(0) in store.objects
+    assert manifests[1].object_key(0) not in store.objects
+
+
+def test_what_is_spared_keeps_what_it_refers_to() -> None:
+    """A checkpoint that is about to be referred to refers to others itself: their objects stay, their manifests go."""
+    store, base = FakeStore(), Save(step=10)
+    manifests = base.write(store)
+    spared = Save(step=20, save=1, base=manifests)
+    spared.write(store)
+    Save(step=30, save=2).write(store)
+    gone = prune(store, "run", keep=1, attempt=1, protect=[spared.name])
+    assert [name.step for name in gone] == [10]
+    assert [line.status for line in list_checkpoints(store, "run", deep=True)] == ["whole", "whole"]
+    whole = find_whole(store, "run", step=20)
+    assert whole is not None
+    assert verify(store, whole) == []
+    assert not [key for key in store.objects if key.startswith(base.prefix) and key.endswith(".json")]
+
+
+@pytest.mark.parametrize("level", ["weights", "partial-extras"])
+def test_a_lower_level_is_no_last_good(level: Level) -> None:
+    """It does not count as one of those kept; older than a full one it goes, newer it stays."""
+    store = many(10)
+    Save(step=20, save=1, level=level).write(store)
+    prune(store, "run", keep=1, attempt=1)
+    assert steps(store) == [20, 10]
+    Save(step=30, save=2).write(store)
+    prune(store, "run", keep=1, attempt=1)
+    assert steps(store) == [30]
+
+
+def test_weights_that_were_committed_early_go_when_the_full_one_beside_them_is_there() -> None:
+    """They cost no other its place. Their objects stay, for it refers to them, and go with it."""
+    store = many(10, 15)
+    early = Save(step=20, save=2, level="weights")
+    manifests = early.write(store, marker=False)
+    prune(store, "run", keep=2, attempt=1)
+    assert steps(store) == [20, 15, 10]
+    Save(step=20, save=3, base=manifests).write(store)
+    assert prune(store, "run", keep=2, attempt=1) == [CheckpointName(1, 10, 0), early.name]
+    assert [(line.name.step, line.level) for line in list_checkpoints(store, "run")] == [
+        (20, "full"),
+        (15, "full"),
+    ]
+    sound(store)
+    Save(step=30, save=4).write(store)
+    Save(step=40, save=5).write(store)
+    prune(store, "run", keep=2, attempt=1)
+    assert steps(store) == [40, 30]
+
+
+@pytest.mark.parametrize("full", [(), (10, 11)])
+def test_of_a_lower_level_no_more_stay_than_of_the_full_one(full: tuple[int, ...]) -> None:
+    """A run whose optimizer is not saved makes no others: its disk does not fill up. The newest full ones stay."""
+    store = many(*full) if full else FakeStore()
+    for save in range(5):
+        Save(step=20 + save, save=2 + save, level="weights").write(store)
+        prune(store, "run", keep=2, attempt=1)
+    assert steps(store) == [24, 23, *reversed(full)]
+    # One that is being written stays, and so does what it is written beside.
+    Save(step=30, save=9, level="weights").write_objects(store, 0)
+    prune(store, "run", keep=2, attempt=1)
+    assert steps(store) == [30, 24, 23, *reversed(full)]
+
+
+def test_what_lacks_extras_loses_its_place_to_none_that_lacks_moments() -> None:
+    """A restore takes it before a newer one without moments: each level has its own places."""
+    store = many(10)
+    Save(step=200, save=1, level="partial-extras").write(store)
+    for save, step in enumerate((210, 220, 230), 2):
+        Save(step=step, save=save, level="weights").write(store)
+        prune(store, "run", keep=1, attempt=1)
+        assert steps(store) == [step, 200, 10]
+    Save(step=240, save=9, level="partial-extras").write(store)
+    prune(store, "run", keep=1, attempt=1)
+    assert steps(store) == [240, 230, 10]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_newer_formats_checkpoint_is_not_touched(keep: int) -> None:
+    """An old spotguard run by mistake must not eat it."""
+    store = many(10, 20)
+    newer = Save(step=15, save=5)
+    for rank in range(2):
+        manifest = replace(newer.write_objects(store, rank), format=FORMAT + 1)
+        store.put(newer.prefix + manifest_name(rank, 2), memoryview(encode_manifest(manifest)))
+    prune(store, "run", keep=keep, attempt=1)
+    assert 15 in steps(store)
+    assert all(newer.prefix + manifest_name(rank, 2) in store.objects for rank in range(2))
+
+
+def test_foreign_files_are_not_deleted() -> None:
+    """Notes that somebody keeps beside a checkpoint."""
+    store, old = many(10, 20), Save(step=10)
+    for key in (old.prefix + "notes.txt", "run/checkpoints/keep-me/x", "run/attempts/0001.json", "other/x"):
+        store.put(key, memoryview(b"mine"))
+    prune(store, "run", keep=1)
+    assert sum(data == b"mine" for data in store.objects.values()) == 4
+    assert steps(store) == [20, 10]
+
+
+@pytest.mark.parametrize(
+    ("keep", "every", "left"),
+    [
+        (1, 100, [420, 310, 205, 100]),
+        (2, 100, [420, 390, 310, 205, 100]),
+        (1, 200, [420, 205]),
+        (9, 100, [420, 390, 310, 250, 205, 199, 100, 40]),
+        (1, 500, [420]),
+    ],
+)
+def test_of_the_older_ones_one_of_every_so_many_steps_stays(keep: int, every: int, left: list[int]) -> None:
+    """The first at or after each multiple; and so it is still when the next ones have come."""
+    store = many(40, 100, 199, 205, 250, 310, 390, 420)
+    prune(store, "run", keep=keep, every=every, attempt=1)
+    assert steps(store) == left
+    sound(store)
+    for save, step in enumerate((480, 500, 505), 20):
+        Save(step=step, save=save).write(store)
+        prune(store, "run", keep=keep, every=every, attempt=1)
+    assert set(left[keep:]) <= set(steps(store))
+
+
+def test_a_milestone_is_whole_full_and_on_the_way_that_was_gone() -> None:
+    """Else the next one is taken; who went back to 150 left a branch behind."""
+    store = FakeStore()
+    damaged = Save(step=100).write(store)[0].object_key(0)
+    store.delete([damaged])
+    Save(step=110, save=1, level="weights").write(store)
+    Save(step=120, save=2).write(store)
+    Save(step=200, save=3).write(store)
+    Save(attempt=2, step=160).write(store)
+    Save(attempt=2, step=210, save=1).write(store)
+    Save(attempt=2, step=300, save=2).write(store)
+    prune(store, "run", keep=1, every=100, attempt=2)
+    assert [(line.name.attempt, line.name.step) for line in list_checkpoints(store, "run")] == [
+        (2, 300),
+        (2, 210),
+        (1, 120),
+    ]
+
+
+def test_what_a_milestone_refers_to_stays() -> None:
+    """Its objects in an earlier folder, though that is no checkpoint any more."""
+    store = FakeStore()
+    base = Save(step=90).write(store)
+    Save(step=100, save=1, base=base).write(store)
+    Save(step=150, save=2).write(store)
+    prune(store, "run", keep=1, every=100, attempt=1)
+    assert [line.name.step for line in list_checkpoints(store, "run") if line.status == "whole"] == [150, 100]
+    sound(store)
+
+
+@pytest.mark.parametrize(
+    "text", ["1", "3", "12+5000", "0", "-1", "", "3+", "+3", "3+0", "3 + 1", "2.5", "3+1+1", "\u0663"]
+)
+def test_the_agent_and_the_training_process_read_alike(text: str) -> None:
+    """What `--keep` takes is what `register` finds."""
+    try:
+        said = str(parsers.keep("--keep", text))
+    except UsageError:
+        with pytest.raises(ValueError, match="^" + re.escape(text)):
+            Keep.of(text)
+    else:
+        found = Keep.of(said)
+        assert text == (f"{found.newest}+{found.every}" if found.every else f"{found.newest}")
+
+
+def everything() -> FakeStore:
+    """Old whole ones, leftovers, references, a save under way."""
+    store = FakeStore()
+    Save(attempt=1, step=50, world=1).write(store)
+    Save(attempt=1, step=60, save=1).write_rank(store, 1)
+    base = Save(attempt=2, step=55, save=0).write(store)
+    Save(attempt=2, step=60, save=1, base=base).write(store)
+    Save(attempt=2, step=70, save=2, world=3).write(store, marker=False)
+    Save(attempt=2, step=80, save=3).write(store)
+    Save(attempt=2, step=90, save=4).write_objects(store, 0)
+    return store
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+@pytest.mark.parametrize("after", [False, True])
+def test_killed_at_any_deletion(keep: int, after: bool) -> None:
+    """The newest stays what it was, nothing that is not whole looks whole, and the next prune ends the work."""
+    done = everything()
+    prune(done, "run", keep=keep, attempt=2)
+    deaths = 0
+    while True:
+        store = everything()
+        store.calls.clear()
+        store.faults = [Fault(deaths, ("delete",), after=after, error=Killed)]
+        try:
+            prune(store, "run", keep=keep, attempt=2)
+        except Killed:
+            store.faults = []
+            whole = find_whole(store, "run")
+            assert whole is not None
+            assert whole.name == CheckpointName(2, 80, 3)
+            sound(store)
+            prune(store, "run", keep=keep, attempt=2)
+            assert store.objects == done.objects
+            deaths += 1
+            continue
+        break
+    assert deaths > 5
+
+
+def test_the_marker_goes_first_then_manifests_then_objects() -> None:
+    """Of all that goes: one of the doomed may refer to the objects of another."""
+    store = many(10, 20, 30)
+    store.calls.clear()
+    prune(store, "run", keep=1, attempt=1)
+    deleted = [key for verb, key in store.calls if verb == "delete"]
+    kinds = ["marker" if key.endswith(MARKER) else key.rpartition(".")[2] for key in deleted]
+    assert kinds == ["marker"] * 2 + ["json"] * 4 + ["safetensors"] * (len(kinds) - 6)
+    assert len(kinds) > 6
+
+
+def test_a_store_that_fails_while_deciding_deletes_nothing() -> None:
+    """Unreachable is not damaged."""
+    store = many(10, 20)
+    before = dict(store.objects)
+    store.calls.clear()
+    store.faults = [Fault(0, ("get",))]
+    with pytest.raises(UnavailableError):
+        prune(store, "run", keep=1, attempt=1)
+    assert store.objects == before
+
+
+def test_a_folder_is_left_clean(tmp_path: Path) -> None:
+    """On a disk nothing is left of a pruned checkpoint, not even its folder or a dead writer's temporary."""
+    store = FileStore(tmp_path)
+    old = Save(step=10)
+    old.write(store)
+    (tmp_path / old.prefix / "00000-of-00002/.put-1-dead").write_bytes(b"half")
+    Save(step=20, save=1).write(store)
+    prune(store, "run", keep=1, attempt=1)
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["000000020-0001-0001"]
+    put_manifest(store, Save(step=30, save=2).write_objects(store, 0))

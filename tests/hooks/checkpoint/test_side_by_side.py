@@ -1,0 +1,57 @@
+"""Many small objects are got by several threads, and by the caller alone where no thread starts any more."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from spotguard.hooks.checkpoint.catalog import find_whole, side_by_side
+from spotguard.providers.errors import NotFoundError, UnavailableError
+from tests.fakes.checkpoint import Save
+from tests.fakes.store import FakeStore
+
+KEYS = [f"key-{number}" for number in range(40)]
+
+
+def refused(thread: threading.Thread) -> None:
+    """As Python 3.12 says it from the end of the main thread on."""
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
+def test_the_answers_are_in_the_order_of_the_keys() -> None:
+    """Though they come from several threads, which have to meet here before any goes on."""
+    meeting = threading.Barrier(16)
+
+    def get(key: str) -> bytes:
+        if int(key.removeprefix("key-")) < 16:
+            meeting.wait(20)
+        return key.encode()
+
+    assert side_by_side(get, KEYS) == [key.encode() for key in KEYS]
+    assert not [each for each in threading.enumerate() if each.name.startswith("spotguard-manifest")]
+
+
+def test_where_no_thread_starts_the_caller_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of three ranks is found whole at interpreter exit."""
+    store = FakeStore()
+    Save(world=3).write(store)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    whole = find_whole(store, "run")
+    assert whole is not None
+    assert [manifest.rank for manifest in whole.manifests] == [0, 1, 2]
+
+
+def test_the_first_failure_in_order_is_raised() -> None:
+    """And nothing is asked for after it but what was under way."""
+    asked = []
+
+    def get(key: str) -> bytes:
+        asked.append(key)
+        if key == KEYS[0]:
+            raise NotFoundError(key)
+        raise UnavailableError(key)
+
+    with pytest.raises(NotFoundError):
+        side_by_side(get, KEYS)
+    assert len(asked) <= 16

@@ -1,0 +1,76 @@
+"""Calls on the wire: what one rank has said is what the others read, and nothing else is taken for a call."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from spotguard.hooks.consensus import events
+from spotguard.hooks.consensus.events import (
+    AtBoundary,
+    Background,
+    Call,
+    Failed,
+    Manual,
+    Notice,
+    Strange,
+    Withdrawn,
+)
+from spotguard.hooks.ipc import typed_json
+
+NOTICE = Notice("i-1", "interruption", "aws", 119.5, "m0", 120.0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        NOTICE,
+        Notice("d", "drill", "you", 30, "m1", 30, drill=True),
+        Withdrawn("i-1"),
+        Background("every 60 s"),
+        Manual(7),
+        AtBoundary(3, "a buffer moved"),
+        Failed(3, 1, "denied"),
+    ],
+)
+def test_what_is_called_is_heard(call: Call) -> None:
+    """Every kind, with all that it says."""
+    assert events.decode(events.encode(call, 1, 2)) == call
+
+
+def test_no_two_entries_are_the_same() -> None:
+    """A rank knows its own entry again, and takes nobody else's for it."""
+    entries = {events.encode(NOTICE, rank, number) for rank in range(2) for number in range(3)}
+    assert len(entries) == 6
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"null",
+        b'{"call": "coffee"}',
+        b'{"call": ["notice"]}',
+        b'{"call": "manual"}',
+        b'{"call": "manual", "step": true}',
+        b'{"call": "manual", "step": 1.5}',
+        b'{"call": "withdrawn", "id": 3}',
+        json.dumps(
+            {"call": "notice", **typed_json.decode(events.encode(NOTICE, 0, 0)), "window": 1e999}
+        ).encode(),
+        b"[" * 100_000,
+    ],
+)
+def test_what_cannot_be_read_is_strange(raw: bytes) -> None:
+    """It takes its place in the log, and says why it is nothing else."""
+    call = events.decode(raw)
+    assert isinstance(call, Strange)
+    assert call.why
+
+
+def test_a_field_of_a_later_version_is_passed_over() -> None:
+    """What a call means does not change without a new version; what it says besides may."""
+    assert events.decode(b'{"call": "manual", "step": 4, "mood": "good"}') == Manual(4)

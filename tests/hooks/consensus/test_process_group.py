@@ -1,0 +1,57 @@
+"""The channel of a job that torch has made: one where there are others, and the way out where they cannot be met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("torch")
+
+from torch import distributed
+from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from spotguard.hooks.consensus import process_group
+from spotguard.providers.clock import SystemClock
+from spotguard.providers.errors import UsageError
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    yield
+    distributed.destroy_process_group()
+
+
+def test_a_process_that_is_alone_needs_no_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it says so or not."""
+    for world in (None, "", "1"):
+        if world is None:
+            monkeypatch.delenv("WORLD_SIZE", raising=False)
+        else:
+            monkeypatch.setenv("WORLD_SIZE", world)
+        assert process_group.join("here", SystemClock()) is None
+
+
+def test_a_group_of_one_needs_no_channel(group: None) -> None:
+    """As torchrun makes it for one process."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    assert process_group.join("here", SystemClock()) is None
+
+
+def test_several_processes_without_a_group_are_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not to go on each for itself."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UsageError, match=r"WORLD_SIZE is 4.*init_process_group"):
+        process_group.join("here", SystemClock())
+
+
+def test_the_first_rank_hosts_the_store_unless_its_launcher_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the one that must leave last."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert process_group._hosted(PrefixStore("a", PrefixStore("b", store)))
+    assert not process_group._hosted(HashStore())
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(True))
+    assert not process_group._hosted(store)

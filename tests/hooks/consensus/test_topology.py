@@ -1,0 +1,88 @@
+"""By which names a machine is known to the job's others, and at which address they find it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spotguard.hooks.consensus.topology import Machine, default_interface, this_machine
+
+HEAD = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
+
+
+def route(interface: str, to: str, metric: int, mask: str) -> str:
+    return f"{interface}\t{to}\t0100000A\t0003\t0\t0\t{metric}\t{mask}\t0\t0\t0\n"
+
+
+BRIDGE = route("docker0", "000011AC", 0, "0000FFFF")
+HALF = route("tun0", "00000000", 0, "00000080")  # 0.0.0.0/1, as a VPN has it
+FIRST, SECOND = (
+    route(name, "00000000", metric, "00000000") for name, metric in (("eth0", 100), ("eth1", 200))
+)
+
+
+@pytest.mark.parametrize(
+    ("routes", "interface"),
+    [
+        (HEAD + FIRST + BRIDGE, "eth0"),
+        (HEAD + SECOND + BRIDGE + FIRST, "eth0"),
+        (HEAD + HALF + SECOND, "eth1"),
+        (HEAD + BRIDGE, ""),
+        (HEAD, ""),
+        ("", ""),
+    ],
+)
+def test_the_default_route_that_costs_least_says_which_interface(routes: str, interface: str) -> None:
+    assert default_interface(routes) == interface
+
+
+def test_others_find_it_at_its_last_address() -> None:
+    machine = Machine("id", ("host", "172.17.0.1", "10.0.0.5"))
+    assert machine.address == "10.0.0.5"
+    assert Machine.decode(machine.encode()) == machine
+    assert Machine("id", ("host",)).address == ""
+
+
+def test_a_token_of_another_version_is_a_name_for_itself() -> None:
+    assert Machine.decode("other").id == "other"
+    assert Machine.decode(json.dumps(["id", "host", 7])).names == ("host", "7")
+
+
+def test_two_containers_of_one_kernel_are_two_machines(tmp_path: Path) -> None:
+    """Their agents listen at one path, each in a folder of its own; with the node's network all else is equal."""
+    agent = str(tmp_path / "job.sock")
+    said = f"from spotguard.hooks.consensus.topology import this_machine; print(this_machine({agent!r}).encode())"
+    words = [sys.executable, "-c", said]
+    own = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-c",
+        'mount -t tmpfs tmpfs "$0" && exec "$@"',
+    ]
+
+    def of(*before: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*before, *words], capture_output=True, text=True, timeout=60)
+
+    if (other := of(*own, str(tmp_path))).returncode:
+        pytest.skip(f"no mount namespaces here: {other.stderr.strip()}")
+    mine = this_machine(agent)
+    assert of().stdout.strip() == mine.encode(), "a rank beside this one"
+    assert Machine.decode(other.stdout) != mine
+    assert Machine.decode(other.stdout).names == mine.names
+
+
+def test_an_agent_that_starts_again_is_on_the_same_machine(tmp_path: Path) -> None:
+    (tmp_path / "job.sock").touch()
+    before = this_machine(str(tmp_path / "job.sock"))
+    os.replace(tmp_path / "job.sock", tmp_path / "old")
+    (tmp_path / "job.sock").touch()
+    assert this_machine(str(tmp_path / "job.sock")) == before
+    assert this_machine(str(tmp_path / "gone" / "job.sock")).id.endswith("/gone/job.sock")

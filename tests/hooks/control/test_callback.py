@@ -1,0 +1,105 @@
+"""`on_notice`: the function is called once, its return means saved, and nothing else does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spotguard.hooks.control.callback import Callback, on_notice
+from spotguard.hooks.ipc.protocol import Committed, Failed, Preempt
+from spotguard.providers.errors import UsageError
+from spotguard.providers.notice import Notice, NoticeKind
+from tests.fakes.agent import FakeAgent
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """Short, as a socket's path must be."""
+    with tempfile.TemporaryDirectory(prefix="sg", dir="/tmp") as name:
+        yield Path(name) / "a.sock"
+
+
+def test_its_return_means_saved(path: Path) -> None:
+    """It gets the notice with its deadline, the agent's reserve taken off, on a thread of its own."""
+    notices: list[tuple[Notice, str]] = []
+    with FakeAgent(path) as agent:
+        callback = Callback(lambda n: notices.append((n, threading.current_thread().name)), os.fspath(path))
+        try:
+            agent.welcome()
+            agent.say(Preempt("n1", 30.0, 3.0, "terminate", "a test"))
+            assert agent.hear(Committed).id == "n1"
+        finally:
+            callback.close()
+    ((notice, thread),) = notices
+    assert (notice.id, notice.kind, notice.source) == ("n1", NoticeKind.TERMINATE, "a test")
+    assert notice.deadline - notice.seen_at == pytest.approx(27.0)
+    assert thread == "spotguard-on-notice"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(ValueError("no"), "ValueError: no"), (SystemExit(3), "SystemExit: 3")],
+    ids=["error", "exit"],
+)
+def test_what_it_raises_is_no_save(error: BaseException, said: str, path: Path) -> None:
+    """Said to the agent, an exit too: it ends the function's thread, not the process."""
+
+    def fail(notice: Notice) -> None:
+        raise error
+
+    with FakeAgent(path) as agent:
+        callback = Callback(fail, os.fspath(path))
+        try:
+            agent.welcome()
+            agent.say(Preempt("n1", 30.0, 3.0, "terminate", "a test"))
+            failed = agent.hear(Failed)
+            assert (failed.id, failed.reason) == ("n1", f"on_notice: {said}")
+        finally:
+            callback.close()
+
+
+def test_a_kind_newer_than_this_program_is_taken_as_terminal(path: Path) -> None:
+    """A word it does not know is a notice all the same."""
+    kinds: list[NoticeKind] = []
+    with FakeAgent(path) as agent:
+        callback = Callback(lambda notice: kinds.append(notice.kind), os.fspath(path))
+        try:
+            agent.welcome()
+            agent.say(Preempt("n1", 30.0, 3.0, "evaporate", "a test"))
+            agent.hear(Committed)
+        finally:
+            callback.close()
+    assert kinds == [NoticeKind.UNKNOWN]
+
+
+def test_without_an_agent_it_is_only_a_decorator() -> None:
+    """The function comes back as it is; no thread, no connection."""
+
+    @on_notice
+    def save(notice: Notice) -> None:
+        """It is never called."""
+
+    assert callable(save)
+    assert not [t for t in threading.enumerate() if t.name == "spotguard-listener"]
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    """By its value."""
+    with pytest.raises(UsageError, match="given 3"):
+        on_notice(3)  # type: ignore[arg-type]
+
+
+def test_it_loads_no_torch() -> None:
+    """Who saves by themselves pays for a thread and a socket."""
+    code = "import sys, spotguard; spotguard.on_notice(print); print(*{'torch', 'numpy'} & set(sys.modules))"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "\n"
+    )

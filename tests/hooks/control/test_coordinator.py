@@ -1,0 +1,386 @@
+"""This rank among the others: how long they are waited for, and what is said where nobody can be called."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from spotguard.hooks.checkpoint.catalog import find_whole
+from spotguard.hooks.checkpoint.format.manifest import RankManifest
+from spotguard.hooks.checkpoint.marker import put_manifest
+from spotguard.hooks.checkpoint.retention import Keep
+from spotguard.hooks.consensus.channel import Channel
+from spotguard.hooks.consensus.events import Call, Notice, Withdrawn
+from spotguard.hooks.consensus.job_state import Standing
+from spotguard.hooks.consensus.vote import Decision
+from spotguard.hooks.control.coordinator import Ranks
+from spotguard.hooks.control.gate import Gate
+from spotguard.hooks.control.gate_rule import Shut
+from spotguard.hooks.control.saver import Saver
+from spotguard.hooks.ipc.notice import Alarm
+from spotguard.hooks.ipc.protocol import LAUNCHER, Message, Preempt
+from spotguard.hooks.save.cancel_scope import Effort
+from spotguard.hooks.save.checkpointer import Checkpointer
+from spotguard.hooks.save.plan.partitioner import Roles
+from spotguard.hooks.save.request import Agreed, Job, Saved
+from spotguard.hooks.state.state import State
+from spotguard.providers.clock import Clock, SystemClock
+from spotguard.providers.errors import CheckpointError, DeniedError
+from spotguard.providers.stores.base import BlobStore
+from tests.fakes.called import CalledStore, Request
+from tests.fakes.clock import ManualClock
+from tests.fakes.store import FakeStore
+from tests.fakes.two_guards import on_all, two_guards
+from tests.hooks.ranks.gang import until
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+
+PATIENCE = 20.0
+LATE = 10.0
+NO_STATE = "of 2 has no state to save yet"
+
+
+class Heard:
+    """Whom a save tells: that it has begun, and what became of it."""
+
+    def __init__(self) -> None:
+        self.words: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def outcome(self) -> str:
+        """What became of the next save that nobody was told of."""
+        while (word := self.words.get(timeout=PATIENCE)) == "begun":
+            pass
+        return word
+
+    def progress(self, alarm: Alarm, phase: str, step: int, done: int, total: int) -> None:
+        if phase == "begun":
+            self.words.put(phase)
+
+    def committed(self, alarm: Alarm, saved: Saved) -> None:
+        self.words.put("committed")
+
+    def failed(self, alarm: Alarm, reason: str, last_step: int) -> None:
+        assert (
+            threading.current_thread().name == "spotguard-saver"
+        )  # what it also puts into the store is that one's to put
+        self.words.put(reason)
+
+    def checkpointed(self, saved: Saved) -> None:
+        pass
+
+
+def state(rank: int) -> State:
+    made = State({"extra": torch.full((3,), rank)}, lambda frame: None, rank=rank, world=2)
+    made.at_boundary()
+    return made
+
+
+def checkpointer(store: BlobStore, rank: int) -> Checkpointer:
+    return Checkpointer(
+        store, "run", 1, clock=SystemClock(), keep=Keep(2), rank=rank, world=2, incarnation="nonce"
+    )
+
+
+class Cut:
+    """The first rank's way to the job's store: its mailbox's connection breaks, the others stand."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.cut = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def clone(self) -> Cut:
+        return self
+
+    def wait(self, *args: Any) -> None:
+        self._store.wait(*args)
+        self._look()
+
+    def check(self, *args: Any) -> bool:
+        self._look()
+        found: bool = self._store.check(*args)
+        return found
+
+    def _look(self) -> None:
+        if self.cut and threading.current_thread().name == "spotguard-mailbox":
+            raise RuntimeError("Connection reset by peer")
+
+
+@dataclass(frozen=True)
+class End:
+    """One of two ranks, at a boundary; its saving thread is there."""
+
+    ranks: Ranks
+    saver: Saver
+    state: State
+    writer: Checkpointer
+    store: BlobStore
+    heard: Heard
+
+
+@contextmanager
+def two(
+    clock: Clock, other: Clock | None = None, met: Any = None, store: BlobStore | None = None
+) -> Iterator[list[End]]:
+    """On machines "a" and "b"."""
+    met, store = met or HashStore(), store or FakeStore()
+
+    def join(rank: int) -> End:
+        channel = Channel.join(
+            met if rank == 0 else getattr(met, "_store", met),
+            rank,
+            2,
+            "ab"[rank],
+            SystemClock(),
+            meet=lambda _: b"life",
+        )
+        time = other or clock if rank else clock
+        ranks, heard = Ranks(channel, time, _nobody), Heard()
+        held, writer, gate = state(rank), checkpointer(store, rank), Gate(together=True)
+        saver = Saver(gate=gate, state=held, checkpointer=writer, clock=time, listener=heard, assembly=ranks)
+        gate.begin_boundary()
+        gate.arrive(7)
+        saver.start()
+        ranks.begin(saver, writer, held, heard)
+        return End(ranks, saver, held, writer, store, heard)
+
+    def leave(end: End) -> None:
+        end.saver.close(PATIENCE)
+        end.ranks.channel.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        ends = [each.result(PATIENCE) for each in [pool.submit(join, rank) for rank in range(2)]]
+        try:
+            yield ends
+        finally:
+            for each in [pool.submit(leave, end) for end in ends]:
+                each.result(PATIENCE)
+
+
+@contextmanager
+def first_of_two(clock: ManualClock) -> Iterator[tuple[Ranks, Heard]]:
+    with two(clock) as ends:
+        yield ends[0].ranks, ends[0].heard
+
+
+def _nobody(message: Message, *, droppable: bool = False) -> bool:
+    return False
+
+
+def test_a_machine_that_stays_after_all_is_no_measure_of_another_ones_time() -> None:
+    clock = ManualClock()
+    with first_of_two(clock) as (ranks, _):
+        standing = Standing()
+        calls: list[Call] = [
+            Notice("x", "terminate", "aws", 120.0, "a", 120.0),
+            Withdrawn("x"),
+            Notice("y", "terminate", "aws", 30.0, "b", 30.0),
+        ]
+        for epoch, call in enumerate(calls, 1):
+            standing = standing.after(call)
+            ranks._hear(epoch, call, standing)
+        job = Job("emergency", Effort(clock), epoch=3, doomed=frozenset({1}))
+        agreed = ranks.agreed(job, Decision(3, 7, ranks=(0, 1)), 7)
+        assert agreed.doomed_until == clock.monotonic() + 30.0 + LATE
+
+
+def test_a_second_try_that_nobody_hears_of_is_said_to_have_failed() -> None:
+    """The state moved while it was read, and the job's store is gone: the agent is not to wait for a word."""
+    clock = ManualClock()
+    with first_of_two(clock) as (ranks, heard):
+        ranks.channel.close(0.0)
+        alarm = Alarm(["x"], clock.monotonic() + 30, clock.monotonic() + 27, "aws", "terminate")
+        job = Job("emergency", Effort(clock), alarm, epoch=1)
+        ranks.again(job, "model/0.weight was changed while it was read")
+        clock.advance(60)
+        assert heard.outcome().startswith("model/0.weight was changed while it was read; ")
+
+
+def test_a_step_that_is_saved_again_for_a_second_notice_is_not_sent_again() -> None:
+    """Also where this rank has seen the first whole: another has not, and waits for this one's part."""
+    store = FakeStore()
+    held, writer = state(0), checkpointer(store, 0)
+    held.collect()
+    for epoch in (5, 6):
+        other = RankManifest("run", 3, 1, 2 * epoch, 1, 2, incarnation="nonce")
+        put_manifest(store, other)
+        store.calls.clear()
+        agreed = Agreed(3, epoch, Roles(frozenset({1}) if epoch == 6 else frozenset()))
+        saved = writer.save(held, agreed, "emergency", Effort(SystemClock(), None))
+        assert saved is not None
+        sent = [key for verb, key in store.calls if verb == "put" and key.endswith(".safetensors")]
+        assert bool(sent) is (epoch == 5)
+        whole = find_whole(store, "run")
+        assert whole is not None
+        assert (whole.name.step, whole.name.save) == (3, 2 * epoch)
+    writer.close()
+
+
+def test_a_save_by_hand_with_a_rank_that_has_no_state_ends() -> None:
+    with two(SystemClock()) as (first, second):
+        first.saver.ready = True
+        with pytest.raises(CheckpointError, match="not saved: rank 1 of 2 has no state to save yet"):
+            first.saver.manual()
+        assert first.heard.words.empty()
+        assert second.heard.words.empty()
+
+
+def test_a_rank_that_hears_the_call_on_its_way_to_its_own_save_by_hand_waits_for_it_there() -> None:
+    """It saves at boundaries only: what it has copied at the last one may be older than its step."""
+    store = FakeStore()
+    with two_guards([store, store]) as (first, second), ThreadPoolExecutor(2) as pool:
+        on_all(lambda rank: (first, second)[rank].step())
+        second.guard._state.save_at_boundaries("a test says so")
+        saves = [pool.submit(first.guard.save)]
+        place = second.guard._gate.place
+        until(lambda: second.guard._gate.place.shut is Shut.AT_BOUNDARY)
+        assert not saves[0].done()
+        saves.append(pool.submit(second.guard.save))
+        assert [save.result(PATIENCE).step for save in saves] == [1, 1]
+        assert place.shut is Shut.OPEN
+
+
+def test_a_rank_whose_store_refuses_holds_nobody() -> None:
+    """The others would wait a quarter of an hour for its part."""
+    store = FakeStore()
+
+    def refused(request: Request) -> None:
+        """Its rights do not reach so far."""
+        if request.verb == "put" and "/00001-of-00002" in request.key:
+            raise DeniedError(f"put {request.key}: denied")
+
+    asked = CalledStore(store, refused)
+    with two(SystemClock(), store=asked) as (first, second), ThreadPoolExecutor(1) as pool:
+        first.saver.ready = second.saver.ready = True
+        theirs = pool.submit(second.saver.manual)
+        with pytest.raises(CheckpointError, match=r"not saved: rank 1 of 2 will put no manifest: .*denied"):
+            first.saver.manual()
+        with pytest.raises(DeniedError):
+            theirs.result(PATIENCE)
+    assert not any(key.endswith("COMMIT.json") for key in store.objects)
+
+
+def test_a_first_rank_that_hears_no_calls_calls_for_nothing_but_notices() -> None:
+    """The others would stop training for it, and wait for its offer."""
+    store = Cut(HashStore())
+    with two(SystemClock(), met=store) as (first, second):
+        store.cut = True
+        second.ranks.over("nothing", "")
+        until(lambda: first.ranks.lost)
+        first.saver.ready = second.saver.ready = True
+        assert not first.ranks.background("it is time")
+        with pytest.raises(CheckpointError, match="the ranks cannot be called any more"):
+            first.saver.manual()
+        assert second.ranks.channel.call(Withdrawn("nothing"), lambda: PATIENCE) == 2
+
+
+def test_a_save_by_hand_that_the_first_rank_never_calls_for_ends() -> None:
+    """It has died, and the job's store lives elsewhere."""
+    clock = ManualClock()
+    with two(SystemClock(), clock) as (_, second), ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(second.saver.manual)
+        try:
+            assert clock.wait_for_waiters()
+        finally:
+            clock.advance(3600)
+        with pytest.raises(CheckpointError, match="step 7 is not saved: rank 0 has not called for it"):
+            asked.result(PATIENCE)
+
+
+def test_a_notice_that_another_rank_took_back_is_no_measure_of_the_next_one_of_its_name() -> None:
+    clock = ManualClock()
+    with two(clock) as (first, second):
+        first.ranks.notice(Preempt("x", 2.0, 0.2, "terminate", "aws"))
+        assert NO_STATE in first.heard.outcome()
+        # The first may have its answer before this one hears.
+        until(lambda: bool(second.ranks.channel.standing.notices))
+        (said,) = second.ranks.channel.standing.notices
+        second.ranks.channel.call(Withdrawn(said.id), lambda: PATIENCE)
+        until(lambda: not first.ranks.channel.standing.notices)
+        clock.advance(60)
+        first.ranks.notice(Preempt("x", 120.0, 12.0, "terminate", "aws"))
+        assert NO_STATE in first.heard.outcome()  # and not: out of time
+
+
+def test_each_rank_says_what_became_of_a_launchers_save_though_another_took_the_notice_back() -> None:
+    """The rank whose save ended first does so; one that waits for the answer to its marker is not called off by it."""
+    store, first, answered = FakeStore(), threading.Semaphore(), threading.Event()
+
+    def held(request: Request) -> None:
+        marks = request.verb.startswith("put") and request.key.endswith("COMMIT.json")
+        if marks and first.acquire(blocking=False):
+            answered.wait(PATIENCE)
+
+    asked = CalledStore(store, after=held)
+    with two(SystemClock(), store=asked) as ends, ThreadPoolExecutor(2) as pool:
+        for end in ends:
+            end.saver.ready = True
+        ends[0].ranks.notice(Preempt("sigterm", 24.0, 0.0, LAUNCHER, "SIGTERM"))
+        outcomes = [pool.submit(end.heard.outcome) for end in ends]
+        sooner = min(wait(outcomes, PATIENCE, FIRST_COMPLETED).done, key=outcomes.index)
+        (notice,) = ends[0].ranks.channel.standing.notices
+        ends[outcomes.index(sooner)].ranks.channel.call(Withdrawn(notice.id), lambda: PATIENCE)
+        until(lambda: not any(end.ranks.channel.standing.notices for end in ends))
+        answered.set()
+        assert [each.result(PATIENCE) for each in outcomes] == ["committed", "committed"]
+        until(lambda: not any(end.saver.alarmed for end in ends))
+
+
+def test_a_rank_that_hears_no_calls_says_so_at_a_notice_and_goes_on_when_it_is_outlived() -> None:
+    clock, store = ManualClock(), Cut(HashStore())
+    with two(clock, met=store) as (first, second):
+        store.cut = True
+        second.ranks.over("nothing", "")  # whatever comes next
+        until(lambda: first.ranks.lost)
+        notice = Preempt("x", 30.0, 3.0, "terminate", "aws")
+        first.ranks.notice(notice)
+        assert "not heard here any more" in first.heard.outcome()
+        assert first.saver.alarmed
+        clock.advance(60)
+        first.ranks.notice(notice)  # once more: nobody waits here for so long
+        until(lambda: not first.saver.alarmed)
+        until(lambda: not second.saver.alarmed)
+        assert first.heard.words.empty()
+
+
+def test_a_save_that_a_later_call_takes_over_does_not_answer_for_it() -> None:
+    """This step is committed here. Another rank may not know, and saves it again for that call: with this one's part."""
+    with two(ManualClock()) as (first, _):
+        put_manifest(first.store, RankManifest("run", 7, 1, 10, 1, 2, incarnation="nonce"))
+        first.state.collect()
+        effort = Effort(SystemClock(), None)
+        first.saver.in_turn(lambda: first.writer.save(first.state, Agreed(7, 5), "emergency", effort))
+        until(lambda: first.saver.committed is not None)
+        first.saver.ready = True
+        alarm = Alarm(["x"], 1e9, 1e9, "aws", "terminate")
+        first.saver.emergency(alarm, 6)
+        first.saver.emergency(alarm, 7)
+        said = [first.heard.words.get(timeout=PATIENCE) for _ in range(2)]
+        first.saver.release("x", "it is enough")
+        assert said == ["begun", "begun"]
+
+
+def test_a_call_that_comes_while_a_rank_ends_is_answered() -> None:
+    """It has taken the place of the save that the end waits for, and that one says nothing."""
+    clock, held = SystemClock(), threading.Event()
+    with two(clock) as (first, _), ThreadPoolExecutor(1) as pool:
+        first.saver.ready = True
+        first.saver.in_turn(lambda: held.wait(PATIENCE))
+        ending = pool.submit(first.saver.close, PATIENCE)
+        until(lambda: first.saver._ending and not first.saver._jobs.empty())
+        now = clock.monotonic()
+        first.saver.emergency(Alarm(["x"], now + 2, now + 1, "aws", "terminate"), 6)
+        held.set()
+        ending.result(PATIENCE)
+        assert "rank 1 of 2 has not answered in time" in first.heard.outcome()

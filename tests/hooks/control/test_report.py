@@ -1,0 +1,132 @@
+"""What the agent is told while a save runs: each phase, then a few words a second, and none that waits for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from spotguard.hooks.control.report import Report
+from spotguard.hooks.ipc import protocol
+from spotguard.hooks.ipc.notice import BY_HAND, Alarm
+from spotguard.hooks.save.request import Saved
+from tests.fakes.clock import ManualClock
+
+pytestmark = pytest.mark.torch
+
+
+def test_progress_is_rare_and_droppable() -> None:
+    """Each phase at once, how far it is four times a second at most; all of it may be dropped."""
+    clock = ManualClock()
+    heard: list[tuple[str, int]] = []
+
+    def send(message: protocol.Message, *, droppable: bool = False) -> bool:
+        assert isinstance(message, protocol.Progress)
+        assert droppable
+        heard.append((message.phase, message.done_bytes))
+        return True
+
+    report = Report(
+        lambda key, data, seconds: None,
+        "run",
+        1,
+        clock,
+        send,
+        lambda alarm: None,
+        lambda alarm, committed: None,
+    )
+    alarm = Alarm(["n1"], 100.0, 90.0, "test", "terminate")
+    for phase in ("begun", "gate", "first-byte"):
+        report.progress(alarm, phase, 5, 0, 1000)
+    for done in range(1000):
+        report.progress(alarm, "writing", 5, done, 1000)
+        clock.advance(0.001)
+    report.progress(alarm, "written", 5, 1000, 1000)
+    assert [phase for phase, _ in heard[:3]] == ["begun", "gate", "first-byte"]
+    assert [phase for phase, _ in heard[3:-1]] == ["writing"] * 4
+    assert heard[-1] == ("written", 1000)
+    other = Alarm(["n2"], 100.0, 90.0, "test", "terminate")
+    report.progress(other, "written", 5, 1000, 1000)
+    assert len(heard) == 9
+
+
+class Listening:
+    """An agent, and a store for outcomes."""
+
+    def __init__(self, *, rank: int = 0, keeps: bool = True) -> None:
+        self.words: list[protocol.Message] = []
+        self.kept: dict[str, bytes] = {}
+        self.report = Report(
+            self._put,
+            "run",
+            3,
+            ManualClock(),
+            self._send,
+            lambda alarm: None,
+            lambda alarm, committed: None,
+            rank=rank,
+            keeps=lambda: keeps,
+        )
+
+    def _put(self, key: str, data: memoryview, seconds: float) -> None:
+        self.kept[key] = bytes(data)
+
+    def _send(self, message: protocol.Message, *, droppable: bool = False) -> bool:
+        self.words.append(message)
+        return True
+
+
+def alarm_of(kind: str) -> Alarm:
+    return Alarm(["sigterm"], 1024.0, 1020.0, "SIGTERM", kind, by_hand=True)
+
+
+SAVED = Saved(7, "file:///s/7", 10, 0.5, 1001.0, "partial-extras", "rank 1 of 2 has not answered")
+
+#: What a save comes to, and how it begins.
+ENDS: list[Callable[[Report, Alarm], None]] = [
+    lambda report, alarm: report.committed(alarm, SAVED),
+    lambda report, alarm: report.failed(alarm, "the store is full", 5),
+    lambda report, alarm: report.progress(alarm, "begun", -1, 0, 0),
+]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=["committed", "failed", "begun"])
+def test_the_agent_is_told_of_a_launcher_s_notice_before_any_other_word_of_it(
+    end: Callable[[Report, Alarm], None],
+) -> None:
+    """Once for each: it did not send it, and keeps an outcome all the same."""
+    told = Listening()
+    for alarm in (alarm_of(protocol.LAUNCHER), alarm_of(protocol.LAUNCHER)):
+        del told.words[:]
+        told.report.progress(alarm, "gate", 7, 0, 0)
+        end(told.report, alarm)
+        first, *rest = told.words
+        left = alarm.deadline - ManualClock().monotonic()
+        assert first == protocol.Told("sigterm", ManualClock().monotonic(), "launcher", "SIGTERM", left)
+        assert rest
+        assert not any(isinstance(word, protocol.Told) for word in rest)
+
+
+def test_of_other_notices_the_agent_knows_or_needs_not_know() -> None:
+    told = Listening()
+    for kind in ("terminate", BY_HAND):
+        for end in ENDS:
+            end(told.report, alarm_of(kind))
+    assert not any(isinstance(word, protocol.Told) for word in told.words)
+
+
+@pytest.mark.parametrize(
+    ("rank", "key"), [(0, "run/outcomes/0003-01.json"), (2, "run/outcomes/0003-01-00002.json")]
+)
+def test_the_record_in_the_store_is_kept_by_whoever_speaks(rank: int, key: str) -> None:
+    """With the level, and why it is not full. Another rank keeps none."""
+    told = Listening(rank=rank)
+    told.report.committed(alarm_of(protocol.LAUNCHER), SAVED)
+    ((name, data),) = told.kept.items()
+    record = json.loads(data)
+    assert (name, record["level"], record["reason"]) == (key, "partial-extras", SAVED.why)
+    other = Listening(rank=rank, keeps=False)
+    other.report.committed(alarm_of(protocol.LAUNCHER), SAVED)
+    other.report.failed(alarm_of(protocol.LAUNCHER), "the store is full", 5)
+    assert other.kept == {}

@@ -1,0 +1,130 @@
+"""A second word about a notice: deadlines that move, withdrawals, drills, and training that goes on bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotguard.hooks.control.gate import Shut
+from spotguard.hooks.control.sigterm import Preempted
+from spotguard.hooks.ipc import protocol
+from tests.fakes.clock import ManualClock
+from tests.fakes.noticed import go_on, notice, trained
+from tests.fakes.training import restored, small, wait_open
+from tests.fakes.watched_store import PATIENCE, WatchedStore, is_object
+
+pytestmark = pytest.mark.torch
+
+
+def test_a_second_notice_moves_the_deadline_of_the_save_under_way() -> None:
+    """Two ids, one save, the earlier deadline."""
+    store, clock = WatchedStore(), ManualClock()
+    with trained(store, clock=clock) as (guard, _, heard):
+        store.hold(is_object)
+        guard._agent.hear(notice("n1", 60))
+        assert store.reached.wait(PATIENCE)
+        guard._agent.hear(notice("n2", 10))
+        clock.advance(20)
+        store.let_go()
+        failed = heard.wait(protocol.Failed, 2)
+        assert {message.id for message in heard.of(protocol.Failed)} == {"n1", "n2"}
+        assert "out of time" in failed.reason
+    assert store.kinds()["manifests"] == 0
+
+
+def test_a_second_notice_is_answered_after_the_commit() -> None:
+    """It learns at once that the step is committed."""
+    store = WatchedStore()
+    with trained(store) as (guard, _, heard):
+        guard._agent.hear(notice("n1"))
+        heard.wait(protocol.Committed)
+        guard._agent.hear(notice("n2"))
+        heard.wait(protocol.Committed, 3)
+        assert {message.id for message in heard.of(protocol.Committed)} == {"n1", "n2"}
+    assert store.kinds()["manifests"] == 1
+
+
+@pytest.mark.parametrize("when", ["during", "after"])
+def test_a_withdrawn_notice_lets_training_go_on_bit_for_bit(when: str) -> None:
+    """Before the commit nothing is left of the save; after it the checkpoint stays; training never notices."""
+    store = WatchedStore()
+    with trained(store) as (guard, job, heard):
+        if when == "during":
+            store.hold(is_object)
+        guard._agent.hear(notice())
+        if when == "during":
+            assert store.reached.wait(PATIENCE)
+        else:
+            heard.wait(protocol.Committed)
+        guard._agent.hear(protocol.Withdrawn("n1"))
+        wait_open(guard)
+        store.let_go()
+        go_on(guard, job)
+        guard.save()  # behind whatever the saver still had to do
+        assert heard.of(protocol.Failed) == []
+    assert store.kinds()["manifests"] == store.kinds()["markers"] == (1 if when == "during" else 2)
+
+
+def test_a_notice_right_behind_a_withdrawal_has_its_own_save() -> None:
+    """While the first save is still winding down: the second is not taken for a part of it."""
+    store = WatchedStore()
+    with trained(store) as (guard, job, heard):
+        store.hold(is_object)
+        guard._agent.hear(notice("n1"))
+        assert store.reached.wait(PATIENCE)
+        guard._agent.hear(protocol.Withdrawn("n1"))
+        guard._agent.hear(notice("n2"))
+        store.let_go()
+        assert heard.wait(protocol.Committed).id == "n2"
+        guard._agent.hear(protocol.Leave("n2", 75))
+        with pytest.raises(Preempted):
+            job.step(2)
+    assert store.kinds()["manifests"] == 1
+    assert restored(store, small)[0] == 2
+
+
+def test_of_two_notices_one_withdrawn_the_other_holds() -> None:
+    """Training goes on when the last is gone."""
+    store = WatchedStore()
+    with trained(store) as (guard, job, heard):
+        guard._agent.hear(notice("n1"))
+        guard._agent.hear(notice("n2"))
+        heard.wait(protocol.Committed)
+        guard._agent.hear(protocol.Withdrawn("n1"))
+        guard._agent.hear(protocol.Withdrawn("unknown"))
+        assert guard._gate.place.shut is not Shut.OPEN
+        guard._agent.hear(protocol.Withdrawn("n2"))
+        wait_open(guard)
+        go_on(guard, job)
+
+
+def test_a_drill_saves_and_training_goes_on() -> None:
+    """A real save of the whole state, and every bit after it is as without it."""
+    store = WatchedStore()
+    with trained(store) as (guard, job, heard):
+        guard._agent.hear(notice("d1", drill=True))
+        assert heard.wait(protocol.Committed).step == 2
+        guard._agent.hear(protocol.Resume("d1"))
+        wait_open(guard)
+        go_on(guard, job)
+    assert restored(store, small)[0] == 2
+
+
+def test_a_deadline_that_is_outlived_lets_training_go_on() -> None:
+    """Nobody ended this process and the machine is still here: a false alarm, with or without a commit."""
+    for fails in (False, True):
+        store, clock = WatchedStore(), ManualClock()
+        with trained(store, clock=clock) as (guard, job, heard):
+            store.hold(is_object)
+            guard._agent.hear(notice("n1", 10))
+            assert store.reached.wait(PATIENCE)
+            if fails:
+                clock.advance(100)
+                store.let_go()
+                heard.wait(protocol.Failed)
+            else:
+                store.let_go()
+                heard.wait(protocol.Committed)
+                clock.advance(100)
+                guard._agent.hear(notice("n1", 0))  # a word that wakes the saver: it looks at the clock again
+            wait_open(guard)
+            go_on(guard, job)

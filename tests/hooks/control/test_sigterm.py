@@ -1,0 +1,176 @@
+"""SIGTERM and training: held where a save is under way or may be about to begin, chained everywhere else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spotguard.hooks.ipc.protocol import Committed, Leave, Preempt
+from tests.fakes.agent import FakeAgent
+from tests.fakes.talk import TIMEOUT
+from tests.tiers import few_fast
+
+pytest.importorskip("torch")
+
+TRAINING = """
+import os, signal, sys, threading, types, torch
+# torch.optim imports the compiler only to say "not here": half of what this script costs.
+torch._dynamo = sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")
+torch._dynamo.disable, torch._dynamo.graph_break = lambda fn, *_, **__: fn, lambda: None
+def theirs(signum, frame):
+    print("their handler", flush=True)
+    sys.exit(3)
+if {theirs}:
+    signal.signal(signal.SIGTERM, theirs)
+import spotguard
+from spotguard.hooks.control import sigterm as signals
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+guard = spotguard.register("file://{store}", run_id="r", model=model, optimizer=optimizer)
+guard.restore()
+pause = threading.Event()  # never set
+def tell(message, tell=guard._report._send, **how):
+    told = tell(message, **how)
+    if {ended} and type(message).__name__ == "Committed":
+        os.kill(os.getpid(), signal.SIGTERM)
+        any(signals.held() or pause.wait(0.01) for _ in range(500))
+    return told
+guard._report._send = tell
+print("training", flush=True)
+try:
+    while True:
+        model(torch.ones(4)).sum().backward()
+        optimizer.step()
+        guard.step()
+        pause.wait(0.01)
+        while {fails} and not pause.wait(0.01):
+            if signals.held():
+                raise RuntimeError("no data")
+finally:
+    print("finally", flush=True)
+"""
+
+
+#: As torch does where a data loader's worker is gone: its handler raises, wherever Python is then.
+INTERRUPTED = """
+import os, signal
+from spotguard.hooks.control import sigterm as signals
+def gone(signum, frame):
+    raise RuntimeError("DataLoader worker is killed")
+signal.signal(signal.SIGCHLD, gone)
+looks = []
+def look():
+    looks.append(None)
+    if len(looks) == {at}:
+        signal.raise_signal(signal.SIGCHLD)
+    return signals.Hold.SAVING
+signals.hold_sigterm(look)
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(1000):
+        pass
+except RuntimeError as error:
+    print(error)
+print(signals.held())
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short, as a socket's path must be."""
+    with tempfile.TemporaryDirectory(prefix="sg", dir="/tmp") as name:
+        yield Path(name)
+
+
+class Training:
+    def __init__(
+        self, folder: Path, *, theirs: bool = False, fails: bool = False, ended: bool = False
+    ) -> None:
+        code = TRAINING.format(theirs=theirs, fails=fails, ended=ended, store=folder / "store")
+        env = {**os.environ, "SPOTGUARD_SOCKET": str(folder / "a.sock")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True
+        )
+
+    def says(self, line: str) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == f"{line}\n"
+
+    def ends(self) -> int:
+        code = self.process.wait(TIMEOUT)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+def test_a_group_wide_sigterm_does_not_outrun_the_notice(folder: Path) -> None:
+    """A service manager signals training and agent at once; the agent's word comes a moment later, and counts."""
+    with FakeAgent(folder / "a.sock") as agent:
+        training = Training(folder)
+        agent.welcome()
+        training.says("training")
+        training.process.send_signal(signal.SIGTERM)
+        agent.say(Preempt("n", 30.0, 3.0, "signal", "SIGTERM"))
+        assert agent.hear(Committed).id == "n"
+        agent.say(Leave("n", 75))
+        training.says("finally")
+        assert training.ends() == 75
+
+
+def test_an_agent_that_ends_training_as_soon_as_it_hears_of_the_commit_is_obeyed(folder: Path) -> None:
+    """Its SIGTERM is there before the saving thread has come to its end."""
+    with FakeAgent(folder / "a.sock") as agent:
+        training = Training(folder, ended=True)
+        agent.welcome()
+        training.says("training")
+        agent.say(Preempt("n", 30.0, 3.0, "aws", "interruption"))
+        assert agent.hear(Committed).id == "n"
+        assert training.ends() == -signal.SIGTERM
+
+
+@pytest.mark.slow
+def test_training_that_the_same_signal_has_broken_is_saved_all_the_same(folder: Path) -> None:
+    """A data loader's workers end by it, and training for want of data, before the agent's word is there."""
+    with FakeAgent(folder / "a.sock") as agent:
+        training = Training(folder, fails=True)
+        agent.welcome()
+        training.says("training")
+        training.process.send_signal(signal.SIGTERM)
+        training.says("finally")
+        agent.say(Preempt("n", 30.0, 3.0, "signal", "SIGTERM"))
+        assert agent.hear(Committed).id == "n"
+        assert training.ends() == 1
+
+
+@pytest.mark.parametrize(("theirs", "code"), few_fast([(False, -signal.SIGTERM), (True, 3)]))
+def test_a_sigterm_that_is_no_notice_goes_where_it_would_have_gone(
+    folder: Path, theirs: bool, code: int
+) -> None:
+    """A moment later, the default or the script's own handler has it; nothing is saved for it."""
+    with FakeAgent(folder / "a.sock") as agent:
+        training = Training(folder, theirs=theirs)
+        agent.welcome()
+        training.says("training")
+        training.process.send_signal(signal.SIGTERM)
+        if theirs:
+            training.says("their handler")
+            training.says("finally")
+        assert training.ends() == code
+    assert not list((folder / "store").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(("at", "said"), [(1, ["DataLoader worker is killed", "True"]), (2, ["True"])])
+def test_it_is_held_also_where_another_signals_handler_raises_inside_ours(at: int, said: list[str]) -> None:
+    """A launcher ends a whole session: training fails for want of data, and what is held decides that it saves first."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(at=at)], capture_output=True, text=True, timeout=TIMEOUT
+    )
+    assert (done.stdout.splitlines(), done.stderr) == (said, "")

@@ -1,0 +1,87 @@
+"""What is said when training begins: once, by the first rank, and not where `spotguard run` says it itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from spotguard.hooks.guard import Guard
+from spotguard.hooks.restore.startup import FirstWords
+from tests.fakes.training import guarded, small
+
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).parents[3]
+BEGINS = "from spotguard.hooks.restore.startup import FirstWords\nFirstWords(True, 'file:///s').restored('r', 0, guarded={})\n"
+
+
+def loop(guard: Guard, total: int) -> None:
+    for _ in guard.steps(total):
+        pass
+    guard.save()
+
+
+def test_a_run_says_where_it_begins_and_that_nothing_is_left(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="spotguard")
+    for begins, total, left in (
+        (0, 2, ""),
+        (2, 3, ""),
+        (3, 3, "has done 3 steps, and its loop ends after 3"),
+    ):
+        caplog.clear()
+        with guarded(folder, small().values) as guard:
+            loop(guard, total)
+        words = f"resumed from step {begins} of run run" if begins else "run run begins at step 0"
+        assert caplog.messages.count(f"{words} in {folder.as_uri()}") == 1
+        said = [line for line in caplog.messages if line.startswith("nothing is left to do: run run ")]
+        assert len(said) == bool(left)
+        assert all(left in line for line in said)
+        # Each of the places that may have said it: of them the variable is the last to be asked.
+        assert all(
+            line.endswith("another run id (run_id of register, --run-id, or SPOTGUARD_RUN_ID)")
+            for line in said
+        )
+
+
+def test_the_run_that_training_begins_from_is_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with guarded(folder, small().values, "base") as guard:
+        loop(guard, 2)
+    caplog.set_level("INFO", logger="spotguard")
+    with guarded(folder, small().values, "own") as guard:
+        guard.restore(run_id="base")
+    assert f"resumed from step 2 of run base in {folder.as_uri()}" in caplog.messages
+
+
+def test_other_ranks_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="spotguard")
+    words = FirstWords(False, "file:///s")
+    words.restored("r", 3, guarded=False)
+    words.finished("r", 3, 3)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("guarded", "parent", "shown"),
+    [(True, "r:/s.sock", False), (False, "r:/s.sock", True), (True, "", True), (False, "", True)],
+)
+def test_run_says_it_at_the_same_terminal_and_a_service_does_not(
+    guarded: bool, parent: str, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `run` that was killed says nothing any more either."""
+    monkeypatch.setenv("SPOTGUARD_PARENT", parent)
+    done = subprocess.run(
+        [sys.executable, "-c", BEGINS.format(guarded)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT / "packaging",
+        check=True,
+        timeout=60,
+    )
+    assert done.stderr == ("spotguard: run r begins at step 0 in file:///s\n" if shown else "")

@@ -1,0 +1,94 @@
+"""One rank's commit, and what it says of the others."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from spotguard.hooks.checkpoint.catalog import whole_checkpoints
+from spotguard.hooks.checkpoint.format.keys import MARKER, CheckpointName, checkpoint_prefix, manifest_name
+from spotguard.hooks.checkpoint.format.manifest import LEVELS
+from spotguard.hooks.save.cancel_scope import Effort
+from spotguard.hooks.save.commit.committer import Committer, say_what_drifted
+from spotguard.hooks.save.commit.publish import Incomplete
+from spotguard.hooks.save.plan.partitioner import Roles
+from spotguard.hooks.save.plan.write_plan import Draft
+from spotguard.hooks.save.request import Agreed, Save
+from spotguard.hooks.save.upload.writer import Writer
+from spotguard.hooks.state.state import State
+from tests.fakes.clock import Hurried
+from tests.fakes.store import FakeStore
+
+NAME = CheckpointName(1, 40, 6)
+
+
+@pytest.mark.parametrize("others", [frozenset[int](), frozenset({2})], ids=["one goes", "two go"])
+def test_a_rank_that_goes_says_who_can_still_commit(others: frozenset[int]) -> None:
+    """It is out of time, and all that it had to write is there. Who goes as well is no hope."""
+    store, clock = FakeStore(), Hurried()
+    state = State({"notes": {"a": 1}}, lambda frame: None, rank=1, world=3)
+    state.at_boundary()
+    agreed = Agreed(40, 3, Roles(others | {1}))
+    save = Save(
+        state, state.collect(), agreed, iter([6]), "emergency", Effort(clock, 5.0), None, in_place=True
+    )
+    committer = Committer("run", clock, rank=1, world=3, incarnation="nonce")
+    with closing(Writer(store, "run", 1, 3)) as writer:
+        draft = Draft(writer.outline(save.collected.leaves), roles=agreed.roles)
+        written = writer.write(save.collected.leaves, NAME, save.effort, draft=draft)
+        with pytest.raises(Incomplete, match="out of time; ranks 0, 2 of 3 have put no manifest") as said:
+            committer.commit(save, NAME, "full", written, writer)
+    hope = "What this rank had to write is in the store, and ranks 0, 2, which stay, can commit step 40 without it"
+    assert (hope in str(said.value)) == (not others)
+    prefix = checkpoint_prefix("run", NAME)
+    assert prefix + manifest_name(1, 3) in store.objects
+    assert prefix + MARKER not in store.objects
+
+
+def test_replicas_that_differ_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """By the tensor, and by how many more there are."""
+    alike = {"model/a": 1, "model/b": 2}
+    say_what_drifted(NAME, [alike, {**alike, "model/b": 3}, {}])
+    assert "model/b differ" in caplog.text
+    assert "model/a" not in caplog.text
+
+
+def test_replicas_that_are_alike_are_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    say_what_drifted(NAME, [{"model/a": 1}, {"model/a": 1}, {"model/other": 2}])
+    assert caplog.text == ""
+
+
+def test_of_many_a_few_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    digests = [{f"model/{i}": i + rank for i in range(9)} for rank in range(2)]
+    say_what_drifted(NAME, digests)
+    assert "model/4 and 4 more" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("lacks", "level", "version"),
+    [("", "partial-extras", 2), ("optimizer steps no more", "weights", 1)],
+)
+def test_what_lacks_moments_and_extras_is_of_the_lower_level_and_of_its_format(
+    lacks: str, level: str, version: int
+) -> None:
+    """It names the dead rank all the same. A reader of format 1 misreads nothing of it."""
+    store = FakeStore()
+    state = State({"notes": {"a": 1}}, lambda frame: None, rank=0, world=2)
+    state.at_boundary()
+    agreed = Agreed(40, 3, Roles(absent=frozenset({1})), speaks=True)
+    collected = replace(state.collect(), lacks=lacks)
+    save = Save(
+        state, collected, agreed, iter([6]), "emergency", Effort(Hurried(), None), None, in_place=True
+    )
+    committer = Committer("run", Hurried(), rank=0, world=2, incarnation="nonce")
+    with closing(Writer(store, "run", 0, 2)) as writer:
+        draft = Draft(writer.outline(collected.leaves), roles=agreed.roles)
+        written = writer.write(collected.leaves, NAME, save.effort, draft=draft)
+        committer.commit(save, NAME, "full", written, writer)
+    (whole,) = whole_checkpoints(store, "run", levels=LEVELS)
+    assert (whole.level, whole.missing) == (level, (1,))
+    assert {each.format for each in whole.manifests} == {version}

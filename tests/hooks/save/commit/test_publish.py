@@ -1,0 +1,228 @@
+"""A rank whose objects are there sees the whole committed, with nobody to tell it when, or says who is missing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from spotguard.hooks.checkpoint.catalog import find_whole
+from spotguard.hooks.checkpoint.format.keys import MARKER, manifest_name
+from spotguard.hooks.checkpoint.format.manifest import RankManifest
+from spotguard.hooks.checkpoint.marker import put_manifest, put_marker
+from spotguard.hooks.save.cancel_scope import Effort
+from spotguard.hooks.save.commit.publish import Incomplete, Published, publish_together
+from spotguard.hooks.save.upload.writer import Writer
+from spotguard.providers.clock import SystemClock
+from spotguard.providers.errors import CheckpointError
+from spotguard.providers.stores.base import BlobStore
+from tests.fakes.called import CalledStore, Request
+from tests.fakes.checkpoint import Save
+from tests.fakes.clock import Hurried
+from tests.fakes.store import FakeStore, Fault
+
+pytestmark = pytest.mark.torch
+
+
+def publish(
+    store: BlobStore,
+    mine: RankManifest,
+    seconds: float | None = None,
+    hopeless: Callable[[int], str] = lambda rank: "",
+) -> Published:
+    """As a rank does it whose objects are there."""
+    clock = Hurried()
+    with closing(Writer(store, "run", mine.rank, mine.world)) as writer:
+        return publish_together(writer, mine, Effort(clock, seconds), clock, hopeless)
+
+
+def test_who_comes_last_asks_for_each_manifest_once_and_marks_it() -> None:
+    """No look at what is there already."""
+    store, save = FakeStore(), Save(world=3)
+    first, second, last = (save.write_objects(store, rank) for rank in range(3))
+    put_manifest(store, first)
+    put_manifest(store, second)
+    store.calls.clear()
+    assert publish(store, last).marked
+    assert [(verb, key.removeprefix(save.prefix)) for verb, key in store.calls] == [
+        ("put", manifest_name(2, 3)),
+        ("get", manifest_name(0, 3)),
+        ("get", manifest_name(1, 3)),
+        ("put", MARKER),
+    ]
+
+
+def test_many_manifests_are_fetched_by_several_threads(folder: Path) -> None:
+    """Two of them are on their way at the same time; and one that is not there is missing in whatever order they come."""
+    store, save = FakeStore(), Save(world=40)
+    *others, last = (save.write_objects(store, rank) for rank in range(40))
+    for manifest in others:
+        if manifest.rank != 17:
+            put_manifest(store, manifest)
+    meeting = threading.Barrier(2)
+
+    def meets(request: Request) -> None:
+        if request.verb == "get" and request.key.endswith((manifest_name(0, 40), manifest_name(1, 40))):
+            meeting.wait(30)
+
+    asked = CalledStore(store, meets)
+    with pytest.raises(Incomplete, match="rank 17 of 40 has put no manifest"):
+        publish(asked, last)
+    assert save.prefix + MARKER not in store.objects
+    put_manifest(store, others[17])
+    asked.requests.clear()
+    assert publish(asked, last).marked
+    assert len([each for each in asked.requests if each.verb == "get"]) == 39
+    assert find_whole(store, "run") is not None
+
+
+def test_who_was_earlier_waits_for_the_marker_and_merges_nothing() -> None:
+    """Of a manifest that comes later it reads one byte."""
+    store, save = FakeStore(), Save(world=3)
+    mine, *others = (save.write_objects(store, rank) for rank in range(3))
+    looks = 0
+
+    def others_come(request: Request) -> None:
+        nonlocal looks
+        if request.verb != "get":
+            return
+        looks += request.key.endswith(MARKER)
+        if looks == 3 and others:
+            put_manifest(store, others.pop())
+        if looks == 5 and others:
+            put_manifest(store, others.pop())
+        if looks == 7:
+            put_marker(store, save.write(store, marker=False), created=1.0)
+
+    asked = CalledStore(store, others_come)
+    assert not publish(asked, mine).marked
+    assert looks == 7
+    gets = [each.key for each in asked.requests if each.verb == "get" and not each.key.endswith(MARKER)]
+    assert gets == [save.prefix + manifest_name(1, 3)]
+    assert [each.key for each in asked.requests if each.verb == "put"] == [save.prefix + manifest_name(0, 3)]
+
+
+@pytest.mark.parametrize("seconds", [None, 4.0])
+def test_where_the_one_who_came_last_died_another_marks_it(seconds: float | None) -> None:
+    """With all manifests there, and no marker: in its own time, and at once where that is short."""
+    store, save = FakeStore(), Save(world=2)
+    mine, other = (save.write_objects(store, rank) for rank in range(2))
+
+    def comes_late(request: Request) -> None:
+        """The other's manifest, right after the first look."""
+        if request.verb == "get":
+            put_manifest(store, other)
+
+    assert publish(CalledStore(store, after=comes_late), mine, seconds).marked
+    assert find_whole(store, "run") is not None
+    assert save.prefix + MARKER in store.objects
+
+
+def test_a_manifest_that_never_comes_is_named() -> None:
+    """Out of time, and nothing is marked."""
+    store, save = FakeStore(), Save(world=4)
+    mine = [save.write_objects(store, rank) for rank in range(4)]
+    put_manifest(store, mine[2])
+    with pytest.raises(Incomplete, match="out of time; ranks 1, 3 of 4 have put no manifest"):
+        publish(store, mine[0], 3.0)
+    assert save.prefix + MARKER not in store.objects
+    assert find_whole(store, "run") is None
+
+
+def test_without_a_deadline_it_ends_all_the_same() -> None:
+    """A rank that died unseen, and nobody says so."""
+    store, save = FakeStore(), Save()
+    with pytest.raises(Incomplete, match="waited for 900 s; rank 1 of 2 has put no manifest"):
+        publish(store, save.write_objects(store, 0))
+    assert save.prefix + MARKER not in store.objects
+
+
+def test_who_can_never_write_is_not_waited_for() -> None:
+    """Its machine is gone; unless its manifest is there after all."""
+    store, save = FakeStore(), Save(world=3)
+    mine = [save.write_objects(store, rank) for rank in range(3)]
+    put_manifest(store, mine[2])
+    gone = {2: "its machine was to go 3 s ago"}
+    asked: list[int] = []
+
+    def hopeless(rank: int) -> str:
+        asked.append(rank)
+        return gone.get(rank, "")
+
+    with pytest.raises(Incomplete, match="out of time; rank 1 of 3 has put no manifest"):
+        publish(store, mine[0], 3.0, hopeless)
+    assert 0 not in asked
+    del store.objects[save.prefix + manifest_name(2, 3)]
+    with pytest.raises(
+        Incomplete, match=r"rank 2 of 3 will put no manifest: its machine was to go 3 s ago; ranks 1, 2 of 3"
+    ):
+        publish(store, mine[0], None, hopeless)
+    assert save.prefix + MARKER not in store.objects
+
+
+def test_a_manifest_of_another_start_is_none_of_ours() -> None:
+    """Two starts that a store gave one number write under the same names."""
+    store, save = FakeStore(), Save()
+    mine, other = (save.write_objects(store, rank) for rank in range(2))
+    put_manifest(
+        store, RankManifest("run", 10, 1, 0, 1, 2, other.objects, other.tensors, incarnation="theirs")
+    )
+    with pytest.raises(Incomplete, match="waited for 900 s; rank 1 of 2 has put no manifest"):
+        publish(store, mine)
+    assert save.prefix + MARKER not in store.objects
+
+
+def test_a_set_that_is_no_whole_is_not_marked() -> None:
+    """All are there, and a tensor was written by nobody."""
+    store, save = FakeStore(), Save()
+    mine, other = (save.write_objects(store, rank) for rank in range(2))
+    put_manifest(store, RankManifest("run", 10, 1, 0, 1, 2, (), (), incarnation="nonce"))
+    del other
+    with pytest.raises(CheckpointError, match="in no chunk"):
+        publish(store, mine)
+    assert save.prefix + MARKER not in store.objects
+
+
+def test_it_is_whole_without_its_marker() -> None:
+    """The store fails at the very last request: what was seen whole is committed, and was marked by nobody."""
+    store, save = FakeStore(), Save()
+    mine, other = (save.write_objects(store, rank) for rank in range(2))
+    put_manifest(store, other)
+    store.calls.clear()
+    store.faults = [Fault(1, ("put",))]
+    assert not publish(store, mine).marked
+    assert find_whole(store, "run") is not None
+    assert save.prefix + MARKER not in store.objects
+
+
+def test_a_store_that_fails_for_now_is_asked_again() -> None:
+    """At each of its requests; a rank that cannot be seen is no missing rank."""
+    store, save = FakeStore(), Save()
+    mine, other = (save.write_objects(store, rank) for rank in range(2))
+    put_manifest(store, other)
+    store.calls.clear()
+    store.faults = [Fault(0), Fault(2)]
+    assert publish(store, mine).marked
+    assert find_whole(store, "run") is not None
+
+
+def test_called_off_it_ends_at_once() -> None:
+    """A withdrawal, or a better claim."""
+    store, save = FakeStore(), Save()
+    mine = save.write_objects(store, 0)
+    clock = SystemClock()
+    effort = Effort(clock)
+
+    def hopeless(rank: int) -> str:
+        effort.abandon("the notice was withdrawn")
+        return ""
+
+    with (
+        closing(Writer(store, "run", 0, 2)) as writer,
+        pytest.raises(Incomplete, match="withdrawn; rank 1 of 2"),
+    ):
+        publish_together(writer, mine, effort, clock, hopeless)
+    assert save.prefix + MARKER not in store.objects

@@ -1,0 +1,202 @@
+"""Ranks that write their shares at once make one whole, also where one dies, has nothing to write, or staged its share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from spotguard.hooks.checkpoint.catalog import find_whole
+from spotguard.hooks.checkpoint.format.coverage import Coverage
+from spotguard.hooks.checkpoint.format.keys import MARKER, CheckpointName, checkpoint_prefix, manifest_name
+from spotguard.hooks.checkpoint.format.manifest import RankManifest, private_name
+from spotguard.hooks.checkpoint.local_stage import Stage
+from spotguard.hooks.checkpoint.marker import put_manifest
+from spotguard.hooks.restore.reader import read
+from spotguard.hooks.restore.verify import verify
+from spotguard.hooks.save.cancel_scope import Effort
+from spotguard.hooks.save.commit.publish import Incomplete, Published, publish_together
+from spotguard.hooks.save.local_copy import Stager
+from spotguard.hooks.save.plan.partitioner import ALL_STAY, Roles
+from spotguard.hooks.save.plan.write_plan import ALL, Draft, Written
+from spotguard.hooks.save.upload.writer import Writer
+from spotguard.hooks.state.tensor_item import Leaf, Tier
+from spotguard.providers.clock import Clock, SystemClock
+from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.stores.file import FileStore
+from tests.cases import cases
+from tests.fakes.called import CalledStore, Request
+from tests.fakes.clock import Hurried
+from tests.fakes.mortal import Life, Mortal
+from tests.fakes.store import FakeStore, Killed
+
+pytestmark = pytest.mark.torch
+
+NAME = CheckpointName(1, 10, 0)
+PREFIX = checkpoint_prefix("run", NAME)
+WORLD = 4
+#: What a job of four holds together: replicas, and rows of which each rank has a part.
+WEIGHT, MOMENT, ROWS = torch.rand(900, 1000), torch.rand(1800, 1000), torch.rand(10, 1000)
+
+
+def leaves(rank: int, world: int) -> list[Leaf]:
+    everyone, rows = tuple(range(world)), -(-10 // world)
+    first, last = min(rows * rank, 10), min(rows * (rank + 1), 10)
+    return [
+        Leaf("model/weight", WEIGHT, holders=everyone),
+        Leaf("model/rows", ROWS[first:last], offsets=(first, 0), shape=(10, 1000)),
+        Leaf("model/mean", torch.full((8,), float(rank)), holders=(0,)),
+        Leaf("optimizer/weight/exp_avg", MOMENT, tier=Tier.MOMENTS, holders=everyone),
+        Leaf(private_name(rank, "rng"), torch.full((16,), rank)),
+    ]
+
+
+@dataclass
+class Rank:
+    """One rank's writer, on a thread of its own."""
+
+    store: BlobStore
+    rank: int
+    world: int = WORLD
+    clock: Clock = field(default_factory=SystemClock)
+    roles: Roles = ALL_STAY
+    hopeless: Callable[[int], str] = lambda rank: ""
+    draft: Draft | None = None
+
+    def __call__(self, seconds: float | None = 30.0) -> Published:
+        with closing(Writer(self.store, "run", self.rank, self.world)) as writer:
+            effort = Effort(self.clock, None if seconds is None else self.clock.monotonic() + seconds)
+            held = leaves(self.rank, self.world)
+            self.draft = Draft(writer.outline(held), roles=self.roles)
+            written = writer.write(held, NAME, effort, draft=self.draft)
+            assert writer.unchanged(held, written, effort) == ""
+            manifest = RankManifest(
+                "run", 10, 1, 0, self.rank, self.world, written.objects, written.tensors, incarnation="nonce"
+            )
+            return publish_together(writer, manifest, effort, self.clock, self.hopeless)
+
+
+@pytest.mark.parametrize("doomed", [set(), {1}, {0, 1, 2, 3}])
+def test_four_ranks_write_one_checkpoint(folder: Path, doomed: set[int]) -> None:
+    """All at once, over a real store. Each byte of the state is there once, and one that goes has put only what it alone
+    holds; each of them hears that it is whole, and one at least has marked it."""
+    store = FileStore(folder)
+    ranks = [Rank(store, rank, roles=Roles(frozenset(doomed))) for rank in range(WORLD)]
+    with ThreadPoolExecutor(WORLD) as pool:
+        results = [future.result(60) for future in [pool.submit(rank) for rank in ranks]]
+    assert any(result.marked for result in results)
+    whole = find_whole(store, "run")
+    assert whole is not None
+    assert whole.name == NAME
+    assert verify(store, whole) == []
+    state = sum(each.nbytes for each in (WEIGHT, MOMENT, ROWS)) + 8 * 4 + WORLD * 16 * 8
+    assert state < whole.nbytes < state + 2**15
+    puts = [rank.draft.put_of(ALL) for rank in ranks if rank.draft is not None]
+    if doomed == {1}:
+        assert puts[1] < 20_000
+        assert max(puts) - min(puts[0], *puts[2:]) < 2**20 + 2**15
+    else:
+        assert max(puts) - min(puts) < 2**20 + 2**15
+    saved = {"model/weight": WEIGHT, "model/rows": ROWS, "optimizer/weight/exp_avg": MOMENT}
+    into = {name: Leaf(name, torch.empty_like(tensor)) for name, tensor in saved.items()}
+    read(store, Coverage(whole.manifests, whole.tensors), into)
+    assert all(torch.equal(into[name].tensor, tensor) for name, tensor in saved.items())
+
+
+def both(store: BlobStore, mortal: BlobStore, life: Life) -> list[Published | BaseException]:
+    """Two ranks at once, of which the first may die."""
+    gone = lambda rank: "it died" if life.over else ""  # noqa: E731
+    ranks = [Rank(each, rank, 2, Hurried(0.005), hopeless=gone) for rank, each in enumerate((mortal, store))]
+    results: list[Published | BaseException] = []
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(rank, None) for rank in ranks]:
+            error = future.exception(60)
+            results.append(future.result() if error is None else error)
+    return results
+
+
+@cases("after", [False, True])
+@cases("calls", range(12))
+def test_a_rank_that_dies_at_any_request_leaves_nothing_that_only_looks_whole(
+    calls: int, after: bool
+) -> None:
+    """What the other says is what the store holds; and at no moment before was there a checkpoint that was none."""
+    store, life, puts = FakeStore(), Life(), list[tuple[str, bytes]]()
+
+    def noted(request: Request) -> None:
+        """Each beginning of these is what two ranks leave that die at that moment."""
+        if request.verb == "put":
+            puts.append((request.key, store.objects[request.key]))
+
+    asked = CalledStore(store, after=noted)
+    life.ends(calls, after=after)
+    results = both(asked, Mortal(asked, life), life)
+    whole = find_whole(store, "run")
+    assert isinstance(results[0], Killed if life.over else Published)
+    assert (whole is not None) == isinstance(results[1], Published)
+    if whole is None:
+        assert isinstance(results[1], Incomplete)
+        assert PREFIX + MARKER not in store.objects
+    at_any_moment = FakeStore()
+    names = {PREFIX + manifest_name(rank, 2) for rank in range(2)}
+    for key, data in puts:
+        at_any_moment.objects[key] = data
+        found = find_whole(at_any_moment, "run")
+        assert (found is not None) == names.issubset(at_any_moment.objects)
+        if found is not None:
+            assert verify(at_any_moment, found) == []
+
+
+def test_a_rank_that_has_nothing_to_write_takes_part_all_the_same(folder: Path) -> None:
+    """Its manifest says what it holds; without it the checkpoint would not be whole."""
+    store, effort = FileStore(folder), Effort(SystemClock(), SystemClock().monotonic() + 30)
+    held = [Leaf("model/weight", WEIGHT, holders=(0, 1))]
+    roles, manifests = Roles(frozenset({1})), []
+    for rank in range(2):
+        with closing(Writer(store, "run", rank, 2)) as writer:
+            draft = Draft(writer.outline(held), roles=roles)
+            assert (draft.share() == 0) == (rank == 1)
+            written = writer.write(held, NAME, effort, draft=draft)
+            assert (writer.second_look(held, draft.outline, roles) == 0) == (rank == 1)
+            manifests.append(RankManifest("run", 10, 1, 0, rank, 2, written.objects, written.tensors))
+    assert manifests[1].objects == ()
+    put_manifest(store, manifests[0])
+    assert find_whole(store, "run") is None
+    put_manifest(store, manifests[1])
+    whole = find_whole(store, "run")
+    assert whole is not None
+    assert verify(store, whole) == []
+
+
+def test_a_share_on_this_machines_disk_goes_to_the_store_as_it_is(folder: Path) -> None:
+    """Numbers of objects are those of the plan, of which this rank writes only some: also for another process that finds only
+    the manifest there."""
+    files, store = Stage(folder, "run"), FakeStore()
+    effort = Effort(SystemClock(), SystemClock().monotonic() + 30)
+    held, roles = leaves(1, WORLD), Roles(frozenset({0, 3}))
+    with closing(Writer(store, "run", 1, WORLD)) as writer:
+        stager = Stager(files, writer)
+        manifests: list[RankManifest] = []
+
+        def commit(written: Written, limit: Effort) -> None:
+            manifests.append(RankManifest("run", 10, 1, 0, 1, WORLD, written.objects, written.tensors))
+
+        outline = writer.outline(held)
+        staged = stager.hold(held, outline, NAME, effort, str, commit, roles)
+        assert staged is not None
+        assert set(staged.draft.landed) == set(staged.draft.mine) != set(range(len(outline.objects)))
+        direct = writer.write((), NAME, effort, draft=Draft(outline, roles=roles), fill=staged.fill)
+        objects = dict(store.objects)
+        assert len(objects) == len(staged.draft.mine)
+        store.objects.clear()
+        found = stager.left_behind(manifests[0], effort)
+        again = writer.write((), NAME, effort, draft=Draft(found.draft.outline), fill=found.fill)
+        stager.writer.close()
+    assert store.objects == objects
+    assert again.objects == direct.objects == manifests[0].objects
+    assert again.tensors == direct.tensors == manifests[0].tensors

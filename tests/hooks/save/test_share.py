@@ -1,0 +1,54 @@
+"""One rank's share of a save: what it puts, and in which order."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from spotguard.hooks.save.cancel_scope import Effort
+from spotguard.hooks.save.plan.write_plan import Draft
+from spotguard.hooks.save.share import Share
+from spotguard.hooks.save.upload.transfer import Going
+from spotguard.hooks.save.upload.writer import Writer
+from spotguard.hooks.state.tensor_item import Leaf, Tier
+from spotguard.providers.clock import SystemClock
+from tests.fakes.watched_store import WatchedStore
+from tests.hooks.save.commit.writes import NAME
+
+pytestmark = pytest.mark.torch
+
+
+class Quick(Writer):
+    """All is in the store before anybody looks."""
+
+    def start(self, *args: Any, **kwargs: Any) -> Going:
+        going = super().start(*args, **kwargs)
+        never = threading.Event()
+        while not going._work.over():
+            never.wait(0.01)
+        return going
+
+
+def test_weights_are_put_early_also_where_the_moments_are_there_by_then() -> None:
+    """Another rank's moments may not be, and its machine be taken."""
+    writer = Quick(WatchedStore(), "run")
+    leaves = [Leaf("w", torch.ones(8)), Leaf("m", torch.ones(8), tier=Tier.MOMENTS)]
+    did: list[str] = []
+    share = Share(
+        writer,
+        Effort(SystemClock(), SystemClock().monotonic() + 60.0),
+        weights="early",
+        begin=lambda: NAME,
+        put=lambda name, written: did.append("put the weights' manifest"),
+        commit=lambda name, level, written, effort: did.append(f"commit {level}"),
+        look=str,
+    )
+    try:
+        _, level, why = share.run(leaves, Draft(writer.outline(leaves)))
+    finally:
+        writer.close()
+    assert (level, why) == ("full", "")
+    assert did == ["put the weights' manifest", "commit full"]

@@ -1,0 +1,88 @@
+"""The copy that a background checkpoint is written from: kept, reused, and never more than the host can hold."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from spotguard.hooks.save.cancel_scope import Abandoned, Effort  # noqa: E402 - after the skip
+from spotguard.hooks.save.local_copy import Snapshot, available_memory  # noqa: E402
+from spotguard.hooks.state.tensor_item import Leaf, Tier  # noqa: E402
+from spotguard.providers.errors import CheckpointError  # noqa: E402
+from tests.fakes.clock import ManualClock  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+MIB = 2**20
+
+
+def leaves(mib: int = 4) -> tuple[Leaf, ...]:
+    """A weight and its moment, half of it each."""
+    halves = [torch.arange(mib * MIB // 8, dtype=torch.float32) + number for number in range(2)]
+    return Leaf("model/w", halves[0]), Leaf("optimizer/w/exp_avg", halves[1], tier=Tier.MOMENTS)
+
+
+def within(folder: Path, limit: int, used: int, reclaimable: int = 0) -> Snapshot:
+    """On a machine with 400 GB, in a container with so many MiB."""
+    (folder / "meminfo").write_text("MemTotal: 500000000 kB\nMemAvailable: 400000000 kB\n")
+    (folder / "memory.max").write_text(f"{limit * MIB}\n")
+    (folder / "memory.current").write_text(f"{used * MIB}\n")
+    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {reclaimable * MIB}\n")
+    made = Snapshot()
+    made.available = partial(available_memory, folder / "meminfo", folder)
+    return made
+
+
+def effort() -> Effort:
+    return Effort(ManualClock())
+
+
+def test_a_copy_is_the_state_of_that_instant() -> None:
+    """Bit for bit and tier for tier; what training does next does not reach it."""
+    live = leaves()
+    before = [leaf.tensor.clone() for leaf in live]
+    copies = Snapshot().take(live, effort())
+    live[0].tensor.add_(1)
+    assert all(torch.equal(copy.tensor, was) for copy, was in zip(copies, before, strict=True))
+    assert [(copy.name, copy.tier, copy.still) for copy in copies] == [
+        ("model/w", Tier.WEIGHTS, True),
+        ("optimizer/w/exp_avg", Tier.MOMENTS, True),
+    ]
+
+
+@pytest.mark.parametrize(("used", "reclaimable", "fits"), [(483, 0, True), (485, 0, False), (600, 120, True)])
+def test_the_containers_limit_counts(tmp_path: Path, used: int, reclaimable: int, fits: bool) -> None:
+    """Of 1000 MiB: 4 for the copy, and 512 for others. Without them nothing is copied, and none is held."""
+    snapshot = within(tmp_path, 1000, used, reclaimable)
+    if fits:
+        snapshot.take(leaves(), effort())
+        return
+    with pytest.raises(CheckpointError, match=r"needs 4 MiB .* and 515 MiB are free: .*--every off"):
+        snapshot.take(leaves(), effort())
+    assert snapshot._held == {}
+
+
+def test_what_it_holds_already_needs_no_memory(tmp_path: Path) -> None:
+    """The second copy goes where the first one lay, however full the host is by then."""
+    snapshot = within(tmp_path, 1000, 400)
+    live = leaves()
+    first = snapshot.take(live, effort())
+    (tmp_path / "memory.current").write_text(f"{1000 * MIB}\n")
+    live[0].tensor.mul_(2)
+    second = snapshot.take(live, effort())
+    assert [a.tensor.data_ptr() for a in first] == [b.tensor.data_ptr() for b in second]
+    assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(live, second, strict=True))
+    with pytest.raises(CheckpointError, match="needs 4 MiB"):
+        snapshot.take(leaves(8), effort())
+
+
+def test_a_notice_ends_it_before_the_next_tensor() -> None:
+    """It does not wait for the rest of the copy."""
+    called_off = effort()
+    called_off.abandon("a notice came")
+    with pytest.raises(Abandoned, match="a notice came"):
+        Snapshot().take(leaves(), called_off)

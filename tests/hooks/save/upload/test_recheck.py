@@ -1,0 +1,132 @@
+"""A second look names what changed; what is as an earlier checkpoint has it is neither read again nor put again."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+import torch
+
+from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoint_prefix
+from spotguard.hooks.save.cancel_scope import Effort
+from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
+from spotguard.hooks.save.plan.throughput import Link
+from spotguard.hooks.save.plan.write_plan import Draft
+from spotguard.hooks.save.upload.buffers import Frame
+from spotguard.hooks.save.upload.writer import Writer
+from spotguard.hooks.state.tensor_item import Leaf, Tier
+from spotguard.providers.clock import SystemClock
+from tests.fakes.called import CalledStore
+from tests.fakes.clock import Impatient, ManualClock
+from tests.fakes.store import FakeStore
+from tests.hooks.save.commit.writes import NAME
+
+pytestmark = pytest.mark.torch
+
+
+def test_a_second_look_names_what_changed() -> None:
+    """Of the tensors that anybody may change; those that only an optimizer changes are not read twice."""
+    mine, other = torch.zeros(5), torch.zeros(5)
+    what = [Leaf("mine", mine, still=True), Leaf("other", other)]
+    store = FakeStore()
+    writer, effort = Writer(store, "run"), Effort(SystemClock())
+    written = writer.write(what, NAME, effort)
+    assert writer.unchanged(what, written, effort) == ""
+    mine.data.fill_(1)
+    assert writer.unchanged(what, written, effort) == ""
+    other.data.fill_(1)
+    assert writer.unchanged(what, written, effort) == "other"
+
+
+def adapted() -> list[Leaf]:
+    """A base that nobody trains, and an adapter."""
+    return [Leaf("base", torch.arange(2.0**22), tier=Tier.FROZEN), Leaf("adapter", torch.ones(2**20))]
+
+
+def test_what_is_as_an_earlier_checkpoint_has_it_is_not_read_again() -> None:
+    """Its bytes are those of a boundary; a part of it that moved has all of it looked at a second time."""
+    writer, effort = Writer(FakeStore(), "run"), Effort(SystemClock())
+    what = [*adapted(), Leaf("other", torch.zeros(8), tier=Tier.FROZEN)]
+    base, adapter, other = [leaf.tensor for leaf in what]
+    draft = Draft(outline := writer.outline(what))
+    assert writer.write(what, NAME, effort, draft=draft).as_before == frozenset()
+    assert writer.second_look(what, outline) == (base.nbytes + other.nbytes + adapter.nbytes) / 1e9
+    writer.committed(draft)
+    assert writer.second_look(what, outline) == adapter.nbytes / 1e9
+    written = writer.write(what, CheckpointName(1, 6, 1), effort)
+    assert written.as_before == {"base", "other"}
+    base[5] = -1.0
+    assert writer.unchanged(what, written, effort) == ""
+    adapter[5] = 2.0
+    assert writer.unchanged(what, written, effort) == "adapter"
+    written = writer.write(what, CheckpointName(1, 7, 2), effort)
+    assert written.as_before == frozenset()
+    base[5] = -2.0
+    assert writer.unchanged(what, written, effort) == "base"
+    writer.close()
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_another_shape_elsewhere_is_no_reason_to_put_a_frozen_base_anew(moves: bool) -> None:
+    """Unless its objects have another number by now: then it is whole where it is looked for."""
+    store = FakeStore()
+    writer, effort = Writer(store, "run"), Effort(SystemClock())
+    base = Leaf("base", torch.arange(OBJECT_BYTES / 4), tier=Tier.FROZEN)
+    draft = Draft(writer.outline(what := [Leaf("cache", torch.zeros(3)), base]))
+    writer.write(what, NAME, effort, draft=draft)
+    writer.committed(draft)
+    what[0] = Leaf("cache", torch.zeros(OBJECT_BYTES // 2 if moves else 4))
+    draft = Draft(outline := writer.outline(what))
+    written = writer.write(what, name := CheckpointName(1, 6, 1), effort, draft=draft)
+    assert draft.spared == (set() if moves else set(outline.indices_of(Tier.FROZEN)))
+    for entry in written.objects:
+        folder = CheckpointName.parse(entry.checkpoint) if entry.checkpoint else name
+        assert folder is not None
+        assert len(store.objects[checkpoint_prefix("run", folder) + entry.name]) == entry.size
+    base.tensor[7] = -1.0
+    draft = Draft(outline)
+    writer.write(what, CheckpointName(1, 7, 2), effort, draft=draft)
+    assert len(draft.spared) == (0 if moves else len(outline.indices_of(Tier.FROZEN)) - 1)
+    writer.close()
+
+
+def test_a_second_look_is_reckoned_by_what_the_last_one_took() -> None:
+    clock, writer = Impatient(), Writer(FakeStore(), "run")
+    effort = Effort(clock)
+    what = adapted()[:1]
+    written = writer.write(what, NAME, effort)
+
+    def checked() -> None:
+        clock.now += 0.5
+
+    effort.check = checked  # type: ignore[method-assign]
+    assert writer.unchanged(what, written, effort) == ""
+    assert writer.second_look(what, writer.outline(what)) == 0.5 * len(written.objects)
+    writer.close()
+
+
+def test_hashing_what_is_not_sent_is_not_the_link_s_time() -> None:
+    """Else a link looks silent while the frozen base is read, and the moments are given up."""
+    clock = ManualClock()
+    store = CalledStore(FakeStore(), lambda _: clock.advance(1.0))
+    store.parallel = 1
+    what = [*adapted(), Leaf("moment", torch.ones(2**20), tier=Tier.MOMENTS)]
+    writer = Writer(store, "run")
+    outline = writer.outline(what)
+
+    def fill(index: int, frame: Frame) -> list[int]:
+        planned = outline.objects[index]
+        clock.advance(60.0 if planned.tier is Tier.FROZEN else 0.0)
+        frame.write(0, planned.header + bytes(planned.size - len(planned.header)))
+        return [zlib.crc32(bytes(piece.end - piece.start)) for piece in planned.pieces]
+
+    draft = Draft(outline)
+    writer.write(what, NAME, Effort(clock), draft=draft, fill=fill)
+    writer.committed(draft)
+    writer.link = Link()
+    draft = Draft(outline)
+    writer.write(what, CheckpointName(1, 6, 1), Effort(clock), draft=draft, fill=fill)
+    assert draft.spared == set(outline.indices_of(Tier.FROZEN))
+    assert (known := writer.link.rate(clock.monotonic())) is not None
+    assert known.expected == pytest.approx(4 * 2**20, rel=0.01)
+    writer.close()

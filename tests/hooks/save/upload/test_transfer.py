@@ -1,0 +1,77 @@
+"""Which put is worth sending a second time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spotguard.hooks.checkpoint.format.keys import CheckpointName
+from spotguard.hooks.save.cancel_scope import Effort
+from spotguard.hooks.save.plan.throughput import Link
+from spotguard.hooks.save.plan.write_plan import Draft, Landed, Outline
+from spotguard.hooks.save.upload.transfer import Flight, Work
+from spotguard.hooks.state.tensor_item import Leaf
+from tests.fakes.clock import ManualClock
+
+pytestmark = pytest.mark.torch
+
+SIZE = 4000
+
+
+def flight(*, sent: int, moved: float) -> Flight:
+    """Begun at 10.0."""
+    return Flight(
+        0, memoryview(bytes(SIZE)), 0, Landed([], CheckpointName(1, 5, 1)), 10.0, moved=moved, sent=sent
+    )
+
+
+@pytest.mark.parametrize("sent", [0, 3000, SIZE])
+@pytest.mark.parametrize(("usual", "still"), [(1.9, 2.0), (None, 4.0)], ids=["as-peers-show", "at-first"])
+def test_what_stands_still_lags(usual: float | None, still: float, sent: int) -> None:
+    """Also one that has all its bytes away, and no answer. At first a pause may be the link's."""
+    assert not flight(sent=sent, moved=10.5).lags(10.4 + still, usual)
+    assert flight(sent=sent, moved=10.5).lags(10.6 + still, usual)
+
+
+def test_where_peers_take_long_a_pause_is_no_standstill() -> None:
+    assert not flight(sent=3000, moved=12.0).lags(14.5, usual=3.0)
+    assert flight(sent=3000, moved=12.0).lags(15.1, usual=3.0)
+
+
+def test_what_is_late_and_crawls_lags() -> None:
+    """A quarter is away after three times what the whole takes others."""
+    assert flight(sent=1000, moved=16.0).lags(16.0, usual=2.0)
+
+
+def test_what_is_late_and_nearly_there_does_not_lag() -> None:
+    """At its pace the rest is there sooner than another could bring it."""
+    assert not flight(sent=3500, moved=16.0).lags(16.0, usual=2.0)
+
+
+def test_what_is_in_time_does_not_lag() -> None:
+    assert not flight(sent=10, moved=14.9).lags(14.9, usual=2.0)
+
+
+def test_within_a_second_nothing_is_late() -> None:
+    assert not flight(sent=10, moved=10.9).lags(10.9, usual=0.1)
+    assert flight(sent=10, moved=10.9).lags(11.1, usual=0.1)
+
+
+def test_small_objects_say_nothing_of_large_ones() -> None:
+    """On a slow link one of 32 MiB takes seconds, and lags behind nobody."""
+    clock, name = ManualClock(), CheckpointName(1, 5, 1)
+    outline = Outline.of([Leaf(f"t{n}", torch.ones(2**10)) for n in range(8)], 2**12, 0, 1)
+    work = Work(Draft(outline), range(8), name, 1, Effort(clock, 2000.0), None, str, Link())
+
+    def there(index: int, size: int, seconds: float) -> None:
+        flight = work.starts(index, memoryview(bytes(size)), 0, Landed([], name))
+        clock.advance(seconds)
+        work.done(flight)
+
+    for index in range(4):
+        there(index, 100, 0.1)
+    large = work.starts(7, memoryview(bytes(SIZE)), 0, Landed([], name))
+    assert work._usual(large) is None
+    for index in range(4, 7):
+        there(index, SIZE // 2, 2.0)
+    assert work._usual(large) == pytest.approx(2.0)

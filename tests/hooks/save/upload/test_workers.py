@@ -1,0 +1,186 @@
+"""The writer's threads are there before a notice, and one that hangs in a store holds up nobody."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from spotguard.hooks.checkpoint.format.keys import CheckpointName
+from spotguard.hooks.save.cancel_scope import Abandoned, Effort
+from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
+from spotguard.hooks.save.upload.buffers import Frame
+from spotguard.hooks.save.upload.workers import Crew
+from spotguard.hooks.save.upload.writer import Writer
+from spotguard.hooks.state.tensor_item import Leaf
+from spotguard.providers.clock import SystemClock
+from spotguard.providers.errors import UnavailableError
+from spotguard.providers.stores.base import BlobStore
+from tests.fakes.called import CalledStore
+from tests.fakes.clock import ManualClock
+from tests.fakes.store import FakeStore, Fault
+from tests.fakes.watched_store import PATIENCE, WatchedStore
+
+pytestmark = pytest.mark.torch
+
+STATE = [Leaf("a", torch.arange(1000, dtype=torch.float32))]
+BIG = [Leaf(f"t{n}", torch.zeros(OBJECT_BYTES // 4)) for n in range(3)]
+
+
+@contextmanager
+def writer_of(store: BlobStore) -> Iterator[Writer]:
+    writer = Writer(store, "run")
+    try:
+        yield writer
+    finally:
+        writer.close()
+
+
+def saving(writer: Writer, effort: Effort) -> tuple[list[str], threading.Thread]:
+    """A save on a thread of its own; why it was given up, when it was."""
+    ended: list[str] = []
+
+    def save() -> None:
+        try:
+            writer.write(STATE, CheckpointName(1, 5, 0), effort)
+        except Abandoned as why:
+            ended.append(str(why))
+
+    thread = threading.Thread(target=save, name="saver")
+    thread.start()
+    return ended, thread
+
+
+def test_idle_threads_are_gone_when_the_writer_is_closed() -> None:
+    """One that still frees its frame while the interpreter ends would take the process down."""
+    putting: set[threading.Thread] = set()
+    store = CalledStore(FakeStore(), lambda _: putting.add(threading.current_thread()))
+    with writer_of(store) as writer:
+        writer.write(BIG, CheckpointName(1, 5, 0), Effort(SystemClock()))
+        assert any(thread.is_alive() for thread in putting)
+    assert not any(thread.is_alive() for thread in putting)
+
+
+def test_the_threads_of_a_save_are_there_before_it() -> None:
+    """None is started on the way, where Python 3.12 could not at its end; the next save has the same."""
+    putting: set[threading.Thread] = set()
+    store = CalledStore(FakeStore(), lambda _: putting.add(threading.current_thread()))
+    with writer_of(store) as writer:
+        writer.warm(sum(leaf.tensor.nbytes for leaf in BIG))
+        before = set(threading.enumerate())
+        for save in range(2):
+            writer.write(BIG, CheckpointName(1, 5, save), Effort(SystemClock()))
+        assert putting <= before
+        assert all(thread.daemon and thread.name.startswith("spotguard-writer-") for thread in putting)
+    for thread in putting:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("how", ["deadline", "called off"])
+def test_a_put_that_hangs_is_left_behind(how: str) -> None:
+    """The save ends at once, nothing more is begun, and the next has a frame that the hung put does not read."""
+    store, clock = WatchedStore(), ManualClock()
+    with writer_of(store) as writer:
+        store.hold(lambda key: "000000005" in key)
+        effort = Effort(clock, clock.monotonic() + 10)
+        ended, thread = saving(writer, effort)
+        assert store.reached.wait(PATIENCE)
+        if how == "deadline":
+            clock.advance(11)
+        else:
+            effort.abandon("a notice came")
+        thread.join(PATIENCE)
+        assert ended == ["out of time" if how == "deadline" else "a notice came"]
+        assert store.objects == {}
+        hung = writer._crew.hands[0]
+        other = [Leaf("a", torch.ones(1000))]
+        written = writer.write(other, CheckpointName(1, 6, 1), Effort(SystemClock()))
+        assert hung not in writer._crew.hands
+        store.let_go()
+        hung.dismiss()
+        hung._thread.join(PATIENCE)
+        by_step = {
+            key.split("/")[2][:9]: data[written.objects[0].header :] for key, data in store.objects.items()
+        }
+        assert by_step == {"000000006": other[0].tensor.numpy().tobytes()}  # the other sent nothing more
+
+
+def test_threads_that_hang_keep_their_memory_from_others() -> None:
+    """Their frames count: a save that is called off and begun again has fewer of them, one at least, and all of them later."""
+    size, most = 2**20, 6
+    go, hung = threading.Event(), threading.Barrier(5)
+
+    def hang(frame: Frame) -> None:
+        hung.wait(PATIENCE)
+        go.wait(PATIENCE)
+
+    made = Crew(most=most * size)
+    try:
+        behind = made.ready(4, size)
+        for hand in behind:
+            hand.give(hang, lambda: None)
+        hung.wait(PATIENCE)
+        assert len(made.ready(4, size)) == most - 4
+        go.set()
+        for hand in behind:
+            hand._thread.join(PATIENCE)
+        assert len(made.ready(4, size)) == 4
+    finally:
+        go.set()
+        made.dismiss()
+
+
+def test_a_deadline_that_moves_earlier_is_kept_by_who_waits() -> None:
+    """A second notice with less time: the wait for a hung put ends by it."""
+    store, clock = WatchedStore(), ManualClock()
+    with writer_of(store) as writer:
+        store.hold(lambda key: True)
+        effort = Effort(clock)
+        ended, thread = saving(writer, effort)
+        assert store.reached.wait(PATIENCE)
+        effort.tighten(clock.monotonic())
+        thread.join(PATIENCE)
+        assert ended == ["out of time"]
+        store.let_go()
+
+
+def test_what_the_store_said_last_is_kept_when_it_hangs() -> None:
+    """Out of time, and why."""
+    store = WatchedStore()
+    store.faults = [Fault(0, ("put",), error=lambda: UnavailableError("slow down"))]
+    with writer_of(store) as writer:
+        store.hold(lambda key: bool(store.calls))  # but for the first
+        clock = SystemClock()
+        with pytest.raises(Abandoned, match="out of time; the store said last: slow down"):
+            writer.write(STATE, CheckpointName(1, 5, 0), Effort(clock, clock.monotonic() + 0.3))
+        store.let_go()
+
+
+def test_a_forked_child_has_no_hands() -> None:
+    """Its copy of the threads is not alive, and nothing is given to them."""
+    with writer_of(FakeStore()) as writer:
+        writer.warm(1000)
+        assert writer._crew.hands[0].free
+        if (pid := os.fork()) == 0:
+            os._exit(int(any(hand.free for hand in writer._crew.hands)))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_plan_stays_as_long_as_names_and_shapes_do() -> None:
+    """Rehearsed, a save of the same tensors' next values plans nothing; another shape is planned anew."""
+    store = FakeStore()
+    with writer_of(store) as writer:
+        writer.rehearse(STATE)
+        planned = writer._outlines._held.get(False)
+        assert planned is not None
+        writer.write([Leaf("a", torch.ones(1000))], CheckpointName(1, 5, 0), Effort(SystemClock()))
+        assert writer._outlines._held.get(False) is planned
+        for save, other in enumerate((torch.ones(10, 100), torch.ones(1000).half()), 1):
+            written = writer.write([Leaf("a", other)], CheckpointName(1, 5, save), Effort(SystemClock()))
+            assert writer._outlines._held.get(False) is not planned
+            assert written.tensors[0].shape == tuple(other.shape)

@@ -1,0 +1,166 @@
+"""What fails for now, lags or arrives damaged is sent again, and what is refused is not."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from spotguard.hooks.checkpoint.format.crc import crc32
+from spotguard.hooks.checkpoint.format.keys import checkpoint_prefix
+from spotguard.hooks.save.cancel_scope import Abandoned, Effort, retry
+from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
+from spotguard.hooks.save.plan.throughput import Link
+from spotguard.hooks.save.plan.write_plan import Draft, Landed, Written
+from spotguard.hooks.save.upload.buffers import Frame
+from spotguard.hooks.save.upload.transfer import Work
+from spotguard.hooks.save.upload.writer import Writer
+from spotguard.providers.clock import SystemClock
+from spotguard.providers.errors import CorruptError, StoreError, UnavailableError
+from spotguard.providers.stores.base import BlobStore
+from tests.fakes.called import CalledStore, Request
+from tests.fakes.clock import Impatient, ManualClock
+from tests.fakes.store import FakeStore, Fault
+from tests.fakes.watched_store import PATIENCE, WatchedStore
+from tests.hooks.save.commit.writes import NAME, leaves, write
+
+pytestmark = pytest.mark.torch
+
+
+def test_what_fails_for_now_is_asked_again_and_what_is_refused_is_not() -> None:
+    """The same bytes under the same key, so asking again is safe."""
+    store = FakeStore()
+    store.faults = [Fault(0), Fault(1, after=True)]
+    written = write(store, leaves(a=torch.ones(4)))
+    assert [verb for verb, _ in store.calls] == ["put"] * 3
+    assert len({key for _, key in store.calls}) == 1
+    assert len(written.objects) == 1
+
+
+def test_pauses_grow_and_end_with_the_save() -> None:
+    """0.1 s, doubled up to 2 s, the last cut by the deadline; and what the store said last is kept."""
+    clock, offered = Impatient(), []
+
+    def ask(left: float | None) -> None:
+        offered.append(left)
+        raise UnavailableError("not now")
+
+    with pytest.raises(Abandoned, match="out of time; the store said last: not now"):
+        retry(Effort(clock, 6.0), ask)
+    assert clock.waits == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 0.9]
+    assert offered == pytest.approx([6.0, 5.9, 5.7, 5.3, 4.5, 2.9, 0.9])
+
+
+def test_an_answer_takes_the_seconds_of_the_request_that_brought_it() -> None:
+    """Not those for which the store was away: the next commit is planned by it."""
+    clock, writer, tries = Impatient(), Writer(FakeStore(), "run"), []
+
+    def ask(left: float | None) -> None:
+        tries.append(left)
+        clock.now += 0.25
+        if len(tries) < 6:
+            raise UnavailableError("away")
+
+    assert writer.ask(ask, Effort(clock)) == 0.25
+    assert clock.now > 5
+    assert writer.ask(ask, Effort(clock), again=False) == 0.25
+    writer.close()
+
+
+def test_an_error_that_cannot_heal_ends_at_once() -> None:
+    """A refused put is not repeated."""
+    calls: list[int] = []
+
+    def ask(left: float | None) -> None:
+        calls.append(1)
+        raise StoreError("never")
+
+    with pytest.raises(StoreError, match="never"):
+        retry(Effort(ManualClock()), ask)
+    assert calls == [1]
+
+
+class Lame(CalledStore):
+    """The first put of one object hangs."""
+
+    def __init__(self, store: BlobStore) -> None:
+        super().__init__(store, self._hangs)
+        self.go = threading.Event()
+
+    def puts(self) -> int:
+        """Of that object."""
+        return sum(each.key.endswith("/0001.safetensors") for each in self.requests)
+
+    def _hangs(self, request: Request) -> None:
+        if request.key.endswith("/0001.safetensors") and self.puts() == 1:
+            assert self.go.wait(PATIENCE)
+
+
+def test_a_put_that_lags_is_sent_again() -> None:
+    """Near a deadline, by a thread that has nothing else to do: the save is whole though the first one still hangs."""
+    store, clock = WatchedStore(), ManualClock()
+    lame = Lame(store)
+    writer = Writer(lame, "run")
+    what = leaves(**{f"t{n}": torch.full((OBJECT_BYTES // 4,), float(n)) for n in range(5)})
+    ended: list[Written] = []
+    thread = threading.Thread(
+        target=lambda: ended.append(writer.write(what, NAME, Effort(clock, 2000.0))), name="saving"
+    )
+    thread.start()
+    store.wait_for(lambda keys: len(keys) >= 5 and not any("0001.safetensors" in key for key in keys))
+    clock.advance(5.0)
+    thread.join(PATIENCE)
+    written = ended[0]
+    assert lame.puts() == 2
+    assert not lame.go.is_set()
+    for entry in written.objects:
+        data = store.objects[checkpoint_prefix("run", NAME) + entry.name]
+        assert len(data) == entry.size
+    lame.go.set()
+    writer.close()
+
+
+def test_a_frame_that_is_in_use_again_is_not_sent_in_the_place_of_a_late_object() -> None:
+    """The first put has come back while the second was copying: what was copied is another object's bytes."""
+    store = FakeStore()
+    writer = Writer(store, "run")
+    what = leaves(a=torch.ones(4))
+    outline = writer.outline(what)
+    work = Work(Draft(outline), [0], NAME, 1, Effort(Impatient(), 2000.0), None, str, Link())
+    size = outline.nbytes
+    reused, right = memoryview(bytes(size)), memoryview(b"x" * size)
+    late = work.starts(0, reused, crc32(right), Landed([0], NAME))
+    writer._send_again(work, Frame(size), late)
+    assert store.calls == [], "nothing was sent"
+    assert not work.draft.landed
+    late.data = right
+    writer._send_again(work, Frame(size), late)
+    assert list(store.objects.values()) == [bytes(right)]
+    writer.close()
+
+
+def test_nobody_sends_twice_without_a_deadline() -> None:
+    """A background save has time, and the link is training's too."""
+    lame = Lame(FakeStore())
+    threading.Timer(0.3, lame.go.set).start()
+    writer = Writer(lame, "run")
+    writer.write(
+        leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(3)}), NAME, Effort(SystemClock())
+    )
+    writer.close()
+    assert lame.puts() == 1
+
+
+@pytest.mark.parametrize(("failures", "ends"), [(2, True), (3, False)])
+def test_bytes_that_arrive_damaged_are_sent_again(failures: int, ends: bool) -> None:
+    """A few times: a store that refuses them for ever is not asked for ever, and no object of it stays."""
+    store = FakeStore()
+    store.faults = [Fault(at, ("put",), error=lambda: CorruptError("BadDigest")) for at in range(failures)]
+    if ends:
+        write(store, leaves(a=torch.ones(3)))
+        assert len(store.objects) == 1
+    else:
+        with pytest.raises(CorruptError):
+            write(store, leaves(a=torch.ones(3)))
+        assert not store.objects

@@ -1,0 +1,149 @@
+"""A store that was away in the middle of a save may have lost what it took before: it is looked at, and put again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+import torch
+
+from spotguard.hooks.checkpoint.format.keys import checkpoint_prefix
+from spotguard.hooks.save.cancel_scope import Abandoned, Effort
+from spotguard.hooks.save.plan.write_plan import ALL, Draft
+from spotguard.hooks.save.upload.writer import Writer
+from spotguard.providers.errors import StoreError, ThrottledError, UnavailableError
+from tests.fakes.called import CalledStore, Request
+from tests.fakes.clock import Hurried
+from tests.fakes.store import FakeStore
+from tests.hooks.save.commit.writes import NAME, leaves
+
+pytestmark = pytest.mark.torch
+
+#: Bytes of an object, and how many there are of that size.
+OBJECT, COUNT = 64 * 2**10, 6
+
+#: What becomes of the objects of a store that is away.
+Meanwhile = Callable[[dict[str, bytes]], object]
+
+
+class Away:
+    """A save to a store that fails at some requests, and has lost something when it answers again.
+
+    Args:
+        at: by the number of a request of a verb.
+    """
+
+    def __init__(
+        self,
+        at: dict[tuple[str, int], Meanwhile],
+        *,
+        error: type[StoreError] = UnavailableError,
+        parallel: int = 1,
+    ) -> None:
+        self.below = FakeStore()
+        self.below.parallel = parallel
+        self.store = CalledStore(self.below, self._before)
+        self.writer = Writer(self.store, "run")
+        self.writer._width.object_bytes = OBJECT
+        self.leaves = leaves(**{f"t{n}": torch.full((OBJECT // 8,), float(n)) for n in range(2 * COUNT)})
+        self.draft = Draft(self.writer.outline(self.leaves))
+        self._at, self._error = at, error
+        #: Whether the draft took all for there, at each listing.
+        self.had_all: list[bool] = []
+
+    def _before(self, request: Request) -> None:
+        if request.verb == "list":
+            self.had_all.append(self.draft.has(ALL))
+        number = self.asked(request.verb) - 1
+        if (meanwhile := self._at.pop((request.verb, number), None)) is not None:
+            meanwhile(self.below.objects)
+            raise self._error("it is away")
+
+    def asked(self, verb: str) -> int:
+        return sum(each.verb == verb for each in self.store.requests)
+
+    def save(self, effort: Effort | None = None) -> None:
+        """All that its manifest would name is there, and nothing else."""
+        written = self.writer.write(self.leaves, NAME, effort or Effort(Hurried()), draft=self.draft)
+        named = {checkpoint_prefix("run", NAME) + each.name: each.size for each in written.objects}
+        assert named == {key: len(data) for key, data in self.below.objects.items()}
+
+
+@pytest.fixture
+def away() -> Iterator[Callable[..., Away]]:
+    with ExitStack() as stack:
+
+        def make(at: dict[tuple[str, int], Meanwhile], **more: object) -> Away:
+            made = Away(at, **more)  # type: ignore[arg-type]
+            stack.enter_context(closing(made.writer))
+            return made
+
+        yield make
+
+
+def first_is_lost(objects: dict[str, bytes]) -> None:
+    objects.pop(min(objects, default=""), None)
+
+
+def last_is_cut(objects: dict[str, bytes]) -> None:
+    objects[max(objects)] = b"half"
+
+
+@pytest.mark.parametrize("parallel", [1, 4])
+@pytest.mark.parametrize("lose", [first_is_lost, last_is_cut, dict.clear])
+def test_what_an_outage_took_is_put_again(
+    away: Callable[..., Away], lose: Meanwhile, parallel: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever was lost, and the log says so."""
+    one = away({("put", 5): lose}, parallel=parallel)
+    one.save()
+    assert one.asked("list") >= 1
+    assert "objects of this save: they are uploaded again" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "listings"), [(UnavailableError, 1), (ThrottledError, 0)], ids=["away", "busy"]
+)
+def test_what_is_still_there_is_put_once(
+    away: Callable[..., Away], error: type[StoreError], listings: int
+) -> None:
+    """A store that is busy was not away, and nobody asks it for more."""
+    one = away({("put", 5): len}, error=error)
+    one.save()
+    assert one.asked("put") == len(one.below.objects) + 1
+    assert one.asked("list") == listings
+
+
+def test_a_store_that_goes_away_again_is_looked_at_again(away: Callable[..., Away]) -> None:
+    """While it is listed, and when what was lost is put again."""
+    one = away({("put", 4): first_is_lost, ("list", 0): first_is_lost, ("put", 7): dict.clear})
+    one.save()
+    assert one.asked("list") == 3
+
+
+@pytest.mark.parametrize("parallel", [1, 4])
+def test_an_outage_at_the_last_object_is_seen_to_before_the_end(
+    away: Callable[..., Away], parallel: int
+) -> None:
+    """Nothing else is missing by then, and not all is taken for there."""
+    last = len(away({}).draft.missing()) - 1
+    one = away({("put", last): dict.clear}, parallel=parallel)
+    one.save()
+    assert one.had_all[0] is False
+
+
+def test_what_an_outage_left_in_doubt_is_put_again_by_the_next_part(away: Callable[..., Away]) -> None:
+    """The save was called off before anybody could look."""
+    effort = Effort(Hurried())
+
+    def withdrawn(objects: dict[str, bytes]) -> None:
+        objects.clear()
+        effort.abandon("the notice was withdrawn")
+
+    one = away({("put", 5): withdrawn})
+    with pytest.raises(Abandoned):
+        one.save(effort)
+    assert not one.draft.has(ALL)
+    one.save()
+    assert one.asked("list") == 0
