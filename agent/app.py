@@ -38,7 +38,7 @@ from .telemetry.status import AgentFacts
 
 if TYPE_CHECKING:  # loaded where they are asked for
     from .process.notice_hook import NoticeHook
-    from .telemetry.metrics.recorder import Recorder
+    from .telemetry.metrics.recorder import MetricsRecorder
 
 logger = logging.getLogger("spotguard.agent")
 
@@ -151,14 +151,14 @@ def _serve(
 
 def _metrics(
     options: Options, path: Path, service: bool, count: PollCount, clock: Clock, stack: ExitStack
-) -> Recorder | None:
+) -> MetricsRecorder | None:
     """Where a port was given: what counts, with the endpoint open from here on."""
     if options.metrics_port is None:
         return None
     from .telemetry.metrics import opening
-    from .telemetry.metrics.recorder import Recorder
+    from .telemetry.metrics.recorder import MetricsRecorder
 
-    meter = Recorder()
+    meter = MetricsRecorder()
     for record in outcome.earlier(path.parent, path.stem):
         meter.ended(record)
     run_id = options.run_id or path.stem

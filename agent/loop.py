@@ -57,7 +57,7 @@ from .telemetry.status import AgentFacts, answers, in_a_line, shortened
 
 if TYPE_CHECKING:  # loaded where it is asked for
     from .process.notice_hook import NoticeHook
-    from .telemetry.metrics.recorder import Recorder
+    from .telemetry.metrics.recorder import MetricsRecorder
 
 logger = logging.getLogger("spotguard.agent")
 
@@ -95,7 +95,7 @@ class Agent:
         *,
         watches: Sequence[Watches] = (),
         manager: systemd.Manager = systemd.NOBODY,
-        meter: Recorder | None = None,
+        meter: MetricsRecorder | None = None,
         orphan: int | None = None,
     ) -> None:
         self._machine = machine

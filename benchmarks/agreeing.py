@@ -15,9 +15,9 @@ from typing import cast
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from spotguard.hooks.consensus.channel import Channel
-from spotguard.hooks.consensus.events import Background
-from spotguard.hooks.consensus.store import Store
-from spotguard.hooks.consensus.vote import Offer
+from spotguard.hooks.consensus.events import BackgroundEvent
+from spotguard.hooks.consensus.store import JobStore
+from spotguard.hooks.consensus.vote import Vote
 from spotguard.providers.clock import SystemClock
 
 #: Seconds in which anything here is done, or is broken.
@@ -30,7 +30,7 @@ def rank(index: int, ranks: int, port: int, rounds: int) -> None:
     """One rank's life; the first one prints."""
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     channel = Channel.join(
-        cast(Store, store), index, ranks, "here", SystemClock(), meet=lambda _: b"agreeing"
+        cast(JobStore, store), index, ranks, "here", SystemClock(), meet=lambda _: b"agreeing"
     )
     heard: queue.SimpleQueue[int] = queue.SimpleQueue()
     channel.listen(lambda epoch, call, standing: heard.put(epoch))
@@ -38,9 +38,9 @@ def rank(index: int, ranks: int, port: int, rounds: int) -> None:
         channel.gather(b"", _PATIENCE)
         began = time.monotonic()
         if index == 0:
-            channel.call(Background(), lambda: _PATIENCE)
+            channel.call(BackgroundEvent(), lambda: _PATIENCE)
         decision = channel.agree(
-            heard.get(timeout=_PATIENCE), Offer(index, turn), lambda: _PATIENCE, lambda: False
+            heard.get(timeout=_PATIENCE), Vote(index, turn), lambda: _PATIENCE, lambda: False
         )
         if decision.step != turn:
             raise RuntimeError(f"rank {index} was told {decision}")

@@ -68,11 +68,11 @@ class Guarded(Contestant):
     def _save(self) -> tuple[float, float | None]:
         id = next(self._ids)
         self._agent.say(protocol.Preempt(id, _LONG, 5.0, "terminate", "benchmark", drill=True))
-        told = self._agent.hear(lambda m: isinstance(m, protocol.Told))
+        told = self._agent.hear(lambda m: isinstance(m, protocol.Delivered))
         first = self._agent.hear(lambda m: isinstance(m, protocol.Progress) and m.phase == "first-byte")
         done = self._agent.hear(lambda m: isinstance(m, protocol.Committed), timeout=_LONG)
         self._agent.say(protocol.Resume(id))
-        assert isinstance(told, protocol.Told)
+        assert isinstance(told, protocol.Delivered)
         assert isinstance(first, protocol.Progress)
         assert isinstance(done, protocol.Committed)
         return done.monotonic - told.monotonic, first.monotonic - told.monotonic

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 from spotguard.hooks.checkpoint.format.keys import parse_manifest_name
 from spotguard.hooks.checkpoint.retention import Keep
-from spotguard.hooks.save.cancel_scope import Effort
+from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.checkpointer import Checkpointer
 from spotguard.hooks.save.plan.write_plan import WEIGHTS
-from spotguard.hooks.save.request import Agreed
+from spotguard.hooks.save.request import SaveSpec
 from spotguard.hooks.state.state import State
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.stores.base import ObjectInfo, Sent
@@ -52,7 +52,7 @@ def _pairs(mib: int, link: int, times: int) -> Iterator[Row]:
         store.puts, store.manifests = 0, []
         checkpointer.complete = -1 if early else step - 1
         began = clock.monotonic()
-        saved = checkpointer.save(state, Agreed(step), "emergency", Effort(clock, began + _WINDOW))
+        saved = checkpointer.save(state, SaveSpec(step), "emergency", CancelScope(clock, began + _WINDOW))
         assert saved is not None
         assert (saved.level, len(store.manifests)) == ("full", 1 + early)
         return saved.seconds, store.puts, store.manifests[0] - began

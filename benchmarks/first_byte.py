@@ -53,10 +53,10 @@ def _waits(folder: Path, life: str, mib: int, times: int) -> list[float]:
                 pass
             id = f"drill-{number}"
             agent.say(protocol.Preempt(id, 120.0, 5.0, "terminate", "benchmark", drill=True))
-            told = agent.hear(lambda m: isinstance(m, protocol.Told))
+            told = agent.hear(lambda m: isinstance(m, protocol.Delivered))
             first = agent.hear(lambda m: isinstance(m, protocol.Progress) and m.phase == "first-byte")
             agent.hear(lambda m: isinstance(m, protocol.Committed))
-            assert isinstance(told, protocol.Told)
+            assert isinstance(told, protocol.Delivered)
             assert isinstance(first, protocol.Progress)
             waits.append((first.monotonic - told.monotonic) * 1e3)
             agent.say(protocol.Resume(id))

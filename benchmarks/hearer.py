@@ -11,7 +11,7 @@ import sys
 import time
 
 from spotguard.hooks.ipc import protocol
-from spotguard.hooks.ipc.client import Client
+from spotguard.hooks.ipc.client import SocketClient
 
 
 def main() -> None:
@@ -19,12 +19,12 @@ def main() -> None:
         now = time.monotonic()
         if isinstance(message, protocol.Preempt):
             print(f"preempt {now}", flush=True)
-            client.send(protocol.Told(message.id, now))
+            client.send(protocol.Delivered(message.id, now))
             client.send(protocol.Committed(message.id, 1, 0, 0.0, "", now))
-        elif isinstance(message, protocol.Checkpoint):
+        elif isinstance(message, protocol.CheckpointNow):
             print(f"checkpoint {now}", flush=True)
 
-    client = Client(
+    client = SocketClient(
         os.environ["SPOTGUARD_SOCKET"],
         hello=lambda: protocol.Register(os.getpid(), "scenario", "hearer", checkpoints=True),
         on_message=hear,

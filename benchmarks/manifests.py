@@ -24,7 +24,7 @@ from spotguard.hooks.checkpoint.format.codec import decode_manifests, encode_man
 from spotguard.hooks.checkpoint.format.coverage import coverage
 from spotguard.hooks.checkpoint.format.keys import object_name
 from spotguard.hooks.checkpoint.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
-from spotguard.hooks.checkpoint.format.merging import Merging
+from spotguard.hooks.checkpoint.format.merging import StreamingCoverage
 
 from .rows import Row
 from .scale import Scale
@@ -55,7 +55,7 @@ def measure(scale: Scale) -> Iterator[Row]:
 
 
 def _commit(files: list[tuple[str, bytes]]) -> None:
-    merging = Merging()
+    merging = StreamingCoverage()
     for key, data in files:
         merging.add(*open_manifest(data, key, merging.known))
     merging.check()

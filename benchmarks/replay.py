@@ -1,6 +1,6 @@
 """One life of a machine in virtual time: background checkpoints, a preemption, and what is kept of the work.
 
-What decides is the product's own: the interval (`Cadence`), what is known of the link (`Link`) and the plan of the
+What decides is the product's own: the interval (`CheckpointSchedule`), what is known of the link (`StoreLink`) and the plan of the
 emergency save (`plan`, `replan`). What is assumed is everything else:
 
 - A save takes bytes by the link's rate, and a commit. The rate is drawn for each life around the job's, and moves every
@@ -19,18 +19,18 @@ import random
 from dataclasses import dataclass, replace
 
 from spotguard.hooks.save.plan.budget import (
-    Choice,
-    Earlier,
-    Landed,
-    Plan,
-    Situation,
-    Sizes,
-    Underway,
+    BudgetChoice,
+    BudgetInputs,
+    BudgetPlan,
+    EarlierCheckpoint,
+    SaveSizes,
+    StoredBytes,
+    UploadInProgress,
     plan,
     replan,
 )
-from spotguard.hooks.save.plan.throughput import Link
-from spotguard.hooks.save.schedule import Cadence, lost_training
+from spotguard.hooks.save.plan.throughput import StoreLink
+from spotguard.hooks.save.schedule import CheckpointSchedule, lost_training
 
 #: Seconds: a step of training, a commit, and how often the link's rate moves and the plan is looked at.
 STEP, COMMIT, TICK = 0.5, 0.1, 0.5
@@ -96,7 +96,7 @@ def live(job: Job, mean: float, notice: Notice | None, dice: random.Random) -> L
 
 
 def _background(job: Job, rate: float, mean: float, until: float) -> list[_Upload]:
-    clockwork, uploads = Cadence("auto", 0.0), list[_Upload]()
+    clockwork, uploads = CheckpointSchedule("auto", 0.0), list[_Upload]()
     clockwork.preempted_every(mean)
     copy, upload = job.nbytes / _COPY, job.nbytes / rate + COMMIT
     cost = lost_training(copy, upload, 1.0, 1 - _SLOWER)
@@ -112,7 +112,7 @@ def _emergency(
     job: Job, rate: float, uploads: list[_Upload], told: float, by: float, dice: random.Random
 ) -> float:
     """The work in what is committed at the end."""
-    link, step = Link(), _whole(told)
+    link, step = StoreLink(), _whole(told)
     begun = [each for each in uploads if each.begin <= told]
     last = _newest(begun, told)
     under_way = begun[-1] if begun and begun[-1].end > told else None
@@ -122,25 +122,25 @@ def _emergency(
             link.committed(COMMIT)
     third = job.nbytes // 3
     left = 0 if under_way is None else max(0, round((under_way.end - COMMIT - told) * rate))
-    at = Situation(
-        told, by, _number(step), Sizes(third, job.nbytes - third), link.rate(told), link.commit or COMMIT,
-        None if under_way is None else Underway(_number(under_way.step), step - under_way.step, left),
-        Earlier(_number(last), step - last) if last else None,
+    at = BudgetInputs(
+        told, by, _number(step), SaveSizes(third, job.nbytes - third), link.rate(told), link.commit or COMMIT,
+        None if under_way is None else UploadInProgress(_number(under_way.step), step - under_way.step, left),
+        EarlierCheckpoint(_number(last), step - last) if last else None,
     )  # fmt: skip
     chosen = plan(at)
-    if chosen.choice is Choice.KEEP:
+    if chosen.choice is BudgetChoice.KEEP:
         return last
-    if chosen.choice is not Choice.PROMOTE:
+    if chosen.choice is not BudgetChoice.PROMOTE:
         link.begin(told)
     return _upload(chosen, at, job, rate, link, step, under_way, last, dice)
 
 
 def _upload(
-    chosen: Plan,
-    at: Situation,
+    chosen: BudgetPlan,
+    at: BudgetInputs,
     job: Job,
     rate: float,
-    link: Link,
+    link: StoreLink,
     step: float,
     under_way: _Upload | None,
     last: float,
@@ -148,7 +148,7 @@ def _upload(
 ) -> float:
     """Tick by tick, until it is committed or time is over. A plan that becomes another one begins with its own bytes."""
     now, sent = at.now, 0.0
-    whole = at.background.left if chosen.choice is Choice.PROMOTE and at.background else job.nbytes
+    whole = at.background.left if chosen.choice is BudgetChoice.PROMOTE and at.background else job.nbytes
     lower = False
     while now < at.deadline:
         tick = rate * math.exp(dice.gauss(0, _TICKS))
@@ -157,19 +157,19 @@ def _upload(
             end = now + need + COMMIT
             if end > at.deadline:
                 return last
-            return under_way.step if chosen.choice is Choice.PROMOTE and under_way else step
+            return under_way.step if chosen.choice is BudgetChoice.PROMOTE and under_way else step
         now, sent = now + TICK, sent + tick * TICK
-        if chosen.choice is not Choice.PROMOTE:
+        if chosen.choice is not BudgetChoice.PROMOTE:
             link.sent(round(sent), now)
         rest = None if at.background is None else replace(at.background, left=max(0, round(whole - sent)))
         here = replace(
             at,
             now=now,
             rate=link.rate(now),
-            background=rest if chosen.choice is Choice.PROMOTE else None,
+            background=rest if chosen.choice is BudgetChoice.PROMOTE else None,
         )
         before, chosen = chosen, replan(chosen, here, _landed(sent, at.sizes.a, lower))
-        if chosen.choice is not before.choice and before.choice is Choice.PROMOTE:
+        if chosen.choice is not before.choice and before.choice is BudgetChoice.PROMOTE:
             sent, whole = 0.0, job.nbytes  # the state of now, from its first byte
             link.begin(now)
         if (chosen.lower_first or now >= chosen.fall_back_at) and sent >= at.sizes.a and not lower:
@@ -177,12 +177,12 @@ def _upload(
     return last
 
 
-def _landed(sent: float, a: int, lower: bool) -> Landed:
+def _landed(sent: float, a: int, lower: bool) -> StoredBytes:
     gone = round(sent)
-    return Landed(a=min(a, gone), b=max(0, gone - a), b_begun=gone > a, committed=lower)
+    return StoredBytes(a=min(a, gone), b=max(0, gone - a), b_begun=gone > a, committed=lower)
 
 
-def _tell(link: Link, upload: _Upload, rate: float, until: float) -> None:
+def _tell(link: StoreLink, upload: _Upload, rate: float, until: float) -> None:
     link.begin(upload.begin)
     now = upload.begin
     while now + TICK < until:

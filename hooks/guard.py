@@ -18,23 +18,24 @@ from .checkpoint.format.keys import check_run_id
 from .checkpoint.local_stage import Stage
 from .consensus.channel import Channel
 from .control import sigterm
-from .control.coordinator import Ranks
-from .control.gate import Gate, Shut
+from .control.coordinator import Coordinator
+from .control.gate import Gate
+from .control.gate_rule import Shut
 from .control.report import Report
 from .control.saver import Saver
-from .control.session import Attachment, Words
-from .control.shutdown import Farewell
+from .control.session import AgentMessages, AgentSession
+from .control.shutdown import ProcessShutdown
 from .control.sigterm import Preempted
 from .ipc import protocol
-from .ipc.notice import BY_HAND, Alarm
+from .ipc.notice import BY_HAND, PreemptionNotice
 from .restore.collective import cannot_begin
 from .restore.restore import Restored
-from .restore.startup import Beginning, FirstWords
+from .restore.startup import Startup, StartupMessages
 from .save.cancel_scope import Abandoned
 from .save.checkpointer import Checkpointer
 from .save.plan.partitioner import ALL_STAY
-from .save.request import Saved
-from .save.schedule import Cadence, lost_training, mean_between
+from .save.request import SavedCheckpoint
+from .save.schedule import CheckpointSchedule, lost_training, mean_between
 from .state.state import State
 
 log = logging.getLogger("spotguard")
@@ -63,15 +64,15 @@ class Guard:
         #: To the other ranks; None in a job of one process.
         self._channel = channel
         self._rank, self._world = (0, 1) if channel is None else (channel.rank, channel.world)
-        self._agent = Attachment(self._hello, self._position, self._hear, self._lost, self._welcomed)
-        self._ranks = None if channel is None else Ranks(channel, clock, self._agent.send)
+        self._agent = AgentSession(self._hello, self._position, self._hear, self._lost, self._welcomed)
+        self._ranks = None if channel is None else Coordinator(channel, clock, self._agent.send)
         self._run_id = run_id
         self._store = store
-        self._first_words = FirstWords(self._rank == 0, store.url)
+        self._first_words = StartupMessages(self._rank == 0, store.url)
         self._gate = Gate(together=channel is not None)
         try:
             # Before the state, which hooks the optimizers: what it refuses leaves nothing behind.
-            self._cadence = Cadence(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
+            self._cadence = CheckpointSchedule(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
             self._state = State(
                 state,
                 self._gate.before_change,
@@ -99,7 +100,7 @@ class Guard:
     def _build(self) -> None:
         self._nbytes = self._state.expected_bytes()
         run_id, clock, keep = self._run_id, self._clock, kept("SPOTGUARD_KEEP")
-        self._beginning = Beginning(self._store, run_id, clock, self._channel)
+        self._beginning = Startup(self._store, run_id, clock, self._channel)
         self._beginning.meet(self._state)
         # Agent and rights before the claim: the attempt of one who is refused would fence the one that is not.
         self._beginning.admit(lambda: self._agent.connect(os.environ.get("SPOTGUARD_SOCKET", "")))
@@ -142,15 +143,15 @@ class Guard:
             saved=self._counted,
             assembly=self._ranks,
         )
-        self._words = Words(self._saver, self._cadence, self._report, clock, self.leave, self._ranks)
-        self._farewell = Farewell(self._saver, self._agent, self._ranks, self.leave)
+        self._words = AgentMessages(self._saver, self._cadence, self._report, clock, self.leave, self._ranks)
+        self._farewell = ProcessShutdown(self._saver, self._agent, self._ranks, self.leave)
         self._saver.start()
         if self._ranks is not None:
             self._ranks.channel.look = self._gate.look
             self._ranks.begin(self._saver, self._checkpointer, self._state, self._report)
         self._state.monitor.begin()
 
-    def _counted(self, saved: Saved) -> None:
+    def _counted(self, saved: SavedCheckpoint) -> None:
         """On the saving thread. The first one beside training also finds out how often this run was preempted."""
         cost = lost_training(saved.blocked, saved.seconds) if saved.blocked else None
         if saved.blocked and not (self._looked_back or self._saver.alarmed or self._rank):
@@ -265,7 +266,7 @@ class Guard:
             self.step()
 
     @without_our_frames
-    def save(self) -> Saved:
+    def save(self) -> SavedCheckpoint:
         """Save now and wait for the commit. Call it at a boundary, right after `guard.step()`.
 
         Raises:
@@ -344,10 +345,10 @@ class Guard:
             **self._state.monitor.position(),
         )
 
-    def _alarm_told(self, alarm: Alarm) -> None:
+    def _alarm_told(self, alarm: PreemptionNotice) -> None:
         self._farewell.alarm_told(alarm)
 
-    def _alarm_ended(self, alarm: Alarm, committed: bool) -> None:
+    def _alarm_ended(self, alarm: PreemptionNotice, committed: bool) -> None:
         self._farewell.alarm_ended(alarm, committed)
 
     def preempt(self, seconds: float) -> None:
@@ -359,7 +360,9 @@ class Guard:
             self._ranks.notice(protocol.Preempt("by hand", seconds, 0.0, BY_HAND, "spotguard.testing"))
             return
         self._saver.emergency(
-            Alarm(["by hand"], now + seconds, now + seconds, "spotguard.testing", BY_HAND, by_hand=True)
+            PreemptionNotice(
+                ["by hand"], now + seconds, now + seconds, "spotguard.testing", BY_HAND, by_hand=True
+            )
         )
 
     def leave(self, code: int) -> None:

@@ -52,7 +52,7 @@ def test_a_part_is_a_folder() -> None:
     assert part_of("tests/agent/core/test_budget.py::test_it[a/b-c]") == "tests/agent"
     assert part_of("tests/providers/stores/s3/test_store.py::test_it") == "tests/providers"
     assert part_of("tests/hooks/ranks/test_stages.py::test_it") == "tests/hooks/ranks"
-    assert part_of("tests/hooks/control/test_gate.py::TestIt::test_it") == "tests/hooks"
+    assert part_of("tests/hooks/control/test_gate.py::TestIt::test_it") == "tests/hooks/control"
     assert part_of("tests/test_times.py::test_it") == "tests"
     assert {"tests", "tests/agent", "tests/hooks", "tests/hooks/ranks"} <= folders()
 

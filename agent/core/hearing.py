@@ -136,7 +136,7 @@ class Hearing:
 
     def _checkpoint(self, session: Session, reason: str, *, going: bool) -> None:
         if session.checkpoints and not session.left:
-            self._do(Send(session.number, protocol.Checkpoint(reason, going)))
+            self._do(Send(session.number, protocol.CheckpointNow(reason, going)))
 
     def _heard(self, event: Heard) -> None:
         session, message, p = self.sessions.get(event.session), event.message, self.pending
@@ -155,8 +155,10 @@ class Hearing:
             session.left = True
             if p is not None and (part := p.parts.get(event.session)) is not None:
                 part.left = True
-        elif isinstance(message, protocol.Told | protocol.Progress | protocol.Committed | protocol.Failed):
-            if isinstance(message, protocol.Told) and message.kind == protocol.LAUNCHER:
+        elif isinstance(
+            message, protocol.Delivered | protocol.Progress | protocol.Committed | protocol.Failed
+        ):
+            if isinstance(message, protocol.Delivered) and message.kind == protocol.LAUNCHER:
                 self._launcher_told(session, message)
             if p is None or message.id not in p.ids:
                 p = self.launchers.of(session, message.id)
@@ -167,7 +169,7 @@ class Hearing:
                 news = not isinstance(message, protocol.Progress) or part.phase != phase
                 self._report(p, part, message, news)
 
-    def _launcher_told(self, session: Session, said: protocol.Told) -> None:
+    def _launcher_told(self, session: Session, said: protocol.Delivered) -> None:
         if (p := self.launchers.told(session, said, self._now)) is not None:
             left = f"{p.left_at_first:.1f} s left for the save of the other ranks"
             self._log(f"{p.notice.kind} notice from {p.notice.source}: {left}", logging.WARNING)

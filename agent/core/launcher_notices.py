@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ...hooks.ipc.protocol import Told
+from ...hooks.ipc.protocol import Delivered
 from ...providers.notice import Notice, NoticeKind
 from ...providers.text import NAME, TEXT, clip
 from ..outcome import Outcome
@@ -34,7 +34,7 @@ class LauncherNotices:
     def __init__(self) -> None:
         self._standing: dict[_Key, Preemption] = {}
 
-    def told(self, session: Session, said: Told, now: float) -> Preemption | None:
+    def told(self, session: Session, said: Delivered, now: float) -> Preemption | None:
         """A rank tells of one; returns it where it is new."""
         key = (session.run, clip(said.id, TEXT))
         new = None

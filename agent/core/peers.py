@@ -46,14 +46,14 @@ class Peers(Delivery):
 
     def _heard(self, event: Heard) -> None:
         session = self.sessions.get(event.session)
-        if session is not None and isinstance(event.message, protocol.Called):
+        if session is not None and isinstance(event.message, protocol.PeerPreempted):
             self._called(session, event.message)
-        elif session is not None and isinstance(event.message, protocol.Uncalled):
+        elif session is not None and isinstance(event.message, protocol.PeerCancelled):
             self._uncalled(session, event.message.id)
         else:
             super()._heard(event)
 
-    def _called(self, session: Session, said: protocol.Called) -> None:
+    def _called(self, session: Session, said: protocol.PeerPreempted) -> None:
         if self._stopping or (self.policy.command and not self._running and self.pending is None):
             return
         if self._is_late(session, said.id):
@@ -77,7 +77,7 @@ class Peers(Delivery):
             return False
         return bool(void)
 
-    def _begin_call(self, session: Session, said: protocol.Called) -> None:
+    def _begin_call(self, session: Session, said: protocol.PeerPreempted) -> None:
         p = Preemption(
             _notice(session, said, self._now),
             self._now,
@@ -90,7 +90,7 @@ class Peers(Delivery):
             p.runs = {session.run}  # other jobs of this machine have nothing to do with it
         self._start(p)
 
-    def _another_call(self, p: Preemption, session: Session, said: protocol.Called) -> None:
+    def _another_call(self, p: Preemption, session: Session, said: protocol.PeerPreempted) -> None:
         """The same call from another rank of the job, or one of another machine or another job."""
         notice = _notice(session, said, self._now)
         if notice.id not in p.standing and not p.published:
@@ -136,7 +136,7 @@ def _key(id: str) -> str:
     return f"peer {clip(id, TEXT)}"
 
 
-def _notice(session: Session, said: protocol.Called, now: float) -> Notice:
+def _notice(session: Session, said: protocol.PeerPreempted, now: float) -> Notice:
     detail = clip(said.kind, NAME) + (f": {clip(said.detail, TEXT)}" if said.detail else "")
     return Notice(
         id=_key(said.id),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ...hooks.ipc.protocol import Committed, Failed, Preempt, Progress, Told
+from ...hooks.ipc.protocol import Committed, Delivered, Failed, Preempt, Progress
 from ...providers.notice import Notice, NoticeKind, Severity
 from ...providers.text import NAME, TEXT, clip
 from ..outcome import SIGNALLED, Outcome, SessionOutcome
@@ -92,14 +92,14 @@ class Participant:
         """Whether words still reach it."""
         return not (self.closed or self.dead)
 
-    def hear(self, message: Told | Progress | Committed | Failed, now: float) -> None:
+    def hear(self, message: Delivered | Progress | Committed | Failed, now: float) -> None:
         if isinstance(message, Failed):
             self.failed = self.failed or clip(message.reason, TEXT) or "no reason given"
             return
         # CLOCK_MONOTONIC is one axis for all processes of a machine, but the peer's word is only believed as far
         # as it can be true.
         at = min(max(message.monotonic, self.sent_at), now)
-        if isinstance(message, Told):
+        if isinstance(message, Delivered):
             self.told_at = self.told_at or at
         elif isinstance(message, Progress):
             self.step = message.step if message.step >= 0 else self.step

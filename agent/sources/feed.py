@@ -41,7 +41,7 @@ class Feed:
             message = _seen(event.notice, now) if _stands(event.notice, now) else None
         elif isinstance(event, NoticeGone):
             known = self._standing.pop(event.id, None)
-            message = None if known is None else protocol.NoticeGone(event.id)
+            message = None if known is None else protocol.FeedNoticeGone(event.id)
         elif isinstance(event, SourceGone):  # only of an agent that others look for, and that nobody watches
             self._health.pop(event.source, None)
             message = None
@@ -57,7 +57,7 @@ class Feed:
                     yield watcher, message
 
     def _understands(self, watcher: int, message: Message) -> bool:
-        terminal = not isinstance(message, protocol.NoticeSeen) or message.severity == Severity.TERMINAL
+        terminal = not isinstance(message, protocol.FeedNotice) or message.severity == Severity.TERMINAL
         return terminal or self._watchers[watcher]
 
     def joined(self, watcher: int, now: float, *, severity: bool = True) -> Iterator[tuple[int, Message]]:
@@ -115,12 +115,12 @@ def _stands(notice: Notice, now: float) -> bool:
     return notice.severity is Severity.ADVISORY or now < notice.deadline + OUTLIVED
 
 
-def _seen(notice: Notice, now: float) -> protocol.NoticeSeen:
+def _seen(notice: Notice, now: float) -> protocol.FeedNotice:
     left = max(0.0, notice.deadline - now)
     kind, severity = str(notice.kind), str(notice.severity)
-    return protocol.NoticeSeen(notice.id, kind, notice.source, left, notice.window, notice.detail, severity)
+    return protocol.FeedNotice(notice.id, kind, notice.source, left, notice.window, notice.detail, severity)
 
 
-def _health(event: HealthChanged, now: float) -> protocol.HealthSeen:
+def _health(event: HealthChanged, now: float) -> protocol.FeedHealth:
     h, seconds = event.health, max(0.0, now - event.since)
-    return protocol.HealthSeen(event.source, str(h.sight), h.reason, h.detail, h.advice, seconds)
+    return protocol.FeedHealth(event.source, str(h.sight), h.reason, h.detail, h.advice, seconds)

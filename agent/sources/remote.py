@@ -164,11 +164,11 @@ class RemoteFeed:
             self._promised(message.window)
         elif not self._answered:
             raise ProtocolError("it does not say what it watches")
-        elif isinstance(message, protocol.NoticeSeen):
+        elif isinstance(message, protocol.FeedNotice):
             self._say(NoticeSeen(_notice(message, self._clock.monotonic())))
-        elif isinstance(message, protocol.NoticeGone):
+        elif isinstance(message, protocol.FeedNoticeGone):
             self._say(NoticeGone(message.id))
-        elif isinstance(message, protocol.HealthSeen) and message.source not in self._hidden:
+        elif isinstance(message, protocol.FeedHealth) and message.source not in self._hidden:
             self._heard(message.source, _health(message), max(0.0, message.seconds))
 
     def _promised(self, window: float) -> None:
@@ -270,7 +270,7 @@ def _log(names: str, line: Line) -> None:
     logger.log(level, "%s, through the service agent: %s", names, words)
 
 
-def _notice(said: protocol.NoticeSeen, now: float) -> Notice:
+def _notice(said: protocol.FeedNotice, now: float) -> Notice:
     try:
         kind = NoticeKind(said.kind)
     except ValueError:  # a newer service knows more kinds
@@ -286,7 +286,7 @@ def _notice(said: protocol.NoticeSeen, now: float) -> Notice:
     return Notice(said.id, kind, said.source, now + left, now, severity, said.detail, said.window)
 
 
-def _health(said: protocol.HealthSeen) -> Health:
+def _health(said: protocol.FeedHealth) -> Health:
     try:
         sight = Sight(said.sight)
     except ValueError:  # a newer service knows more: whatever it is, it is not seeing

@@ -39,16 +39,16 @@ _FETCHERS = 16
 Status = Literal["whole", "partial", "damaged", "newer"]
 
 
-class Partial(CheckpointError):
+class PartialCheckpoint(CheckpointError):
     """A checkpoint lacks a rank's manifest: a save that is under way, or that never ended."""
 
 
-class Gone(Partial):
+class CheckpointGone(PartialCheckpoint):
     """It was there when the store was listed, and is not any more: pruned, perhaps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class CheckpointFolder:
     """One checkpoint as a listing shows it."""
 
     run_id: str
@@ -63,7 +63,7 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WholeCheckpoint:
     """A checkpoint whose every byte is known by place and CRC, and said by the store to be there."""
 
     run_id: str
@@ -115,7 +115,7 @@ class Checkpoint:
     missing: tuple[int, ...] = ()
 
 
-def scan(store: Reads, run_id: str, *, timeout: float | None = None) -> list[Folder]:
+def scan(store: ReadableStore, run_id: str, *, timeout: float | None = None) -> list[CheckpointFolder]:
     """All checkpoints of a run, newest first, in one listing."""
     prefix = checkpoints_prefix(run_id)
     found: dict[CheckpointName, dict[str, int]] = {}
@@ -123,33 +123,41 @@ def scan(store: Reads, run_id: str, *, timeout: float | None = None) -> list[Fol
         folder, _, rest = info.key[len(prefix) :].partition("/")
         if rest and (name := CheckpointName.parse(folder)) is not None:
             found.setdefault(name, {})[rest] = info.size
-    return [Folder(run_id, name, found[name]) for name in sorted(found, reverse=True)]
+    return [CheckpointFolder(run_id, name, found[name]) for name in sorted(found, reverse=True)]
 
 
-def examine(store: Reads, folder: Folder, folders: list[Folder], *, timeout: float | None = None) -> Whole:
+def examine(
+    store: ReadableStore,
+    folder: CheckpointFolder,
+    folders: list[CheckpointFolder],
+    *,
+    timeout: float | None = None,
+) -> WholeCheckpoint:
     """Read a checkpoint's manifests and hold them against the listing.
 
     Raises:
-        Partial: a rank's manifest is not there; `Gone`, where the listing had it.
+        Partial: a rank's manifest is not there; `CheckpointGone`, where the listing had it.
         CheckpointError: it is damaged; says where.
     """
     world = _world(folder)
     names = [manifest_name(rank, world) for rank in range(world)]
     if missing := [name for name in names if name not in folder.files]:
-        raise Partial(f"{len(missing)} of {world} manifests are missing ({missing[0]} is the first)")
+        raise PartialCheckpoint(
+            f"{len(missing)} of {world} manifests are missing ({missing[0]} is the first)"
+        )
     for name in names:
         check_size(folder, name, world)
     try:
         manifests = _fetch(store, [folder.prefix + name for name in names], timeout)
     except NotFoundError as error:
-        raise Gone(f"it went away while it was read ({error})") from error
+        raise CheckpointGone(f"it went away while it was read ({error})") from error
     merged = coverage(manifests)
     _belongs(merged, folder)
     _check_objects(merged, folder, folders)
-    return Whole(folder.run_id, folder.name, merged.manifests, merged.tensors)
+    return WholeCheckpoint(folder.run_id, folder.name, merged.manifests, merged.tensors)
 
 
-def check_size(folder: Folder, name: str, world: int) -> None:
+def check_size(folder: CheckpointFolder, name: str, world: int) -> None:
     """Raise CheckpointError where a manifest is too large to be one: before it is read into memory."""
     if (size := folder.files[name]) > (most := most_bytes(world)):
         raise CheckpointError(
@@ -158,14 +166,14 @@ def check_size(folder: Folder, name: str, world: int) -> None:
 
 
 def whole_checkpoints(
-    store: Reads,
+    store: ReadableStore,
     run_id: str,
     *,
     step: int | None = None,
     levels: tuple[Level, ...] = ("full",),
     skipped: Callable[[CheckpointName, CheckpointError], None] | None = None,
     timeout: float | None = None,
-) -> Iterator[Whole]:
+) -> Iterator[WholeCheckpoint]:
     """Whole checkpoints, newest first, each examined when it is asked for: a restore falls back along this.
 
     Args:
@@ -200,7 +208,7 @@ def whole_checkpoints(
 
 def passed_over(run_id: str, name: CheckpointName, error: CheckpointError) -> None:
     """Say of a checkpoint that it is not whole, where that is damage."""
-    if not isinstance(error, Partial):
+    if not isinstance(error, PartialCheckpoint):
         log.warning("checkpoint %s of run %s is passed over: %s", name, run_id, error)
 
 
@@ -211,7 +219,7 @@ def find_whole(
     step: int | None = None,
     levels: tuple[Level, ...] = ("full",),
     timeout: float | None = None,
-) -> Whole | None:
+) -> WholeCheckpoint | None:
     """The newest whole checkpoint: highest (attempt, step, save)."""
     return next(whole_checkpoints(store, run_id, step=step, levels=levels, timeout=timeout), None)
 
@@ -253,7 +261,11 @@ def list_runs(store: BlobStore, *, timeout: float | None = None) -> list[str]:
 
 
 def _describe(
-    store: BlobStore, folder: Folder, folders: list[Folder], deep: bool, timeout: float | None
+    store: BlobStore,
+    folder: CheckpointFolder,
+    folders: list[CheckpointFolder],
+    deep: bool,
+    timeout: float | None,
 ) -> Checkpoint:
     marked = MARKER in folder.files
     objects, nbytes = _objects(folder)
@@ -273,7 +285,7 @@ def _describe(
             folder.run_id, folder.name, "whole", "", whole.nbytes, marked,
             first.world, first.level, first.kind, first.created, first.missing,
         )  # fmt: skip
-    except (Partial, NotFoundError) as error:
+    except (PartialCheckpoint, NotFoundError) as error:
         status, reason = "partial", str(error)
     except CheckpointError as error:
         status, reason = "newer" if isinstance(error, NewerFormatError) else "damaged", str(error)
@@ -284,13 +296,13 @@ def _describe(
     return Checkpoint(folder.run_id, folder.name, status, reason, nbytes, marked, world)
 
 
-def _objects(folder: Folder) -> tuple[int, int]:
+def _objects(folder: CheckpointFolder) -> tuple[int, int]:
     """How many it has, and their bytes."""
     sizes = [size for name, size in folder.files.items() if parse_object_name(name)]
     return len(sizes), sum(sizes)
 
 
-def _said(store: BlobStore, folder: Folder, timeout: float | None) -> CommitMarker | None:
+def _said(store: BlobStore, folder: CheckpointFolder, timeout: float | None) -> CommitMarker | None:
     """What the marker says; None where it cannot be read, which unmakes nothing: the manifests say more."""
     key = folder.prefix + MARKER
     try:
@@ -299,10 +311,10 @@ def _said(store: BlobStore, folder: Folder, timeout: float | None) -> CommitMark
         return None
 
 
-def _world(folder: Folder) -> int:
+def _world(folder: CheckpointFolder) -> int:
     worlds = {parsed[1] for name in folder.files if (parsed := parse_manifest_name(name))}
     if not worlds:
-        raise Partial("no manifest is there")
+        raise PartialCheckpoint("no manifest is there")
     if len(worlds) > 1:
         raise CheckpointError(
             f"manifests of jobs of {' and '.join(map(str, sorted(worlds)))} ranks are mixed"
@@ -310,7 +322,7 @@ def _world(folder: Folder) -> int:
     return worlds.pop()
 
 
-def _fetch(store: Reads, keys: list[str], timeout: float | None) -> list[RankManifest]:
+def _fetch(store: ReadableStore, keys: list[str], timeout: float | None) -> list[RankManifest]:
     objects = side_by_side(lambda key: store.get(key, timeout=timeout), keys)
     return decode_manifests(zip(keys, objects, strict=True))
 
@@ -358,13 +370,13 @@ def side_by_side(get: Callable[[str], bytes], keys: Sequence[str]) -> list[bytes
     return [got[at] for at in range(len(keys))]
 
 
-def _belongs(merged: Coverage, folder: Folder) -> None:
+def _belongs(merged: Coverage, folder: CheckpointFolder) -> None:
     first = merged.manifests[0]
     if (first.run_id, first.checkpoint) != (folder.run_id, folder.name):
         raise CheckpointError(f"its manifests are of {first.run_id} {first.checkpoint}")
 
 
-def _check_objects(merged: Coverage, folder: Folder, folders: list[Folder]) -> None:
+def _check_objects(merged: Coverage, folder: CheckpointFolder, folders: list[CheckpointFolder]) -> None:
     """Every object that a manifest names is in the listing, with its size."""
     elsewhere = {str(each.name): each.files for each in folders}
     for manifest in merged.manifests:
@@ -377,7 +389,7 @@ def _check_objects(merged: Coverage, folder: Folder, folders: list[Folder]) -> N
                 raise CheckpointError(f"object {place} {there}, its manifest says {entry.size}")
 
 
-class Reads(Protocol):
+class ReadableStore(Protocol):
     """What a catalog asks of a store."""
 
     url: str

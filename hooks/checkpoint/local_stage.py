@@ -19,7 +19,7 @@ from pathlib import Path
 from ...providers.errors import NotFoundError, StoreError, UsageError
 from ...providers.stores.base import BlobStore
 from ...providers.stores.file import FileStore
-from .catalog import Folder, Whole, scan, whole_checkpoints
+from .catalog import CheckpointFolder, WholeCheckpoint, scan, whole_checkpoints
 from .format.codec import NewerFormatError
 from .format.keys import CheckpointName, attempt_key
 from .retention import Pruning, plan_pruning
@@ -35,7 +35,7 @@ _ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
 
 
 @dataclass(frozen=True, slots=True)
-class Staged(Whole):
+class StagedCheckpoint(WholeCheckpoint):
     """A whole checkpoint that lies on this machine's disk."""
 
 
@@ -107,7 +107,7 @@ class Stage:
 
     # --- what is there ---
 
-    def wholes(self, store: BlobStore, *, step: int | None = None) -> Iterator[Staged]:
+    def wholes(self, store: BlobStore, *, step: int | None = None) -> Iterator[StagedCheckpoint]:
         """What may be believed and is whole, newest first, each examined when it is asked for."""
         found = whole_checkpoints(self.files, self.run_id, step=step)
         believed: dict[int, bool] = {}
@@ -126,7 +126,7 @@ class Stage:
             if attempt not in believed:
                 believed[attempt] = self._same_record(store, attempt)
             if believed[attempt]:
-                yield Staged(whole.run_id, whole.name, whole.manifests, whole.tensors)
+                yield StagedCheckpoint(whole.run_id, whole.name, whole.manifests, whole.tensors)
 
     def _same_record(self, store: BlobStore, attempt: int) -> bool:
         key = attempt_key(self.run_id, attempt)
@@ -155,13 +155,15 @@ class Stage:
         """Remove what is there of one that came to nothing."""
         self._remove(each for each in scan(self.files, self.run_id) if each.name == name)
 
-    def _remove(self, folders: Iterable[Folder]) -> None:
+    def _remove(self, folders: Iterable[CheckpointFolder]) -> None:
         doomed = tuple(folders)
         for keys in Pruning((), doomed, frozenset()).steps():
             self.files.delete(keys)
 
 
-def newest_first(staged: Iterator[Staged], stored: Iterator[Whole]) -> Iterator[Whole]:
+def newest_first(
+    staged: Iterator[StagedCheckpoint], stored: Iterator[WholeCheckpoint]
+) -> Iterator[WholeCheckpoint]:
     """Both by age; of one that is in both places the staged one first, for a disk is nearer."""
     return heapq.merge(staged, stored, key=lambda whole: whole.name, reverse=True)
 

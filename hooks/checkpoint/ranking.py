@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .catalog import Whole
+from .catalog import WholeCheckpoint
 from .format.manifest import lacks, private_name
 
 log = logging.getLogger("spotguard")
@@ -28,14 +28,16 @@ def counts(step: int, complete: int) -> bool:
     return complete < 0 or step - complete >= MOMENTS_WORTH
 
 
-def worth_it(newest_first: Iterator[Whole], extras_worth: int = EXTRAS_WORTH) -> Iterator[Whole]:
+def worth_it(
+    newest_first: Iterator[WholeCheckpoint], extras_worth: int = EXTRAS_WORTH
+) -> Iterator[WholeCheckpoint]:
     """Full checkpoints, and of the others those that are newer by more than what they lack is worth.
 
     Args:
         extras_worth: steps that the extras of dead ranks are worth. Where those of each missing rank were the very same as
             another's in the full checkpoint, they are worth nothing: the other's stand in for them.
     """
-    lower: list[Whole] = []
+    lower: list[WholeCheckpoint] = []
     for whole in newest_first:
         if whole.level != "full":
             lower.append(whole)
@@ -59,18 +61,18 @@ def worth_it(newest_first: Iterator[Whole], extras_worth: int = EXTRAS_WORTH) ->
     yield from sorted(lower, key=lambda light: light.name.step - _worth(light, extras_worth), reverse=True)
 
 
-def _ahead(light: Whole, full: Whole, extras_worth: int) -> int:
+def _ahead(light: WholeCheckpoint, full: WholeCheckpoint, extras_worth: int) -> int:
     """Steps by which it is newer than what it lacks is worth; 0 and below, where the full one is worth more."""
     rebuilt = light.level != "weights" and bool(stand_ins(light, full))
     return light.name.step - full.name.step - (0 if rebuilt else _worth(light, extras_worth))
 
 
-def _worth(light: Whole, extras_worth: int) -> int:
+def _worth(light: WholeCheckpoint, extras_worth: int) -> int:
     """Steps that what it lacks is worth."""
     return MOMENTS_WORTH - 1 if light.level == "weights" else extras_worth
 
 
-def stand_ins(light: Whole, full: Whole) -> dict[int, int]:
+def stand_ins(light: WholeCheckpoint, full: WholeCheckpoint) -> dict[int, int]:
     """By missing rank another one, which is there, and whose state was the very same in the full checkpoint; none, where one
     of the missing ranks had a state of its own, as with a seed of its own.
 
@@ -88,7 +90,7 @@ def stand_ins(light: Whole, full: Whole) -> dict[int, int]:
     return {} if -1 in found.values() else found
 
 
-def _comparable(whole: Whole, rank: int) -> Mapping[str, Any]:
+def _comparable(whole: WholeCheckpoint, rank: int) -> Mapping[str, Any]:
     """A rank's state, its own tensors by what they hold and not by their names."""
     own = private_name(rank, "")
 

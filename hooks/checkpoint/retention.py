@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from ...providers.errors import CheckpointError, NotFoundError, UsageError
 from ...providers.stores.base import BlobStore
 from .attempts import newest_claim
-from .catalog import Folder, Partial, Whole, check_size, examine, scan
+from .catalog import CheckpointFolder, PartialCheckpoint, WholeCheckpoint, check_size, examine, scan
 from .format.codec import NewerFormatError, decode_manifest
 from .format.keys import MARKER, CheckpointName, parse_manifest_name, parse_object_name
 from .format.manifest import RankManifest, referred
@@ -56,7 +56,7 @@ class Pruning:
 
     kept: tuple[CheckpointName, ...]
     #: Oldest first.
-    doomed: tuple[Folder, ...]
+    doomed: tuple[CheckpointFolder, ...]
     #: Keys in doomed folders that something kept refers to.
     protected: frozenset[str]
     #: What is newer than all that is kept, has its manifests and is not whole; and why. The newest first.
@@ -147,25 +147,25 @@ def plan_pruning(
     return Pruning(names, tuple(reversed(doomed)), frozenset(referred(manifests)), damaged)
 
 
-def _newest(store: BlobStore, run_id: str, folders: list[Folder], timeout: float | None) -> int:
+def _newest(store: BlobStore, run_id: str, folders: list[CheckpointFolder], timeout: float | None) -> int:
     """The highest attempt that has begun."""
     return max([newest_claim(store, run_id, timeout=timeout), *(folder.name.attempt for folder in folders)])
 
 
 def _sort(
     store: BlobStore,
-    folders: list[Folder],
+    folders: list[CheckpointFolder],
     keep: int,
     timeout: float | None,
     damaged: dict[CheckpointName, str],
-) -> tuple[list[Whole], list[Whole], list[Folder], list[Folder]]:
+) -> tuple[list[WholeCheckpoint], list[WholeCheckpoint], list[CheckpointFolder], list[CheckpointFolder]]:
     """The whole full ones that stay, those of each lower level that stay before them (a run whose optimizer is not saved
     makes no others: no more stay than of full ones, and none of them costs one that lacks less its place), all else that is newer than the newest full one (what is `damaged` of
     that is noted), and the rest that may go."""
-    kept: list[Whole] = []
-    light: list[Whole] = []
-    newer: list[Folder] = []
-    older: list[Folder] = []
+    kept: list[WholeCheckpoint] = []
+    light: list[WholeCheckpoint] = []
+    newer: list[CheckpointFolder] = []
+    older: list[CheckpointFolder] = []
     for folder in folders:
         if len(kept) == keep:
             older.append(folder)
@@ -176,7 +176,7 @@ def _sort(
             continue  # not ours to judge: it stays
         except CheckpointError as error:
             (older if kept else newer).append(folder)
-            if not kept and not isinstance(error, Partial):
+            if not kept and not isinstance(error, PartialCheckpoint):
                 damaged[folder.name] = str(error)
             continue
         if whole.level == "full":
@@ -189,11 +189,15 @@ def _sort(
 
 
 def _milestones(
-    store: BlobStore, folders: list[Folder], older: list[Folder], every: int, timeout: float | None
-) -> list[Whole]:
+    store: BlobStore,
+    folders: list[CheckpointFolder],
+    older: list[CheckpointFolder],
+    every: int,
+    timeout: float | None,
+) -> list[WholeCheckpoint]:
     """Of the older ones the first whole full one at or after each multiple, newest first. Who went back left a branch
     behind: what lies on it beyond that step is no milestone of the way that was gone."""
-    by_multiple: dict[int, list[Folder]] = {}
+    by_multiple: dict[int, list[CheckpointFolder]] = {}
     for folder in older:
         name = folder.name
         left_behind = any(
@@ -214,7 +218,7 @@ def _milestones(
     return sorted(found, key=lambda whole: whole.name, reverse=True)
 
 
-def _of_newer_format(store: BlobStore, folder: Folder, timeout: float | None) -> bool:
+def _of_newer_format(store: BlobStore, folder: CheckpointFolder, timeout: float | None) -> bool:
     """Whether one manifest says so; one is enough, a save has one writer's format."""
     name = next((name for name in sorted(folder.files) if parse_manifest_name(name)), None)
     if name is None:
@@ -228,13 +232,13 @@ def _of_newer_format(store: BlobStore, folder: Folder, timeout: float | None) ->
     return False
 
 
-def _manifest(store: BlobStore, folder: Folder, name: str, timeout: float | None) -> RankManifest:
+def _manifest(store: BlobStore, folder: CheckpointFolder, name: str, timeout: float | None) -> RankManifest:
     if (parsed := parse_manifest_name(name)) is not None:
         check_size(folder, name, parsed[1])
     return decode_manifest(store.get(folder.prefix + name, timeout=timeout), folder.prefix + name)
 
 
-def _readable(store: BlobStore, folder: Folder, timeout: float | None) -> Iterator[RankManifest]:
+def _readable(store: BlobStore, folder: CheckpointFolder, timeout: float | None) -> Iterator[RankManifest]:
     """The manifests that a save under way has put so far: what they refer to must stay."""
     for name in folder.files:
         if parse_manifest_name(name):

@@ -50,7 +50,7 @@ def right_to(url: str, verb: str) -> str:
     return _RIGHTS.get(urlsplit(url).scheme, {}).get(verb, "")
 
 
-class Probe:
+class StoreProbe:
     """What a job needs of its store, step by step, on an object that no other probe ever has.
 
     Call in order, each once: `write`, `create`, `read`, `find`, `miss`, and `remove` whatever became of the others. `miss`,
@@ -106,7 +106,7 @@ def probe(store: BlobStore, run_id: str) -> None:
         DeniedError: a right is missing; says which.
         StoreError: the store fails otherwise, or does not give back what was put.
     """
-    asked = Probe(store, run_id)
+    asked = StoreProbe(store, run_id)
     with _needs(store, "write"):
         asked.write()
     try:
@@ -128,7 +128,7 @@ def probe(store: BlobStore, run_id: str) -> None:
         _remove(store, asked)
 
 
-def _remove(store: BlobStore, asked: Probe) -> None:
+def _remove(store: BlobStore, asked: StoreProbe) -> None:
     try:
         asked.remove()
     except StoreError as error:  # training goes on: the store grows, and that is said

@@ -17,7 +17,7 @@ from ...providers.errors import (
     StoreError,
     UsageError,
 )
-from ..checkpoint.catalog import Gone
+from ..checkpoint.catalog import CheckpointGone
 from ..checkpoint.format.codec import NewerFormatError
 from .channel import Channel
 
@@ -93,7 +93,7 @@ def _as_said(error: SpotguardError) -> dict[str, Any]:
     kind = next((name for name, cls in _ERRORS.items() if type(error) is cls), "")
     if not kind:
         kind = "StateError" if isinstance(error, StateError) else "StoreError"
-    gone = isinstance(error, (Gone, NotFoundError))
+    gone = isinstance(error, (CheckpointGone, NotFoundError))
     return {"error": kind, "why": str(error), "damage": damage, "gone": gone}
 
 

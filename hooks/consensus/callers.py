@@ -29,7 +29,7 @@ class _Order:
     done: threading.Event = field(default_factory=threading.Event)
 
 
-class Callers:
+class CallerPool:
     """Makes calls in the order in which they are given. `begin` starts the threads, `close` ends them."""
 
     def __init__(self, clock: Clock) -> None:

@@ -15,16 +15,16 @@ from ...providers.errors import SpotguardError, UsageError
 from ..ipc import typed_json
 from . import barrier, events, protocol
 from . import store as c10d
-from .events import Background, Call
-from .job_state import Standing
+from .events import BackgroundEvent, LogEvent
+from .job_state import JobState
 from .protocol import Answer, Has, Hear, Keys, Saying, Set, Wait, Waited
-from .store import Line, Silent, Store
-from .vote import Decision, Offer
+from .store import JobStore, StoreConnection, StoreSilent
+from .vote import Decision, Vote
 
 log = logging.getLogger("spotguard")
 
 #: Called with a call's number, the call, and where the job stands after it.
-Hearer = Callable[[int, Call, Standing], None]
+Hearer = Callable[[int, LogEvent, JobState], None]
 
 #: Seconds for the ranks to meet: they come from a collective.
 _MEET = 60.0
@@ -44,7 +44,7 @@ class Channel:
     """One rank's end. Made by `join`; calls are heard from `listen` on, until `close`."""
 
     def __init__(
-        self, store: Store, rank: int, world: int, incarnation: str, clock: Clock, *, hosts: bool
+        self, store: JobStore, rank: int, world: int, incarnation: str, clock: Clock, *, hosts: bool
     ) -> None:
         self.rank = rank
         self.world = world
@@ -53,7 +53,7 @@ class Channel:
         #: Of each rank, the machine that it runs on.
         self.machines: tuple[str, ...] = ()
         #: Where the job stands, after all calls that were heard.
-        self.standing = Standing()
+        self.standing = JobState()
         #: The job's store is gone: nothing is heard any more.
         self.lost = False
         self._store = store  # where this process hosts it, it lives as long as this
@@ -63,9 +63,9 @@ class Channel:
         self._numbers = itertools.count(1)
         self._tellings, self._gatherings = itertools.count(1), itertools.count(1)
         self._mailbox, self._caller, self._agreement = (
-            Line(f"spotguard-{name}", store, clock) for name in ("mailbox", "caller", "agreement")
+            StoreConnection(f"spotguard-{name}", store, clock) for name in ("mailbox", "caller", "agreement")
         )
-        self._meeting = Line("spotguard-meeting", store, clock, longest=_GLANCE)
+        self._meeting = StoreConnection("spotguard-meeting", store, clock, longest=_GLANCE)
         self._lines = [self._mailbox, self._caller, self._agreement, self._meeting]
         #: The newest epoch that this rank has offered for.
         self._offered = 0
@@ -79,7 +79,7 @@ class Channel:
     @classmethod
     def join(
         cls,
-        store: Store,
+        store: JobStore,
         rank: int,
         world: int,
         machine: str,
@@ -128,20 +128,20 @@ class Channel:
         """Have the thread "spotguard-mailbox" call `hear` once for each entry, in order. It must not block."""
         self._mailbox.give(lambda store: self._listen(store, hear))
 
-    def call(self, call: Call, left: Callable[[], float | None]) -> int:
+    def call(self, call: LogEvent, left: Callable[[], float | None]) -> int:
         """Tell all ranks, this one too. Returns the call's number. From any thread.
 
         Raises:
             Silent: the store is gone, or has not answered before nothing was left. The call may be heard all the same.
         """
         heard = self.standing.epoch
-        if isinstance(call, Background):
+        if isinstance(call, BackgroundEvent):
             call = replace(call, heard=heard)
         entry = events.encode(call, self.rank, next(self._numbers))
         return self._caller.say(protocol.call(self._keys, entry, heard), left)
 
     def agree(
-        self, epoch: int, offer: Offer, left: Callable[[], float | None], over: Callable[[], bool]
+        self, epoch: int, offer: Vote, left: Callable[[], float | None], over: Callable[[], bool]
     ) -> Decision:
         """Offer, and return what is decided for all. Once for each epoch. On the saving thread.
 
@@ -169,7 +169,7 @@ class Channel:
 
         try:
             decision = self._agreement.say(protocol.agree(self._keys, epoch, offer), left, waiting)
-        except Silent as why:
+        except StoreSilent as why:
             return Decision(epoch, None, str(why))
         return decision or Decision(epoch, None, "it is not wanted any more, or another call counts by now")
 
@@ -188,7 +188,9 @@ class Channel:
         saying = barrier.tell(self._keys, next(self._tellings), value if self.rank == 0 else None)
         told = self._meeting.say(saying, self._together(patience), self._late(patience))
         if told is None:
-            raise Silent(f"rank 0 of {self.world} has not said what all wait for, within {patience:.0f} s")
+            raise StoreSilent(
+                f"rank 0 of {self.world} has not said what all wait for, within {patience:.0f} s"
+            )
         return told
 
     def gather(self, value: bytes, patience: float, *, silence: float | None = None) -> list[bytes]:
@@ -211,12 +213,12 @@ class Channel:
             if not isinstance(values, tuple):
                 return values
             if silence is None or within() < silence:
-                raise Silent(
+                raise StoreSilent(
                     f"rank {values[0]} of {self.world} has not come where all ranks wait for it, within {patience:.0f} s"
                 )
             beats = self.beats(values)
             if still := [rank for rank in values if beats[rank] == seen.get(rank)]:
-                raise Silent(
+                raise StoreSilent(
                     f"rank {still[0]} of {self.world} has shown no life for {silence:.0f} s where all ranks wait for it"
                 )
             seen = beats
@@ -242,7 +244,7 @@ class Channel:
             while not done.is_set():
                 try:
                     self.beat()
-                except Silent as why:  # who is in the next meeting hears of it as well
+                except StoreSilent as why:  # who is in the next meeting hears of it as well
                     log.debug("no sign of life: %s", why)
                 self._clock.wait(done, _BEAT)
 
@@ -273,7 +275,7 @@ class Channel:
                 self._caller.say(
                     barrier.wait_left(self._keys), self._within(patience + _JOIN), self._late(patience)
                 )
-        except Silent as why:
+        except StoreSilent as why:
             log.debug("the end was not said: %s", why)
         for line in self._lines:
             line.close(_JOIN / 10)  # one that the store keeps is left behind
@@ -284,7 +286,7 @@ class Channel:
 
     # --- inside ---
 
-    def _listen(self, store: Store, hear: Hearer) -> None:
+    def _listen(self, store: JobStore, hear: Hearer) -> None:
         try:
             saying: Saying[None] = protocol.listen(self._keys, self.rank)
             operation = next(saying)
@@ -299,7 +301,7 @@ class Channel:
                 operation = saying.send(answer)
         except StopIteration:
             return
-        except Silent as why:
+        except StoreSilent as why:
             self.lost = True
             if not self._leaving:
                 log.warning("notices of other machines are not heard any more: %s", why)
@@ -317,7 +319,7 @@ class Channel:
         # Only now: who is agreeing leaves an epoch that it sees superseded, and is to know by then what takes its place.
         self.standing = standing
 
-    def _wait(self, store: Store, operation: Wait) -> Waited:
+    def _wait(self, store: JobStore, operation: Wait) -> Waited:
         while not self._leaving:
             if c10d.wait(store, operation.keys, _LONGEST):
                 break

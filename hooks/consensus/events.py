@@ -11,7 +11,7 @@ from ..ipc import typed_json
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class NoticeEvent:
     """A machine of this job was noticed, or drills."""
 
     id: str
@@ -26,14 +26,14 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class Withdrawn:
+class WithdrawnEvent:
     """A notice is void, or its drill is over."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Background:
+class BackgroundEvent:
     """It is time for a checkpoint beside training."""
 
     why: str = ""
@@ -42,14 +42,14 @@ class Background:
 
 
 @dataclass(frozen=True, slots=True)
-class Manual:
+class ManualEvent:
     """The script saves by hand, at this step."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
-class AtBoundary:
+class BoundaryEvent:
     """The state of the rank that says so moved while it was read for `epoch`: all save again, at a boundary."""
 
     epoch: int
@@ -57,7 +57,7 @@ class AtBoundary:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedEvent:
     """What this rank was to save for `epoch` will never be there."""
 
     epoch: int
@@ -66,27 +66,29 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Strange:
+class UnknownEvent:
     """An entry that this version cannot read. Nothing is saved for it."""
 
     why: str
 
 
-Call = Notice | Withdrawn | Background | Manual | AtBoundary | Failed | Strange
+LogEvent = (
+    NoticeEvent | WithdrawnEvent | BackgroundEvent | ManualEvent | BoundaryEvent | FailedEvent | UnknownEvent
+)
 
 #: Word on the wire -> call.
-_KINDS: dict[str, type[Call]] = {
-    "notice": Notice,
-    "withdrawn": Withdrawn,
-    "background": Background,
-    "manual": Manual,
-    "at-boundary": AtBoundary,
-    "failed": Failed,
+_KINDS: dict[str, type[LogEvent]] = {
+    "notice": NoticeEvent,
+    "withdrawn": WithdrawnEvent,
+    "background": BackgroundEvent,
+    "manual": ManualEvent,
+    "at-boundary": BoundaryEvent,
+    "failed": FailedEvent,
 }
 _WORDS = {cls: word for word, cls in _KINDS.items()}
 
 
-def encode(call: Call, rank: int, number: int) -> str:
+def encode(call: LogEvent, rank: int, number: int) -> str:
     """The entry for the log. No two entries are the same text, for a rank must know its own again.
 
     Args:
@@ -98,15 +100,15 @@ def encode(call: Call, rank: int, number: int) -> str:
     )
 
 
-def decode(raw: bytes | str) -> Call:
+def decode(raw: bytes | str) -> LogEvent:
     """What an entry says; one that cannot be read is a call too, for its place in the log is taken."""
     try:
         return _decode(typed_json.decode(raw))
     except ProtocolError as error:
-        return Strange(str(error))
+        return UnknownEvent(str(error))
 
 
-def _decode(body: dict[str, Any]) -> Call:
+def _decode(body: dict[str, Any]) -> LogEvent:
     word = body.get("call")
     cls = _KINDS.get(word) if isinstance(word, str) else None
     if cls is None:

@@ -11,14 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from .events import AtBoundary, Background, Call, Failed, Manual, Notice, Strange, Withdrawn
+from .events import (
+    BackgroundEvent,
+    BoundaryEvent,
+    FailedEvent,
+    LogEvent,
+    ManualEvent,
+    NoticeEvent,
+    UnknownEvent,
+    WithdrawnEvent,
+)
 
 #: What a save is for.
 Cause = Literal["notice", "background", "manual"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedSave:
     """The save that counts."""
 
     #: The call's number in the log; its agreement, and what is saved for it, go by that number.
@@ -29,15 +38,15 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class JobState:
     """Fold the log with `after`, entry by entry."""
 
     #: Entries read.
     epoch: int = 0
     #: Those that stand, in the order in which they came.
-    notices: tuple[Notice, ...] = ()
+    notices: tuple[NoticeEvent, ...] = ()
     #: None: nobody saves for all, training goes on.
-    wanted: Wanted | None = None
+    wanted: WantedSave | None = None
 
     @property
     def doomed(self) -> frozenset[str]:
@@ -60,28 +69,28 @@ class Standing:
         """Whether the save of this call is (still) the one that is wanted."""
         return self.wanted is not None and self.wanted.epoch == epoch
 
-    def after(self, call: Call) -> Standing:
+    def after(self, call: LogEvent) -> JobState:
         """Where the job stands once the next entry is read."""
         on = replace(self, epoch=self.epoch + 1)
         match call:
-            case Notice():
+            case NoticeEvent():
                 return on._noticed(call)
-            case Withdrawn(id=id):
+            case WithdrawnEvent(id=id):
                 return on._withdrawn(id)
-            case Background(heard=heard):
+            case BackgroundEvent(heard=heard):
                 # Whoever asks knows of no save under way; of one that was called meanwhile it has not heard yet.
                 unheard = heard is not None and on.wanted is not None and on.wanted.epoch > heard
-                return on if on.notices or unheard else replace(on, wanted=Wanted(on.epoch, "background"))
-            case Manual():
-                return on if on.notices else replace(on, wanted=Wanted(on.epoch, "manual"))
-            case AtBoundary(epoch=epoch):
+                return on if on.notices or unheard else replace(on, wanted=WantedSave(on.epoch, "background"))
+            case ManualEvent():
+                return on if on.notices else replace(on, wanted=WantedSave(on.epoch, "manual"))
+            case BoundaryEvent(epoch=epoch):
                 if on.wanted is None or on.wanted.epoch != epoch:
                     return on  # said of a save that does not count any more; or somebody has said it already
-                return replace(on, wanted=Wanted(on.epoch, on.wanted.cause, boundary=True))
-            case Failed() | Strange():
+                return replace(on, wanted=WantedSave(on.epoch, on.wanted.cause, boundary=True))
+            case FailedEvent() | UnknownEvent():
                 return on
 
-    def _noticed(self, notice: Notice) -> Standing:
+    def _noticed(self, notice: NoticeEvent) -> JobState:
         """A save for each machine that is newly doomed. A further notice for one that is doomed already is remembered
         and asks for nothing: who goes, and so who writes what, stays as it is, and its earlier deadline that machine
         knows by itself. Unless it is the first that is no drill: what a drill's ranks have done by now they may have
@@ -93,9 +102,9 @@ class Standing:
         if same and (notice.drill or any(not each.drill for each in same)):
             return on
         boundary = bool(self.notices) and self.wanted is not None and self.wanted.boundary
-        return replace(on, wanted=Wanted(self.epoch, "notice", boundary))
+        return replace(on, wanted=WantedSave(self.epoch, "notice", boundary))
 
-    def _withdrawn(self, id: str) -> Standing:
+    def _withdrawn(self, id: str) -> JobState:
         """Nobody begins anew while another notice stands: those who were to share the work go on sharing it."""
         rest = tuple(each for each in self.notices if each.id != id)
         if len(rest) == len(self.notices):

@@ -8,7 +8,7 @@ from typing import Any, cast
 from ...providers.clock import Clock
 from ...providers.errors import UsageError
 from .channel import Channel
-from .store import Store
+from .store import JobStore
 
 
 def join(machine: str, clock: Clock) -> Channel | None:
@@ -39,7 +39,13 @@ def join(machine: str, clock: Clock) -> Channel | None:
     store = _get_default_store()
     rank, world_size = distributed.get_rank(), distributed.get_world_size()
     return Channel.join(
-        cast(Store, store), rank, world_size, machine, clock, meet=_meet, hosts=rank == 0 and _hosted(store)
+        cast(JobStore, store),
+        rank,
+        world_size,
+        machine,
+        clock,
+        meet=_meet,
+        hosts=rank == 0 and _hosted(store),
     )
 
 

@@ -19,7 +19,7 @@ from enum import Enum
 from typing import TypeVar
 
 from . import vote as offers
-from .vote import Decision, Offer
+from .vote import Decision, Vote
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def listen(keys: Keys, rank: int) -> Saying[None]:
         yield Drop((keys.bell(rank, epoch - 1),))
 
 
-def agree(keys: Keys, epoch: int, offer: Offer) -> Saying[Decision | None]:
+def agree(keys: Keys, epoch: int, offer: Vote) -> Saying[Decision | None]:
     """Offer, and hear what is decided. None: the epoch does not count any more."""
     yield Set(((keys.offer(epoch, offer.rank), offer.encode()),))
     if (yield Add(keys.offers(epoch))) == keys.world:
@@ -105,7 +105,7 @@ def _settle(keys: Keys, epoch: int, ranks: Sequence[int]) -> Saying[Decision]:
     return (yield from _claim(keys, epoch, tuple(offers.read_offer(each) for each in raw)))
 
 
-def _claim(keys: Keys, epoch: int, heard: Sequence[Offer]) -> Saying[Decision]:
+def _claim(keys: Keys, epoch: int, heard: Sequence[Vote]) -> Saying[Decision]:
     decision = offers.decide(epoch, keys.world, heard)
     return offers.read_decision(_bytes((yield Claim(keys.decision(epoch), decision.encode()))))
 

@@ -16,7 +16,7 @@ from ...providers.errors import StateError
 from ..checkpoint.format.dtypes import dtype_name
 from ..checkpoint.format.manifest import named
 from ..state.sharding.fingerprint import crc_of
-from ..state.tensor_item import Leaf
+from ..state.tensor_item import StateTensor
 from .agree_on import of_all
 from .channel import Channel
 
@@ -32,7 +32,7 @@ _WAY_OUT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TensorClaim:
     """Of a tensor, by the first rank of those that it lies on."""
 
     group: tuple[int, ...]
@@ -44,12 +44,12 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class NameClash:
     """Of one name, on two groups."""
 
     name: str
-    one: Said
-    other: Said
+    one: TensorClaim
+    other: TensorClaim
 
     @property
     def alike(self) -> bool:
@@ -57,7 +57,7 @@ class Pair:
         return (self.one.dtype, self.one.shape) == (self.other.dtype, self.other.shape)
 
 
-def refuse_namesakes(channel: Channel, collect: Callable[[], Sequence[Leaf]]) -> None:
+def refuse_namesakes(channel: Channel, collect: Callable[[], Sequence[StateTensor]]) -> None:
     """See that equal names are one tensor. On the training thread, of all ranks at once: all raise where one has to.
 
     Args:
@@ -67,7 +67,7 @@ def refuse_namesakes(channel: Channel, collect: Callable[[], Sequence[Leaf]]) ->
         StateError: two tensors have one name; or a rank's state cannot be collected.
         Silent: not all have come.
     """
-    shared: list[Leaf] = []
+    shared: list[StateTensor] = []
 
     def lie_on() -> list[tuple[int, ...]]:
         shared.extend(leaf for leaf in collect() if leaf.group)
@@ -87,20 +87,20 @@ def refuse_namesakes(channel: Channel, collect: Callable[[], Sequence[Leaf]]) ->
         _compare(channel, first, pairs)
 
 
-def namesakes(said: Sequence[Mapping[str, Said]]) -> Iterator[Pair]:
+def namesakes(said: Sequence[Mapping[str, TensorClaim]]) -> Iterator[NameClash]:
     """What lies by one name on different groups: who said so first, with each other.
 
     Args:
         said: by name, of each rank.
     """
-    first: dict[str, Said] = {}
+    first: dict[str, TensorClaim] = {}
     for known in said:
         for name, each in known.items():
             if (held := first.setdefault(name, each)).group != each.group:
-                yield Pair(name, held, each)
+                yield NameClash(name, held, each)
 
 
-def _compare(channel: Channel, first: Mapping[str, Leaf], pairs: Sequence[Pair]) -> None:
+def _compare(channel: Channel, first: Mapping[str, StateTensor], pairs: Sequence[NameClash]) -> None:
     """They may be replicas that nobody declares. With other values they are none."""
     read = {pair.name for pair in pairs[:_READ]}
     # Reads bytes, for which there may be no memory here.
@@ -128,10 +128,12 @@ def _compare(channel: Channel, first: Mapping[str, Leaf], pairs: Sequence[Pair])
         )
 
 
-def _said(leaf: Leaf) -> list[object]:
+def _said(leaf: StateTensor) -> list[object]:
     shape = leaf.tensor.shape if leaf.shape is None else leaf.shape
     return [leaf.group, dtype_name(leaf.tensor.dtype), [*shape]]
 
 
-def _read(said: Mapping[str, Any]) -> dict[str, Said]:
-    return {name: Said(tuple(group), dtype, tuple(shape)) for name, (group, dtype, shape) in said.items()}
+def _read(said: Mapping[str, Any]) -> dict[str, TensorClaim]:
+    return {
+        name: TensorClaim(tuple(group), dtype, tuple(shape)) for name, (group, dtype, shape) in said.items()
+    }

@@ -18,16 +18,16 @@ from . import store as c10d
 from .protocol import Add, Answer, Claim, Drop, Get, Has, Hear, Operation, Saying, Set, Wait, Waited
 
 
-class Silent(SpotguardError):
+class StoreSilent(SpotguardError):
     """The job's store does not answer: the process that hosts it is gone, or stands still."""
 
 
-class Store(Protocol):
+class JobStore(Protocol):
     """The whole of the job's store. Values are text where they are given and bytes where they are got."""
 
     def add(self, key: str, value: int, /) -> int: ...
     def check(self, keys: list[str], /) -> bool: ...
-    def clone(self) -> Store: ...
+    def clone(self) -> JobStore: ...
     def compare_set(self, key: str, expected: str, value: str, /) -> bytes: ...
     def delete_key(self, key: str, /) -> bool: ...
     def multi_get(self, keys: list[str], /) -> Sequence[bytes]: ...
@@ -35,7 +35,7 @@ class Store(Protocol):
     def wait(self, keys: list[str], timeout: timedelta, /) -> None: ...
 
 
-def connect(store: Store) -> Store:
+def connect(store: JobStore) -> JobStore:
     """A connection for one more thread: one that waits keeps all others from the connection that it waits on. (It may
     take seconds: c10d asks for the host's name.)
 
@@ -47,10 +47,10 @@ def connect(store: Store) -> Store:
     except (AttributeError, NotImplementedError):
         return store  # in this process's memory or in a file: there is no connection
     except RuntimeError as error:
-        raise Silent(f"the job's store does not answer: {_line(error)}") from error
+        raise StoreSilent(f"the job's store does not answer: {_line(error)}") from error
 
 
-def do(store: Store, operation: Operation) -> Answer:
+def do(store: JobStore, operation: Operation) -> Answer:
     """All but waiting and hearing, which take time that somebody must measure.
 
     Raises:
@@ -75,10 +75,10 @@ def do(store: Store, operation: Operation) -> Answer:
             case Wait() | Hear():
                 raise TypeError(f"{operation} is not done here")
     except RuntimeError as error:  # the root of all that c10d raises
-        raise Silent(f"the job's store does not answer: {_line(error)}") from error
+        raise StoreSilent(f"the job's store does not answer: {_line(error)}") from error
 
 
-def wait(store: Store, keys: Sequence[str], seconds: float) -> bool:
+def wait(store: JobStore, keys: Sequence[str], seconds: float) -> bool:
     """Wait for all keys; whether they are there. (That it took too long, and that the store is gone, are one error in
     some stores: so it is asked once more. For a wait that may well be in vain this is not: c10d writes two warnings to
     standard error for each.)
@@ -93,7 +93,7 @@ def wait(store: Store, keys: Sequence[str], seconds: float) -> bool:
         return bool(do(store, Has(tuple(keys))))
 
 
-def _drop(store: Store, keys: Sequence[str]) -> None:
+def _drop(store: JobStore, keys: Sequence[str]) -> None:
     try:
         for key in keys:
             store.delete_key(key)
@@ -120,7 +120,7 @@ T = TypeVar("T")
 
 
 class _Errand(Generic[T]):
-    def __init__(self, job: Callable[[Store], T], dropped: threading.Event) -> None:
+    def __init__(self, job: Callable[[JobStore], T], dropped: threading.Event) -> None:
         self.job = job
         self.done = threading.Event()
         #: Set when nobody waits for it any more.
@@ -129,7 +129,7 @@ class _Errand(Generic[T]):
         self.result: T
 
 
-class Line:
+class StoreConnection:
     """Named, a daemon: a process ends whatever the store does.
 
     Args:
@@ -137,7 +137,7 @@ class Line:
             thousand ranks that wait for hours, all that it has.
     """
 
-    def __init__(self, name: str, store: Store, clock: Clock, *, longest: float = _LONGEST) -> None:
+    def __init__(self, name: str, store: JobStore, clock: Clock, *, longest: float = _LONGEST) -> None:
         self._longest = longest
         self._store = store
         self._clock = clock
@@ -168,7 +168,7 @@ class Line:
             while not errand.done.is_set():
                 seconds = left()
                 if _spent(seconds):
-                    raise Silent(
+                    raise StoreSilent(
                         "the job's store has not answered in time: its host is gone, or stands still"
                     )
                 self._clock.wait(errand.done, _LOOK if seconds is None else min(seconds, _LOOK))
@@ -178,7 +178,7 @@ class Line:
             raise errand.error
         return errand.result
 
-    def give(self, job: Callable[[Store], None]) -> None:
+    def give(self, job: Callable[[JobStore], None]) -> None:
         """Something else to be done with the connection; nobody waits for it, and what it raises is lost."""
         self._give(job, threading.Event())
 
@@ -188,13 +188,13 @@ class Line:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def _give(self, job: Callable[[Store], T], dropped: threading.Event) -> _Errand[T]:
+    def _give(self, job: Callable[[JobStore], T], dropped: threading.Event) -> _Errand[T]:
         errand = _Errand(job, dropped)
         self._errands.put(errand)  # type: ignore[arg-type]
         return errand
 
     def _run(self) -> None:
-        store: Store | None = None
+        store: JobStore | None = None
         while (errand := self._errands.get()) is not None:
             try:
                 if not errand.dropped.is_set():
@@ -207,7 +207,7 @@ class Line:
 
     def _say(
         self,
-        store: Store,
+        store: JobStore,
         saying: Saying[T],
         waiting: Callable[[], Waited | None],
         dropped: threading.Event,
@@ -220,7 +220,7 @@ class Line:
                 result: T = end.value
                 return result
             if dropped.is_set():
-                raise Silent("nobody waits for this any more")
+                raise StoreSilent("nobody waits for this any more")
             if isinstance(operation, Wait):
                 answer = self._wait(store, operation.keys, waiting, dropped)
             else:
@@ -228,7 +228,7 @@ class Line:
 
     def _wait(
         self,
-        store: Store,
+        store: JobStore,
         keys: tuple[str, ...],
         waiting: Callable[[], Waited | None],
         dropped: threading.Event,
@@ -238,7 +238,7 @@ class Line:
             if (ended := waiting()) is not None:
                 return ended
             if self._clock.wait(dropped, pause):
-                raise Silent("nobody waits for this any more")
+                raise StoreSilent("nobody waits for this any more")
             pause = min(pause * _GROWTH, self._longest)
         return Waited.THERE
 

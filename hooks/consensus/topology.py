@@ -29,7 +29,7 @@ _ANYWHERE = "00000000"
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Host:
     """Two ranks are on one where these are equal."""
 
     #: A kernel's boot, and the agent's socket on it: its path, and the folder that has this path here.
@@ -46,7 +46,7 @@ class Machine:
         return json.dumps([self.id, *self.names])
 
     @classmethod
-    def decode(cls, token: str) -> Machine:
+    def decode(cls, token: str) -> Host:
         """
         Args:
             token: `encode`'s, of any rank.
@@ -58,7 +58,7 @@ class Machine:
         return cls(str(id), tuple(map(str, names)))
 
 
-def this_machine(agent: str) -> Machine:
+def this_machine(agent: str) -> Host:
     """
     Args:
         agent: the socket of the agent that watches over this process; "" for none.
@@ -69,7 +69,7 @@ def this_machine(agent: str) -> Machine:
         boot = ""
     host = os.uname().nodename
     id = f"{boot} {_place(os.path.realpath(agent))}" if agent else f"{boot} {host}"
-    return Machine(id, (host, *_addresses()))
+    return Host(id, (host, *_addresses()))
 
 
 def _place(agent: str) -> str:
@@ -127,7 +127,7 @@ _PATIENCE = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class ReplicationInfo:
     """Of one rank."""
 
     #: Registered names.
@@ -137,23 +137,23 @@ class Holding:
     #: It has tensors that nobody else has. (Its generators do not count: they are lost with it.)
     alone: bool
 
-    def within(self, other: Holding) -> bool:
+    def within(self, other: ReplicationInfo) -> bool:
         """Whether the other has all that this one has."""
         return not self.alone and self.parts <= other.parts and self.groups <= other.groups
 
 
-def holding(state: State) -> Holding:
+def holding(state: State) -> ReplicationInfo:
     """This rank's, as it is now."""
     groups = frozenset(state.fingerprint())
-    return Holding(frozenset(part.name for part in state.parts), groups, state.alone())
+    return ReplicationInfo(frozenset(part.name for part in state.parts), groups, state.alone())
 
 
-def gather_holdings(channel: Channel, state: State) -> list[Holding]:
+def gather_holdings(channel: Channel, state: State) -> list[ReplicationInfo]:
     """Everybody's. On the training thread, of all ranks at once."""
     mine = holding(state)
     card = {"parts": sorted(mine.parts), "groups": sorted(mine.groups), "alone": mine.alone}
     cards = [json.loads(each) for each in channel.gather(json.dumps(card).encode(), _PATIENCE)]
     return [
-        Holding(frozenset(each["parts"]), frozenset(map(tuple, each["groups"])), bool(each["alone"]))
+        ReplicationInfo(frozenset(each["parts"]), frozenset(map(tuple, each["groups"])), bool(each["alone"]))
         for each in cards
     ]

@@ -25,7 +25,7 @@ _SLOWER, _COMMITS, _SPARE = 1.25, 2, 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class ReplicaGroup:
     """What the ranks of one group hold together, as one of them sees it."""
 
     #: Names the group; the same on all of its ranks.
@@ -36,19 +36,19 @@ class Shared:
     digest: str
 
 
-def shared(fingerprints: Mapping[tuple[int, ...], str]) -> tuple[Shared, ...]:
+def shared(fingerprints: Mapping[tuple[int, ...], str]) -> tuple[ReplicaGroup, ...]:
     """
     Args:
         fingerprints: by the ranks of the group.
     """
     return tuple(
-        Shared(sha256(repr(tuple(group)).encode()).hexdigest()[:16], len(group), digest)
+        ReplicaGroup(sha256(repr(tuple(group)).encode()).hexdigest()[:16], len(group), digest)
         for group, digest in sorted(fingerprints.items())
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Vote:
     """One rank's, made in the same act in which it shut its gate."""
 
     rank: int
@@ -67,7 +67,7 @@ class Offer:
     #: Step of the newest committed checkpoint that it knows, where that is complete; else -1.
     last: int = -1
     #: What it shares with others.
-    plan: tuple[Shared, ...] = ()
+    plan: tuple[ReplicaGroup, ...] = ()
     #: Ranks that hold nothing which this one does not hold too.
     covers: tuple[int, ...] = ()
     #: It is held at its boundary until it has saved. Who is not goes on to its next change meanwhile.
@@ -103,7 +103,7 @@ class Decision:
         return typed_json.encode(dataclasses.asdict(self))
 
 
-def decide(epoch: int, world: int, offers: Sequence[Offer]) -> Decision:
+def decide(epoch: int, world: int, offers: Sequence[Vote]) -> Decision:
     """One decision, from the offers that are there: all of them, or those that came in time.
 
     Ranks that are silent are taken for dead. Training cannot go a step further without them; so those that are there
@@ -147,7 +147,7 @@ def decide(epoch: int, world: int, offers: Sequence[Offer]) -> Decision:
     )
 
 
-def read_offer(raw: bytes | str) -> Offer:
+def read_offer(raw: bytes | str) -> Vote:
     """
     Raises:
         ProtocolError: this is no offer.
@@ -157,10 +157,10 @@ def read_offer(raw: bytes | str) -> Offer:
     if not isinstance(plan, list) or not all(isinstance(each, dict) for each in plan):
         raise ProtocolError(f"plan must be a list of objects, not {str(plan)[:40]!r}")
     parsed = {
-        "plan": tuple(typed_json.build(Shared, each) for each in plan),
+        "plan": tuple(typed_json.build(ReplicaGroup, each) for each in plan),
         "covers": typed_json.integers(body, "covers"),
     }
-    return typed_json.build(Offer, {**body, **parsed})
+    return typed_json.build(Vote, {**body, **parsed})
 
 
 def read_decision(raw: bytes | str) -> Decision:
@@ -183,14 +183,14 @@ def it_stands(late: str, step: int) -> str:
     return f"{late}, and the complete checkpoint of step {step} stands"
 
 
-def _level(offers: Sequence[Offer]) -> Level:
+def _level(offers: Sequence[Vote]) -> Level:
     """Commit the weights early where all fits and a machine goes: clouds break their promise."""
     if not all(map(_comfortable, offers)):
         return "weights-first"
     return "weights-early" if any(offer.early and offer.left is not None for offer in offers) else "full"
 
 
-def _comfortable(offer: Offer) -> bool:
+def _comfortable(offer: Vote) -> bool:
     """Of a link of which nothing is known the best is hoped: the rank's own budget cuts it down."""
     if offer.left is None or offer.rate is None:
         return True
@@ -198,9 +198,9 @@ def _comfortable(offer: Offer) -> bool:
     return seconds < offer.left
 
 
-def _differ(offers: Iterable[Offer], *, whole: bool) -> bool:
+def _differ(offers: Iterable[Vote], *, whole: bool) -> bool:
     """Whether ranks see differently what they share: another digest, or a group that not all of its ranks know."""
-    seen: dict[str, list[Shared]] = {}
+    seen: dict[str, list[ReplicaGroup]] = {}
     for offer in offers:
         for each in offer.plan:
             seen.setdefault(each.group, []).append(each)

@@ -14,13 +14,13 @@ from ...providers.errors import UsageError
 from ...providers.notice import Notice, NoticeKind
 from ..arguments import default_run_id
 from ..ipc import interpreter_lock, protocol
-from ..ipc.client import Client
+from ..ipc.client import SocketClient
 from . import sigterm
 
 log = logging.getLogger("spotguard")
 
 
-class Callback:
+class NoticeCallback:
     """One registered function and its connection to the agent."""
 
     def __init__(self, fn: Callable[[Notice], object], socket: str) -> None:
@@ -28,7 +28,9 @@ class Callback:
         self._clock = SystemClock()
         #: Each notice's answer, None while the function runs: an agent that lost us asks again.
         self._answers: dict[str, protocol.Message | None] = {}
-        self._client = Client(socket, hello=self._hello, on_message=self._on_message, position=self._position)
+        self._client = SocketClient(
+            socket, hello=self._hello, on_message=self._on_message, position=self._position
+        )
         self._client.start()
         sigterm.in_child(self._client.forget)
         atexit.register(self.close)
@@ -52,7 +54,7 @@ class Callback:
         if not isinstance(message, protocol.Preempt):
             return  # how training ends is the agent's to do
         now = self._clock.monotonic()
-        self._client.send(protocol.Told(message.id, now))
+        self._client.send(protocol.Delivered(message.id, now))
         if message.id in self._answers:  # the function is called once
             if (answer := self._answers[message.id]) is not None:
                 self._client.send(answer)
@@ -99,5 +101,5 @@ def on_notice(fn: Callable[[Notice], object]) -> Callable[[Notice], object]:
         raise UsageError(f"on_notice() was given {fn!r}: give it a function of one argument, the notice")
     # `spotguard prove` plays notices of its own: what the function would save, and where, is not its to touch.
     if (socket := os.environ.get("SPOTGUARD_SOCKET", "")) and not os.environ.get("SPOTGUARD_PROVE"):
-        Callback(fn, socket)
+        NoticeCallback(fn, socket)
     return fn

@@ -16,22 +16,30 @@ from hashlib import sha256
 from ...providers.clock import Clock
 from ...providers.errors import SpotguardError
 from ..checkpoint.ranking import counts
-from ..consensus.callers import Callers
+from ..consensus.callers import CallerPool
 from ..consensus.channel import Channel
-from ..consensus.events import AtBoundary, Background, Call, Failed, Manual, Notice, Withdrawn
-from ..consensus.job_state import Standing
-from ..consensus.topology import Machine, gather_holdings, holding
-from ..consensus.vote import Decision, Offer, shared
+from ..consensus.events import (
+    BackgroundEvent,
+    BoundaryEvent,
+    FailedEvent,
+    LogEvent,
+    ManualEvent,
+    NoticeEvent,
+    WithdrawnEvent,
+)
+from ..consensus.job_state import JobState
+from ..consensus.topology import Host, gather_holdings, holding
+from ..consensus.vote import Decision, Vote, shared
 from ..ipc import protocol
-from ..ipc.notice import BY_HAND, Alarm, alarm_of
+from ..ipc.notice import BY_HAND, PreemptionNotice, alarm_of
 from ..save.cancel_scope import Abandoned
 from ..save.checkpointer import Checkpointer
 from ..save.plan.budget import early
-from ..save.plan.partitioner import Roles
-from ..save.request import Agreed, Job, Weights
+from ..save.plan.partitioner import RankRoles
+from ..save.request import SaveRequest, SaveSpec, Weights
 from ..state.state import State
-from .report import Listener, Send
-from .requests import Orders
+from .report import MessageSender, Report
+from .requests import SaveRequests
 
 log = logging.getLogger("spotguard")
 
@@ -48,27 +56,27 @@ _CALLING = 0.3
 _PATIENCE = 10.0
 
 
-class Ranks:
+class Coordinator:
     """Implements `assembly.Assembly`; `begin` before the first call is heard.
 
     Args:
         send: to this machine's agent.
     """
 
-    def __init__(self, channel: Channel, clock: Clock, send: Send) -> None:
+    def __init__(self, channel: Channel, clock: Clock, send: MessageSender) -> None:
         self.channel = channel
         self._clock = clock
-        self._callers = Callers(clock)
+        self._callers = CallerPool(clock)
         self._send = send
         self._machine = channel.machines[channel.rank]
         #: Two machines may be given notices of one id: AWS's says no more than when.
         self._tag = f"@{sha256(self._machine.encode()).hexdigest()[:8]}"
         #: What the agent is told on each connection: the calls of other machines that stand.
-        self._foreign: dict[str, protocol.Called] = {}
+        self._foreign: dict[str, protocol.PeerPreempted] = {}
         self._agent_knows = False
         self._lock = threading.Lock()  # guards what follows
         #: What this machine's own agent said, by notice.
-        self._own: dict[str, Alarm] = {}
+        self._own: dict[str, PreemptionNotice] = {}
         self._called: set[str] = set()
         self._until: dict[str, float] = {}
         self._asking = False
@@ -77,7 +85,7 @@ class Ranks:
         #: Ranks whose save has failed, and why, by the call that asked for it.
         self._failed: dict[int, dict[int, str]] = {}
 
-    def begin(self, saver: Orders, checkpointer: Checkpointer, state: State, report: Listener) -> None:
+    def begin(self, saver: SaveRequests, checkpointer: Checkpointer, state: State, report: Report) -> None:
         """From here on calls are heard."""
         self._saver = saver
         self._checkpointer = checkpointer
@@ -134,7 +142,7 @@ class Ranks:
         if known:
             return
         left, id = message.seconds_left, message.id + self._tag
-        call = Notice(id, message.kind, message.source, left, self._machine, left, message.drill)
+        call = NoticeEvent(id, message.kind, message.source, left, self._machine, left, message.drill)
 
         def unheard(why: str) -> None:
             self._saver.unheard(why)
@@ -167,38 +175,38 @@ class Ranks:
             self._asking = False
             log.warning("no background checkpoint: %s", why)
 
-        self._call(Background(why), _PATIENCE, unheard)
+        self._call(BackgroundEvent(why), _PATIENCE, unheard)
         return True
 
-    def again(self, job: Job, why: str) -> None:
+    def again(self, job: SaveRequest, why: str) -> None:
         def unheard(said: str) -> None:
             log.error("nothing is saved: %s; %s", why, said)
             if (alarm := job.alarm) is not None:  # or its agent would wait for a word until the deadline
                 self._saver.in_turn(lambda: self._nothing_newer(alarm, f"{why}; {said}"))
 
-        self._call(AtBoundary(job.epoch, why), _PATIENCE, unheard)
+        self._call(BoundaryEvent(job.epoch, why), _PATIENCE, unheard)
 
-    def failed(self, job: Job, why: str) -> None:
+    def failed(self, job: SaveRequest, why: str) -> None:
         with self._lock:
             if self._failed.get(job.epoch):
                 return  # one is enough for all to end
-        call = Failed(job.epoch, self.channel.rank, why)
+        call = FailedEvent(job.epoch, self.channel.rank, why)
         self._call(
             call, _PATIENCE, lambda said: log.debug("nobody heard that this rank's save failed: %s", said)
         )
 
     def by_hand(self, step: int) -> None:
         if self.first:
-            self._call(Manual(step), _PATIENCE, lambda why: self._saver.unheard_by_hand(step, why))
+            self._call(ManualEvent(step), _PATIENCE, lambda why: self._saver.unheard_by_hand(step, why))
 
     def over(self, id: str, why: str) -> None:
         with self._lock:
             ours = self._own.pop(id, None) is not None
             self._called.discard(id)
-        call = Withdrawn(id + self._tag if ours else id)
+        call = WithdrawnEvent(id + self._tag if ours else id)
         self._call(call, _PATIENCE, lambda said: self._saver.release(id, f"{why}; {said}"))
 
-    def _call(self, call: Call, seconds: float, unheard: Callable[[str], None]) -> None:
+    def _call(self, call: LogEvent, seconds: float, unheard: Callable[[str], None]) -> None:
         until = self._clock.monotonic() + seconds
 
         def run() -> None:
@@ -213,7 +221,7 @@ class Ranks:
         # A notice and its withdrawal are heard in the order in which they were said.
         self._callers.give(run, until)
 
-    def _nothing_newer(self, alarm: Alarm, why: str) -> None:
+    def _nothing_newer(self, alarm: PreemptionNotice, why: str) -> None:
         """The others cannot be called any more: say what there is. On the saving thread: it is put into the store too."""
         saved, last = self._saver.committed, self._checkpointer.last
         if saved is not None and saved.level != "weights":
@@ -225,26 +233,26 @@ class Ranks:
 
     # --- from the others, on the mailbox's thread ---
 
-    def _hear(self, epoch: int, call: Call, standing: Standing) -> None:
+    def _hear(self, epoch: int, call: LogEvent, standing: JobState) -> None:
         match call:
-            case Notice():
+            case NoticeEvent():
                 self._noticed(epoch, call, standing)
-            case Withdrawn(id=id):
+            case WithdrawnEvent(id=id):
                 with self._lock:
                     # Also where another rank of this machine has said it: the next one of this name begins anew.
                     self._own.pop(self._as_here(id), None)
                     self._called.discard(self._as_here(id))
                     foreign = self._foreign.pop(id, None) is not None and self._agent_knows
                 if foreign:
-                    self._send(protocol.Uncalled(id))
+                    self._send(protocol.PeerCancelled(id))
                 self._let_go(self._as_here(id))
-            case Background() | AtBoundary():
+            case BackgroundEvent() | BoundaryEvent():
                 self._asking = False
                 self._wanted(epoch, standing, call.why)
-            case Failed(epoch=of, rank=rank, why=why):
+            case FailedEvent(epoch=of, rank=rank, why=why):
                 with self._lock:
                     self._failed.setdefault(of, {})[rank] = why
-            case Manual(step=step):
+            case ManualEvent(step=step):
                 if standing.counts(epoch):
                     self._saver.by_hand(step, epoch)
 
@@ -257,7 +265,7 @@ class Ranks:
         else:
             release()
 
-    def _noticed(self, epoch: int, call: Notice, standing: Standing) -> None:
+    def _noticed(self, epoch: int, call: NoticeEvent, standing: JobState) -> None:
         now = self._clock.monotonic()
         with self._lock:
             self._until[call.machine] = now + call.seconds_left + _LATE
@@ -288,10 +296,10 @@ class Ranks:
         """The id of this machine's own agent, where it is of that; another machine's has a tag."""
         return id.removesuffix(self._tag)
 
-    def _called_by(self, call: Notice, standing: Standing, now: float) -> protocol.Called:
-        machines, gone = self.channel.machines, Machine.decode(call.machine)
+    def _called_by(self, call: NoticeEvent, standing: JobState, now: float) -> protocol.PeerPreempted:
+        machines, gone = self.channel.machines, Host.decode(call.machine)
         staying = (machine for machine in machines if machine not in standing.doomed)
-        return protocol.Called(
+        return protocol.PeerPreempted(
             call.id,
             call.kind,
             call.source,
@@ -300,17 +308,17 @@ class Ranks:
             detail="".join(gone.names[:1]),
             drill=call.drill,
             gone=" ".join(gone.names),
-            meet=next((found for each in staying if (found := Machine.decode(each).address)), ""),
+            meet=next((found for each in staying if (found := Host.decode(each).address)), ""),
         )
 
-    def _tell_agent(self, called: protocol.Called) -> None:
+    def _tell_agent(self, called: protocol.PeerPreempted) -> None:
         with self._lock:
             self._foreign[called.id] = called
             knows = self._agent_knows
         if knows:
             self._send(called)
 
-    def _wanted(self, epoch: int, standing: Standing, why: str) -> None:
+    def _wanted(self, epoch: int, standing: JobState, why: str) -> None:
         wanted = standing.wanted
         if wanted is None or wanted.epoch != epoch:
             return
@@ -325,7 +333,7 @@ class Ranks:
 
     def decide(
         self,
-        job: Job,
+        job: SaveRequest,
         step: int | None,
         left: Callable[[], float],
         over: Callable[[], bool],
@@ -338,7 +346,7 @@ class Ranks:
             offer = self._offer(job, step, boundary=boundary, parks=parks)
         except Exception:  # a mistake of ours must not keep all ranks waiting for an offer
             log.exception("spotguard failed inside; please report this")
-            offer = Offer(channel.rank, None)
+            offer = Vote(channel.rank, None)
         decision = channel.agree(job.epoch, offer, left, over)
         self.speaks = channel.rank == min(decision.ranks, default=0)
         if decision.step is not None and channel.rank not in decision.ranks:
@@ -347,11 +355,11 @@ class Ranks:
             )
         return decision
 
-    def _offer(self, job: Job, step: int | None, *, boundary: bool, parks: bool) -> Offer:
+    def _offer(self, job: SaveRequest, step: int | None, *, boundary: bool, parks: bool) -> Vote:
         rank, last = self.channel.rank, self._checkpointer.last
-        roles = Roles(job.doomed)
+        roles = RankRoles(job.doomed)
         cost = self._checkpointer.cost(roles)
-        return Offer(
+        return Vote(
             rank=rank,
             step=step,
             boundary=boundary,
@@ -369,7 +377,7 @@ class Ranks:
             and early(cost.moments, cost.rate),
         )
 
-    def agreed(self, job: Job, decision: Decision, step: int) -> Agreed:
+    def agreed(self, job: SaveRequest, decision: Decision, step: int) -> SaveSpec:
         everybody = range(self.channel.world)
         absent = frozenset(rank for rank in everybody if rank not in decision.ranks)
         going = {self.channel.machines[rank] for rank in job.doomed}
@@ -377,10 +385,10 @@ class Ranks:
             self._failed = {of: each for of, each in self._failed.items() if of >= job.epoch}
             failed = self._failed.setdefault(job.epoch, {})
             times = [until for machine, until in self._until.items() if machine in going]
-        return Agreed(
+        return SaveSpec(
             step,
             job.epoch,
-            Roles(job.doomed, decision.whole_each, absent),
+            RankRoles(job.doomed, decision.whole_each, absent),
             speaks=self.speaks,
             weights=_WEIGHTS[decision.level],
             doomed_until=max(times, default=self._clock.monotonic() + STAYS),
@@ -388,7 +396,7 @@ class Ranks:
             why=decision.why,
         )
 
-    def _doomed(self, standing: Standing) -> frozenset[int]:
+    def _doomed(self, standing: JobState) -> frozenset[int]:
         return standing.doomed_ranks(self.channel.machines)
 
     def _covered(self) -> frozenset[int]:

@@ -11,7 +11,7 @@ to its next boundary and parked there, and that boundary's state is taken.
 
 Where several ranks agree on one step, it is the gate's *target*: whoever is behind it passes until it is there.
 
-`Place` is the rule, pure; `Gate` puts a lock and a condition around it. Closing and reading the position are
+`GateRule` is the rule, pure; `Gate` puts a lock and a condition around it. Closing and reading the position are
 one atomic act: between two acts training could pass (both simpler orders lose a step or tear one).
 """
 
@@ -25,8 +25,7 @@ from dataclasses import replace
 from threading import get_ident
 from types import FrameType
 
-from .gate_rule import Place as Place
-from .gate_rule import Shut as Shut
+from .gate_rule import GateRule, Shut
 
 log = logging.getLogger("spotguard")
 
@@ -36,13 +35,13 @@ _ENDED_EVERY = 0.1
 
 
 class Gate:
-    """`Place` between two threads: the one that trains and the one that saves."""
+    """`GateRule` between two threads: the one that trains and the one that saves."""
 
     def __init__(self, *, together: bool = False) -> None:
         #: The condition's own lock: the training thread takes it directly, three times a step, at half the price.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self.place = Place(together=together)
+        self.place = GateRule(together=together)
         self._leave: Callable[[], BaseException] | None = None
         #: How many threads are parked: those that step beside the one that trains are woken by what that one does.
         self._parked = 0
@@ -204,7 +203,7 @@ class Gate:
 
     def close(
         self, how: Shut = Shut.BEFORE_CHANGE, target: int | None = None, *, awaited: bool = False
-    ) -> Place:
+    ) -> GateRule:
         """Shut the gate and read where training stands, as one act. Returns a copy.
 
         Args:

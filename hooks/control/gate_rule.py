@@ -21,7 +21,7 @@ class Shut(Enum):
 
 
 @dataclass(slots=True)
-class Place:
+class GateRule:
     """Where the training thread is, and whether it may go on. Every method is one atomic act under the lock."""
 
     completed: int = 0

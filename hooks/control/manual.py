@@ -9,23 +9,23 @@ from collections import deque
 from collections.abc import Callable
 
 from ...providers.errors import SpotguardError
-from ..save.request import Job
+from ..save.request import SaveRequest
 
 
-class ByHand:
+class ManualSaves:
     """Not thread-safe: its owner has a lock.
 
     Args:
         make: a job with nothing in it.
     """
 
-    def __init__(self, make: Callable[[], Job]) -> None:
+    def __init__(self, make: Callable[[], SaveRequest]) -> None:
         self._make = make
         #: Called for, and not yet asked for here; and the other way round. With their steps, in order.
-        self._called: deque[tuple[int, Job]] = deque()
-        self._asked: deque[tuple[int, Job]] = deque()
+        self._called: deque[tuple[int, SaveRequest]] = deque()
+        self._asked: deque[tuple[int, SaveRequest]] = deque()
 
-    def called(self, step: int, epoch: int) -> Job:
+    def called(self, step: int, epoch: int) -> SaveRequest:
         """The first rank has called: what is to be done."""
         if self._asked and self._asked[0][0] == step:
             job = self._asked.popleft()[1]
@@ -36,7 +36,7 @@ class ByHand:
         job.epoch = epoch
         return job
 
-    def asked(self, step: int) -> Job:
+    def asked(self, step: int) -> SaveRequest:
         """This rank's `save()`: what it waits for, or has missed."""
         self._forget(step)
         if self._called and self._called[0][0] == step:
@@ -47,7 +47,7 @@ class ByHand:
 
     def give_up(self, error: SpotguardError, step: int | None = None) -> None:
         """No call will come for who waits, at this step or any."""
-        rest = deque[tuple[int, Job]]()
+        rest = deque[tuple[int, SaveRequest]]()
         for at, job in self._asked:
             if step is not None and at != step:
                 rest.append((at, job))

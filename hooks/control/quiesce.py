@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from ..save.cancel_scope import Abandoned
-from ..save.request import Agreed, Job
+from ..save.request import SaveRequest, SaveSpec
 from ..state.state import State
-from .gate import Gate, Shut
-from .report import Listener
+from .gate import Gate
+from .gate_rule import Shut
+from .report import Report
 
 if TYPE_CHECKING:
     from ..consensus.vote import Decision
@@ -29,7 +30,7 @@ _PATIENCE = 10.0
 _SHARE = 0.4
 
 
-class Stillness:
+class Quiescence:
     """Shuts the gate and waits. On the saving thread.
 
     Args:
@@ -41,9 +42,9 @@ class Stillness:
         self,
         gate: Gate,
         state: State,
-        listener: Listener,
+        listener: Report,
         ending: Callable[[], bool],
-        assembly: Assembly | None = None,
+        assembly: JobCoordinator | None = None,
     ) -> None:
         self._gate = gate
         self._state = state
@@ -51,7 +52,7 @@ class Stillness:
         self._ending = ending
         self._assembly = assembly
 
-    def stand(self, job: Job, boundary_only: bool) -> Agreed:
+    def stand(self, job: SaveRequest, boundary_only: bool) -> SaveSpec:
         """Have the state stand still, where this rank is or where all ranks are to be.
 
         Args:
@@ -93,18 +94,18 @@ class Stillness:
         if job.alarm is not None:
             self._listener.progress(job.alarm, "gate", step, 0, 0)
         if decision is None or self._assembly is None:
-            return Agreed(step, parked=at_boundary)
+            return SaveSpec(step, parked=at_boundary)
         return replace(self._assembly.agreed(job, decision, step), parked=at_boundary)
 
-    def _steady(self, job: Job) -> int | None:
+    def _steady(self, job: SaveRequest) -> int | None:
         return self._gate.wait_steady(job.effort.left, lambda: job.effort.abandoned or self._ending())
 
-    def refuse(self, job: Job) -> None:
+    def refuse(self, job: SaveRequest) -> None:
         """There is no state yet: the others hear of it, and nothing is saved."""
         if self._assembly is not None:
             self._take_part(self._assembly, job, None, boundary=False, parks=False)
 
-    def _decide(self, job: Job, how: Shut, *, ahead: bool) -> Decision:
+    def _decide(self, job: SaveRequest, how: Shut, *, ahead: bool) -> Decision:
         """
         Args:
             ahead: at the boundary after the earliest, which the training thread has not come to: there it takes checksums.
@@ -117,7 +118,7 @@ class Stillness:
         return self._take_part(assembly, job, place.earliest() + ahead, boundary=to_come, parks=parks)
 
     def _take_part(
-        self, assembly: Assembly, job: Job, step: int | None, *, boundary: bool, parks: bool
+        self, assembly: JobCoordinator, job: SaveRequest, step: int | None, *, boundary: bool, parks: bool
     ) -> Decision:
         effort = job.effort
         left = effort.left()
@@ -132,18 +133,18 @@ class Stillness:
         )
         effort.check()
         if decision.step is None:
-            raise Stands(decision.why) if decision.stands >= 0 else Abandoned(decision.why)
+            raise AlreadyComplete(decision.why) if decision.stands >= 0 else Abandoned(decision.why)
         return decision
 
 
 # The other ranks of the job, as the saving thread of this one meets them.
 
 
-class Stands(Abandoned):
+class AlreadyComplete(Abandoned):
     """Ranks are gone, and a complete checkpoint is as new as what the others could save without them."""
 
 
-class Assembly(Protocol):
+class JobCoordinator(Protocol):
     """All methods but `decide` return at once."""
 
     @property
@@ -157,7 +158,7 @@ class Assembly(Protocol):
 
     def decide(
         self,
-        job: Job,
+        job: SaveRequest,
         step: int | None,
         left: Callable[[], float],
         over: Callable[[], bool],
@@ -174,15 +175,15 @@ class Assembly(Protocol):
         """
         ...
 
-    def agreed(self, job: Job, decision: Decision, step: int) -> Agreed:
+    def agreed(self, job: SaveRequest, decision: Decision, step: int) -> SaveSpec:
         """What this rank's save is to do."""
         ...
 
-    def again(self, job: Job, why: str) -> None:
+    def again(self, job: SaveRequest, why: str) -> None:
         """This rank's state moved while it was read: call for another save, at the next boundary."""
         ...
 
-    def failed(self, job: Job, why: str) -> None:
+    def failed(self, job: SaveRequest, why: str) -> None:
         """This rank's part of a save will not be there: the others need not wait for it."""
         ...
 

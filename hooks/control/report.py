@@ -12,8 +12,8 @@ from ...providers.clock import Clock
 from ...providers.errors import SpotguardError
 from ..checkpoint.format.keys import outcome_key
 from ..ipc import protocol
-from ..ipc.notice import Alarm
-from ..save.request import Saved
+from ..ipc.notice import PreemptionNotice
+from ..save.request import SavedCheckpoint
 
 log = logging.getLogger("spotguard")
 
@@ -25,14 +25,14 @@ _OUTCOME_TIMEOUT = 2.0
 _OUTCOME_LEAST = 0.1
 
 
-class Send(Protocol):
+class MessageSender(Protocol):
     """`Client.send`."""
 
     def __call__(self, message: protocol.Message, *, droppable: bool = False) -> bool: ...
 
 
 class Report:
-    """Implements `hearer.Listener`.
+    """What the agent is told, and what the store keeps.
 
     Args:
         put: puts something small into the store, within so many seconds (`Errands.put`).
@@ -49,9 +49,9 @@ class Report:
         run_id: str,
         attempt: int,
         clock: Clock,
-        send: Send,
-        telling: Callable[[Alarm], None],
-        ended: Callable[[Alarm, bool], None],
+        send: MessageSender,
+        telling: Callable[[PreemptionNotice], None],
+        ended: Callable[[PreemptionNotice, bool], None],
         *,
         rank: int = 0,
         keeps: Callable[[], bool] = lambda: True,
@@ -70,12 +70,12 @@ class Report:
         self._said_at = -_PROGRESS_EVERY
         self._said: tuple[str, ...] = ()
         #: The notice that the agent was told of because it did not send it.
-        self._introduced: Alarm | None = None
+        self._introduced: PreemptionNotice | None = None
 
     def told(self, id: str) -> None:
-        self._send(protocol.Told(id, self._clock.monotonic()))
+        self._send(protocol.Delivered(id, self._clock.monotonic()))
 
-    def progress(self, alarm: Alarm, phase: str, step: int, done: int, total: int) -> None:
+    def progress(self, alarm: PreemptionNotice, phase: str, step: int, done: int, total: int) -> None:
         """Each phase once, and how far it is four times a second at most. The writer's threads call this: it never
         waits for an agent that does not read."""
         now = self._clock.monotonic()
@@ -88,7 +88,7 @@ class Report:
         for id in list(alarm.ids):
             self._send(protocol.Progress(id, phase, now, step, done, total), droppable=True)
 
-    def committed(self, alarm: Alarm, saved: Saved) -> None:
+    def committed(self, alarm: PreemptionNotice, saved: SavedCheckpoint) -> None:
         now = self._clock.monotonic()
         self._record(
             alarm,
@@ -105,7 +105,7 @@ class Report:
             self._send(_committed(id, saved, now))
         self._ended(alarm, True)
 
-    def failed(self, alarm: Alarm, reason: str, last_step: int) -> None:
+    def failed(self, alarm: PreemptionNotice, reason: str, last_step: int) -> None:
         newest = f"the newest checkpoint is of step {last_step}" if last_step >= 0 else "there is none yet"
         log.error("nothing new is committed: %s; %s", reason, newest)
         self._telling(alarm)
@@ -115,10 +115,10 @@ class Report:
         self._record(alarm, committed=False, step=last_step, bytes=0, url="", level="", reason=reason)
         self._ended(alarm, False)
 
-    def checkpointed(self, saved: Saved) -> None:
+    def checkpointed(self, saved: SavedCheckpoint) -> None:
         self._send(_committed("", saved, self._clock.monotonic()))
 
-    def _introduce(self, alarm: Alarm) -> None:
+    def _introduce(self, alarm: PreemptionNotice) -> None:
         """Tell the agent, once, of a notice that it did not send: it keeps an outcome of it, too."""
         with self._lock:
             if alarm.kind != protocol.LAUNCHER or self._introduced is alarm:
@@ -127,9 +127,9 @@ class Report:
         now = self._clock.monotonic()
         for id in list(alarm.ids):
             left = max(0.0, alarm.deadline - now)
-            self._send(protocol.Told(id, now, alarm.kind, alarm.source, left))
+            self._send(protocol.Delivered(id, now, alarm.kind, alarm.source, left))
 
-    def _record(self, alarm: Alarm, **facts: object) -> None:
+    def _record(self, alarm: PreemptionNotice, **facts: object) -> None:
         """One JSON object beside the checkpoints, for whoever asks later what became of a notice."""
         if not self._keeps():
             return
@@ -149,19 +149,7 @@ class Report:
             log.warning("the outcome could not be written to the store: %s", error)
 
 
-def _committed(id: str, saved: Saved, now: float) -> protocol.Committed:
+def _committed(id: str, saved: SavedCheckpoint, now: float) -> protocol.Committed:
     return protocol.Committed(
         id, saved.step, saved.nbytes, saved.seconds, saved.url, now, saved.level, saved.why
     )
-
-
-class Listener(Protocol):
-    """Who hears how an emergency save goes: the agent, through the client."""
-
-    def progress(self, alarm: Alarm, phase: str, step: int, done: int, total: int) -> None: ...
-
-    def committed(self, alarm: Alarm, saved: Saved) -> None: ...
-
-    def failed(self, alarm: Alarm, reason: str, last_step: int) -> None: ...
-
-    def checkpointed(self, saved: Saved) -> None: ...

@@ -14,16 +14,17 @@ from collections.abc import Callable
 
 from ...providers.clock import Clock
 from ...providers.errors import CheckpointError, UsageError
-from ..checkpoint.catalog import Whole
+from ..checkpoint.catalog import WholeCheckpoint
 from ..ipc import interpreter_lock
-from ..ipc.notice import Alarm
-from ..save.cancel_scope import Abandoned, Effort
+from ..ipc.notice import PreemptionNotice
+from ..save.cancel_scope import Abandoned, CancelScope
 from ..save.checkpointer import Checkpointer
-from ..save.request import Job, Saved
+from ..save.request import SavedCheckpoint, SaveRequest
 from ..state.state import State
-from .gate import Gate, Shut
-from .manual import ByHand
-from .quiesce import Assembly
+from .gate import Gate
+from .gate_rule import Shut
+from .manual import ManualSaves
+from .quiesce import JobCoordinator
 
 log = logging.getLogger("spotguard")
 
@@ -37,7 +38,7 @@ _CALLED = 600.0
 _LOOK = 0.25
 
 
-class Orders:
+class SaveRequests:
     """Whose turn it is, and what holds this process. `Saver` does it.
 
     Args:
@@ -53,7 +54,7 @@ class Orders:
         checkpointer: Checkpointer,
         clock: Clock,
         released: Callable[[], None],
-        assembly: Assembly | None = None,
+        assembly: JobCoordinator | None = None,
     ) -> None:
         self._gate = gate
         self._state = state
@@ -61,25 +62,25 @@ class Orders:
         self._clock = clock
         self._released = released
         self._assembly = assembly
-        self._jobs: queue.SimpleQueue[Job | Callable[[], object] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[SaveRequest | Callable[[], object] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards what follows
-        self._running: Job | None = None
+        self._running: SaveRequest | None = None
         #: The emergency save that is waiting or running, unless it was called off.
-        self._urgent: Job | None = None
+        self._urgent: SaveRequest | None = None
         #: An emergency save has ended and the agent is being told: a SIGTERM still waits.
         self._concluding = False
         #: When the plan of a promoted save was looked at last.
         self._looked_at = -math.inf
         self._ending = False
-        self._alarm: Alarm | None = None
+        self._alarm: PreemptionNotice | None = None
         #: What is saved beside training, and what is planned: waiting its turn, or under way.
-        self._beside: list[Job] = []
-        self._by_hand = ByHand(lambda: Job("manual", self._effort(None)))
+        self._beside: list[SaveRequest] = []
+        self._by_hand = ManualSaves(lambda: SaveRequest("manual", self._effort(None)))
         #: Training has begun: there is a state worth saving.
         self.ready = False
 
     @property
-    def alarm(self) -> Alarm | None:
+    def alarm(self) -> PreemptionNotice | None:
         """What holds this process, saved or not."""
         return self._alarm
 
@@ -94,14 +95,14 @@ class Orders:
         return self._urgent is not None or self._concluding
 
     @property
-    def committed(self) -> Saved | None:
+    def committed(self) -> SavedCheckpoint | None:
         """The checkpoint of the very step on which training stands; None where that step is in no store."""
         place, last = self._gate.place, self._checkpointer.last
         return None if last is None or place.dirty or last.step != place.completed else last
 
     def emergency(
         self,
-        alarm: Alarm,
+        alarm: PreemptionNotice,
         epoch: int = 0,
         *,
         at_boundary: bool = False,
@@ -142,7 +143,7 @@ class Orders:
                 self._gate.close()  # who has not begun parks, and never trains
             last = self._checkpointer.last
             effort, before = self._effort(alarm.save_by), "" if last is None else last.url
-            self._urgent = Job(
+            self._urgent = SaveRequest(
                 "emergency", effort, alarm, epoch=epoch, doomed=doomed, at_boundary=at_boundary, before=before
             )
             self._jobs.put(self._urgent)
@@ -175,7 +176,7 @@ class Orders:
         with self._lock:
             self._by_hand.give_up(CheckpointError(f"step {step} is not saved: {why}"), step)
 
-    def _give_way(self, job: Job, alarm: Alarm) -> None:
+    def _give_way(self, job: SaveRequest, alarm: PreemptionNotice) -> None:
         """Call off what is under way, unless it is a background save whose rest is worth more than a new one."""
         step = self._gate.place.completed
         # In a job of several ranks none of them knows how far the others are.
@@ -190,7 +191,7 @@ class Orders:
             job.promoted = ""
             job.effort.abandon("a notice came")
 
-    def _look_again(self, job: Job) -> None:
+    def _look_again(self, job: SaveRequest) -> None:
         """As its bytes leave: whether a promoted save is still worth more than a new one."""
         with self._lock:
             now = self._clock.monotonic()
@@ -246,7 +247,7 @@ class Orders:
         """
         # Ranks choose a boundary that none of them has come to; alone, it is this one, which is held until it is copied.
         holds = not (epoch or at_boundary or self._state.boundary_only)
-        job = Job("background", self._effort(None), epoch=epoch, at_boundary=at_boundary, holds=holds)
+        job = SaveRequest("background", self._effort(None), epoch=epoch, at_boundary=at_boundary, holds=holds)
         with self._lock:
             if self._alarm is not None or ((self._has_beside() or self._overtaken) and not epoch):
                 return False
@@ -298,15 +299,15 @@ class Orders:
             job = self._by_hand.called(step, epoch)
         self._jobs.put(job)
 
-    def bring(self, staged: Whole) -> None:
+    def bring(self, staged: WholeCheckpoint) -> None:
         """Take to the store what was restored from this machine's disk and is not there. Returns at once."""
-        self._put_beside(Job("background", self._effort(None), staged=staged))
+        self._put_beside(SaveRequest("background", self._effort(None), staged=staged))
 
     def rehearse(self) -> None:
         """Plan a save of this state, so that at a notice only bytes move. Returns at once."""
-        self._put_beside(Job("background", self._effort(None), rehearsal=True))
+        self._put_beside(SaveRequest("background", self._effort(None), rehearsal=True))
 
-    def _put_beside(self, job: Job) -> None:
+    def _put_beside(self, job: SaveRequest) -> None:
         with self._lock:
             self._beside.append(job)
         self._jobs.put(job)
@@ -327,7 +328,7 @@ class Orders:
         if not running.done.wait(_WINDING_DOWN):
             log.warning("%s, and a save that was called off does not end: it is left behind", why)
 
-    def manual(self) -> Saved:
+    def manual(self) -> SavedCheckpoint:
         """Save now and wait. The caller is the training thread, at a boundary, so the state stands still.
 
         Raises:
@@ -335,7 +336,7 @@ class Orders:
             CheckpointError: the ranks cannot save, or do not all come.
         """
         until = self._clock.monotonic() + _CALLED
-        job = Job("manual", self._effort(None))
+        job = SaveRequest("manual", self._effort(None))
         try:
             with self._lock:
                 if self._ending:
@@ -370,7 +371,7 @@ class Orders:
         assert job.saved is not None
         return job.saved
 
-    def made_meanwhile(self) -> Saved | None:
+    def made_meanwhile(self) -> SavedCheckpoint | None:
         """Of several ranks: the full checkpoint of this very step, where a notice fell into `manual` and it is there all the same.
 
         Rank 0 may have it already and go on. A rank that asked again would wait for a call that never comes.
@@ -391,9 +392,9 @@ class Orders:
         return saved if saved is not None and saved.level == "full" else None
 
     @staticmethod
-    def _see_alive(assembly: Assembly) -> None:
+    def _see_alive(assembly: JobCoordinator) -> None:
         if assembly.lost:
             raise CheckpointError("the ranks cannot be called any more: the job's store is gone")
 
-    def _effort(self, deadline: float | None) -> Effort:
-        return Effort(self._clock, deadline, self._gate.wake)
+    def _effort(self, deadline: float | None) -> CancelScope:
+        return CancelScope(self._clock, deadline, self._gate.wake)

@@ -21,13 +21,13 @@ from ..consensus.vote import it_stands
 from ..ipc import interpreter_lock
 from ..save.cancel_scope import Abandoned
 from ..save.checkpointer import Checkpointer
-from ..save.request import Agreed, Job, Saved
+from ..save.request import SavedCheckpoint, SaveRequest, SaveSpec
 from ..state.device import OwnStreams
 from ..state.state import State
 from .gate import Gate
-from .quiesce import Assembly, Stands, Stillness
-from .report import Listener
-from .requests import Orders
+from .quiesce import AlreadyComplete, JobCoordinator, Quiescence
+from .report import Report
+from .requests import SaveRequests
 
 log = logging.getLogger("spotguard")
 
@@ -37,7 +37,7 @@ _HEARD = 60.0
 _OUTLIVED = 5.0
 
 
-class Saver(Orders):
+class Saver(SaveRequests):
     """Owns the thread "spotguard-saver", the only one that reads state and writes checkpoints."""
 
     def __init__(
@@ -47,14 +47,14 @@ class Saver(Orders):
         state: State,
         checkpointer: Checkpointer,
         clock: Clock,
-        listener: Listener,
+        listener: Report,
         released: Callable[[], None] = lambda: None,
-        saved: Callable[[Saved], None] = lambda saved: None,
-        assembly: Assembly | None = None,
+        saved: Callable[[SavedCheckpoint], None] = lambda saved: None,
+        assembly: JobCoordinator | None = None,
     ) -> None:
         super().__init__(gate, state, checkpointer, clock, released, assembly)
         self._listener = listener
-        self._still = Stillness(gate, state, listener, lambda: self._ending, assembly)
+        self._still = Quiescence(gate, state, listener, lambda: self._ending, assembly)
         #: Called with each checkpoint that no notice asked for.
         self._saved = saved
         self._streams = OwnStreams()
@@ -100,9 +100,9 @@ class Saver(Orders):
             if job is None:
                 self._checkpointer.close()
                 return
-            self._do_this(partial(self._take, job) if isinstance(job, Job) else job)
+            self._do_this(partial(self._take, job) if isinstance(job, SaveRequest) else job)
 
-    def _take(self, job: Job) -> None:
+    def _take(self, job: SaveRequest) -> None:
         """Do it, and say what became of it, whatever that is."""
         with self._lock:
             self._running = job
@@ -130,7 +130,7 @@ class Saver(Orders):
                 self._concluding = False
                 job.done.set()
 
-    def _ended(self, job: Job, error: SpotguardError) -> None:
+    def _ended(self, job: SaveRequest, error: SpotguardError) -> None:
         """It did not come to its end: what there is all the same."""
         if not isinstance(error, Abandoned):
             self._say_failed(job, str(error))
@@ -139,7 +139,7 @@ class Saver(Orders):
             self._checkpointer.look_back()
             self._has_it(job)
         last = self._checkpointer.last
-        if job.saved is not None and isinstance(error, Stands):
+        if job.saved is not None and isinstance(error, AlreadyComplete):
             job.saved = replace(job.saved, why=str(error))
         if job.saved is not None and job.saved.level == "full":
             log.info("step %d is committed, nothing newer is saved: %s", job.saved.step, error)
@@ -152,7 +152,7 @@ class Saver(Orders):
                 if self._urgent is not None:
                     self._urgent.after = f"; before that: {job.promoted}: {error}"
 
-    def _say_failed(self, job: Job, why: str) -> None:
+    def _say_failed(self, job: SaveRequest, why: str) -> None:
         """The others would wait for this rank's part, beside training for minutes."""
         if self._assembly is not None and job.epoch and not (job.superseded or job.effort.abandoned):
             self._assembly.failed(job, why)
@@ -175,7 +175,7 @@ class Saver(Orders):
         for id in list(alarm.ids) if alarm is not None else []:
             self._void(id, "the deadline passed and nobody ended this process")
 
-    def _do(self, job: Job) -> None:
+    def _do(self, job: SaveRequest) -> None:
         if not self.ready:
             self._still.refuse(job)
             raise CheckpointError(
@@ -236,7 +236,7 @@ class Saver(Orders):
             )
             boundary_only = True
 
-    def _see_what_stands(self, job: Job, agreed: Agreed) -> None:
+    def _see_what_stands(self, job: SaveRequest, agreed: SaveSpec) -> None:
         """Of ranks that are gone a part may be there, and a checkpoint of this very step complete, which no rank has seen so.
 
         Raises:
@@ -252,9 +252,9 @@ class Saver(Orders):
             self._assembly is not None
         ):  # who looked before it was there, and saves, would wait for this rank's part
             self._assembly.failed(job, why)
-        raise Stands(why)
+        raise AlreadyComplete(why)
 
-    def _by_hand_ended(self, job: Job, error: SpotguardError) -> SpotguardError:
+    def _by_hand_ended(self, job: SaveRequest, error: SpotguardError) -> SpotguardError:
         """What who waits is told: `Abandoned` where another try will have an end, a notice's or another call's."""
         if job.after:
             return CheckpointError(job.after)
@@ -265,12 +265,12 @@ class Saver(Orders):
             return error
         return CheckpointError(f"not saved: {error}")
 
-    def _has_it(self, job: Job) -> None:
+    def _has_it(self, job: SaveRequest) -> None:
         """What this rank stands on is committed already, whatever the others say: they may be gone by now."""
         if self._assembly is not None and job.alarm is not None:
             job.saved = self.committed
 
-    def _save(self, job: Job, agreed: Agreed) -> Saved | None:
+    def _save(self, job: SaveRequest, agreed: SaveSpec) -> SavedCheckpoint | None:
         step = agreed.step
 
         def progress(phase: str, done: int, total: int) -> None:
@@ -288,7 +288,7 @@ class Saver(Orders):
         opened = let_go if job.kind == "background" else None
         return self._checkpointer.save(self._state, agreed, job.kind, job.effort, progress, opened)
 
-    def _conclude(self, job: Job) -> None:
+    def _conclude(self, job: SaveRequest) -> None:
         alarm = job.alarm
         if job.superseded and job.saved is None:
             with self._lock:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from ...providers.clock import Clock
 from ...providers.errors import UsageError
 from ..ipc import interpreter_lock, protocol
-from ..ipc.client import Client
+from ..ipc.client import SocketClient
 from ..ipc.notice import alarm_of
-from ..save.schedule import Cadence
-from .coordinator import Ranks
+from ..save.schedule import CheckpointSchedule
+from .coordinator import Coordinator
 from .report import Report
 from .saver import Saver
 
@@ -23,7 +23,7 @@ from .saver import Saver
 _WELCOME = 2.0
 
 
-class Attachment:
+class AgentSession:
     """None, where there is no agent: everything is said to nobody then.
 
     Args:
@@ -53,7 +53,7 @@ class Attachment:
         self._closed = False
         #: The agent knows what a call is.
         self._calls = False
-        self.client: Client | None = None
+        self.client: SocketClient | None = None
 
     def connect(self, socket: str) -> None:
         """
@@ -65,7 +65,7 @@ class Attachment:
         """
         if not socket:
             return
-        client = self.client = Client(
+        client = self.client = SocketClient(
             socket,
             hello=self._hello,
             on_message=self.hear,
@@ -92,7 +92,7 @@ class Attachment:
             self.client.tell_position()
 
     def send(self, message: protocol.Message, *, droppable: bool = False) -> bool:
-        """Implements `report.Send`."""
+        """Implements `report.MessageSender`."""
         return self.client is not None and self.client.send(message, droppable=droppable)
 
     @property
@@ -142,7 +142,7 @@ class Attachment:
 log = logging.getLogger("spotguard")
 
 
-class Words:
+class AgentMessages:
     """Hears one after the other, and hands each to whom it concerns; none of them blocks.
 
     Args:
@@ -153,11 +153,11 @@ class Words:
     def __init__(
         self,
         saver: Saver,
-        cadence: Cadence,
+        cadence: CheckpointSchedule,
         report: Report,
         clock: Clock,
         leave: Callable[[int], None],
-        ranks: Ranks | None = None,
+        ranks: Coordinator | None = None,
     ) -> None:
         self._saver = saver
         self._cadence = cadence
@@ -179,7 +179,7 @@ class Words:
                     self._ranks.notice(message)
                 else:
                     self._saver.emergency(alarm_of(message, now))
-            case protocol.Checkpoint(reason=reason, going=going):
+            case protocol.CheckpointNow(reason=reason, going=going):
                 if self._cadence.ask(going=going):
                     if self._ranks is not None and not self._ranks.first:  # its own boundary asks
                         self._ranks.background(reason)

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 
 from ..ipc import protocol
-from ..ipc.notice import Alarm
+from ..ipc.notice import PreemptionNotice
 from . import sigterm
-from .coordinator import Ranks
-from .requests import Orders
-from .session import Attachment
+from .coordinator import Coordinator
+from .requests import SaveRequests
+from .session import AgentSession
 from .sigterm import EX_TEMPFAIL
 
 #: Seconds for a save where a launcher ends its workers: of its 30, one has gone by, and it is told of no more.
@@ -19,21 +19,25 @@ _LAUNCHER = 24.0
 _CALLED, _LOOK = 10.0, 0.02
 
 
-class Farewell:
+class ProcessShutdown:
     """
     Args:
         leave: has training end with an exit code.
     """
 
     def __init__(
-        self, saver: Orders, agent: Attachment, ranks: Ranks | None, leave: Callable[[int], None]
+        self,
+        saver: SaveRequests,
+        agent: AgentSession,
+        ranks: Coordinator | None,
+        leave: Callable[[int], None],
     ) -> None:
         self._saver = saver
         self._agent = agent
         self._ranks = ranks
         self._leave = leave
         #: Of whose save the end was told last, and of how many notices it was then.
-        self._answered: tuple[Alarm, int] | None = None
+        self._answered: tuple[PreemptionNotice, int] | None = None
 
     def begin(self) -> None:
         """From here on a SIGTERM is held where it would end a save."""
@@ -57,12 +61,12 @@ class Farewell:
             return False
         return answered is None or answered[0] is not alarm or answered[1] < len(alarm.ids)
 
-    def alarm_told(self, alarm: Alarm) -> None:
+    def alarm_told(self, alarm: PreemptionNotice) -> None:
         """What a notice asked for has come to its end. What ends this process from now on is not held any more: it may be the
         agent, to whom that is being said."""
         self._answered = alarm, len(alarm.ids)
 
-    def alarm_ended(self, alarm: Alarm, committed: bool) -> None:
+    def alarm_ended(self, alarm: PreemptionNotice, committed: bool) -> None:
         """A notice that came by hand (`spotguard.testing.preempt`), or of a launcher, has no agent to say what follows."""
         if alarm.kind == protocol.LAUNCHER:
             # Training goes on, for whom nobody has sent a SIGTERM; it goes its way where one is held.
@@ -71,12 +75,16 @@ class Farewell:
         elif alarm.by_hand and committed:
             self._leave(EX_TEMPFAIL)
 
-    def _hold(self) -> sigterm.Hold:
+    def _hold(self) -> sigterm.SigtermHold:
         if self._saver.alarmed:
-            return sigterm.Hold.SAVING if self._saver.saving and self._unanswered() else sigterm.Hold.LEAVING
+            return (
+                sigterm.SigtermHold.SAVING
+                if self._saver.saving and self._unanswered()
+                else sigterm.SigtermHold.LEAVING
+            )
         if self._saver.saving:
-            return sigterm.Hold.SAVING
-        return sigterm.Hold.GUARDED if self._agent.guarded else sigterm.Hold.NOTHING
+            return sigterm.SigtermHold.SAVING
+        return sigterm.SigtermHold.GUARDED if self._agent.guarded else sigterm.SigtermHold.NOTHING
 
     def _unnoticed(self) -> bool:
         """torchrun ends all workers when a machine joins, and kills them 30 s later (pytorch#192815): all ranks save."""

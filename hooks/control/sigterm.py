@@ -18,7 +18,7 @@ from . import sigterm
 _MOMENT = 1.0
 
 
-class Hold(Enum):
+class SigtermHold(Enum):
     """What a SIGTERM meets."""
 
     #: Nothing of ours: it goes where it would have gone.
@@ -32,7 +32,7 @@ class Hold(Enum):
 
 
 _previous: Any = None
-_look: Callable[[], Hold]
+_look: Callable[[], SigtermHold]
 _unnoticed: Callable[[], bool]
 _installed = False
 _held = False
@@ -41,7 +41,7 @@ _through = False
 _timer: threading.Timer | None = None
 
 
-def hold_sigterm(look: Callable[[], Hold], unnoticed: Callable[[], bool] = lambda: False) -> None:
+def hold_sigterm(look: Callable[[], SigtermHold], unnoticed: Callable[[], bool] = lambda: False) -> None:
     """Hold SIGTERM as `look()` says. Off the main thread, where handlers cannot be set, nothing happens.
 
     Args:
@@ -79,10 +79,10 @@ def _on_sigterm(signum: int, frame: Any) -> None:
 def _holds() -> bool:
     """Hold it, where that is what it meets. Once more does no harm."""
     global _held, _timer
-    hold = Hold.NOTHING if _through else _look()
-    if hold not in (Hold.GUARDED, Hold.SAVING):
+    hold = SigtermHold.NOTHING if _through else _look()
+    if hold not in (SigtermHold.GUARDED, SigtermHold.SAVING):
         return False
-    if hold is Hold.GUARDED and not _held:
+    if hold is SigtermHold.GUARDED and not _held:
         _timer = threading.Timer(_MOMENT, _unless_noticed)
         _timer.name, _timer.daemon = "spotguard-sigterm", True
         _timer.start()
@@ -91,7 +91,7 @@ def _holds() -> bool:
 
 
 def _unless_noticed() -> None:
-    if _look() not in (Hold.SAVING, Hold.LEAVING) and not _unnoticed():
+    if _look() not in (SigtermHold.SAVING, SigtermHold.LEAVING) and not _unnoticed():
         redeliver()
 
 

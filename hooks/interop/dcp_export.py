@@ -33,16 +33,18 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from ...providers.errors import SpotguardError
 from ...providers.stores.base import BlobStore
-from ..checkpoint.catalog import Whole
+from ..checkpoint.catalog import WholeCheckpoint
 from ..checkpoint.format.boxes import Box
 from ..checkpoint.format.coverage import Coverage
 from ..restore.fetch import Progress
-from ..restore.reader import Part, fill
-from .dcp_names import Flat, Source, flat, values_of
+from ..restore.reader import ReadTarget, fill
+from .dcp_names import FlatCheckpoint, SavedTree, flat, values_of
 from .dcp_reader import metadata_of, saved_bytes
 
 
-def to_dcp(store: BlobStore, whole: Whole, folder: Path, *, progress: Progress | None = None) -> int:
+def to_dcp(
+    store: BlobStore, whole: WholeCheckpoint, folder: Path, *, progress: Progress | None = None
+) -> int:
     """Write a checkpoint into an empty folder; returns how many tensors. Memory: a chunk, and the reading's frames.
 
     Raises:
@@ -72,14 +74,14 @@ def _reason(error: BaseException) -> BaseException:
 class _Planner(SavePlanner):
     """Says what the checkpoint holds, and reads it piece by piece as the writer asks."""
 
-    def __init__(self, store: BlobStore, whole: Whole, progress: Progress | None) -> None:
+    def __init__(self, store: BlobStore, whole: WholeCheckpoint, progress: Progress | None) -> None:
         self._store = store
         self._whole = whole
         self._merged = Coverage(whole.manifests, whole.tensors)
         self._progress = progress
-        self.names: Flat = flat(self._merged, twice=False)
+        self.names: FlatCheckpoint = flat(self._merged, twice=False)
         self._metadata = metadata_of(whole, self.names, own=False)
-        self._values: dict[Source, Any] = {}
+        self._values: dict[SavedTree, Any] = {}
         self._done = 0
         self._total = 0
 
@@ -109,7 +111,7 @@ class _Planner(SavePlanner):
         entry = self._whole.tensors[self.names.tensors[name]]
         assert write_item.index.index is not None
         assert write_item.tensor_data is not None
-        part = Part.of(self._merged, entry, write_item.index.index)
+        part = ReadTarget.of(self._merged, entry, write_item.index.index)
         sizes = part.wanted.chunk.sizes
         tensor = torch.empty(sizes, dtype=write_item.tensor_data.properties.dtype, device="cpu")
         part.copies.append((Box((0,) * len(sizes), sizes), tensor))
@@ -122,7 +124,7 @@ class _Planner(SavePlanner):
     def _value(self, name: str) -> Any:
         source = self.names.values[name]
         if source not in self._values:
-            inner: list[Part] = []
+            inner: list[ReadTarget] = []
             self._values[source] = values_of(self._merged, source, inner)
             fill(self._store, inner)
         return self._values[source][name]

@@ -21,15 +21,15 @@ from ...providers.errors import CheckpointError
 from ..checkpoint.format.coverage import Coverage, MergedTensor
 from ..checkpoint.format.dtypes import torch_dtype
 from ..checkpoint.format.values.decoder import decode
-from ..restore.reader import Part, parts_of
+from ..restore.reader import ReadTarget, parts_of
 from ..state.parts.trees import check_well_formed
-from ..state.tensor_item import Leaf
+from ..state.tensor_item import StateTensor
 
 #: Where a value stands in the nested state dict.
 Path = tuple[str | int, ...]
 
 
-class Source(NamedTuple):
+class SavedTree(NamedTuple):
     """A saved tree: the rank that saved it, and its registered name."""
 
     rank: int
@@ -37,18 +37,18 @@ class Source(NamedTuple):
 
 
 @dataclass(slots=True)
-class Flat:
+class FlatCheckpoint:
     """Names to what they stand for."""
 
     #: The tensor's name in the checkpoint.
     tensors: dict[str, str] = field(default_factory=dict)
     #: The tree that a value that is no tensor is in.
-    values: dict[str, Source] = field(default_factory=dict)
+    values: dict[str, SavedTree] = field(default_factory=dict)
     #: Of each name.
     paths: dict[str, Path] = field(default_factory=dict)
 
 
-def flat(whole: Coverage, *, twice: bool = True) -> Flat:
+def flat(whole: Coverage, *, twice: bool = True) -> FlatCheckpoint:
     """Every name that DCP has for what is in a checkpoint.
 
     Args:
@@ -58,14 +58,14 @@ def flat(whole: Coverage, *, twice: bool = True) -> Flat:
         CheckpointError: the state is not as this version writes it.
         StateError: it needs a library that is not here.
     """
-    found = Flat()
+    found = FlatCheckpoint()
     seen: dict[str, list[Any]] = {}
     for manifest in whole.manifests:
         for part, raw in manifest.state.items():
             if raw in (before := seen.setdefault(part, [])):
                 continue  # FSDP's ranks say the same of their model: looked at once
             before.append(raw)
-            source = Source(manifest.rank, part)
+            source = SavedTree(manifest.rank, part)
             outline = _Outline(whole.tensors)
             leaves, paths = _leaves(whole, source, outline.give, twice)
             for name, value in leaves.items():
@@ -80,7 +80,7 @@ def flat(whole: Coverage, *, twice: bool = True) -> Flat:
     return found
 
 
-def values_of(whole: Coverage, source: Source, inner: list[Part]) -> Mapping[str, Any]:
+def values_of(whole: Coverage, source: SavedTree, inner: list[ReadTarget]) -> Mapping[str, Any]:
     """What a saved tree holds by its names, tensors left out, but for those inside of a value (a tuple of them): these
     are whole when `inner`, which is added to, has been read."""
     outline = _Outline(whole.tensors)
@@ -94,7 +94,7 @@ def values_of(whole: Coverage, source: Source, inner: list[Part]) -> Mapping[str
         if name not in real:
             entry = _entry(whole.tensors, name)
             real[name] = torch.empty(entry.shape, dtype=torch_dtype(entry.dtype), device="cpu")
-            inner.extend(parts_of(whole, entry, Leaf(name, real[name])))
+            inner.extend(parts_of(whole, entry, StateTensor(name, real[name])))
         return real[name]
 
     return _leaves(whole, source, give)[0]
@@ -135,7 +135,7 @@ def _entry(entries: Mapping[str, MergedTensor], name: str) -> MergedTensor:
 
 
 def _leaves(
-    whole: Coverage, source: Source, give: Callable[[str], torch.Tensor], twice: bool = True
+    whole: Coverage, source: SavedTree, give: Callable[[str], torch.Tensor], twice: bool = True
 ) -> tuple[dict[str, Any], dict[str, Path]]:
     """A saved tree's values by DCP's names, and their paths; nothing where two would have one name, which no user's
     state dict could ask for either."""

@@ -31,14 +31,14 @@ from ...providers.errors import CheckpointError, UsageError
 from ...providers.run_id import RUN_ID, is_run_id
 from ...providers.stores.base import BlobStore
 from ...providers.stores.factory import open_store
-from ..checkpoint.catalog import Whole, find_whole
+from ..checkpoint.catalog import WholeCheckpoint, find_whole
 from ..checkpoint.format.boxes import Box
 from ..checkpoint.format.coverage import Coverage, MergedTensor
 from ..checkpoint.format.dtypes import torch_dtype
 from ..checkpoint.format.manifest import LEVELS, lacks
-from ..restore.reader import Part, fill
-from ..restore.retrying_store import PatientStore
-from .dcp_names import Flat, Source, flat, values_of
+from ..restore.reader import ReadTarget, fill
+from ..restore.retrying_store import RetryingStore
+from .dcp_names import FlatCheckpoint, SavedTree, flat, values_of
 
 log = logging.getLogger("spotguard")
 
@@ -59,11 +59,11 @@ class StorageReader(storage.StorageReader):
         super().__init__()
         if not is_run_id(run_id):
             raise UsageError(f"run id {run_id!r}: expected {RUN_ID}")
-        self._store: BlobStore = PatientStore(open_store(url), SystemClock(), "Nothing was loaded")
+        self._store: BlobStore = RetryingStore(open_store(url), SystemClock(), "Nothing was loaded")
         self._run_id = run_id
         self._step = step
-        self._whole: Whole | None = None
-        self._flat = Flat()
+        self._whole: WholeCheckpoint | None = None
+        self._flat = FlatCheckpoint()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin anew, so that the newest is looked for again.
@@ -139,17 +139,17 @@ class StorageReader(storage.StorageReader):
         merged = Coverage(whole.manifests, whole.tensors)
         tensors = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
         others = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
-        parts: list[Part] = []
+        parts: list[ReadTarget] = []
         filled: list[tuple[ReadItem, torch.Tensor]] = []
         for item in tensors:
             target = planner.resolve_tensor(item)
             entry = whole.tensors[self._flat.tensors[item.storage_index.fqn]]
-            part = Part.of(merged, entry, _chunk(entry, item))
+            part = ReadTarget.of(merged, entry, _chunk(entry, item))
             box = Box(tuple(item.storage_offsets), tuple(item.lengths))
             part.copies.append((box, target.detach()))
             parts.append(part)
             filled.append((item, target))
-        sources: dict[Source, Any] = {}
+        sources: dict[SavedTree, Any] = {}
         for item in others:
             source = self._flat.values[item.storage_index.fqn]
             if source not in sources:
@@ -167,13 +167,13 @@ class StorageReader(storage.StorageReader):
         done.set_result(None)
         return done
 
-    def _found(self) -> Whole:
+    def _found(self) -> WholeCheckpoint:
         if self._whole is None:
             raise UsageError("read_metadata comes first: dcp.load calls it")
         return self._whole
 
 
-def metadata_of(whole: Whole, names: Flat, *, own: bool = True) -> Metadata:
+def metadata_of(whole: WholeCheckpoint, names: FlatCheckpoint, *, own: bool = True) -> Metadata:
     """What DCP plans by.
 
     Args:

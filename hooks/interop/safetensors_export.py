@@ -17,15 +17,15 @@ from typing import Any
 from ...providers.clock import Clock
 from ...providers.errors import CheckpointError
 from ...providers.stores.base import BlobStore
-from ..checkpoint.catalog import Whole
+from ..checkpoint.catalog import WholeCheckpoint
 from ..checkpoint.format.boxes import Box, runs
 from ..checkpoint.format.coverage import MergedTensor
 from ..checkpoint.format.dtypes import ITEMSIZE, safetensors_form
 from ..checkpoint.format.manifest import RankManifest
 from ..checkpoint.format.safetensors_header import header
-from ..restore.fetch import Progress, Reading
-from ..restore.ranges import Wanted, plan
-from ..restore.sink import PlainFrame, Span, Strict
+from ..restore.fetch import Fetch, Progress
+from ..restore.ranges import WantedChunk, plan
+from ..restore.sink import BufferSpan, PlainBuffer, StrictSink
 
 #: What a private name begins with (`manifest.private_name`), of any rank.
 _OWN = re.compile(r"@\d{5,}/", re.ASCII)
@@ -62,7 +62,7 @@ def _entries(part: str, tree: Any) -> list[tuple[str, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ExportLayout:
     """What the file begins with, and where each tensor's bytes are in it."""
 
     header: bytes
@@ -71,7 +71,7 @@ class Layout:
     size: int
 
 
-def layout(whole: Whole, names: Mapping[str, str]) -> Layout:
+def layout(whole: WholeCheckpoint, names: Mapping[str, str]) -> ExportLayout:
     """Plan a file.
 
     Args:
@@ -98,13 +98,13 @@ def layout(whole: Whole, names: Mapping[str, str]) -> Layout:
     for _, tensor in entries:
         places.setdefault(tensor.name, []).append(at)
         at += _nbytes(tensor)
-    return Layout(first, places, at)
+    return ExportLayout(first, places, at)
 
 
 def write(
     store: BlobStore,
-    whole: Whole,
-    planned: Layout,
+    whole: WholeCheckpoint,
+    planned: ExportLayout,
     file: int,
     *,
     progress: Progress | None = None,
@@ -123,20 +123,20 @@ def write(
         tensor = whole.tensors[name]
         for rank, chunk in tensor.chunks:
             key = whole.manifests[rank].object_key(chunk.object)
-            wanted.append(Wanted(key, chunk, _itemsize(tensor), name))
+            wanted.append(WantedChunk(key, chunk, _itemsize(tensor), name))
     into = _IntoFile(whole, planned, file)
-    Reading(store, plan(wanted), PlainFrame, into, progress=progress, clock=clock).run()
+    Fetch(store, plan(wanted), PlainBuffer, into, progress=progress, clock=clock).run()
 
 
 @dataclass(frozen=True, slots=True)
-class _IntoFile(Strict):
+class _IntoFile(StrictSink):
     """The file, as what verified bytes are for."""
 
-    whole: Whole
-    planned: Layout
+    whole: WholeCheckpoint
+    planned: ExportLayout
     file: int
 
-    def take(self, wanted: Wanted, spans: Sequence[Span[PlainFrame]]) -> None:
+    def take(self, wanted: WantedChunk, spans: Sequence[BufferSpan[PlainBuffer]]) -> None:
         shape, chunk = self.whole.tensors[wanted.name].shape, wanted.chunk
         for span in spans:
             corner = tuple([a + b for a, b in zip(chunk.offsets, span.offsets, strict=True)])

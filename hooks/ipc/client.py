@@ -33,7 +33,7 @@ _DROP_AFTER = 0.02
 SEND_TIMEOUT = 5.0
 
 
-class Client:
+class SocketClient:
     """The connection to the agent, kept up by a daemon thread named "spotguard-listener".
 
     Args:

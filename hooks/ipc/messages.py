@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 #: Raised when a message changes meaning. Peers of different versions refuse each other by name.
 VERSION = 1
-#: The kind of notice that an agent makes of a `Called`: another machine of the job goes, and this one stays.
+#: The kind of notice that an agent makes of a `PeerPreempted`: another machine of the job goes, and this one stays.
 PEER = "peer"
 #: The kind of notice that is a launcher's SIGTERM to its ranks: one of them has died, or another machine joins.
 LAUNCHER = "launcher"
@@ -53,13 +53,13 @@ class Register(Message):
     #: Bytes a full save would write, 0 where not known yet.
     nbytes: int = 0
     version: int = VERSION
-    #: It understands `Checkpoint`; who does not say so is not sent one.
+    #: It understands `CheckpointNow`; who does not say so is not sent one.
     checkpoints: bool = False
 
 
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
-class Told(Message):
+class Delivered(Message):
     """The notice has reached the hook."""
 
     type: ClassVar[str] = "told"
@@ -162,13 +162,13 @@ class Bye(Message):
 
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
-class Called(Message):
+class PeerPreempted(Message):
     """Another machine of this job was noticed: this process saves with the others, and then leaves. Only to an agent whose
     `Welcome` has `calls`. Each process of the job says it, again on each new connection, and before it answers: they
     are one call. The agent tells all of them, by a `Preempt` of kind `PEER`."""
 
     type: ClassVar[str] = "called"
-    #: Of the call, the same in every process of the job. The answers (`Told` … `Failed`) may carry it.
+    #: Of the call, the same in every process of the job. The answers (`Delivered` … `Failed`) may carry it.
     id: str
     #: What the other machine's agent was told.
     kind: str
@@ -188,7 +188,7 @@ class Called(Message):
 
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
-class Uncalled(Message):
+class PeerCancelled(Message):
     """The call is void; training goes on."""
 
     type: ClassVar[str] = "uncalled"
@@ -207,7 +207,7 @@ class Welcome(Message):
     version: int = VERSION
     #: A notice is pending: a `Preempt` follows, and whoever has not begun to train waits for it.
     notice: bool = False
-    #: It understands `Called` and `Uncalled`; one that does not say so is told neither.
+    #: It understands `PeerPreempted` and `PeerCancelled`; one that does not say so is told neither.
     calls: bool = False
 
 
@@ -238,7 +238,7 @@ class Preempt(Message):
 
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
-class Checkpoint(Message):
+class CheckpointNow(Message):
     """Make a checkpoint beside training, soon. Nobody leaves, and there is no answer but the `Committed`."""
 
     type: ClassVar[str] = "checkpoint"
@@ -310,7 +310,7 @@ class Watch(Message):
     type: ClassVar[str] = "watch"
     pid: int
     version: int = VERSION
-    #: It understands `NoticeSeen.severity`; who does not say so is told of terminal notices only, for it would
+    #: It understands `FeedNotice.severity`; who does not say so is told of terminal notices only, for it would
     #: take every notice for one.
     severity: bool = False
 
@@ -329,7 +329,7 @@ class Watched(Message):
 
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
-class NoticeSeen(Message):
+class FeedNotice(Message):
     type: ClassVar[str] = "notice"
     id: str
     kind: str
@@ -343,14 +343,14 @@ class NoticeSeen(Message):
 
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
-class NoticeGone(Message):
+class FeedNoticeGone(Message):
     type: ClassVar[str] = "notice-gone"
     id: str
 
 
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
-class HealthSeen(Message):
+class FeedHealth(Message):
     type: ClassVar[str] = "health"
     source: str
     sight: str

@@ -13,7 +13,7 @@ _LAST_WORDS = 0.25
 
 
 @dataclass(slots=True)
-class Alarm:
+class PreemptionNotice:
     """The notice that holds this process. Two notices at once are one alarm with the earlier deadline."""
 
     ids: list[str]
@@ -26,7 +26,7 @@ class Alarm:
     #: Made in this process, by a test: no agent will say what follows the commit.
     by_hand: bool = False
 
-    def join(self, other: Alarm) -> None:
+    def join(self, other: PreemptionNotice) -> None:
         """One more notice: a deadline that is known only moves earlier, and a drill is one only where all are."""
         self.ids = list(dict.fromkeys([*self.ids, *other.ids]))
         self.deadline = min(self.deadline, other.deadline)
@@ -36,10 +36,10 @@ class Alarm:
             self.kind, self.source, self.by_hand = other.kind, other.source, False
 
 
-def alarm_of(notice: Preempt, now: float) -> Alarm:
+def alarm_of(notice: Preempt, now: float) -> PreemptionNotice:
     """What the agent says, on this process's own clock."""
     left = notice.seconds_left - notice.reserve
-    return Alarm(
+    return PreemptionNotice(
         ids=[notice.id],
         deadline=now + notice.seconds_left,
         save_by=now + left - min(_LAST_WORDS, left / 10),

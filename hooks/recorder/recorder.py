@@ -22,7 +22,7 @@ from . import checksums, startup
 from .plan import LifePlan, Place
 from .state import RegisteredObjects
 from .trace import Trace
-from .variables import Census, Code, Hidden
+from .variables import CodeOwner, HiddenModules, VariableCensus
 
 #: Seconds between two looks at whether what was asked for has come.
 _LOOK = 0.01
@@ -35,15 +35,15 @@ _SETTLED = 2
 _NEVER = 10
 
 
-class Recorder:
+class RunRecorder:
     """Of one training process. Called on the training thread, but for `leaving`."""
 
     def __init__(self, plan: LifePlan, state: dict[str, Any], clock: Clock) -> None:
         self._plan = plan
         self._clock = clock
         self._registered = RegisteredObjects(state)
-        self._code = Code(plan.workdir)
-        self._hidden = Hidden()
+        self._code = CodeOwner(plan.workdir)
+        self._hidden = HiddenModules()
         self._trace = Trace(self._passing, self._opening, self._stepped)
         self._watch = startup.begin()
         self._guard: RecordedGuard | None = None
@@ -193,9 +193,9 @@ class Recorder:
             "frozen": self._registered.frozen(),
         }
 
-    def _census(self) -> Census:
+    def _census(self) -> VariableCensus:
         ours = (self, self._guard, self._registered, self._trace)
-        census = Census(self._code, self._registered, self._hidden, ours)
+        census = VariableCensus(self._code, self._registered, self._hidden, ours)
         try:
             census.take(sys._getframe(2))
         except Exception as error:  # noqa: BLE001 - somebody's object is odd; the rest is compared all the same
@@ -203,7 +203,7 @@ class Recorder:
         self._names = {**census.names, **self._registered.names}
         return census
 
-    def _moved(self, census: Census) -> tuple[dict[str, str], dict[str, Any]]:
+    def _moved(self, census: VariableCensus) -> tuple[dict[str, str], dict[str, Any]]:
         """Parameters that an optimizer has moved and nobody has registered; and who moves what."""
         registered = self._registered.parameter_names()
         names = {**census.names, **registered}
@@ -273,7 +273,7 @@ class RecordedGuard(Guard):
         # What the script itself may have set: a stage outlives the run, and the recorder asks for background checkpoints.
         os.environ.pop("SPOTGUARD_STAGE", None)
         os.environ["SPOTGUARD_EVERY"] = "off"
-        self._recorder = Recorder(plan, state, clock)
+        self._recorder = RunRecorder(plan, state, clock)
         super().__init__(store, run_id, state, clock, channel)
         self._recorder.begin(self, self._rank, self._world, " ".join(each or "-" for each in said))
 

@@ -55,7 +55,7 @@ _ITERATORS = tuple(map(type, _SOME_ITERATORS))
 _LEFT_OUT = frozenset({"optimizer", "_parameters", "_buffers", "_modules", "_iterator", "_opt_called"})
 
 
-class Code:
+class CodeOwner:
     """Whose code a file is: the script's, or a library's."""
 
     def __init__(self, workdir: str) -> None:
@@ -107,7 +107,7 @@ class Code:
         return cls.__module__ == "__main__" or self.is_users(getattr(module, "__file__", None))
 
 
-class Hidden:
+class HiddenModules:
     """Modules that no variable of the script leads to: they hang in a library's objects. Found by the garbage collector, which
     takes 60 ms, so `search` is for the begin of a run."""
 
@@ -124,7 +124,7 @@ class Hidden:
         return [module for found in self._found.values() if (module := found()) is not None]
 
 
-class Census:
+class VariableCensus:
     """One look at all variables.
 
     Args:
@@ -134,7 +134,11 @@ class Census:
     """
 
     def __init__(
-        self, code: Code, registered: RegisteredObjects, hidden: Hidden, skip: tuple[object, ...] = ()
+        self,
+        code: CodeOwner,
+        registered: RegisteredObjects,
+        hidden: HiddenModules,
+        skip: tuple[object, ...] = (),
     ) -> None:
         self._code = code
         self._registered = registered

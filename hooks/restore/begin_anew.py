@@ -9,14 +9,14 @@ from typing import Any
 
 from ...providers.errors import AllDamagedError, NotFoundError
 from ...providers.stores.base import BlobStore
-from ..checkpoint.catalog import Whole
+from ..checkpoint.catalog import WholeCheckpoint
 from ..checkpoint.format.keys import CheckpointName, anew_key
 from .verify import verify
 
 log = logging.getLogger("spotguard")
 
 
-class Damages:
+class DamagedCheckpoints:
     """The checkpoints of one run that a restore has found damaged.
 
     Args:
@@ -32,7 +32,7 @@ class Damages:
     def add(self, name: CheckpointName, why: str) -> None:
         self.found[name] = why
 
-    def sound(self, found: Iterator[Whole]) -> Iterator[Whole]:
+    def sound(self, found: Iterator[WholeCheckpoint]) -> Iterator[WholeCheckpoint]:
         """Of what could be restored, what is not known to be damaged.
 
         With `--begin-anew` each is read through first. A restore that fails in its middle has filled the registered objects, and

@@ -23,15 +23,15 @@ from ...providers.errors import (
     UsageError,
 )
 from ...providers.stores.base import BlobStore
-from ..checkpoint.catalog import Reads, Whole, examine, scan
+from ..checkpoint.catalog import ReadableStore, WholeCheckpoint, examine, scan
 from ..checkpoint.format.keys import CheckpointName, checkpoint_prefix
 from ..checkpoint.ranking import EXTRAS_WORTH
 from ..consensus.agree_on import PATIENCE, _as_said, _heard, _ours, of_all, of_the_first
 from ..consensus.channel import Channel
-from ..consensus.store import Silent
+from ..consensus.store import StoreSilent
 from ..state.state import State
-from .begin_anew import Damages
-from .manifest_cache import Shelf, own_folder
+from .begin_anew import DamagedCheckpoints
+from .manifest_cache import ManifestCache, own_folder
 from .restore import LOOKS, Restored, candidates, fill, fit, let_go, none_left, refused_all, said_of
 
 log = logging.getLogger("spotguard")
@@ -50,7 +50,7 @@ _LAST_WORD = 5.0
 
 def cannot_begin(channel: Channel, error: Exception) -> None:
     """Say so where the others are to `see_the_same`, and leave."""
-    with suppress(Silent):  # nobody is there to hear it
+    with suppress(StoreSilent):  # nobody is there to hear it
         channel.gather(json.dumps(_as_said(_ours(error))).encode(), _LAST_WORD)
     channel.close()
 
@@ -85,7 +85,7 @@ def restore_together(
         CheckpointError: as `restore`.
         StoreError: as `restore`, of any rank; or not all ranks came.
     """
-    failed, refused, damages = "", "", Damages(store, run_id, allowed=anew)
+    failed, refused, damages = "", "", DamagedCheckpoints(store, run_id, allowed=anew)
     with _shelf(channel, store) as shelf:
         pick = _Pick(shelf, run_id, step, damages, extras_worth)
         while True:
@@ -120,21 +120,23 @@ def restore_together(
 
 
 @contextmanager
-def _shelf(channel: Channel, store: BlobStore) -> Iterator[Shelf]:
+def _shelf(channel: Channel, store: BlobStore) -> Iterator[ManifestCache]:
     """Kept by the first rank of each machine, for those that are there too."""
     keeper = channel.machines.index(channel.machines[channel.rank])
     alone = channel.machines.count(channel.machines[channel.rank]) == 1
     with own_folder() if keeper == channel.rank and not alone else nullcontext("") as mine:
         folders = [each.decode() for each in channel.gather(mine.encode(), PATIENCE)]
         folder = Path(folders[keeper]) if folders[keeper] else None
-        yield Shelf(store, keeps=keeper == channel.rank, folder=folder)
+        yield ManifestCache(store, keeps=keeper == channel.rank, folder=folder)
 
 
-def _try(trial: _Trial, store: BlobStore, shelf: Shelf, run_id: str, picked: Whole | None) -> Whole | None:
+def _try(
+    trial: _Trial, store: BlobStore, shelf: ManifestCache, run_id: str, picked: WholeCheckpoint | None
+) -> WholeCheckpoint | None:
     """Load it on all ranks; None where it is damaged for one."""
     rank, state, name = trial.channel.rank, trial.state, trial.name
 
-    def look() -> Whole:
+    def look() -> WholeCheckpoint:
         return replace(picked or _examine(shelf, run_id, name), stand_ins=trial.stand_ins)
 
     kept = trial.ask(lambda: look() if shelf.keeps else None, PATIENCE)
@@ -148,7 +150,7 @@ def _try(trial: _Trial, store: BlobStore, shelf: Shelf, run_id: str, picked: Who
     if restoring is None:
         return None
 
-    def filled() -> Whole:
+    def filled() -> WholeCheckpoint:
         trial.filled = True
         with trial.channel.beating():
             fill(store, whole, state, restoring, rank)
@@ -162,15 +164,20 @@ class _Pick:
     again."""
 
     def __init__(
-        self, store: Reads, run_id: str, step: int | None, damages: Damages, extras_worth: int
+        self,
+        store: ReadableStore,
+        run_id: str,
+        step: int | None,
+        damages: DamagedCheckpoints,
+        extras_worth: int,
     ) -> None:
         self._store, self._run_id, self._step = store, run_id, step
         self._damages, self._extras_worth = damages, extras_worth
         self._looks = 0
         self._tried: set[CheckpointName] = set()
         self._gone: list[CheckpointName] = []
-        self._found: Iterator[Whole] | None = None
-        self.whole: Whole | None = None
+        self._found: Iterator[WholeCheckpoint] | None = None
+        self.whole: WholeCheckpoint | None = None
 
     def next(self) -> str:
         """A name, and who stands in for whom, as in "1=0"; nothing, where there is none; or `_AGAIN`."""
@@ -211,7 +218,7 @@ class _Trial:
     channel: Channel
     state: State
     name: CheckpointName
-    #: As of `Whole`, for all ranks.
+    #: As of `WholeCheckpoint`, for all ranks.
     stand_ins: Mapping[int, int]
     #: Why it is not taken, by any of them.
     failed: str = ""
@@ -268,7 +275,7 @@ class _Trial:
         return result
 
 
-def _examine(store: Reads, run_id: str, name: CheckpointName) -> Whole:
+def _examine(store: ReadableStore, run_id: str, name: CheckpointName) -> WholeCheckpoint:
     folders = scan(store, run_id)
     folder = next((each for each in folders if each.name == name), None)
     if folder is None:

@@ -19,8 +19,8 @@ from typing import Generic
 from ...providers.clock import Clock, SystemClock
 from ...providers.errors import CorruptError, NotFoundError, StoreError
 from ...providers.stores.base import BlobStore
-from .ranges import SPARE, Flights, Load, Piece, Wanted
-from .sink import F, Span, Taker, crc32, placed
+from .ranges import SPARE, ReadBatch, ReadRequest, RequestsInFlight, WantedChunk
+from .sink import BufferSpan, ChunkSink, F, crc32, placed
 
 #: Called with the bytes that are read and the bytes of all, on the thread that waits.
 Progress = Callable[[int, int], None]
@@ -33,7 +33,7 @@ _LOOK = 0.25
 _LEAVING = 1.0
 
 
-class Reading(Generic[F]):
+class Fetch(Generic[F]):
     """One run through some loads.
 
     Args:
@@ -49,9 +49,9 @@ class Reading(Generic[F]):
     def __init__(
         self,
         store: BlobStore,
-        loads: Sequence[Load],
+        loads: Sequence[ReadBatch],
         make: Callable[[int], F],
-        taker: Taker[F],
+        taker: ChunkSink[F],
         *,
         progress: Progress | None = None,
         clock: Clock | None = None,
@@ -68,8 +68,8 @@ class Reading(Generic[F]):
         self._total = sum(load.nbytes for load in loads)
         #: Guards all that follows. Who waits for a frame or a request waits on it.
         self._changed = threading.Condition()
-        self._flights = Flights[F](loads)
-        self._again: list[Piece[F]] = []
+        self._flights = RequestsInFlight[F](loads)
+        self._again: list[ReadRequest[F]] = []
         self._free: list[F] = []
         self._lost: set[int] = set()
         self._left = len(loads)
@@ -180,7 +180,7 @@ class Reading(Generic[F]):
                 self._changed.notify_all()
             self._news.set()
 
-    def _next(self) -> tuple[Piece[F], F] | None:
+    def _next(self) -> tuple[ReadRequest[F], F] | None:
         """A request to send and a frame for it, once there are both; None when it is over."""
         with self._changed:
             while True:
@@ -198,7 +198,7 @@ class Reading(Generic[F]):
             self.frames += 1
         return piece, self._make(self._size)
 
-    def _read(self, piece: Piece[F], frame: F) -> None:
+    def _read(self, piece: ReadRequest[F], frame: F) -> None:
         key, start, end = piece.range[:3]
         error: StoreError | None = None
         try:
@@ -249,7 +249,7 @@ class Reading(Generic[F]):
                 self._changed.notify_all()
         self._news.set()
 
-    def _sound(self, wanted: Wanted, spans: Sequence[Span[F]]) -> bool:
+    def _sound(self, wanted: WantedChunk, spans: Sequence[BufferSpan[F]]) -> bool:
         """Whether these are the bytes that were saved; where not, they are read once more."""
         if crc32(spans) == wanted.chunk.crc32:
             return True

@@ -21,7 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ...providers.stores.base import ObjectInfo
-from ..checkpoint.catalog import Reads
+from ..checkpoint.catalog import ReadableStore
 from ..checkpoint.format.crc import crc32
 
 log = logging.getLogger("spotguard")
@@ -32,8 +32,8 @@ _PREFIX, _UNHELD = "spotguard-shelf-", "spotguard-unheld-"
 _CRC = 4
 
 
-class Shelf:
-    """Implements `Reads`. From several threads at once.
+class ManifestCache:
+    """Implements `ReadableStore`. From several threads at once.
 
     Args:
         store: asked for what is not on the shelf; by who keeps it, for everything.
@@ -41,7 +41,7 @@ class Shelf:
         folder: where; None: nowhere, as where each rank has a machine to itself.
     """
 
-    def __init__(self, store: Reads, *, keeps: bool, folder: Path | None) -> None:
+    def __init__(self, store: ReadableStore, *, keeps: bool, folder: Path | None) -> None:
         self.url = store.url
         self.keeps = keeps
         self._store = store

@@ -25,7 +25,7 @@ _BAR_AFTER, _BAR_EVERY = 1.0, 0.1
 _LINE_AFTER, _LINE_EVERY = 5.0, 10.0
 
 
-class Meter:
+class ReadProgress:
     """Told of the progress of one thing, inside `with`.
 
     Args:
@@ -43,7 +43,7 @@ class Meter:
         self._next = self._began + (_BAR_AFTER if self._live else _LINE_AFTER)
         self._bar: tuple[Progress, TaskID] | None = None
 
-    def __enter__(self) -> Meter:
+    def __enter__(self) -> ReadProgress:
         return self
 
     def __exit__(

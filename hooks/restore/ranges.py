@@ -28,7 +28,7 @@ GAP_BYTES = 64 * 2**10
 MOST_PARTS = 24
 
 
-class Wanted(NamedTuple):
+class WantedChunk(NamedTuple):
     """A chunk that is to be read."""
 
     key: str
@@ -39,7 +39,7 @@ class Wanted(NamedTuple):
     name: str
 
 
-class Range(NamedTuple):
+class ByteRange(NamedTuple):
     """One request: bytes of one object, and of a chunk that takes several, the box in it that they are."""
 
     key: str
@@ -50,11 +50,11 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ReadBatch:
     """What is verified at once: one request with whole chunks in it, or one chunk and its requests."""
 
-    ranges: tuple[Range, ...]
-    chunks: tuple[Wanted, ...]
+    ranges: tuple[ByteRange, ...]
+    chunks: tuple[WantedChunk, ...]
 
     @property
     def nbytes(self) -> int:
@@ -62,14 +62,14 @@ class Load:
         return sum([each.end - each.start for each in self.ranges])
 
 
-def plan(wanted: Iterable[Wanted], limit: int = REQUEST_BYTES, gap: int = GAP_BYTES) -> list[Load]:
+def plan(wanted: Iterable[WantedChunk], limit: int = REQUEST_BYTES, gap: int = GAP_BYTES) -> list[ReadBatch]:
     """The requests for these chunks, largest load first, each chunk in exactly one load. Chunks without bytes need none.
 
     Raises:
         NewerFormatError: a chunk is larger than this version can hold before it is verified.
     """
     loads = []
-    run: list[Wanted] = []
+    run: list[WantedChunk] = []
     for each in sorted(wanted, key=lambda each: (each.key, each.chunk.start, each.chunk.end)):
         chunk = each.chunk
         if chunk.start == chunk.end:
@@ -91,24 +91,24 @@ def plan(wanted: Iterable[Wanted], limit: int = REQUEST_BYTES, gap: int = GAP_BY
     return loads
 
 
-def _joined(run: Sequence[Wanted]) -> Load:
+def _joined(run: Sequence[WantedChunk]) -> ReadBatch:
     end = max(each.chunk.end for each in run)
-    return Load((Range(run[0].key, run[0].chunk.start, end),), tuple(run))
+    return ReadBatch((ByteRange(run[0].key, run[0].chunk.start, end),), tuple(run))
 
 
-def _cut(each: Wanted, limit: int) -> Load:
+def _cut(each: WantedChunk, limit: int) -> ReadBatch:
     chunk, at = each.chunk, each.chunk.start
     ranges = []
     for offsets, sizes in _boxes(chunk.sizes, limit // each.itemsize):
         end = at + prod(sizes) * each.itemsize
-        ranges.append(Range(each.key, at, end, offsets, sizes))
+        ranges.append(ByteRange(each.key, at, end, offsets, sizes))
         at = end
     if len(ranges) > MOST_PARTS:
         raise NewerFormatError(
             f"{each.key}: {each.name} has a chunk of {(chunk.end - chunk.start) >> 20} MiB, "
             f"which this version cannot hold to verify it: read it with a newer spotguard"
         )
-    return Load(tuple(ranges), (each,))
+    return ReadBatch(tuple(ranges), (each,))
 
 
 def _boxes(sizes: tuple[int, ...], budget: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -151,10 +151,10 @@ F = TypeVar("F")
 
 
 @dataclass(slots=True, eq=False)
-class Piece(Generic[F]):
+class ReadRequest(Generic[F]):
     """One request: where it stands, and its bytes once they are there."""
 
-    range: Range
+    range: ByteRange
     #: Which of the loads it belongs to.
     load: int
     began: float = 0.0
@@ -165,14 +165,16 @@ class Piece(Generic[F]):
     frame: F | None = None
 
 
-class Flights(Generic[F]):
+class RequestsInFlight(Generic[F]):
     """The requests of some loads, in their order."""
 
-    def __init__(self, loads: Sequence[Load]) -> None:
-        self.pieces = [[Piece[F](each, index) for each in load.ranges] for index, load in enumerate(loads)]
+    def __init__(self, loads: Sequence[ReadBatch]) -> None:
+        self.pieces = [
+            [ReadRequest[F](each, index) for each in load.ranges] for index, load in enumerate(loads)
+        ]
         self._waiting = deque(piece for pieces in self.pieces for piece in pieces)
         self._missing = [len(pieces) for pieces in self.pieces]
-        self._flying: dict[Piece[F], None] = {}
+        self._flying: dict[ReadRequest[F], None] = {}
         #: Of each that arrived its bytes, and the seconds that they took.
         self._took: deque[tuple[int, float]] = deque(maxlen=_PEERS)
         self._held = 0
@@ -183,7 +185,7 @@ class Flights(Generic[F]):
         """Frames that somebody may write to or read from: never more than `FRAMES`."""
         return self._held + self._surplus
 
-    def begin(self, now: float) -> Piece[F] | None:
+    def begin(self, now: float) -> ReadRequest[F] | None:
         """The next request, which the caller sends; None where there is none, or no frame for it."""
         if not self._waiting or self._held == ROOM:
             return None
@@ -193,7 +195,7 @@ class Flights(Generic[F]):
         self._flying[piece] = None
         return piece
 
-    def laggard(self, now: float) -> Piece[F] | None:
+    def laggard(self, now: float) -> ReadRequest[F] | None:
         """A request that the caller sends a second time: the oldest, where it lags. Each once."""
         if self._surplus == SPARE:
             return None
@@ -206,12 +208,12 @@ class Flights(Generic[F]):
             return piece
         return None
 
-    def _usual(self, piece: Piece[F]) -> float:
+    def _usual(self, piece: ReadRequest[F]) -> float:
         """Seconds after which it lags; infinity while nobody can say."""
         peers = [seconds for nbytes, seconds in self._took if nbytes >= _PEER * _bytes(piece)]
         return max(LEAST, LAG * median(peers)) if len(peers) >= _ENOUGH else math.inf
 
-    def arrived(self, piece: Piece[F], frame: F, now: float) -> bool:
+    def arrived(self, piece: ReadRequest[F], frame: F, now: float) -> bool:
         """The bytes are in `frame`. False: they were there before, and the frame is the caller's again."""
         piece.flying -= 1
         if piece.frame is not None:
@@ -223,7 +225,7 @@ class Flights(Generic[F]):
         self._missing[piece.load] -= 1
         return True
 
-    def counts(self, piece: Piece[F]) -> bool:
+    def counts(self, piece: ReadRequest[F]) -> bool:
         """A request failed, and its frame is the caller's: whether that is all there was of it. False: another brings
         the bytes, or has brought them. True: it still stands as in flight, for the caller to end it or all."""
         if piece.frame is None and piece.flying == 1:
@@ -232,7 +234,7 @@ class Flights(Generic[F]):
         self._surplus -= 1
         return False
 
-    def complete(self, piece: Piece[F]) -> bool:
+    def complete(self, piece: ReadRequest[F]) -> bool:
         """Whether all of its load has arrived."""
         return not self._missing[piece.load]
 
@@ -242,5 +244,5 @@ class Flights(Generic[F]):
         return [piece.frame for piece in self.pieces[load] if piece.frame is not None]
 
 
-def _bytes(piece: Piece[F]) -> int:
+def _bytes(piece: ReadRequest[F]) -> int:
     return piece.range.end - piece.range.start

@@ -23,17 +23,17 @@ from ..checkpoint.format.boxes import Box, common
 from ..checkpoint.format.coverage import Coverage, MergedTensor
 from ..checkpoint.format.dtypes import ITEMSIZE, torch_dtype
 from ..checkpoint.format.header_check import check_headers
-from ..save.upload.buffers import Frame, box
-from ..state.tensor_item import Leaf
-from .fetch import Progress, Reading
-from .ranges import Wanted, plan
-from .sink import Span, Strict
+from ..save.upload.buffers import HostBuffer, box
+from ..state.tensor_item import StateTensor
+from .fetch import Fetch, Progress
+from .ranges import WantedChunk, plan
+from .sink import BufferSpan, StrictSink
 
 
 def read(
     store: BlobStore,
     whole: Coverage,
-    into: Mapping[str, Leaf],
+    into: Mapping[str, StateTensor],
     *,
     progress: Progress | None = None,
     clock: Clock | None = None,
@@ -52,7 +52,7 @@ def read(
         NewerFormatError: this version cannot read it. Nothing was filled.
         StoreError: the store failed.
     """
-    parts: list[Part] = []
+    parts: list[ReadTarget] = []
     for name, leaf in into.items():
         parts += parts_of(whole, whole.tensors[name], leaf)
     _prove(whole, {part.wanted.key for part in parts})
@@ -68,43 +68,43 @@ def _prove(whole: Coverage, keys: Collection[str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReadTarget:
     """A chunk that is to be read, and the memory that its elements are for."""
 
-    wanted: Wanted
+    wanted: WantedChunk
     #: Of the chunk's bytes.
     dtype: torch.dtype
     #: Boxes of the chunk, counted from its own corner, and a tensor of each one's sizes.
     copies: list[tuple[Box, torch.Tensor]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, whole: Coverage, tensor: MergedTensor, index: int) -> Part:
+    def of(cls, whole: Coverage, tensor: MergedTensor, index: int) -> ReadTarget:
         """The part that the chunk of this index in a merged tensor is, with nothing to copy yet."""
         rank, chunk = tensor.chunks[index]
         dtype = tensor.stored or tensor.dtype
         key = whole.manifests[rank].object_key(chunk.object)
-        return cls(Wanted(key, chunk, ITEMSIZE[dtype], tensor.name), torch_dtype(dtype))
+        return cls(WantedChunk(key, chunk, ITEMSIZE[dtype], tensor.name), torch_dtype(dtype))
 
 
 def fill(
     store: BlobStore,
-    parts: Iterable[Part],
+    parts: Iterable[ReadTarget],
     *,
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> int:
     """As `read`, where the caller has said which chunks are for what memory. A chunk that is named twice is read once."""
-    by_place: dict[tuple[str, int, str], Part] = {}
+    by_place: dict[tuple[str, int, str], ReadTarget] = {}
     for part in parts:
         if (held := by_place.setdefault(_place(part.wanted), part)) is not part:
             held.copies.extend(part.copies)
     wanted = [part.wanted for part in by_place.values()]
-    make = partial(Frame, touched=False)
-    Reading(store, plan(wanted), make, _Into(by_place), progress=progress, clock=clock).run()
+    make = partial(HostBuffer, touched=False)
+    Fetch(store, plan(wanted), make, _Into(by_place), progress=progress, clock=clock).run()
     return sum(each.chunk.end - each.chunk.start for each in wanted)
 
 
-def parts_of(whole: Coverage, tensor: MergedTensor, leaf: Leaf) -> list[Part]:
+def parts_of(whole: Coverage, tensor: MergedTensor, leaf: StateTensor) -> list[ReadTarget]:
     """The chunks that meet what this memory is of the tensor, and which boxes of it they fill.
 
     Raises:
@@ -121,7 +121,7 @@ def parts_of(whole: Coverage, tensor: MergedTensor, leaf: Leaf) -> list[Part]:
         written = Box(chunk.offsets, chunk.sizes)
         if (met := common(own, written)) is None:
             continue
-        part = Part.of(whole, tensor, index)
+        part = ReadTarget.of(whole, tensor, index)
         part.copies.append((met.inside(written), box(memory, *met.inside(own))))
         parts.append(part)
         filled += met.numel
@@ -133,17 +133,17 @@ def parts_of(whole: Coverage, tensor: MergedTensor, leaf: Leaf) -> list[Part]:
     return parts
 
 
-def _place(wanted: Wanted) -> tuple[str, int, str]:
+def _place(wanted: WantedChunk) -> tuple[str, int, str]:
     return wanted.key, wanted.chunk.start, wanted.name
 
 
 @dataclass(frozen=True, slots=True)
-class _Into(Strict):
+class _Into(StrictSink):
     """The memory, as who verified bytes are for."""
 
-    parts: Mapping[tuple[str, int, str], Part]
+    parts: Mapping[tuple[str, int, str], ReadTarget]
 
-    def take(self, wanted: Wanted, spans: Sequence[Span[Frame]]) -> None:
+    def take(self, wanted: WantedChunk, spans: Sequence[BufferSpan[HostBuffer]]) -> None:
         part = self.parts[_place(wanted)]
         for inner, memory in part.copies:
             for span in spans:

@@ -16,19 +16,28 @@ from ...providers.errors import (
     StoreError,
 )
 from ...providers.stores.base import BlobStore
-from ..checkpoint.catalog import Gone, Partial, Reads, Whole, passed_over, scan, whole_checkpoints
+from ..checkpoint.catalog import (
+    CheckpointGone,
+    PartialCheckpoint,
+    ReadableStore,
+    WholeCheckpoint,
+    passed_over,
+    scan,
+    whole_checkpoints,
+)
 from ..checkpoint.format.codec import NewerFormatError
 from ..checkpoint.format.coverage import Coverage
 from ..checkpoint.format.header_check import check_headers, check_names
 from ..checkpoint.format.keys import MARKER, CheckpointName
 from ..checkpoint.format.manifest import LEVELS, lacks
-from ..checkpoint.local_stage import Stage, Staged, newest_first
+from ..checkpoint.local_stage import Stage, StagedCheckpoint, newest_first
 from ..checkpoint.ranking import EXTRAS_WORTH, worth_it
 from ..state.collected import differences
 from ..state.parts.values import said
-from ..state.state import Restoring, State
-from .begin_anew import Damages
-from .progress import Meter
+from ..state.restore_plan import RestorePlan
+from ..state.state import State
+from .begin_anew import DamagedCheckpoints
+from .progress import ReadProgress
 from .reader import read
 
 log = logging.getLogger("spotguard")
@@ -42,11 +51,11 @@ class Restored:
     """What a restore loaded. `whole` is None where there was nothing to load."""
 
     step: int
-    whole: Whole | None
+    whole: WholeCheckpoint | None
     #: The newest in the store that is not newer: `whole` itself, where it lies there.
-    stored: Whole | None = None
+    stored: WholeCheckpoint | None = None
     #: `whole`, where it was loaded from this machine's disk and does not lie in the store.
-    staged: Whole | None = None
+    staged: WholeCheckpoint | None = None
 
 
 def restore(
@@ -76,9 +85,9 @@ def restore(
         CheckpointError: there is none where there must be one, or all that were tried are damaged.
         StoreError: the store failed. That is no damage: no older checkpoint is taken for it.
     """
-    failed, damages = "", Damages(store, run_id, allowed=anew)
+    failed, damages = "", DamagedCheckpoints(store, run_id, allowed=anew)
     refused: RefusedError | None = None
-    tried: set[tuple[type[Whole], CheckpointName]] = set()
+    tried: set[tuple[type[WholeCheckpoint], CheckpointName]] = set()
     for look in range(1, LOOKS + 1):
         gone: list[CheckpointName] = []
         for whole in _in_order(_near_and_far(store, run_id, step, stage, gone, damages), step, extras_worth):
@@ -88,7 +97,7 @@ def restore(
                 continue
             tried.add(key)
             let_go(refused)
-            near = stage is not None and isinstance(whole, Staged)
+            near = stage is not None and isinstance(whole, StagedCheckpoint)
             try:
                 _load(stage.files if stage is not None and near else store, whole, state)
             except NewerFormatError:
@@ -155,7 +164,7 @@ def refused_all(why: str) -> str:
     )
 
 
-def said_of(whole: Whole) -> None:
+def said_of(whole: WholeCheckpoint) -> None:
     """Warn of what is not in it."""
     if whole.missing:
         log.warning(
@@ -172,7 +181,7 @@ def said_of(whole: Whole) -> None:
         )
 
 
-def _found(store: BlobStore, whole: Whole, near: bool) -> Restored:
+def _found(store: BlobStore, whole: WholeCheckpoint, near: bool) -> Restored:
     if not near:
         return Restored(whole.name.step, whole, stored=whole)
     # What is newer there was tried, and is damaged.
@@ -185,13 +194,13 @@ def _found(store: BlobStore, whole: Whole, near: bool) -> Restored:
 
 
 def candidates(
-    store: Reads,
+    store: ReadableStore,
     run_id: str,
     step: int | None,
     gone: list[CheckpointName],
-    damages: Damages,
+    damages: DamagedCheckpoints,
     extras_worth: int = EXTRAS_WORTH,
-) -> Iterator[Whole]:
+) -> Iterator[WholeCheckpoint]:
     """What to try, in this order.
 
     Args:
@@ -208,31 +217,33 @@ def _near_and_far(
     step: int | None,
     stage: Stage | None,
     gone: list[CheckpointName],
-    damages: Damages,
-) -> Iterator[Whole]:
+    damages: DamagedCheckpoints,
+) -> Iterator[WholeCheckpoint]:
     """All, with what lies on this machine's disk."""
     found = _all(store, run_id, step, gone, damages)
     found = found if step is not None else damages.sound(found)
     return found if stage is None else newest_first(stage.wholes(store, step=step), found)
 
 
-def _in_order(found: Iterator[Whole], step: int | None, extras_worth: int) -> Iterator[Whole]:
+def _in_order(
+    found: Iterator[WholeCheckpoint], step: int | None, extras_worth: int
+) -> Iterator[WholeCheckpoint]:
     return found if step is not None else worth_it(found, extras_worth)
 
 
 def _all(
-    store: Reads,
+    store: ReadableStore,
     run_id: str,
     step: int | None = None,
     gone: list[CheckpointName] | None = None,
-    damages: Damages | None = None,
-) -> Iterator[Whole]:
+    damages: DamagedCheckpoints | None = None,
+) -> Iterator[WholeCheckpoint]:
     """Of each level, newest first."""
 
     def skipped(name: CheckpointName, error: CheckpointError) -> None:
-        if isinstance(error, Gone) and gone is not None:
+        if isinstance(error, CheckpointGone) and gone is not None:
             gone.append(name)
-        if damages is not None and not isinstance(error, Partial):
+        if damages is not None and not isinstance(error, PartialCheckpoint):
             damages.add(name, str(error))
         passed_over(run_id, name, error)
 
@@ -260,11 +271,11 @@ def say_what_stays_behind(store: BlobStore, own: str, other: str) -> int:
     return step or 0
 
 
-def _load(store: BlobStore, whole: Whole, state: State) -> None:
+def _load(store: BlobStore, whole: WholeCheckpoint, state: State) -> None:
     fill(store, whole, state, fit(whole, state))
 
 
-def fit(whole: Whole, state: State, rank: int = 0) -> Restoring:
+def fit(whole: WholeCheckpoint, state: State, rank: int = 0) -> RestorePlan:
     """See that it fits what is registered; nothing is changed.
 
     A checkpoint that contradicts itself is damaged. One that contradicts only what is registered does not fit.
@@ -287,7 +298,9 @@ def fit(whole: Whole, state: State, rank: int = 0) -> Restoring:
         raise CheckpointError(f"its state cannot be decoded: {said(error)}") from error
 
 
-def fill(store: BlobStore, whole: Whole, state: State, restoring: Restoring, rank: int = 0) -> None:
+def fill(
+    store: BlobStore, whole: WholeCheckpoint, state: State, restoring: RestorePlan, rank: int = 0
+) -> None:
     """Read it, verified, and hand every object its state.
 
     Raises:
@@ -296,7 +309,7 @@ def fill(store: BlobStore, whole: Whole, state: State, restoring: Restoring, ran
         StoreError: the store failed.
     """
     state.poisoned = f"restoring {whole.name} ended in its middle: what is in memory is a mix of two states"
-    with Meter(f"restoring step {whole.name.step}") as meter:
+    with ReadProgress(f"restoring step {whole.name.step}") as meter:
         nbytes = read(store, Coverage(whole.manifests, whole.tensors), restoring.into, progress=meter.show)
     try:
         warnings = state.put_back(restoring)

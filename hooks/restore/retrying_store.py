@@ -25,7 +25,7 @@ PATIENCE = 60.0
 _FIRST, _MOST = 0.1, 2.0
 
 
-class PatientStore:
+class RetryingStore:
     """A `BlobStore` over another one. Every verb may be sent twice: no key is ever put with two values.
 
     Args:

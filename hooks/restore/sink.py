@@ -9,16 +9,16 @@ from typing import Generic, NoReturn, Protocol, TypeVar
 
 from ...providers.errors import CheckpointError, StoreError
 from ..checkpoint.format import crc
-from .ranges import Load, Wanted
+from .ranges import ReadBatch, WantedChunk
 
 
-class Frame(Protocol):
+class SinkBuffer(Protocol):
     """Reused memory."""
 
     def view(self, start: int, end: int) -> memoryview: ...
 
 
-class PlainFrame:
+class PlainBuffer:
     """One without torch: who verifies or copies bytes may have none."""
 
     def __init__(self, size: int) -> None:
@@ -28,11 +28,11 @@ class PlainFrame:
         return self._view[start:end]
 
 
-F = TypeVar("F", bound=Frame)
+F = TypeVar("F", bound=SinkBuffer)
 
 
 @dataclass(frozen=True, slots=True)
-class Span(Generic[F]):
+class BufferSpan(Generic[F]):
     """Bytes of a chunk in a frame, and which box of the chunk they are."""
 
     frame: F
@@ -46,50 +46,50 @@ class Span(Generic[F]):
         return self.frame.view(self.start, self.end)
 
 
-class Taker(Protocol[F]):
+class ChunkSink(Protocol[F]):
     """Who the bytes are for. Called by the reading threads, several at once; what it raises ends the reading."""
 
-    def take(self, wanted: Wanted, spans: Sequence[Span[F]]) -> None:
+    def take(self, wanted: WantedChunk, spans: Sequence[BufferSpan[F]]) -> None:
         """The chunk's bytes, which are the ones that were saved. The frames are reused afterwards."""
         ...
 
-    def damaged(self, wanted: Wanted) -> None:
+    def damaged(self, wanted: WantedChunk) -> None:
         """Its bytes are not the ones that were saved, twice."""
         ...
 
-    def lost(self, load: Load, error: StoreError) -> None:
+    def lost(self, load: ReadBatch, error: StoreError) -> None:
         """An object is gone, or too short, twice."""
         ...
 
 
-class Strict:
+class StrictSink:
     """Of a taker whom nothing less than every byte will do."""
 
     __slots__ = ()
 
-    def damaged(self, wanted: Wanted) -> NoReturn:
+    def damaged(self, wanted: WantedChunk) -> NoReturn:
         chunk = wanted.chunk
         raise CheckpointError(
             f"{wanted.key}: bytes {chunk.start} to {chunk.end} ({wanted.name}) are damaged: "
             "their checksum is not the one that was saved"
         )
 
-    def lost(self, load: Load, error: StoreError) -> NoReturn:
+    def lost(self, load: ReadBatch, error: StoreError) -> NoReturn:
         raise error
 
 
-def placed(load: Load, wanted: Wanted, frames: Sequence[F]) -> Iterator[Span[F]]:
+def placed(load: ReadBatch, wanted: WantedChunk, frames: Sequence[F]) -> Iterator[BufferSpan[F]]:
     """Where a chunk's bytes are, of a load whose requests were read into these frames; in order."""
     chunk = wanted.chunk
     if len(load.ranges) == 1:
         at = chunk.start - load.ranges[0].start
-        yield Span(frames[0], at, at + chunk.end - chunk.start, (0,) * len(chunk.sizes), chunk.sizes)
+        yield BufferSpan(frames[0], at, at + chunk.end - chunk.start, (0,) * len(chunk.sizes), chunk.sizes)
         return
     for frame, each in zip(frames, load.ranges, strict=True):
-        yield Span(frame, 0, each.end - each.start, each.offsets, each.sizes)
+        yield BufferSpan(frame, 0, each.end - each.start, each.offsets, each.sizes)
 
 
-def crc32(spans: Sequence[Span[F]]) -> int:
+def crc32(spans: Sequence[BufferSpan[F]]) -> int:
     """Of all of them one behind the other. The GIL is let go."""
     found = 0
     for span in spans:

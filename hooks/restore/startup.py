@@ -25,10 +25,10 @@ from ..consensus.shared_names import refuse_namesakes
 from ..state.state import State
 from .collective import restore_together, see_the_same
 from .restore import Restored, restore, say_what_stays_behind
-from .retrying_store import PatientStore
+from .retrying_store import RetryingStore
 
 
-class Beginning:
+class Startup:
     """Of one run. On the training thread.
 
     Args:
@@ -125,8 +125,8 @@ class Beginning:
     def _ask(self, what: Callable[[], int]) -> int:
         return what() if self._channel is None else of_the_first(self._channel, what)
 
-    def _patient(self, then: str) -> PatientStore:
-        return PatientStore(self._store, self._clock, then)
+    def _patient(self, then: str) -> RetryingStore:
+        return RetryingStore(self._store, self._clock, then)
 
 
 # What a person is told when training begins: of which run, from which step, in which store; by the first rank, for all.
@@ -134,7 +134,7 @@ class Beginning:
 # `spotguard run` says where training stands by itself, at the same terminal. That a run has nothing left to do it cannot know.
 
 
-class FirstWords:
+class StartupMessages:
     """
     Args:
         first: whether this rank speaks for its job.

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from ...providers.clock import Clock
 from ...providers.errors import CheckpointError, NotFoundError, StoreError
 from ...providers.stores.base import BlobStore
-from ..checkpoint.catalog import Whole
+from ..checkpoint.catalog import WholeCheckpoint
 from ..checkpoint.format.header_check import check_headers
 from ..checkpoint.format.manifest import Chunk, RankManifest
-from .fetch import Progress, Reading
-from .ranges import Load, Wanted, plan
-from .sink import PlainFrame, Span
+from .fetch import Fetch, Progress
+from .ranges import ReadBatch, WantedChunk, plan
+from .sink import BufferSpan, PlainBuffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Damage:
         return f"{self.key}: {what}: {self.reason}"
 
 
-class _Report:
+class _DamageReport:
     """Who the bytes are for here: only those that are damaged are of interest."""
 
     def __init__(self) -> None:
@@ -43,16 +43,16 @@ class _Report:
         self._found: dict[tuple[str, int], Damage] = {}
         self._lost: dict[str, Damage] = {}
 
-    def take(self, wanted: Wanted, spans: Sequence[Span[PlainFrame]]) -> None:
+    def take(self, wanted: WantedChunk, spans: Sequence[BufferSpan[PlainBuffer]]) -> None:
         """They agree."""
 
-    def damaged(self, wanted: Wanted) -> None:
+    def damaged(self, wanted: WantedChunk) -> None:
         offsets = wanted.chunk.offsets if wanted.name else ()
         damage = Damage(wanted.key, wanted.name, offsets, "CRC32 differs")
         with self._lock:
             self._found[wanted.key, wanted.chunk.start] = damage
 
-    def lost(self, load: Load, error: StoreError) -> None:
+    def lost(self, load: ReadBatch, error: StoreError) -> None:
         key = load.ranges[0].key
         with self._lock:
             self._lost.setdefault(key, Damage(key, "", (), str(error), isinstance(error, NotFoundError)))
@@ -74,7 +74,7 @@ class _Report:
 
 def verify(
     store: BlobStore,
-    whole: Whole,
+    whole: WholeCheckpoint,
     *,
     progress: Progress | None = None,
     clock: Clock | None = None,
@@ -94,24 +94,24 @@ def verify(
         StoreError: the store failed; what is there is not known.
     """
     wanted = _everything(whole)
-    report = _Report()
+    report = _DamageReport()
     for manifest in whole.manifests:
         for index in range(len(manifest.objects)):
             report.held(manifest, index)
-    Reading(store, plan(wanted), PlainFrame, report, progress=progress, clock=clock, timeout=timeout).run()
+    Fetch(store, plan(wanted), PlainBuffer, report, progress=progress, clock=clock, timeout=timeout).run()
     return report.damages(list(dict.fromkeys(each.key for each in wanted)))
 
 
-def _everything(whole: Whole) -> list[Wanted]:
+def _everything(whole: WholeCheckpoint) -> list[WantedChunk]:
     """Every object's header and chunks, of which each byte of it is one."""
-    wanted: dict[str, list[Wanted]] = {}
+    wanted: dict[str, list[WantedChunk]] = {}
     for manifest in whole.manifests:
         keys = [manifest.object_key(index) for index in range(len(manifest.objects))]
         for key, entry in zip(keys, manifest.objects, strict=True):
             header = Chunk((0,), (entry.header,), 0, 0, entry.header, entry.header_crc32)
-            wanted.setdefault(key, [Wanted(key, header, 1, "")])
+            wanted.setdefault(key, [WantedChunk(key, header, 1, "")])
         for tensor in manifest.tensors:
             for chunk in tensor.chunks:
                 key = keys[chunk.object]
-                wanted[key].append(Wanted(key, chunk, tensor.itemsize, tensor.name))
+                wanted[key].append(WantedChunk(key, chunk, tensor.itemsize, tensor.name))
     return [each for held in wanted.values() for each in held]

@@ -1,6 +1,6 @@
 """How long a save may go on: a deadline that only moves earlier, and a way to call the whole thing off.
 
-Every loop and every wait of a save asks its `Effort`, so a save cannot hang: it ends by commit, by its own
+Every loop and every wait of a save asks its `CancelScope`, so a save cannot hang: it ends by commit, by its own
 deadline, or because somebody with a better claim (a notice, a withdrawal) abandoned it.
 """
 
@@ -18,7 +18,7 @@ class Abandoned(SpotguardError):
     """The save was called off; the message says why. What it wrote is an orphan without a manifest."""
 
 
-class Effort:
+class CancelScope:
     """One save's right to go on.
 
     Args:
@@ -38,7 +38,7 @@ class Effort:
         self._called_off = threading.Event()
         #: Events of those who are in `wait`.
         self._waiting: list[threading.Event] = []
-        self._parts: list[Effort] = []
+        self._parts: list[CancelScope] = []
 
     def tighten(self, deadline: float) -> None:
         """Move the deadline earlier; a later one changes nothing."""
@@ -52,11 +52,11 @@ class Effort:
             part.tighten(deadline)
         self._say()
 
-    def part(self, deadline: float) -> Effort:
+    def part(self, deadline: float) -> CancelScope:
         """A part of this one, which ends by itself at `deadline`, or when it is called off alone."""
         with self._lock:  # a deadline that moves now reaches the part, one way or the other
             earliest = min(deadline, self.deadline)
-            part = Effort(self._clock, None if earliest == math.inf else earliest)
+            part = CancelScope(self._clock, None if earliest == math.inf else earliest)
             self._parts.append(part)
             reason = self._reason
         if reason:
@@ -138,7 +138,7 @@ _RETRY_FIRST, _RETRY_MOST = 0.1, 2.0
 
 
 def retry(
-    effort: Effort,
+    effort: CancelScope,
     ask: Callable[[float | None], object],
     hear: Callable[[StoreError], None] = lambda error: None,
 ) -> float:

@@ -12,7 +12,7 @@ from ...providers.clock import Clock
 from ...providers.errors import CheckpointError, StoreError
 from ...providers.stores.base import BlobStore
 from ...providers.stores.url import inside
-from ..checkpoint.catalog import Whole
+from ..checkpoint.catalog import WholeCheckpoint
 from ..checkpoint.format.keys import CheckpointName, checkpoint_prefix
 from ..checkpoint.format.manifest import Kind, Level
 from ..checkpoint.local_stage import Stage
@@ -20,20 +20,20 @@ from ..checkpoint.ranking import counts
 from ..checkpoint.retention import Keep
 from ..state.changes.audit import Reference
 from ..state.state import State
-from ..state.tensor_item import Leaf
-from .cancel_scope import Effort
-from .cleanup import Errands, Tidier
+from ..state.tensor_item import StateTensor
+from .cancel_scope import CancelScope
+from .cleanup import Cleanup, SmallRequests
 from .commit.committer import Committer
 from .commit.publish import publish
-from .local_copy import Held, Snapshot, Stager
-from .plan.budget import Earlier
-from .plan.partitioner import Roles
-from .plan.write_plan import ALL, WEIGHTS, Draft, Outline, Written
-from .policy import EmergencySave, Upload
-from .request import Agreed, Cost, Save, Saved
-from .share import Share
+from .local_copy import Snapshot, StagedSave, StageWriter
+from .plan.budget import EarlierCheckpoint
+from .plan.partitioner import RankRoles
+from .plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress, WrittenState
+from .policy import BackgroundUpload, EmergencySave
+from .request import SaveContext, SaveCost, SavedCheckpoint, SaveSpec
+from .share import RankShare
 from .upload.transfer import Progress
-from .upload.writer import Spoiled, Writer
+from .upload.writer import ShardWriter, StateChanged
 
 log = logging.getLogger("spotguard")
 
@@ -62,20 +62,20 @@ class Checkpointer:
         self._clock = clock
         self._keep = keep
         self._world = world
-        self._writer = Writer(store, run_id, rank, world)
+        self._writer = ShardWriter(store, run_id, rank, world)
         #: By the writer's connections, for whoever wants something small.
-        self.errands = Errands(self._writer, run_id, clock)
+        self.errands = SmallRequests(self._writer, run_id, clock)
         self._committer = Committer(run_id, clock, rank=rank, world=world, incarnation=incarnation)
-        self.tidier = Tidier(store, run_id, self._writer)
-        self._stager = None if stage is None else Stager(stage, self._writer)
+        self.tidier = Cleanup(store, run_id, self._writer)
+        self._stager = None if stage is None else StageWriter(stage, self._writer)
         self._count = itertools.count()
         self._snapshot = Snapshot()
         #: By which the last save was written, or the next is planned.
-        self._outline: Outline | None = None
+        self._outline: WritePlan | None = None
         #: The background save whose bytes are on their way.
-        self._upload: Upload | None = None
+        self._upload: BackgroundUpload | None = None
         #: The newest committed checkpoint, of this attempt or restored from.
-        self.last: Saved | None = None
+        self.last: SavedCheckpoint | None = None
         #: The step of the newest of them that has its moments. -1: there is none.
         self.complete = -1
         #: Why the last save was thrown away: "" or what moved while it was read.
@@ -83,7 +83,7 @@ class Checkpointer:
         #: Why what is being saved lacks moments of its own accord: "" where it does not.
         self._lacks = ""
         #: Of the last save that ranks agreed on for a notice: which state that was, and what is in the store of it.
-        self._shared: tuple[tuple[int, int], Draft] | None = None
+        self._shared: tuple[tuple[int, int], WriteProgress] | None = None
         #: What this rank has put its part of and not seen committed: which state, its name, and what makes it `last`.
         self._unseen: list[tuple[tuple[int, int], CheckpointName, Callable[[], object]]] = []
         #: Bytes of a full save; 0 before it is known.
@@ -104,19 +104,19 @@ class Checkpointer:
         upload = self._upload
         return "" if upload is None else upload.promotes(step, deadline, self._known())
 
-    def _known(self) -> Earlier | None:
+    def _known(self) -> EarlierCheckpoint | None:
         last = self.last
-        return None if last is None else Earlier(last.step, self._clock.monotonic() - last.at)
+        return None if last is None else EarlierCheckpoint(last.step, self._clock.monotonic() - last.at)
 
-    def cost(self, roles: Roles) -> Cost:
+    def cost(self, roles: RankRoles) -> SaveCost:
         """What this rank would write of a save shared so, as far as it is planned. Any thread: nothing is read."""
         link, now, outline = self._writer.link, self._clock.monotonic(), self._outline
         rate, commit = link.rate(now), link.commit or 0.0
         if outline is None:
-            return Cost(self.nbytes, 0, None if rate is None else rate.expected, commit)
-        draft = Draft(outline, roles=roles)
+            return SaveCost(self.nbytes, 0, None if rate is None else rate.expected, commit)
+        draft = WriteProgress(outline, roles=roles)
         weights = draft.share(WEIGHTS)
-        return Cost(weights, draft.share() - weights, None if rate is None else rate.expected, commit)
+        return SaveCost(weights, draft.share() - weights, None if rate is None else rate.expected, commit)
 
     def rehearse(self, state: State) -> None:
         """Plan for the state as it stands: names, shapes, headers. It stays for as long as they do.
@@ -143,16 +143,16 @@ class Checkpointer:
         if self._stager is not None:
             self._stager.writer.forget()
 
-    def restored(self, whole: Whole | None) -> None:
+    def restored(self, whole: WholeCheckpoint | None) -> None:
         """Training goes on from this checkpoint: a notice at this very step has nothing newer to save."""
         self.last, self.complete = None, -1
         if whole is not None and whole.run_id == self._run_id:
             age = max(0.0, self._clock.time() - whole.manifests[0].created)
             url = inside(self._store.url, checkpoint_prefix(self._run_id, whole.name))
             saved_at = self._clock.monotonic() - age
-            self._note(Saved(whole.name.step, url, whole.written, 0.0, saved_at, whole.level))
+            self._note(SavedCheckpoint(whole.name.step, url, whole.written, 0.0, saved_at, whole.level))
 
-    def _note(self, saved: Saved) -> None:
+    def _note(self, saved: SavedCheckpoint) -> None:
         self.last = saved
         if saved.level != "weights":
             self.complete = saved.step
@@ -160,12 +160,12 @@ class Checkpointer:
     def save(
         self,
         state: State,
-        agreed: Agreed,
+        agreed: SaveSpec,
         kind: Kind,
-        effort: Effort,
+        effort: CancelScope,
         progress: Progress | None = None,
         opened: Callable[[], None] | None = None,
-    ) -> Saved | None:
+    ) -> SavedCheckpoint | None:
         """Save the state that stands now. None: it moved while it was read (`spoiled` says what).
 
         Args:
@@ -185,7 +185,7 @@ class Checkpointer:
         numbers = iter(agreed.numbers) if agreed.epoch else self._count
         if kind != "emergency":
             self._shared, self._unseen = None, []
-        save = Save(state, collected, agreed, numbers, kind, effort, progress, in_place=True)
+        save = SaveContext(state, collected, agreed, numbers, kind, effort, progress, in_place=True)
         try:
             if kind == "emergency":
                 return self._emergency(save, started)
@@ -193,16 +193,18 @@ class Checkpointer:
                 return self._whole(save, self._name(save), started)
             save, name, opened_at = self._apart(save, opened)
             return self._whole(save, name, started, blocked=opened_at - started)
-        except Spoiled as error:
+        except StateChanged as error:
             self.spoiled = str(error)
             self._shared, self._unseen = None, []
             return None
 
-    def _apart(self, save: Save, opened: Callable[[], None]) -> tuple[Save, CheckpointName, float]:
+    def _apart(
+        self, save: SaveContext, opened: Callable[[], None]
+    ) -> tuple[SaveContext, CheckpointName, float]:
         """With its bytes in a place of their own: on this machine's disk, or else in host memory. And its name: once the
         gate is open training may go back, and what was read before is of the attempt before. And when that was, later by what its checksums took."""
         state, collected, reference = save.state, save.collected, save.reference()
-        leaves: tuple[Leaf, ...] = ()
+        leaves: tuple[StateTensor, ...] = ()
         why = ""
         if (held := self._stage(save, reference)) is None:
             leaves, why = self._snapshot.take(collected.leaves, save.effort), state.broken()
@@ -213,26 +215,28 @@ class Checkpointer:
         if held is None:
             why = why or save.check(reference, leaves)
         if why:
-            raise Spoiled(why)
+            raise StateChanged(why)
         return replace(save, collected=replace(collected, leaves=leaves), in_place=False, held=held), name, at
 
-    def _stage(self, save: Save, reference: Reference | None) -> Held | None:
+    def _stage(self, save: SaveContext, reference: Reference | None) -> StagedSave | None:
         if (stager := self._stager) is None or stager.stage.off:
             return None
         leaves, name = save.collected.leaves, self._name(save)
 
-        def commit(written: Written, effort: Effort) -> None:
+        def commit(written: WrittenState, effort: CancelScope) -> None:
             save.check_written(reference, written)
             self._committer.commit(replace(save, effort=effort), name, "full", written, stager.writer)
 
         outline = self._writer.outline(leaves, renew=True)
         return stager.hold(leaves, outline, name, save.effort, save.moved, commit)
 
-    def _whole(self, save: Save, name: CheckpointName, started: float, blocked: float = 0.0) -> Saved:
+    def _whole(
+        self, save: SaveContext, name: CheckpointName, started: float, blocked: float = 0.0
+    ) -> SavedCheckpoint:
         """All of it, at leisure."""
         try:
             draft = self._upload_all(save, name, started)
-        except (StoreError, Spoiled):
+        except (StoreError, StateChanged):
             # Not while a notice waits for it; nor what other ranks may be making whole without this one's looking on.
             if save.effort.left() is None and self._world == 1:
                 self.tidier.discard(name, save.effort)
@@ -246,15 +250,15 @@ class Checkpointer:
                 self._prune(save.effort, name, name.attempt)
         return saved
 
-    def _upload_all(self, save: Save, name: CheckpointName, started: float) -> Draft:
+    def _upload_all(self, save: SaveContext, name: CheckpointName, started: float) -> WriteProgress:
         held, leaves = save.held, save.collected.leaves
         outline = held.draft.outline if held is not None else self._plan(save, renew=True)
-        draft, fill = Draft(outline, roles=save.agreed.roles), None if held is None else held.fill
+        draft, fill = WriteProgress(outline, roles=save.agreed.roles), None if held is None else held.fill
         if not save.in_place and self._world > 1:
             save = replace(save, digests=save.state.digests(leaves, save.effort.check))
             self.tidier.see_referred(save.effort)
         if not save.in_place:
-            self._upload = Upload(self._writer, self._clock, draft, save.step, started)
+            self._upload = BackgroundUpload(self._writer, self._clock, draft, save.step, started)
         try:
             self._writer.write(leaves, name, save.effort, save.progress, save.moved, draft=draft, fill=fill)
             found = partial(self._saved, name, draft, started, *save.agreed.extent)
@@ -266,14 +270,14 @@ class Checkpointer:
             self._upload = None
         return draft
 
-    def _make_ready(self, outline: Outline) -> None:
+    def _make_ready(self, outline: WritePlan) -> None:
         """What this save taught is there before the next notice: threads, frames, connections."""
         try:
             self._writer.prepare(outline)
         except CheckpointError as error:  # of the next save: this one is committed
             log.warning("%s; the next save makes do with less", error)
 
-    def bring(self, whole: Whole, effort: Effort) -> Saved | None:
+    def bring(self, whole: WholeCheckpoint, effort: CancelScope) -> SavedCheckpoint | None:
         """Take to the store what an earlier process of this run staged here and did not. None: it is not needed any more.
 
         Raises:
@@ -287,7 +291,7 @@ class Checkpointer:
         started, attempt = self._clock.monotonic(), self.attempt
         manifest = whole.manifests[0]
         held = stager.left_behind(manifest, effort)
-        draft = Draft(held.draft.outline)
+        draft = WriteProgress(held.draft.outline)
         written = self._writer.write((), name, effort, draft=draft, fill=held.fill)
         own = replace(manifest, objects=written.objects, tensors=written.tensors)
         publish(self._writer, own, effort, self._clock)
@@ -296,7 +300,7 @@ class Checkpointer:
         self._prune(effort, name, attempt)
         return self.last
 
-    def _emergency(self, save: Save, started: float) -> Saved:
+    def _emergency(self, save: SaveContext, started: float) -> SavedCheckpoint:
         """What fits."""
         if save.agreed.epoch:
             return self._share(save, started)
@@ -324,17 +328,17 @@ class Checkpointer:
         assert saved is not None
         return saved
 
-    def _share(self, save: Save, started: float) -> Saved:
+    def _share(self, save: SaveContext, started: float) -> SavedCheckpoint:
         """What the ranks agreed on."""
         draft = self._begun(save)
 
-        def commit(name: CheckpointName, level: Level, written: Written, effort: Effort) -> None:
+        def commit(name: CheckpointName, level: Level, written: WrittenState, effort: CancelScope) -> None:
             if level == "full":
                 found = partial(self._saved, name, draft, started, *save.agreed.extent)
                 self._unseen.append((save.identity, name, found))
             self._committer.commit(replace(save, effort=effort), name, level, written, self._writer)
 
-        share = Share(
+        share = RankShare(
             self._writer,
             save.effort,
             weights=save.agreed.weights,
@@ -356,7 +360,7 @@ class Checkpointer:
         )
         next(there, lambda: None)()
 
-    def _begun(self, save: Save) -> Draft:
+    def _begun(self, save: SaveContext) -> WriteProgress:
         """What this rank has put of this very state already, for an earlier call: a second machine goes, and the ranks share
         otherwise. It stays where it is, also where this rank has seen it whole: others may not have."""
         outline, roles = self._plan(save), save.agreed.roles
@@ -364,42 +368,44 @@ class Checkpointer:
         if before is not None and before[0] == save.identity and before[1].outline is outline:
             draft = before[1].with_roles(roles)
         else:
-            draft = Draft(outline, roles=roles)
+            draft = WriteProgress(outline, roles=roles)
             self._unseen = [
                 each for each in self._unseen if each[0] == save.identity
             ]  # the others may commit those yet
         self._shared = save.identity, draft
         return draft
 
-    def _plan(self, save: Save, *, renew: bool = False) -> Outline:
+    def _plan(self, save: SaveContext, *, renew: bool = False) -> WritePlan:
         leaves = save.collected.leaves
         if save.agreed.roles.whole_each:
             return self._writer.apart(leaves)
         self._outline = self._writer.outline(leaves, renew=renew)
         return self._outline
 
-    def _name(self, save: Save) -> CheckpointName:
+    def _name(self, save: SaveContext) -> CheckpointName:
         return CheckpointName(self.attempt, save.step, next(save.numbers))
 
     def _saved(
         self,
         name: CheckpointName,
-        draft: Draft,
+        draft: WriteProgress,
         started: float,
         level: Level = "full",
         why: str = "",
         at: float | None = None,
         blocked: float = 0.0,
-    ) -> Saved:
+    ) -> SavedCheckpoint:
         at = self._clock.monotonic() if at is None else at
         url = inside(self._store.url, checkpoint_prefix(self._run_id, name))
         nbytes = draft.put_of(WEIGHTS if level == "weights" else ALL)
-        saved = Saved(name.step, url, nbytes, at - started, at, level, why, blocked).lacking(self._lacks)
+        saved = SavedCheckpoint(name.step, url, nbytes, at - started, at, level, why, blocked).lacking(
+            self._lacks
+        )
         if name.attempt == self.attempt:  # or training went back meanwhile, and goes on from elsewhere
             self._note(saved)
         return saved
 
-    def _prune(self, effort: Effort, name: CheckpointName, attempt: int) -> None:
+    def _prune(self, effort: CancelScope, name: CheckpointName, attempt: int) -> None:
         """`name` is committed, so old checkpoints go, unless a newer attempt has begun."""
         self.tidier.prune(self._keep, attempt, effort)
         if self._stager is not None and not effort.abandoned:  # or who goes back may be reading there

@@ -16,8 +16,8 @@ from ..checkpoint.attempts import attempt_starts
 from ..checkpoint.format.keys import CheckpointName, checkpoint_prefix
 from ..checkpoint.marker import is_complete
 from ..checkpoint.retention import Keep, Pruning, plan_pruning
-from .cancel_scope import Abandoned, Effort
-from .upload.writer import Writer
+from .cancel_scope import Abandoned, CancelScope
+from .upload.writer import ShardWriter
 
 log = logging.getLogger("spotguard")
 
@@ -25,10 +25,10 @@ log = logging.getLogger("spotguard")
 _AT_ONCE = 32
 
 
-class Tidier:
+class Cleanup:
     """Of one run in one store. Used by the saving thread, which has its writer do the asking."""
 
-    def __init__(self, store: BlobStore, run_id: str, writer: Writer) -> None:
+    def __init__(self, store: BlobStore, run_id: str, writer: ShardWriter) -> None:
         self._store = store
         self._run_id = run_id
         self._writer = writer
@@ -39,12 +39,12 @@ class Tidier:
         """Whether a newer attempt was seen to have begun: two processes train this run."""
         return attempt in self._overtaken
 
-    def see_referred(self, effort: Effort) -> None:
+    def see_referred(self, effort: CancelScope) -> None:
         """Have the next save refer to nothing that is gone: of several ranks only the one that prunes sees what is damaged. One
         listing of this rank's own objects.
 
         Raises:
-            Abandoned, StoreError: as `Writer.ask`.
+            Abandoned, StoreError: as `ShardWriter.ask`.
         """
         for name, objects in self._writer.referred().items():
             prefix = checkpoint_prefix(self._run_id, name)
@@ -62,7 +62,7 @@ class Tidier:
                 self._writer.forget()
                 return
 
-    def prune(self, keep: Keep, attempt: int, effort: Effort) -> None:
+    def prune(self, keep: Keep, attempt: int, effort: CancelScope) -> None:
         """Have no more checkpoints than that, and what else must stay; a few objects at a time."""
         found: list[Pruning] = []
 
@@ -102,7 +102,7 @@ class Tidier:
         except (StoreError, CheckpointError) as error:
             log.warning("old checkpoints could not be removed, they stay: %s", error)
 
-    def discard(self, name: CheckpointName, effort: Effort) -> None:
+    def discard(self, name: CheckpointName, effort: CancelScope) -> None:
         """Remove the objects of a save that will never have a manifest: they may be what fills the disk. Not when
         time is short; the next prune finds them too."""
         found: list[str] = []
@@ -118,7 +118,7 @@ class Tidier:
         except (Abandoned, StoreError, CheckpointError) as error:
             log.debug("the objects of %s stay for now: %s", name, error)
 
-    def _delete(self, keys: list[str], effort: Effort) -> None:
+    def _delete(self, keys: list[str], effort: CancelScope) -> None:
         effort.check()
         self._writer.ask(lambda left: self._store.delete(keys, timeout=left), effort, again=False)
 
@@ -134,10 +134,10 @@ _HISTORY = 2.0
 _GLANCE = 1.0
 
 
-class Errands:
+class SmallRequests:
     """Of one run, by a writer's threads."""
 
-    def __init__(self, writer: Writer, run_id: str, clock: Clock) -> None:
+    def __init__(self, writer: ShardWriter, run_id: str, clock: Clock) -> None:
         self._writer = writer
         self._run_id = run_id
         self._clock = clock
@@ -181,7 +181,7 @@ class Errands:
         self._ask(lambda left: store.put(key, data, timeout=left), seconds)
 
     def _ask(self, what: Callable[[float | None], object], seconds: float) -> None:
-        effort = Effort(self._clock, self._clock.monotonic() + seconds)
+        effort = CancelScope(self._clock, self._clock.monotonic() + seconds)
         try:
             self._writer.ask(what, effort, again=False)
         except SpotguardError:

@@ -23,13 +23,13 @@ from ..checkpoint.format.manifest import RankManifest
 from ..checkpoint.local_stage import Stage
 from ..state.device import SideStreams, host_tensor
 from ..state.memory_access import copyable
-from ..state.tensor_item import Leaf
-from .cancel_scope import Abandoned, Effort
-from .plan.bin_packing import Item, Piece, PlannedObject
-from .plan.partitioner import ALL_STAY, Roles
-from .plan.write_plan import Draft, Form, Landed, Outline, Written
-from .upload.buffers import Frame
-from .upload.writer import Fill, Spoiled, Writer
+from ..state.tensor_item import StateTensor
+from .cancel_scope import Abandoned, CancelScope
+from .plan.bin_packing import PlannedChunk, PlannedObject, PlannedTensor
+from .plan.partitioner import ALL_STAY, RankRoles
+from .plan.write_plan import StoredObject, TensorForm, WritePlan, WriteProgress, WrittenState
+from .upload.buffers import HostBuffer
+from .upload.writer import Fill, ShardWriter, StateChanged
 
 log = logging.getLogger("spotguard")
 
@@ -43,17 +43,17 @@ _ANOTHERS = PlannedObject(b"", (), 0, holders=(-1,))
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StagedSave:
     """A checkpoint on this machine's disk, under the name that it will have in the store."""
 
     name: CheckpointName
     #: Where its objects lie there, and their CRCs.
-    draft: Draft
+    draft: WriteProgress
     #: Reads them back.
     fill: Fill
 
 
-class Stager:
+class StageWriter:
     """Used by the saving thread.
 
     Args:
@@ -61,24 +61,24 @@ class Stager:
         writer: the store's. The stage's has its threads and frames: the two never write at the same time.
     """
 
-    def __init__(self, stage: Stage, writer: Writer) -> None:
+    def __init__(self, stage: Stage, writer: ShardWriter) -> None:
         self.stage = stage
         self.writer = writer.beside(stage.files)
 
     def hold(
         self,
-        leaves: Sequence[Leaf],
-        outline: Outline,
+        leaves: Sequence[StateTensor],
+        outline: WritePlan,
         name: CheckpointName,
-        effort: Effort,
+        effort: CancelScope,
         moved: Callable[[], str],
-        commit: Callable[[Written, Effort], None],
-        roles: Roles = ALL_STAY,
-    ) -> Held | None:
+        commit: Callable[[WrittenState, CancelScope], None],
+        roles: RankRoles = ALL_STAY,
+    ) -> StagedSave | None:
         """Write a checkpoint onto the disk, planned as for the store. None: it cannot be had there, and why is said.
 
         Args:
-            moved: as of `Writer.write`.
+            moved: as of `ShardWriter.write`.
             commit: puts its manifest through `writer`; raises as that does.
             roles: those of the save: no more is staged than it will put.
 
@@ -86,7 +86,7 @@ class Stager:
             Abandoned: `effort` was called off.
             Spoiled: the state moved while it was read.
         """
-        draft = Draft(outline, roles=roles)
+        draft = WriteProgress(outline, roles=roles)
         seconds = _PATIENCE + draft.share() / _SLOWEST
         limit = effort.part(effort.now() + seconds)
         self.writer.adopt(outline)
@@ -101,14 +101,14 @@ class Stager:
             log.warning("step %d is not staged, it is copied to host memory instead: %s", name.step, error)
             self._tidy(lambda: self.stage.discard(name), limit)
             return None
-        except Spoiled:
+        except StateChanged:
             self._tidy(lambda: self.stage.discard(name), limit)
             raise
         self.writer.committed(draft)
         log.info("step %d is on this machine's disk, and goes to the store from there", name.step)
-        return Held(name, draft, self._reported(name, draft, self._fill(draft)))
+        return StagedSave(name, draft, self._reported(name, draft, self._fill(draft)))
 
-    def in_the_store(self, name: CheckpointName, nbytes: int, effort: Effort) -> None:
+    def in_the_store(self, name: CheckpointName, nbytes: int, effort: CancelScope) -> None:
         """This one is in the store now: what is older goes, and it too where there is no room for another beside it."""
 
         def tidy() -> None:
@@ -117,7 +117,7 @@ class Stager:
 
         self._tidy(tidy, effort)
 
-    def left_behind(self, manifest: RankManifest, effort: Effort) -> Held:
+    def left_behind(self, manifest: RankManifest, effort: CancelScope) -> StagedSave:
         """What another process staged here.
 
         Raises:
@@ -125,15 +125,15 @@ class Stager:
             CheckpointError: it is not as this version stages.
             StoreError: it cannot be read.
         """
-        found: list[Draft] = []
+        found: list[WriteProgress] = []
         self.writer.ask(lambda left: found.append(_draft_of(self.stage.files, manifest)), effort, again=False)
-        return Held(manifest.checkpoint, found[0], self._fill(found[0]))
+        return StagedSave(manifest.checkpoint, found[0], self._fill(found[0]))
 
-    def _fill(self, draft: Draft) -> Fill:
+    def _fill(self, draft: WriteProgress) -> Fill:
         """What reads the objects of a staged draft back."""
         outline, files, run_id = draft.outline, self.stage.files, self.stage.run_id
 
-        def fill(index: int, frame: Frame) -> list[int]:
+        def fill(index: int, frame: HostBuffer) -> list[int]:
             planned, held = outline.objects[index], draft.landed[index]
             key = checkpoint_prefix(run_id, held.at) + object_name(outline.rank, outline.world, index)
             data = frame.view(0, planned.size)
@@ -145,10 +145,10 @@ class Stager:
 
         return fill
 
-    def _reported(self, name: CheckpointName, draft: Draft, fill: Fill) -> Fill:
+    def _reported(self, name: CheckpointName, draft: WriteProgress, fill: Fill) -> Fill:
         """The same; an object that cannot be had any more fails this save, and not all that come after it."""
 
-        def read(index: int, frame: Frame) -> list[int]:
+        def read(index: int, frame: HostBuffer) -> list[int]:
             try:
                 return fill(index, frame)
             except StoreError as error:
@@ -160,7 +160,7 @@ class Stager:
 
         return read
 
-    def _tidy(self, what: Callable[[], None], effort: Effort) -> None:
+    def _tidy(self, what: Callable[[], None], effort: CancelScope) -> None:
         try:
             # On a thread: a disk that hangs holds up nothing but itself.
             self.writer.ask(lambda left: what(), effort, again=False)
@@ -168,15 +168,15 @@ class Stager:
             log.debug("the stage %s stays as it is for now: %s", self.stage.folder, error)
 
 
-def _draft_of(files: BlobStore, manifest: RankManifest) -> Draft:
+def _draft_of(files: BlobStore, manifest: RankManifest) -> WriteProgress:
     """The plan that a manifest's objects were written by, as far as to copy them needs it."""
-    pieces: dict[int, list[tuple[Piece, int]]] = {}
+    pieces: dict[int, list[tuple[PlannedChunk, int]]] = {}
     shapes, items = [], []
     for item, tensor in enumerate(manifest.tensors):
-        shapes.append(Form(tensor.name, torch_dtype(tensor.dtype), torch.Size(tensor.shape)))
-        items.append(Item(tensor.name, tensor.stored or tensor.dtype, tensor.shape))
+        shapes.append(TensorForm(tensor.name, torch_dtype(tensor.dtype), torch.Size(tensor.shape)))
+        items.append(PlannedTensor(tensor.name, tensor.stored or tensor.dtype, tensor.shape))
         for chunk in tensor.chunks:
-            piece = Piece(item, (), chunk.sizes, 0, 0, chunk.offsets, chunk.start, chunk.end)
+            piece = PlannedChunk(item, (), chunk.sizes, 0, 0, chunk.offsets, chunk.start, chunk.end)
             pieces.setdefault(chunk.object, []).append((piece, chunk.crc32))
     objects: list[PlannedObject] = []
     landed = {}
@@ -198,10 +198,10 @@ def _draft_of(files: BlobStore, manifest: RankManifest) -> Draft:
             raise CorruptError(f"{key} in {files.url} is damaged: its header is not the one that was written")
         held = sorted(pieces.get(index, []), key=lambda each: each[0].start)
         objects.append(PlannedObject(bytes(header), tuple([piece for piece, _ in held]), entry.size))
-        landed[place[2]] = Landed([crc for _, crc in held], at)
+        landed[place[2]] = StoredObject([crc for _, crc in held], at)
     largest = max((planned.size for planned in objects), default=0)
-    outline = Outline(shapes, tuple(items), tuple(objects), largest, manifest.rank, manifest.world)
-    return Draft(outline, landed)
+    outline = WritePlan(shapes, tuple(items), tuple(objects), largest, manifest.rank, manifest.world)
+    return WriteProgress(outline, landed)
 
 
 # A copy of the state in host memory, from which a background checkpoint is written while training goes on.
@@ -220,7 +220,7 @@ class Snapshot:
         self._streams = SideStreams()
         self.available = available_memory
 
-    def take(self, leaves: tuple[Leaf, ...], effort: Effort) -> tuple[Leaf, ...]:
+    def take(self, leaves: tuple[StateTensor, ...], effort: CancelScope) -> tuple[StateTensor, ...]:
         """The leaves as they stand, in host memory.
 
         Raises:
@@ -243,7 +243,7 @@ class Snapshot:
         self._streams.finish()
         return tuple(replace(leaf, tensor=wanted[leaf.name], still=True) for leaf in leaves)
 
-    def _check_memory(self, leaves: tuple[Leaf, ...]) -> None:
+    def _check_memory(self, leaves: tuple[StateTensor, ...]) -> None:
         held = sum(tensor.nbytes for tensor in self._held.values())
         need = sum(leaf.tensor.nbytes for leaf in leaves) - held
         if need > 0 and (free := self.available()) < need + _LEAVE_FREE:

@@ -18,12 +18,22 @@ from ...providers.clock import Clock
 from ...providers.errors import SpotguardError
 from ..checkpoint.format.keys import CheckpointName
 from ..checkpoint.format.manifest import Level
-from ..state.tensor_item import Leaf, Tier
-from .cancel_scope import Abandoned, Effort
-from .plan.budget import Choice, Earlier, Landed, Plan, Situation, Sizes, Underway, plan, replan
-from .plan.write_plan import ALL, WEIGHTS, Draft, Written
-from .upload.transfer import Going, Progress
-from .upload.writer import Spoiled, Writer
+from ..state.tensor_item import StateTensor, Tier
+from .cancel_scope import Abandoned, CancelScope
+from .plan.budget import (
+    BudgetChoice,
+    BudgetInputs,
+    BudgetPlan,
+    EarlierCheckpoint,
+    SaveSizes,
+    StoredBytes,
+    UploadInProgress,
+    plan,
+    replan,
+)
+from .plan.write_plan import ALL, WEIGHTS, WriteProgress, WrittenState
+from .upload.transfer import Progress, TransferHandle
+from .upload.writer import ShardWriter, StateChanged
 
 log = logging.getLogger("spotguard")
 
@@ -49,16 +59,16 @@ class EmergencySave:
 
     def __init__(
         self,
-        writer: Writer,
-        effort: Effort,
+        writer: ShardWriter,
+        effort: CancelScope,
         *,
         step: int,
         begin: Callable[[], CheckpointName],
-        commit: Callable[[CheckpointName, Level, Written], None],
-        put: Callable[[CheckpointName, Written], None],
+        commit: Callable[[CheckpointName, Level, WrittenState], None],
+        put: Callable[[CheckpointName, WrittenState], None],
         look: Callable[[], str],
         lossy: bool = False,
-        last: Earlier | None = None,
+        last: EarlierCheckpoint | None = None,
         lower_counts: bool = False,
         progress: Progress | None = None,
     ) -> None:
@@ -76,11 +86,11 @@ class EmergencySave:
         #: Guards the plan: bytes leave on many threads.
         self._lock = threading.Lock()
         self._looked_at = effort.now() + _FIRST_LOOK - _LOOK
-        self._going: Going | None = None
+        self._going: TransferHandle | None = None
         #: What is done, and why.
-        self.plan = Plan(Choice.KEEP, "")
+        self.plan = BudgetPlan(BudgetChoice.KEEP, "")
         #: What was written.
-        self.draft: Draft
+        self.draft: WriteProgress
         #: The level that is committed, under which name, and when.
         self.committed: tuple[CheckpointName, Level] | None = None
         self.at = 0.0
@@ -91,7 +101,7 @@ class EmergencySave:
         #: The lower level's manifest was tried beside moments that fit. It is not tried again.
         self._tried_early = False
 
-    def run(self, leaves: Sequence[Leaf]) -> None:
+    def run(self, leaves: Sequence[StateTensor]) -> None:
         """Save what fits. `committed` says how much of it counts, also when this raises.
 
         Raises:
@@ -106,10 +116,10 @@ class EmergencySave:
         self._known = self._writer.known(whole)
         self._sizes = self._sizes_of_tiers()
         self._second_look = self._writer.second_look(leaves, whole)
-        self.draft = Draft(whole)
+        self.draft = WriteProgress(whole)
         self.plan = plan(self._situation())
         log.info("the plan: %s", self.plan.reason)
-        if self.plan.choice is Choice.KEEP:
+        if self.plan.choice is BudgetChoice.KEEP:
             raise Abandoned(self.plan.reason)
         name = self._begin()
         try:
@@ -122,7 +132,7 @@ class EmergencySave:
             if self.committed is None:
                 raise
             self._missed = str(why) or type(why).__name__
-            if self._effort.abandoned or isinstance(why, Spoiled):
+            if self._effort.abandoned or isinstance(why, StateChanged):
                 raise
             log.warning("step %d is committed without its moments: %s", self._step, self._missed)
 
@@ -135,7 +145,9 @@ class EmergencySave:
 
     # --- inside ---
 
-    def _put(self, leaves: Sequence[Leaf], name: CheckpointName, tiers: Sequence[Tier]) -> CheckpointName:
+    def _put(
+        self, leaves: Sequence[StateTensor], name: CheckpointName, tiers: Sequence[Tier]
+    ) -> CheckpointName:
         """These tiers into the store, and the lower level committed on the way where it is its turn. Returns the name of
         the next manifest."""
         self._watch()
@@ -147,7 +159,7 @@ class EmergencySave:
                 until = self.plan.fall_back_at
                 if going.wait(lambda until=until: self._turn() or self._until() != until, until):  # type: ignore[misc]
                     return name
-            except (Abandoned, Spoiled):
+            except (Abandoned, StateChanged):
                 raise  # there is no time for a manifest, or nothing to say in it
             except Exception:
                 if not self._has_weights_alone() or self._effort.abandoned:
@@ -177,7 +189,7 @@ class EmergencySave:
             self._tried_early = True
             try:
                 self._put_lower(name, self.draft.written(name, WEIGHTS))
-            except Spoiled:
+            except StateChanged:
                 raise
             except SpotguardError as why:
                 self._effort.check()
@@ -227,7 +239,7 @@ class EmergencySave:
     def _fall_back(self) -> None:
         with self._lock:
             reason, end, slack = self.plan.reason, self.plan.end, self.plan.slack
-            self.plan = Plan(Choice.LOWER, reason, end, slack, lower_first=True)
+            self.plan = BudgetPlan(BudgetChoice.LOWER, reason, end, slack, lower_first=True)
             self._watch()
 
     def _watch(self) -> None:
@@ -241,24 +253,24 @@ class EmergencySave:
         brings them home is welcome."""
         with self._lock:
             self._settled = settled
-            rounded = self._lossy and self.plan.choice in (Choice.FULL_LOSSY, Choice.LOWER)
+            rounded = self._lossy and self.plan.choice in (BudgetChoice.FULL_LOSSY, BudgetChoice.LOWER)
             self.draft.outline = self._layouts[rounded]
 
     # --- what a plan is made from ---
 
-    def _sizes_of_tiers(self) -> Sizes:
+    def _sizes_of_tiers(self) -> SaveSizes:
         whole, rounded = self._layouts[False], self._layouts.get(True)
-        return Sizes(
+        return SaveSizes(
             parameters=whole.bytes_of(WEIGHTS),
             moments=whole.bytes_of(_MOMENTS),
             rounded=None if rounded is None else rounded.bytes_of(_MOMENTS),
             unchanged_parameters=sum(whole.objects[index].size for index in self._known),
         )
 
-    def _situation(self) -> Situation:
+    def _situation(self) -> BudgetInputs:
         link, now = self._writer.link, self._effort.now()
         self._planned_for = self._effort.deadline
-        return Situation(
+        return BudgetInputs(
             now=now,
             deadline=self._planned_for,
             step=self._step,
@@ -270,9 +282,9 @@ class EmergencySave:
             lower_counts=self._lower_counts,
         )
 
-    def _landed(self) -> Landed:
+    def _landed(self) -> StoredBytes:
         draft = self.draft
-        return Landed(
+        return StoredBytes(
             a=max(0, self._sizes.a - draft.left(WEIGHTS, self._known)),
             b=draft.outline.bytes_of(_MOMENTS) - draft.left(_MOMENTS),
             b_begun=self._settled,
@@ -282,7 +294,7 @@ class EmergencySave:
 # A background save that is under way when a notice comes: called off, or let finish where its rest is worth more.
 
 
-class Upload:
+class BackgroundUpload:
     """Its bytes are on their way. Asked at the notice, when the deadline moves, and as bytes leave.
 
     Args:
@@ -290,26 +302,32 @@ class Upload:
         began: monotonic seconds at which its state was taken.
     """
 
-    def __init__(self, writer: Writer, clock: Clock, draft: Draft, step: int, began: float) -> None:
+    def __init__(
+        self, writer: ShardWriter, clock: Clock, draft: WriteProgress, step: int, began: float
+    ) -> None:
         self._writer = writer
         self._clock = clock
         self._draft = draft
         self.step = step
         self._began = began
-        self._plan: Plan | None = None
+        self._plan: BudgetPlan | None = None
 
-    def promotes(self, step: int, deadline: float, last: Earlier | None) -> str:
+    def promotes(self, step: int, deadline: float, last: EarlierCheckpoint | None) -> str:
         """Why it is worth more, by `deadline`, than a new save of `step`; "" where it is not.
 
         Where nothing fits it may go on, too: trying loses nothing, and nothing else would be done with the time.
         """
         at, before = self._situation(step, deadline, last), self._plan
-        decided = plan(at) if before is None or before.choice is Choice.KEEP else replan(before, at, Landed())
+        decided = (
+            plan(at)
+            if before is None or before.choice is BudgetChoice.KEEP
+            else replan(before, at, StoredBytes())
+        )
         newer = last is None or self.step > last.step
         why = ""
-        if decided.choice is Choice.PROMOTE:
+        if decided.choice is BudgetChoice.PROMOTE:
             why = decided.reason
-        elif decided.choice is Choice.KEEP and newer:
+        elif decided.choice is BudgetChoice.KEEP and newer:
             why = (
                 f"the background checkpoint of step {self.step} is tried, for nothing fits: {decided.reason}"
             )
@@ -318,13 +336,13 @@ class Upload:
         self._plan = decided
         return why
 
-    def _situation(self, step: int, deadline: float, last: Earlier | None) -> Situation:
+    def _situation(self, step: int, deadline: float, last: EarlierCheckpoint | None) -> BudgetInputs:
         outline, link, now = self._draft.outline, self._writer.link, self._clock.monotonic()
-        return Situation(
+        return BudgetInputs(
             now=now,
             deadline=deadline,
             step=step,
-            sizes=Sizes(
+            sizes=SaveSizes(
                 outline.bytes_of(WEIGHTS),
                 outline.bytes_of((Tier.MOMENTS,)),
                 unchanged_parameters=self._writer.unchanged_bytes(outline),
@@ -332,6 +350,8 @@ class Upload:
             rate=link.rate(now),
             commit=link.commit or 0.0,
             commit_at_best=link.commit_at_best or 0.0,
-            background=Underway(self.step, now - self._began, outline.nbytes - self._draft.bytes_of(ALL)),
+            background=UploadInProgress(
+                self.step, now - self._began, outline.nbytes - self._draft.bytes_of(ALL)
+            ),
             last=last,
         )

@@ -10,37 +10,37 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ...providers.errors import SpotguardError
-from ..checkpoint.catalog import Whole
+from ..checkpoint.catalog import WholeCheckpoint
 from ..checkpoint.format.manifest import Kind, Level
-from ..ipc.notice import Alarm
+from ..ipc.notice import PreemptionNotice
 from ..state.changes.audit import Reference
-from ..state.collected import Collected
+from ..state.collected import CollectedState
 from ..state.state import State
-from ..state.tensor_item import Leaf
-from .cancel_scope import Effort
-from .local_copy import Held
-from .plan.partitioner import ALL_STAY, Roles
-from .plan.write_plan import Written
+from ..state.tensor_item import StateTensor
+from .cancel_scope import CancelScope
+from .local_copy import StagedSave
+from .plan.partitioner import ALL_STAY, RankRoles
+from .plan.write_plan import WrittenState
 from .upload.transfer import Progress
-from .upload.writer import Spoiled
+from .upload.writer import StateChanged
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
+class SaveContext:
     """What one save is made of."""
 
     state: State
-    collected: Collected
-    agreed: Agreed
+    collected: CollectedState
+    agreed: SaveSpec
     #: Its numbers within the attempt: an emergency save may need a second one, for its lower level.
     numbers: Iterator[int]
     kind: Kind
-    effort: Effort
+    effort: CancelScope
     progress: Progress | None
     #: Read from where training has it, and no copy.
     in_place: bool
     #: Its bytes on this machine's disk, and not in `collected`.
-    held: Held | None = None
+    held: StagedSave | None = None
     #: Of what other ranks hold too, where there is time to take them.
     digests: Mapping[str, int] = field(default_factory=dict)
 
@@ -61,14 +61,14 @@ class Save:
         audit = self.state.audit
         self.effort.wait(lambda: audit.wanted < 0, audit.ready)
         if (reference := audit.reference) is None:
-            raise Spoiled("no checksums were taken at its boundary")
+            raise StateChanged("no checksums were taken at its boundary")
         return reference
 
-    def check(self, reference: Reference | None, leaves: Sequence[Leaf]) -> str:
+    def check(self, reference: Reference | None, leaves: Sequence[StateTensor]) -> str:
         """What is other than at the boundary, in live memory or in a copy of it."""
         return "" if reference is None else reference.differs(leaves, self.effort.pause)
 
-    def check_written(self, reference: Reference | None, written: Written) -> None:
+    def check_written(self, reference: Reference | None, written: WrittenState) -> None:
         """As `check`, of what was written from live memory.
 
         Raises:
@@ -77,7 +77,7 @@ class Save:
         if reference is not None and (
             why := reference.differs_from_written(written.tensors, self.collected.leaves, self.effort.pause)
         ):
-            raise Spoiled(why)
+            raise StateChanged(why)
 
     @property
     def step(self) -> int:
@@ -92,12 +92,12 @@ class Save:
 
 
 @dataclass(slots=True)
-class Job:
+class SaveRequest:
     """One save, or what else has to wait its turn behind one."""
 
     kind: Kind
-    effort: Effort
-    alarm: Alarm | None = None
+    effort: CancelScope
+    alarm: PreemptionNotice | None = None
     #: Which call of the ranks asked for it; 0 in a job of one process.
     epoch: int = 0
     #: Ranks whose machine goes, as of that call.
@@ -111,7 +111,7 @@ class Job:
     #: Nothing is saved: only the plan is made.
     rehearsal: bool = False
     #: Nothing is saved: what an earlier process staged is taken to the store.
-    staged: Whole | None = None
+    staged: WholeCheckpoint | None = None
     #: Why a notice lets this background save come to its end.
     promoted: str = ""
     #: What became of such a one, where that was no commit.
@@ -119,7 +119,7 @@ class Job:
     #: The URL of the newest checkpoint when it was asked for.
     before: str = ""
     done: threading.Event = field(default_factory=threading.Event)
-    saved: Saved | None = None
+    saved: SavedCheckpoint | None = None
     error: SpotguardError | None = None
 
     @property
@@ -135,14 +135,14 @@ Weights = Literal["with the rest", "first", "early"]
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
+class SaveSpec:
     """The step alone, for a job of one process."""
 
     step: int
     #: Which agreement it was; its checkpoints are numbered by it. 0: there was none to be made.
     epoch: int = 0
     #: Who writes what of what several ranks hold.
-    roles: Roles = ALL_STAY
+    roles: RankRoles = ALL_STAY
     #: The training thread is held at the boundary until it is saved or copied: nothing changes its state meanwhile.
     parked: bool = False
     #: This rank speaks for those that are absent: the first of those that are there.
@@ -168,7 +168,7 @@ class Agreed:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class SaveCost:
     """What a rank's part of a save would be."""
 
     #: Bytes that it would write.
@@ -191,7 +191,7 @@ log = logging.getLogger("spotguard")
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedCheckpoint:
     """A committed checkpoint. What `guard.save()` returns."""
 
     #: Completed steps.
@@ -210,7 +210,7 @@ class Saved:
     #: Seconds for which training stood still: of a background checkpoint.
     blocked: float = 0.0
 
-    def lacking(self, why: str) -> Saved:
+    def lacking(self, why: str) -> SavedCheckpoint:
         """The same of the lower level, where what was saved lacks moments; reported at each save.
 
         Args:

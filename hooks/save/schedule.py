@@ -103,7 +103,7 @@ AUTO_EVERY = SHORTEST
 _COSTS = 5
 
 
-class Cadence:
+class CheckpointSchedule:
     """A pure clockwork: told when a save ended and what it cost, says when the next is due.
 
     The training thread calls `restored`, `begun` and reads `due`, the saving thread calls `preempted_every` and `saved`,

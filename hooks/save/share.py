@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from ...providers.errors import SpotguardError
 from ..checkpoint.format.keys import CheckpointName
 from ..checkpoint.format.manifest import Level
-from ..state.tensor_item import Leaf
-from .cancel_scope import Abandoned, Effort
-from .plan.write_plan import ALL, WEIGHTS, Draft, Written
+from ..state.tensor_item import StateTensor
+from .cancel_scope import Abandoned, CancelScope
+from .plan.write_plan import ALL, WEIGHTS, WriteProgress, WrittenState
 from .request import Weights
 from .upload.transfer import Progress
-from .upload.writer import Spoiled, Writer
+from .upload.writer import ShardWriter, StateChanged
 
 log = logging.getLogger("spotguard")
 
@@ -28,7 +28,7 @@ log = logging.getLogger("spotguard")
 _KEPT, _KEPT_MOST = 0.25, 2.0
 
 
-class Share:
+class RankShare:
     """One of them, on the saving thread.
 
     Args:
@@ -42,13 +42,13 @@ class Share:
 
     def __init__(
         self,
-        writer: Writer,
-        effort: Effort,
+        writer: ShardWriter,
+        effort: CancelScope,
         *,
         weights: Weights,
         begin: Callable[[], CheckpointName],
-        put: Callable[[CheckpointName, Written], None],
-        commit: Callable[[CheckpointName, Level, Written, Effort], None],
+        put: Callable[[CheckpointName, WrittenState], None],
+        commit: Callable[[CheckpointName, Level, WrittenState, CancelScope], None],
         look: Callable[[], str],
         progress: Progress | None = None,
         whole: tuple[Level, str] = ("full", ""),
@@ -63,7 +63,7 @@ class Share:
         self._progress = progress
         self._whole = whole
 
-    def run(self, leaves: Sequence[Leaf], draft: Draft) -> tuple[CheckpointName, Level, str]:
+    def run(self, leaves: Sequence[StateTensor], draft: WriteProgress) -> tuple[CheckpointName, Level, str]:
         """Write and commit. Returns what is committed, and why it is not everything, where it is not.
 
         Raises:
@@ -84,7 +84,7 @@ class Share:
                 self._put_beside(leaves, draft, name, effort)
             return self._full(leaves, draft, effort), *self._whole
         except SpotguardError as why:
-            if self._effort.abandoned or isinstance(why, Spoiled):
+            if self._effort.abandoned or isinstance(why, StateChanged):
                 raise
             missed = str(why)
         self._write_weights(leaves, draft, name)
@@ -92,10 +92,14 @@ class Share:
         log.warning("step %d is committed without its moments: %s", name.step, missed)
         return name, "weights", f"time was short, and the weights went first; the moments: {missed}"
 
-    def _write_weights(self, leaves: Sequence[Leaf], draft: Draft, name: CheckpointName) -> None:
+    def _write_weights(
+        self, leaves: Sequence[StateTensor], draft: WriteProgress, name: CheckpointName
+    ) -> None:
         self._writer.write(leaves, name, self._effort, self._progress, self._look, draft=draft, tiers=WEIGHTS)
 
-    def _put_beside(self, leaves: Sequence[Leaf], draft: Draft, name: CheckpointName, effort: Effort) -> None:
+    def _put_beside(
+        self, leaves: Sequence[StateTensor], draft: WriteProgress, name: CheckpointName, effort: CancelScope
+    ) -> None:
         """All of it, and the lower level's manifest as soon as the weights are there: also where the moments are by then,
         for those of other ranks may not be. A manifest that fails is no reason to give the rest up."""
         draft.weights_ahead = True
@@ -103,7 +107,7 @@ class Share:
         over = going.wait(lambda: draft.has(WEIGHTS))
         try:
             self._put(name, draft.written(name, WEIGHTS))
-        except Spoiled as why:
+        except StateChanged as why:
             going.call_off(Abandoned(str(why)))
             raise
         except SpotguardError as why:
@@ -111,7 +115,9 @@ class Share:
         if not over:
             going.wait()
 
-    def _full(self, leaves: Sequence[Leaf], draft: Draft, effort: Effort) -> CheckpointName:
+    def _full(
+        self, leaves: Sequence[StateTensor], draft: WriteProgress, effort: CancelScope
+    ) -> CheckpointName:
         name = self._begin()
         self._writer.write(leaves, name, effort, self._progress, self._look, draft=draft, tiers=ALL)
         self._commit(name, "full", draft.written(name, ALL), effort)

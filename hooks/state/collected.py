@@ -13,15 +13,15 @@ from ..checkpoint.format.manifest import private_name
 from ..checkpoint.format.values.encoder import encode
 from .parts.optimizer import OptimizerPart
 from .parts.values import Part, check_savable
-from .sharding.dtensor import Ranks, local
-from .tensor_item import Leaf
+from .sharding.dtensor import RankOf, local
+from .tensor_item import StateTensor
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class CollectedState:
     """The state of one completed step, still lying where training has it."""
 
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[StateTensor, ...]
     #: Encoded trees by registered name, for the manifest.
     trees: Mapping[str, Any]
     #: The same for the lower level: optimizers with their numbers and without their moments.
@@ -34,7 +34,7 @@ class Collected:
         return sum(leaf.tensor.nbytes for leaf in self.leaves)
 
 
-def collect(parts: Sequence[Part], ranks: Ranks, dead: Mapping[str, str] = {}) -> Collected:
+def collect(parts: Sequence[Part], ranks: RankOf, dead: Mapping[str, str] = {}) -> CollectedState:
     """The state as it stands, nothing copied. With the gate shut.
 
     Args:
@@ -43,7 +43,7 @@ def collect(parts: Sequence[Part], ranks: Ranks, dead: Mapping[str, str] = {}) -
     Raises:
         StateError: a tensor has no bytes of its own.
     """
-    leaves: dict[str, Leaf] = {}
+    leaves: dict[str, StateTensor] = {}
     for part in parts:
         for leaf in () if part.name in dead else part.leaves():
             check_savable(leaf.name, leaf.tensor)  # whoever reads it takes its address on trust
@@ -58,7 +58,7 @@ def collect(parts: Sequence[Part], ranks: Ranks, dead: Mapping[str, str] = {}) -
             name = names.get(id(tensor))
             if name is None:
                 name = private_name(ranks.rank, f"{part.name}#{len(leaves)}")
-                leaves[name] = Leaf(name, tensor, still=True)
+                leaves[name] = StateTensor(name, tensor, still=True)
                 names[id(tensor)] = name
             return name
 
@@ -68,7 +68,7 @@ def collect(parts: Sequence[Part], ranks: Ranks, dead: Mapping[str, str] = {}) -
         trees[part.name] = encode(tree, take, part.name)
         if isinstance(part, OptimizerPart):
             light[part.name] = encode(part.without_state(tree), take, part.name)
-    return Collected(tuple(leaves.values()), trees, {**trees, **light}, "; ".join(dead.values()))
+    return CollectedState(tuple(leaves.values()), trees, {**trees, **light}, "; ".join(dead.values()))
 
 
 # What decides whether training continues bit for bit: recorded in the manifest, compared at restore.

@@ -16,25 +16,25 @@ from ..checkpoint.format.dtypes import torch_dtype
 from ..checkpoint.format.manifest import private_name
 from ..checkpoint.format.values.decoder import decode
 from .parts.loaders import is_position
-from .parts.module import Known
+from .parts.module import KnownTensor
 from .parts.rng import RngPart
-from .parts.trees import Trees
+from .parts.trees import SavedTrees
 from .parts.values import Part, StatefulPart, room, tensors_in
-from .sharding.dtensor import Memory, Ranks, local
-from .tensor_item import Leaf
+from .sharding.dtensor import RankOf, TargetMemory, local
+from .tensor_item import StateTensor
 
 #: No rank's state stands in for another's.
 NOBODY: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Restoring:
+class RestorePlan:
     """A checkpoint that fits: its trees, and the memory that each of their tensors is to be read into."""
 
     #: By registered name; none for what is left as it is.
     trees: Mapping[str, Any]
     #: By the tensor's name in the checkpoint: memory, and the box of the tensor that it is to hold.
-    into: Mapping[str, Leaf]
+    into: Mapping[str, StateTensor]
     #: Registered names of the checkpoint that nobody registered here.
     left_out: Sequence[str]
     #: What of the checkpoint is not restored here, and what to do about it.
@@ -42,10 +42,10 @@ class Restoring:
 
 
 @runtime_checkable
-class Placed(Protocol):
+class PlacedPart(Protocol):
     """A part that knows where its tensors belong. Others take theirs from the host's memory."""
 
-    def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterable[Memory]:
+    def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterable[TargetMemory]:
         """For the tensors of an outline that fits (`targets`).
 
         Args:
@@ -59,9 +59,9 @@ def plan(
     parts: Sequence[Part],
     states: Sequence[Mapping[str, Any]],
     entries: Mapping[str, MergedTensor],
-    ranks: Ranks,
+    ranks: RankOf,
     stand_ins: Mapping[int, int] = NOBODY,
-) -> Restoring:
+) -> RestorePlan:
     """Check that a checkpoint fits, before a byte is written, and say where each tensor goes.
 
     Args:
@@ -77,7 +77,7 @@ def plan(
     """
     names = _Names(entries)
     trees: dict[str, Any] = {}
-    into: dict[str, Leaf] = {}
+    into: dict[str, StateTensor] = {}
     made: dict[str, torch.Tensor] = {}
     warnings: list[str] = []
     #: By the rank whose they were: names that were not this rank's.
@@ -92,13 +92,13 @@ def plan(
                 f"the checkpoint holds no {part.name!r} (it holds {held}); register the same names, "
                 "or start another run id"
             )
-        outlines = Trees(saved, len(states), ranks, lambda tree: decode(tree, names.outline), stand_ins)
+        outlines = SavedTrees(saved, len(states), ranks, lambda tree: decode(tree, names.outline), stand_ins)
         outline = pick(part, outlines)
-        if isinstance(outline, Left):
+        if isinstance(outline, LeftOut):
             warnings.append(outline.why)
             continue
         part.targets(outline)
-        if outlines.source != ranks.rank and not isinstance(part, ByName):
+        if outlines.source != ranks.rank and not isinstance(part, MergedByName):
             taken.setdefault(outlines.source, []).append(part.name)
         if key := unknown(part, outlines, outline):
             warnings.append(
@@ -106,7 +106,7 @@ def plan(
             )
         if why := unlike(part, entries, len(states), ranks.rank, ranks.world):
             warnings.append(why)
-        if isinstance(part, Placed):
+        if isinstance(part, PlacedPart):
             _place(part.name, part.memory(outline, names.of), names, into, made)
         wanted = {names.of(tensor) for tensor in tensors_in(outline)}
         seen = {names.of(tensor) for tree in outlines.decoded for tensor in tensors_in(tree)}
@@ -118,10 +118,10 @@ def plan(
                 entry = entries[name]
                 with room(name):
                     made[name] = torch.empty(entry.shape, dtype=torch_dtype(entry.dtype), device="cpu")
-                into[name] = Leaf(name, made[name])
+                into[name] = StateTensor(name, made[name])
             return made[name]
 
-        filled = Trees(saved, len(states), ranks, lambda tree, give=give: decode(tree, give), stand_ins)  # type: ignore[misc]
+        filled = SavedTrees(saved, len(states), ranks, lambda tree, give=give: decode(tree, give), stand_ins)  # type: ignore[misc]
         trees[part.name] = pick(part, filled)
     warnings += [
         f"rank {ranks.rank} goes on with what was rank {other}'s of {', '.join(parts_of_it)}: "
@@ -129,7 +129,7 @@ def plan(
         for other, parts_of_it in sorted(taken.items())
     ]
     left_out = sorted(set(own) - {part.name for part in parts})
-    return Restoring(trees, into, left_out, warnings)
+    return RestorePlan(trees, into, left_out, warnings)
 
 
 def _why(rank: int, states: Sequence[Mapping[str, Any]], stand_ins: Mapping[int, int]) -> str:
@@ -143,9 +143,9 @@ def _why(rank: int, states: Sequence[Mapping[str, Any]], stand_ins: Mapping[int,
 
 def _place(
     part: str,
-    memories: Iterable[Memory],
+    memories: Iterable[TargetMemory],
     names: _Names,
-    into: dict[str, Leaf],
+    into: dict[str, StateTensor],
     made: dict[str, torch.Tensor],
 ) -> None:
     taken: set[int] = set()
@@ -167,7 +167,7 @@ def _place(
             tensor = torch.empty_like(tensor)
         taken.add(id(tensor))
         made[name] = tensor
-        into[name] = Leaf(name, local(tensor), offsets=memory.offsets, shape=memory.shape)
+        into[name] = StateTensor(name, local(tensor), offsets=memory.offsets, shape=memory.shape)
 
 
 class _Names:
@@ -207,10 +207,10 @@ _NAMED = 3
 
 
 @runtime_checkable
-class Named(Protocol):
+class NamedPart(Protocol):
     """A part that holds parameters."""
 
-    def named(self) -> Mapping[int, Known]:
+    def named(self) -> Mapping[int, KnownTensor]:
         """Each live tensor, by its id."""
         ...
 
@@ -223,7 +223,7 @@ def unlike(part: object, entries: Mapping[str, MergedTensor], saved: int, rank: 
         saved: how many ranks have saved it.
         rank: who goes on, of `world`.
     """
-    if saved == world or not isinstance(part, Named):
+    if saved == world or not isinstance(part, NamedPart):
         return ""
     held = [each.name for each in part.named().values() if isinstance(each.tensor, nn.Parameter)]
     names = [name for name in held if _differs(name, entries, saved)]
@@ -264,46 +264,46 @@ def _said(entry: MergedTensor) -> tuple[object, ...]:
 
 
 @runtime_checkable
-class ByName(Protocol):
+class MergedByName(Protocol):
     """A part whose state is found by the names of what it belongs to, in the tree of whichever rank has it."""
 
-    def merge(self, trees: Trees) -> Any:
+    def merge(self, trees: SavedTrees) -> Any:
         """One tree, of what this rank holds."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class LeftOut:
     """Nothing of the checkpoint is for this part here."""
 
     why: str
 
 
-def pick(part: Part, trees: Trees) -> Any:
-    """The tree that this rank goes on with, or why there is none (`Left`)."""
-    if isinstance(part, ByName):
+def pick(part: Part, trees: SavedTrees) -> Any:
+    """The tree that this rank goes on with, or why there is none (`LeftOut`)."""
+    if isinstance(part, MergedByName):
         return part.merge(trees)
     rank, world = trees.ranks.rank, trees.ranks.world
     if isinstance(part, RngPart) and rank >= trees.world:
-        return Left(
+        return LeftOut(
             f"the checkpoint is of {trees.world} ranks, and rank {rank} was none of them: its random number "
             "generators stay as they are"
         )
     position = isinstance(part, StatefulPart) and is_position(part.value)
     if (isinstance(part, RngPart) or position) and not trees.was_there:
-        return Left(
+        return LeftOut(
             f"rank {rank} was not there any more when the others saved: {part.name} of its own is lost, and stays as it is"
         )
     if world != trees.world and isinstance(part, StatefulPart) and is_position(part.value):
-        return Left(
+        return LeftOut(
             f"{part.name} counts the samples of one of {trees.world} ranks and is not restored for {world}: keep the "
             "count of samples of all ranks in a registered dict, and skip as many"
         )
     return trees.own
 
 
-def unknown(part: Part, trees: Trees, picked: Any) -> str:
+def unknown(part: Part, trees: SavedTrees, picked: Any) -> str:
     """The first name that the tree of the rank whose place this one has holds and this rank does not; "" if none."""
-    if not isinstance(part, ByName) or not isinstance(trees.own, dict) or not isinstance(picked, dict):
+    if not isinstance(part, MergedByName) or not isinstance(trees.own, dict) or not isinstance(picked, dict):
         return ""
     return next((str(key) for key in trees.own if key not in picked), "")

@@ -16,9 +16,8 @@ from ...providers.clock import Clock, SystemClock
 from ...providers.errors import StateError
 from ..checkpoint.format.coverage import MergedTensor
 from .changes.audit import Audit
-from .changes.change_detector import Witness
-from .collected import Collected as Collected
-from .collected import collect, describe
+from .changes.change_detector import ChangeDetector
+from .collected import CollectedState, collect, describe
 from .device import Fence
 from .memory_access import gap
 from .misuse.step_monitor import StepMonitor, hook
@@ -27,11 +26,10 @@ from .parts.optimizer import OptimizerPart
 from .parts.registry import build, check_held
 from .parts.rng import RngPart
 from .parts.values import Copied, InPlace, check_savable, prove
-from .restore_plan import NOBODY, plan
-from .restore_plan import Restoring as Restoring
-from .sharding.dtensor import Ranks, local
+from .restore_plan import NOBODY, RestorePlan, plan
+from .sharding.dtensor import RankOf, local
 from .sharding.fingerprint import alone, digests, fingerprint
-from .tensor_item import Leaf
+from .tensor_item import StateTensor
 
 log = logging.getLogger("spotguard")
 
@@ -101,7 +99,7 @@ class State:
         self._look_at = 0.0
         self._costly = 0
         self._late = 0
-        self._ranks = Ranks(rank, world)
+        self._ranks = RankOf(rank, world)
         registered = build(values, self._ranks)
         self.parts = registered.parts
         self._held = registered.held
@@ -270,7 +268,7 @@ class State:
         watched = {id(t): t for part in self.parts if isinstance(part, InPlace) for t in part.in_place()}
         for tensor in owned:
             watched.pop(id(tensor), None)
-        self._witness = Witness([*map(local, owned)], [*map(local, watched.values())], sources)
+        self._witness = ChangeDetector([*map(local, owned)], [*map(local, watched.values())], sources)
         self.fence.follow([*owned, *watched.values(), *(live for live, _ in sources)])
         leaves = [leaf for part in self.parts for leaf in part.leaves()]
         self._look_for_gaps(leaves)
@@ -279,7 +277,7 @@ class State:
         self._fingerprint = fingerprint(leaves)
         self._alone = alone(leaves, self._ranks.rank)
 
-    def _look_for_gaps(self, leaves: Sequence[Leaf]) -> None:
+    def _look_for_gaps(self, leaves: Sequence[StateTensor]) -> None:
         """Tensors that no save can hold, though `register` saw none: said now, and refused by name at each save."""
         found = ((leaf.name, gap(leaf.tensor)) for leaf in leaves)
         gone = next((f"{name} is {why}" for name, why in found if why), "")
@@ -326,7 +324,7 @@ class State:
             return "a module was given another parameter or buffer after guard.step()"
         return self._witness.broken()
 
-    def collect(self) -> Collected:
+    def collect(self) -> CollectedState:
         """The state as it stands, nothing copied.
 
         Raises:
@@ -347,7 +345,7 @@ class State:
         """Whether it has tensors that no other rank has. As `fingerprint`."""
         return self._alone
 
-    def digests(self, leaves: Iterable[Leaf], look: Callable[[], object] = int) -> dict[str, int]:
+    def digests(self, leaves: Iterable[StateTensor], look: Callable[[], object] = int) -> dict[str, int]:
         """The CRC32 of what other ranks hold too, for `fingerprint.drifted`. Reads every byte of it.
 
         Args:
@@ -363,7 +361,7 @@ class State:
         states: Sequence[Mapping[str, Any]],
         entries: Mapping[str, MergedTensor],
         stand_ins: Mapping[int, int] = NOBODY,
-    ) -> Restoring:
+    ) -> RestorePlan:
         """Check that a checkpoint fits, before a byte is written, and say where each tensor goes.
 
         Args:
@@ -378,7 +376,7 @@ class State:
         self._refresh()  # what was replaced or put in since `register`
         return plan(self.parts, states, entries, self._ranks, stand_ins)
 
-    def put_back(self, restoring: Restoring) -> list[str]:
+    def put_back(self, restoring: RestorePlan) -> list[str]:
         """Hand every object its tree; returns warnings. All tensors are filled and verified by now.
 
         Raises:

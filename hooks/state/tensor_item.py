@@ -22,7 +22,7 @@ class Tier(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class StateTensor:
     """A tensor of the state, held where it lies."""
 
     #: Its name in the checkpoint: "model/blocks.0.attn.weight".

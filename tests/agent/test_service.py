@@ -18,12 +18,12 @@ from spotguard.agent.ipc import control
 from spotguard.agent.ipc.control import AgentError
 from spotguard.hooks.ipc.protocol import (
     Committed,
-    HealthSeen,
+    Delivered,
+    FeedHealth,
+    FeedNotice,
     Leave,
-    NoticeSeen,
     Preempt,
     Role,
-    Told,
     Watch,
     Watched,
 )
@@ -112,7 +112,7 @@ def test_a_notice_of_the_cloud_reaches_every_session(
         notice = hook.hear(Preempt)
         assert 100 < notice.seconds_left <= 120
         assert notice.kind == "terminate"
-        hook.say(Told(notice.id, 1.0), Committed(notice.id, 3, 10, 0.1, "u", 1.0))
+        hook.say(Delivered(notice.id, 1.0), Committed(notice.id, 3, 10, 0.1, "u", 1.0))
         assert hook.hear(Leave).code == 75
     body = control.status(path)
     assert body["service"] is True
@@ -165,14 +165,14 @@ def test_a_watching_agent_is_told_what_stands_and_what_changes(
     path, _ = service
     with FakeHook(path, Role.ANSWERER) as watcher:
         watcher.say(Watch(os.getpid()))
-        while watcher.hear(HealthSeen).sight != "seeing":
+        while watcher.hear(FeedHealth).sight != "seeing":
             pass  # "starting", where we were faster than its first look
         aws[0].preempt(120)
-        seen = watcher.hear(NoticeSeen)
+        seen = watcher.hear(FeedNotice)
         assert (seen.kind, seen.window) == ("terminate", 120.0)
     with FakeHook(path, Role.ANSWERER) as late:
         late.say(Watch(os.getpid()))
-        assert late.hear(NoticeSeen).id == seen.id
+        assert late.hear(FeedNotice).id == seen.id
 
 
 def test_a_run_uses_the_service_and_polls_nothing_itself(

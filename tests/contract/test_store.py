@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spotguard.demo.throttled_store import ThrottledStore
-from spotguard.hooks.restore.retrying_store import PatientStore
+from spotguard.hooks.restore.retrying_store import RetryingStore
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CorruptError, NotFoundError, UnavailableError, UsageError
 from spotguard.providers.stores.base import BlobStore, ObjectInfo
@@ -27,7 +27,7 @@ STORES: dict[str, Callable[[Path], BlobStore]] = {
     "file": lambda folder: FileStore(folder / "store"),
     "uplink": lambda folder: ThrottledStore(FakeStore(), 1e12),
     "called": lambda folder: CalledStore(FakeStore()),
-    "patient": lambda folder: PatientStore(FakeStore(), SystemClock(), "Nothing was begun"),
+    "patient": lambda folder: RetryingStore(FakeStore(), SystemClock(), "Nothing was begun"),
 }
 
 

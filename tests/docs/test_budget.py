@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from spotguard.hooks.save.plan.budget import Choice, Situation, Sizes, plan
-from spotguard.hooks.save.plan.throughput import Rate
+from spotguard.hooks.save.plan.budget import BudgetChoice, BudgetInputs, SaveSizes, plan
+from spotguard.hooks.save.plan.throughput import LinkRate
 from spotguard.hooks.save.schedule import best_interval
 from tests.docs.pages import ROOT, section
 
@@ -14,13 +14,15 @@ MIB = 2**20
 
 
 def test_the_example_is_what_is_said() -> None:
-    at = Situation(0.0, 10.0, 120, Sizes(400 * MIB, 800 * MIB), Rate.exactly(100 * MIB), commit=0.5)
+    at = BudgetInputs(
+        0.0, 10.0, 120, SaveSizes(400 * MIB, 800 * MIB), LinkRate.exactly(100 * MIB), commit=0.5
+    )
     assert plan(at).reason in PAGE.read_text()
 
 
 def test_every_choice_has_its_row() -> None:
     rows = re.findall(r"^\| \*\*", section(PAGE, "## What is saved"), re.MULTILINE)
-    assert len(rows) == len(Choice)
+    assert len(rows) == len(BudgetChoice)
 
 
 def test_the_intervals_are_those_that_are_kept() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spotguard.hooks.checkpoint.catalog import Whole, find_whole
+from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
 from spotguard.hooks.checkpoint.format.codec import encode_manifest
 from spotguard.hooks.checkpoint.format.keys import manifest_name
 from spotguard.hooks.restore.verify import verify
@@ -30,7 +30,7 @@ def overwrite(store: BlobStore, key: str, data: bytes) -> None:
     store.put(key, memoryview(data))
 
 
-def flip(store: BlobStore, whole: Whole) -> None:
+def flip(store: BlobStore, whole: WholeCheckpoint) -> None:
     """One bit in the middle of the moments."""
     key = whole.manifests[0].object_key(1)
     data = bytearray(store.get(key))
@@ -38,25 +38,25 @@ def flip(store: BlobStore, whole: Whole) -> None:
     overwrite(store, key, bytes(data))
 
 
-def cut(store: BlobStore, whole: Whole) -> None:
+def cut(store: BlobStore, whole: WholeCheckpoint) -> None:
     key = whole.manifests[0].object_key(0)
     overwrite(store, key, store.get(key)[:-1])
 
 
-def remove(store: BlobStore, whole: Whole) -> None:
+def remove(store: BlobStore, whole: WholeCheckpoint) -> None:
     store.delete([whole.manifests[0].object_key(0)])
 
 
-def remove_manifest(store: BlobStore, whole: Whole) -> None:
+def remove_manifest(store: BlobStore, whole: WholeCheckpoint) -> None:
     store.delete([manifest_key(whole)])
 
 
-def put_anothers_manifest(store: BlobStore, whole: Whole) -> None:
+def put_anothers_manifest(store: BlobStore, whole: WholeCheckpoint) -> None:
     """Sound in itself, and all that it names is there."""
     overwrite(store, manifest_key(whole), encode_manifest(replace(whole.manifests[0], run_id="other")))
 
 
-def manifest_key(whole: Whole) -> str:
+def manifest_key(whole: WholeCheckpoint) -> str:
     return f"run/checkpoints/{whole.name}/{manifest_name(0, 1)}"
 
 
@@ -64,7 +64,7 @@ def manifest_key(whole: Whole) -> str:
 @pytest.mark.parametrize("scheme", CLOUDS)
 def test_what_is_damaged_is_never_loaded(
     scheme: str,
-    damage: Callable[[BlobStore, Whole], None],
+    damage: Callable[[BlobStore, WholeCheckpoint], None],
     request: pytest.FixtureRequest,
     faults_before: FaultsBefore,
 ) -> None:

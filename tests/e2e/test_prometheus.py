@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("prometheus_client")
 
 from spotguard.agent.telemetry.metrics.definitions import METRICS
-from spotguard.hooks.ipc.protocol import Committed, Position, Preempt, Progress, Register, Told, Welcome
+from spotguard.hooks.ipc.protocol import Committed, Delivered, Position, Preempt, Progress, Register, Welcome
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.harness import Machine
 from tests.e2e.processes import eventually
@@ -63,7 +63,9 @@ def test_a_service_through_blindness_and_a_notice(
         aws.preempt(120)
         notice = hook.hear(Preempt).id
         now = time.monotonic()
-        hook.say(Told(notice, now), Progress(notice, "gate", now, 6), Progress(notice, "first-byte", now, 6))
+        hook.say(
+            Delivered(notice, now), Progress(notice, "gate", now, 6), Progress(notice, "first-byte", now, 6)
+        )
         hook.say(Committed(notice, 6, 1 << 20, 0.1, "file:///s/6", now))
         committed = 'spotguard_outcomes_total{result="committed",drill="false"} == 1'
         eventually(lambda: prometheus.query(committed), "the outcome is recorded")

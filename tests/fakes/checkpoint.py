@@ -21,7 +21,7 @@ from spotguard.hooks.checkpoint.format.manifest import (
     private_name,
 )
 from spotguard.hooks.checkpoint.marker import put_manifest, put_marker
-from spotguard.hooks.save.plan.bin_packing import Item, plan
+from spotguard.hooks.save.plan.bin_packing import PlannedTensor, plan
 from spotguard.providers.stores.base import BlobStore
 
 #: (dtype, global shape): split by rows among the ranks where there are as many, else written by one of them.
@@ -87,7 +87,7 @@ class Save:
             return replace(self.write_objects(store, 0), rank=rank, objects=(), tensors=(), state={})
         items = [self._share(name, rank) for name in sorted(self.tensors)]
         mine = [item for item in items if item is not None]
-        own = Item(private_name(rank, "rng"), "uint8", (16,))
+        own = PlannedTensor(private_name(rank, "rng"), "uint8", (16,))
         objects: list[ObjectEntry] = []
         chunks: dict[str, list[Chunk]] = {}
         if self.base:
@@ -125,15 +125,17 @@ class Save:
             missing=self.missing, format=format_of(self.level),
         )  # fmt: skip
 
-    def _share(self, name: str, rank: int) -> Item | None:
+    def _share(self, name: str, rank: int) -> PlannedTensor | None:
         """What this rank writes of a tensor."""
         dtype, shape = self.tensors[name]
         writers = self.world - len(self.missing)
         if shape and shape[0] >= writers:
             first, last = (shape[0] * each // writers for each in (rank, rank + 1))
             rest = (0,) * (len(shape) - 1)
-            return Item(name, dtype, (last - first, *shape[1:]), (first, *rest), shape)
-        return Item(name, dtype, shape) if sorted(self.tensors).index(name) % writers == rank else None
+            return PlannedTensor(name, dtype, (last - first, *shape[1:]), (first, *rest), shape)
+        return (
+            PlannedTensor(name, dtype, shape) if sorted(self.tensors).index(name) % writers == rank else None
+        )
 
     def _referred(self, rank: int) -> tuple[list[ObjectEntry], dict[str, list[Chunk]]]:
         base = self.base[rank]

@@ -21,7 +21,7 @@ from spotguard.hooks.checkpoint.format.manifest import (
     private_name,
 )
 from spotguard.hooks.checkpoint.marker import put_manifest, put_marker
-from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES, Item, plan
+from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES, PlannedTensor, plan
 from spotguard.hooks.save.upload.buffers import as_bytes, box
 from spotguard.providers.stores.base import BlobStore
 
@@ -82,15 +82,17 @@ class Cut:
         return coverage(manifests)
 
     def write_rank(self, store: BlobStore, rank: int) -> RankManifest:
-        held: list[tuple[Item, torch.Tensor]] = []
+        held: list[tuple[PlannedTensor, torch.Tensor]] = []
         for name, tensor in self.tensors.items():
             part = self.rule(name, tuple(tensor.shape), rank, self.world)
             if part is not None:
-                item = Item(name, dtype_name(tensor.dtype), part.sizes, part.offsets, tuple(tensor.shape))
+                item = PlannedTensor(
+                    name, dtype_name(tensor.dtype), part.sizes, part.offsets, tuple(tensor.shape)
+                )
                 held.append((item, box(tensor, *part)))
         for name, tensor in self.private.items():
             name = private_name(rank, name)
-            held.append((Item(name, dtype_name(tensor.dtype), tuple(tensor.shape)), tensor))
+            held.append((PlannedTensor(name, dtype_name(tensor.dtype), tuple(tensor.shape)), tensor))
         objects: list[ObjectEntry] = []
         chunks: dict[str, list[Chunk]] = {}
         for planned in plan([item for item, _ in held], self.target):
@@ -115,7 +117,7 @@ class Cut:
         return manifest
 
 
-def _entries(items: Sequence[Item], chunks: Mapping[str, Sequence[Chunk]]) -> list[TensorEntry]:
+def _entries(items: Sequence[PlannedTensor], chunks: Mapping[str, Sequence[Chunk]]) -> list[TensorEntry]:
     return [
         TensorEntry(item.name, item.dtype, item.shape or item.sizes, tuple(chunks.get(item.name, ())))
         for item in items

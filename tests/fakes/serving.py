@@ -11,7 +11,7 @@ from typing import TypeVar
 from spotguard.agent.events import Event, Heard, Opened
 from spotguard.agent.ipc.connection import Limits
 from spotguard.agent.ipc.server import Server
-from spotguard.hooks.ipc.protocol import Preempt, Told
+from spotguard.hooks.ipc.protocol import Delivered, Preempt
 from spotguard.providers.clock import SystemClock
 from tests.fakes.hook import FakeHook
 from tests.fakes.talk import TIMEOUT
@@ -69,9 +69,9 @@ class Serving:
 
 def is_fine(server: Server, hook: FakeHook, session: int, events: Events) -> None:
     """The registered one is heard, and hears."""
-    hook.say(Told("still here", 1.0))
-    heard = events.next(Heard, lambda e: e.session == session and isinstance(e.message, Told))
-    assert heard.message == Told("still here", 1.0)
+    hook.say(Delivered("still here", 1.0))
+    heard = events.next(Heard, lambda e: e.session == session and isinstance(e.message, Delivered))
+    assert heard.message == Delivered("still here", 1.0)
     server.send(session, Preempt("p", 1.0, 0.5, "terminate", "test"))
     assert hook.hear(Preempt).id == "p"
 

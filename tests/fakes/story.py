@@ -31,7 +31,15 @@ from spotguard.agent.events import (
     Signalled,
 )
 from spotguard.agent.outcome import Outcome
-from spotguard.hooks.ipc.protocol import Called, Committed, Failed, Message, Register, Told, Uncalled
+from spotguard.hooks.ipc.protocol import (
+    Committed,
+    Delivered,
+    Failed,
+    Message,
+    PeerCancelled,
+    PeerPreempted,
+    Register,
+)
 from spotguard.providers.notice import Notice, NoticeKind, Severity
 
 START = 1000.0
@@ -135,13 +143,15 @@ class Story:
     ) -> list[Action]:
         """This rank has heard that another machine of its job was noticed."""
         kind, source = "drill" if drill else "terminate", "aws spot/instance-action"
-        return self.says(session, Called(id, kind, source, left, self.now, "rack 7", drill, gone, meet))
+        return self.says(
+            session, PeerPreempted(id, kind, source, left, self.now, "rack 7", drill, gone, meet)
+        )
 
     def uncalled(self, session: int, id: str = "x") -> list[Action]:
-        return self.says(session, Uncalled(id))
+        return self.says(session, PeerCancelled(id))
 
     def told(self, session: int) -> list[Action]:
-        return self.says(session, Told(self.id, self.now))
+        return self.says(session, Delivered(self.id, self.now))
 
     def commits(self, session: int, step: int = 7) -> list[Action]:
         return self.says(session, Committed(self.id, step, 1000, 0.5, "file:///s/x", self.now))

@@ -6,7 +6,7 @@ import gc
 import re
 from pathlib import Path
 
-from spotguard.hooks.save.cancel_scope import Effort
+from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.providers.clock import SystemClock
 
 _SMAPS, _CLEAR = Path("/proc/self/smaps"), Path("/proc/self/clear_refs")
@@ -14,8 +14,8 @@ _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) ", re.MULTILINE)
 _REFERENCED = re.compile(r"^Referenced:\s+(\d+) kB", re.MULTILINE)
 
 
-class Touched(Effort):
-    """An `Effort` that counts from `begin` to `end` (proc(5), `/proc/pid/smaps`).
+class Touched(CancelScope):
+    """An `CancelScope` that counts from `begin` to `end` (proc(5), `/proc/pid/smaps`).
 
     Args:
         address: in the mapping that alone counts; None: all memory of this process, with a few MiB of its own code.

@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from spotguard.hooks.control import sigterm
-from spotguard.hooks.control.gate import Shut
+from spotguard.hooks.control.gate_rule import Shut
 from spotguard.hooks.control.sigterm import Preempted
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.register import register

@@ -29,7 +29,7 @@ from spotguard.hooks.checkpoint.format.manifest import (
 )
 from spotguard.hooks.checkpoint.format.values.encoder import encode
 from spotguard.hooks.checkpoint.marker import put_manifest, put_marker
-from spotguard.hooks.save.plan.bin_packing import Item, plan
+from spotguard.hooks.save.plan.bin_packing import PlannedTensor, plan
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.file import FileStore
 
@@ -62,19 +62,19 @@ def content(name: str, step: int) -> bytes:
     return bytes((index * 37 + len(name) * 11 + step) % 251 for index in range(count))
 
 
-def share(name: str, rank: int) -> Item | None:
+def share(name: str, rank: int) -> PlannedTensor | None:
     dtype, stored, shape, owner = TENSORS[name]
     if owner is not None:
-        return Item(name, stored or dtype, shape) if owner == rank else None
+        return PlannedTensor(name, stored or dtype, shape) if owner == rank else None
     first, rows = ((0, 3), (3, shape[0] - 3))[rank]
-    return Item(name, stored or dtype, (rows, *shape[1:]), (first, *(0,) * (len(shape) - 1)), shape)
+    return PlannedTensor(name, stored or dtype, (rows, *shape[1:]), (first, *(0,) * (len(shape) - 1)), shape)
 
 
 def write(
     store: BlobStore, name: CheckpointName, rank: int, base: RankManifest | None = None
 ) -> RankManifest:
     """The objects of one rank; its manifest is returned, not put."""
-    own = Item(private_name(rank, "rng"), "uint8", (16,))
+    own = PlannedTensor(private_name(rank, "rng"), "uint8", (16,))
     items = [item for each in TENSORS if (item := share(each, rank)) is not None] if base is None else []
     objects = [] if base is None else [
         ObjectEntry(entry.name, entry.size, entry.header, entry.header_crc32, str(base.checkpoint)) for entry in base.objects

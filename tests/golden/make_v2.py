@@ -25,7 +25,7 @@ from spotguard.hooks.checkpoint.format.manifest import (
     private_name,
 )
 from spotguard.hooks.checkpoint.marker import put_manifest, put_marker
-from spotguard.hooks.save.plan.bin_packing import Item, plan
+from spotguard.hooks.save.plan.bin_packing import PlannedTensor, plan
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.file import FileStore
 from tests.golden.make_v1 import RUN, TENSORS, content
@@ -34,8 +34,10 @@ from tests.golden.make_v1 import write as write_v1
 
 def write(store: BlobStore, name: CheckpointName, like: RankManifest) -> tuple[RankManifest, RankManifest]:
     """All tensors as objects of rank 0; the manifests of both ranks are returned, not put."""
-    items = [Item(each, stored or dtype, shape) for each, (dtype, stored, shape, _) in TENSORS.items()]
-    items.append(Item(private_name(0, "rng"), "uint8", (16,)))
+    items = [
+        PlannedTensor(each, stored or dtype, shape) for each, (dtype, stored, shape, _) in TENSORS.items()
+    ]
+    items.append(PlannedTensor(private_name(0, "rng"), "uint8", (16,)))
     objects: list[ObjectEntry] = []
     chunks: dict[str, list[Chunk]] = {}
     for index, planned in enumerate(plan(items, 512)):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from spotguard.agent.ipc.client import AgentClient
-from spotguard.hooks.ipc.protocol import HealthSeen, NoticeGone, NoticeSeen, Watch, Watched
+from spotguard.hooks.ipc.protocol import FeedHealth, FeedNotice, FeedNoticeGone, Watch, Watched
 from spotguard.providers.errors import ProtocolError
 
 #: Seconds. An agent gives a sign of life every five; after this it is stuck.
@@ -22,13 +22,13 @@ class Ear:
         self._caller = AgentClient(socket, Watch(os.getpid(), severity=True), _SILENCE)
         self._change = threading.Condition()
         self._leaving = False
-        self.notices: list[NoticeSeen] = []
+        self.notices: list[FeedNotice] = []
         #: Ids, in the order in which they were withdrawn.
         self.gone: list[str] = []
         #: Ids of what was heard on this page, and not withdrawn since.
         self.standing: set[str] = set()
         #: The newest word of each source.
-        self.health: dict[str, HealthSeen] = {}
+        self.health: dict[str, FeedHealth] = {}
         self.sources = 0
         #: On this page a source said that it does not see, or had said so before.
         self.was_blind = False
@@ -69,13 +69,13 @@ class Ear:
         try:
             while (message := self._caller.receive(_SILENCE)) is not None:
                 with self._change:
-                    if isinstance(message, NoticeSeen):
+                    if isinstance(message, FeedNotice):
                         self.notices.append(message)
                         self.standing.add(message.id)
-                    elif isinstance(message, NoticeGone):
+                    elif isinstance(message, FeedNoticeGone):
                         self.gone.append(message.id)
                         self.standing.discard(message.id)
-                    elif isinstance(message, HealthSeen):
+                    elif isinstance(message, FeedHealth):
                         self.health[message.source] = message
                         self.was_blind |= message.sight != "seeing"
                     elif isinstance(message, Watched):

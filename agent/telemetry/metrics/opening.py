@@ -13,7 +13,7 @@ from ....providers.optional_deps import how_to_install
 from ...core.budget import expected_window
 from ...sources.poller import PollCount
 from .reading import MetricsFacts, Scrape
-from .recorder import Recorder
+from .recorder import MetricsRecorder
 
 if TYPE_CHECKING:
     from ...config.options import Options
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def reader(
-    options: Options, run_id: str, meter: Recorder, looks: PollCount, clock: Clock, *, service: bool
+    options: Options, run_id: str, meter: MetricsRecorder, looks: PollCount, clock: Clock, *, service: bool
 ) -> Callable[[], Scrape]:
     """What a scrape calls, on its own thread: the newest snapshot, and the time."""
     facts = MetricsFacts(

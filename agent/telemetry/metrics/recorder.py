@@ -29,7 +29,7 @@ _SOURCES = 32
 _KNOWN = 256
 
 
-class Recorder:
+class MetricsRecorder:
     """Owned by the loop."""
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Recorder:
                 checkpoints=_one_more(self.newest.checkpoints, key),
                 saved_bytes={**saved, key: saved[key] + max(0, message.nbytes)},
             )
-        if isinstance(message, protocol.Told | protocol.Progress | protocol.Committed):
+        if isinstance(message, protocol.Delivered | protocol.Progress | protocol.Committed):
             stage = message.phase if isinstance(message, protocol.Progress) else message.type
             self._passes(event.session, message.id, stage, now)
 

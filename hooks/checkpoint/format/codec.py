@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 from ....providers.errors import CheckpointError
 from .entries import (
-    Described,
-    Invalid,
+    DescribedTensor,
+    InvalidField,
     each_tensor_in,
     integer,
     objects_in,
@@ -59,7 +59,7 @@ class NewerFormatError(CheckpointError):
     """A newer spotguard wrote this: it may be good, so it is neither restored nor deleted."""
 
 
-class _Newer(Invalid):
+class _Newer(InvalidField):
     pass
 
 
@@ -95,13 +95,13 @@ def decode_manifests(files: Iterable[tuple[str, bytes]]) -> list[RankManifest]:
 
 
 def _decoded(files: Iterable[tuple[str, bytes]]) -> Iterator[RankManifest]:
-    known: dict[str, Described] = {}
+    known: dict[str, DescribedTensor] = {}
     for key, data in files:
         yield _open(data, key, "manifest", lambda raw: _manifest(raw, known))
 
 
 def open_manifest(
-    data: bytes, key: str, known: dict[str, Described] | None = None
+    data: bytes, key: str, known: dict[str, DescribedTensor] | None = None
 ) -> tuple[RankManifest, Iterator[TensorEntry]]:
     """The manifest without its tensors, and these one after the other, none of which is kept.
 
@@ -147,7 +147,7 @@ def _of(key: str) -> Iterator[None]:
         yield
     except _Newer as error:
         raise NewerFormatError(f"{key}: {error}") from error
-    except Invalid as error:
+    except InvalidField as error:
         raise CheckpointError(f"{key}: {error}") from error
 
 
@@ -169,7 +169,7 @@ def _apart(body: bytes) -> tuple[dict[str, Any], Iterator[Any]]:
             raw = _value(body[:first] + body[last:])
         except _Newer:
             raise
-        except Invalid:
+        except InvalidField:
             pass  # another list than ours: the whole tells
         else:
             if raw.get("tensors") == []:
@@ -186,22 +186,22 @@ def _parsed(text: str) -> Iterator[Any]:
         try:
             value, at = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            raise Invalid("not JSON inside") from error
+            raise InvalidField("not JSON inside") from error
         yield value
         if at == len(text):
             return
         if text[at] != ",":
-            raise Invalid("not JSON inside")
+            raise InvalidField("not JSON inside")
         at += 1
 
 
 def _unseal(data: bytes, kind: str) -> bytes:
     head = _HEAD.match(data)
     if head is None or head[2] != kind.encode() or not data.endswith(_TAIL):
-        raise Invalid(f"not a {kind} file of spotguard's, or cut short ({len(data)} bytes)")
+        raise InvalidField(f"not a {kind} file of spotguard's, or cut short ({len(data)} bytes)")
     body = data[head.end() : -len(_TAIL)]
     if (crc := zlib.crc32(body)) != int(head[1]):
-        raise Invalid(f"damaged: its CRC32 is {crc}, it says {int(head[1])}")
+        raise InvalidField(f"damaged: its CRC32 is {crc}, it says {int(head[1])}")
     return body
 
 
@@ -209,9 +209,9 @@ def _value(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body, parse_constant=_no_constants)
     except (ValueError, RecursionError) as error:
-        raise Invalid("not JSON inside") from error
+        raise InvalidField("not JSON inside") from error
     if type(value) is not dict:
-        raise Invalid(f"holds {type(value).__name__}, not an object")
+        raise InvalidField(f"holds {type(value).__name__}, not an object")
     version = integer(value, "format", 1)
     if version > FORMAT:
         raise _Newer(f"format version {version} is newer than {FORMAT}: read it with a newer spotguard")
@@ -219,7 +219,7 @@ def _value(body: bytes) -> dict[str, Any]:
 
 
 def _no_constants(constant: str) -> float:
-    raise Invalid(f"{constant} is not a JSON number")
+    raise InvalidField(f"{constant} is not a JSON number")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_constants)
@@ -229,7 +229,7 @@ def _name(raw: dict[str, Any]) -> CheckpointName:
     return CheckpointName(*(integer(raw, part, 0, MAX_NUMBER - 1) for part in ("attempt", "step", "save")))
 
 
-def _manifest(raw: dict[str, Any], known: dict[str, Described]) -> RankManifest:
+def _manifest(raw: dict[str, Any], known: dict[str, DescribedTensor]) -> RankManifest:
     name = _name(raw)
     world = integer(raw, "world", 1, MAX_WORLD)
     rank = integer(raw, "rank", 0, world - 1)
@@ -260,13 +260,13 @@ def _level(raw: dict[str, Any], world: int) -> tuple[Level, tuple[int, ...]]:
     """The level, and the ranks whose extras are missing. Manifests and markers of format 1 may not say these."""
     level, missing = word(raw, "level", LEVELS), raw.get("missing", [])
     if raw["format"] < format_of(level):
-        raise Invalid(f"level {level!r} needs format {format_of(level)}, not {raw['format']}")
+        raise InvalidField(f"level {level!r} needs format {format_of(level)}, not {raw['format']}")
     if not isinstance(missing, list) or not all(type(rank) is int for rank in missing):
-        raise Invalid("missing must be a list of ranks")
+        raise InvalidField("missing must be a list of ranks")
     if missing and (missing != sorted({*missing}) or missing[0] < 0 or missing[-1] >= world):
-        raise Invalid(f"missing must name ranks from 0 to {world - 1} once each, in order")
+        raise InvalidField(f"missing must name ranks from 0 to {world - 1} once each, in order")
     if level != "weights" and bool(missing) != (level == "partial-extras"):
-        raise Invalid(f"level {level!r} with {len(missing)} ranks missing")
+        raise InvalidField(f"level {level!r} with {len(missing)} ranks missing")
     return level, tuple(missing)
 
 
@@ -274,7 +274,7 @@ def _digests(raw: dict[str, Any]) -> dict[str, int]:
     """Older manifests have none."""
     found = raw.get("digests", {})
     if not isinstance(found, dict) or not all(type(each) is int for each in found.values()):
-        raise Invalid("digests are not numbers by name")
+        raise InvalidField("digests are not numbers by name")
     return found
 
 

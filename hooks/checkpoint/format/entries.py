@@ -52,7 +52,7 @@ def objects_in(raw: list[Any], name: CheckpointName, rank: int, world: int) -> t
     seen: set[tuple[str, str]] = set()
     for index, fields in enumerate(raw):
         if type(fields) is not dict:
-            raise Invalid(f"objects[{index}] is no object")
+            raise InvalidField(f"objects[{index}] is no object")
         size = integer(fields, "size", 0)
         entry = ObjectEntry(
             name=text(fields, "name", 64),
@@ -63,7 +63,7 @@ def objects_in(raw: list[Any], name: CheckpointName, rank: int, world: int) -> t
         )
         _confine(entry, name, rank, world)
         if (entry.checkpoint, entry.name) in seen:
-            raise Invalid(f"object {entry.name!r} is listed twice")
+            raise InvalidField(f"object {entry.name!r} is listed twice")
         seen.add((entry.checkpoint, entry.name))
         entries.append(entry)
     return tuple(entries)
@@ -73,21 +73,21 @@ def _confine(entry: ObjectEntry, name: CheckpointName, rank: int, world: int) ->
     """Objects lie in this rank's folder, or in an earlier checkpoint of this attempt: no path leads anywhere else."""
     place = parse_object_name(entry.name)
     if place is None:
-        raise Invalid(f"object name {entry.name!r} is none of ours")
+        raise InvalidField(f"object name {entry.name!r} is none of ours")
     if not entry.checkpoint:
         if place[:2] != (rank, world):
-            raise Invalid(f"object {entry.name!r} is not in the folder of rank {rank} of {world}")
+            raise InvalidField(f"object {entry.name!r} is not in the folder of rank {rank} of {world}")
         return
     other = CheckpointName.parse(entry.checkpoint)
     if other is None:
-        raise Invalid(f"checkpoint name {entry.checkpoint!r} is none of ours")
+        raise InvalidField(f"checkpoint name {entry.checkpoint!r} is none of ours")
     if other.attempt != name.attempt or not other < name:
-        raise Invalid(
+        raise InvalidField(
             f"object {entry.name!r} refers to {entry.checkpoint}, not an earlier one of this attempt"
         )
 
 
-class Described(NamedTuple):
+class DescribedTensor(NamedTuple):
     """What a tensor is, checked: as it stands in the JSON, and then as values."""
 
     dtype: str
@@ -99,7 +99,7 @@ class Described(NamedTuple):
 
 
 def tensors_in(
-    raw: list[Any], objects: tuple[ObjectEntry, ...], known: dict[str, Described]
+    raw: list[Any], objects: tuple[ObjectEntry, ...], known: dict[str, DescribedTensor]
 ) -> tuple[TensorEntry, ...]:
     """The tensors, each chunk inside its shape and its bytes inside their object.
 
@@ -111,7 +111,7 @@ def tensors_in(
 
 
 def each_tensor_in(
-    raw: Iterable[Any], objects: tuple[ObjectEntry, ...], known: dict[str, Described]
+    raw: Iterable[Any], objects: tuple[ObjectEntry, ...], known: dict[str, DescribedTensor]
 ) -> Iterator[TensorEntry]:
     """The same, one after the other."""
     seen: set[str] = set()
@@ -121,14 +121,14 @@ def each_tensor_in(
             name, dtype, shape, chunks = fields["name"], fields["dtype"], fields["shape"], fields["chunks"]
             stored = fields.get("stored", "")
         except (TypeError, KeyError, AttributeError) as error:
-            raise Invalid(f"tensors[{len(seen)}] is not a tensor's entry ({error})") from error
+            raise InvalidField(f"tensors[{len(seen)}] is not a tensor's entry ({error})") from error
         if type(name) is not str or not 0 < len(name) <= _MAX_NAME:
-            raise Invalid(f"tensors[{len(seen)}] has no usable name")
+            raise InvalidField(f"tensors[{len(seen)}] has no usable name")
         if name in seen:
-            raise Invalid(f"tensor {name!r} is listed twice")
+            raise InvalidField(f"tensor {name!r} is listed twice")
         seen.add(name)
         if type(shape) is not list or type(chunks) is not list:
-            raise Invalid(f"tensor {name!r} has no list of sizes and of chunks")
+            raise InvalidField(f"tensor {name!r} has no list of sizes and of chunks")
         said = known.get(name)
         if (
             said is None
@@ -136,7 +136,7 @@ def each_tensor_in(
             or not _plain(shape)
         ):
             itemsize = _itemsize(name, dtype, stored)
-            said = known[name] = Described(
+            said = known[name] = DescribedTensor(
                 dtype, stored, shape, name, _shape(name, shape, itemsize), itemsize
             )
         _, _, _, name, box, itemsize = said
@@ -155,15 +155,15 @@ def _itemsize(name: str, dtype: Any, stored: Any) -> int:
             return ITEMSIZE[stored or dtype]
     except (TypeError, KeyError):
         pass  # no string, or no dtype: refused like any other that is unknown
-    raise Invalid(f"tensor {name!r} has dtype {str(stored or dtype)[:40]!r}, unknown to this version")
+    raise InvalidField(f"tensor {name!r} has dtype {str(stored or dtype)[:40]!r}, unknown to this version")
 
 
 def _shape(name: str, shape: list[Any], itemsize: int) -> tuple[int, ...]:
     for size in shape:
         if type(size) is not int or not 0 <= size <= MAX_SIZE:
-            raise Invalid(f"tensor {name!r} has a dimension of {str(size)[:40]}")
+            raise InvalidField(f"tensor {name!r} has a dimension of {str(size)[:40]}")
     if len(shape) > _MAX_DIMS or prod(shape) * itemsize > MAX_SIZE:
-        raise Invalid(f"tensor {name!r} is too large to exist")
+        raise InvalidField(f"tensor {name!r} is too large to exist")
     return tuple(shape)
 
 
@@ -178,25 +178,27 @@ def _chunk(
             raise ValueError("another number of dimensions")
         for offset, size, limit in zip(offsets, sizes, shape):  # noqa: B905 (just compared, in half the time)
             if not type(offset) is type(size) is int or offset < 0 or size < 0 or offset + size > limit:
-                raise Invalid(f"a chunk of tensor {name!r} lies outside its shape {shape}")
+                raise InvalidField(f"a chunk of tensor {name!r} lies outside its shape {shape}")
             volume *= size
     except (TypeError, ValueError) as error:
-        raise Invalid(
+        raise InvalidField(
             f"a chunk of tensor {name!r} is no box of {len(shape)} dimensions with its bytes"
         ) from error
     if not type(index) is type(start) is type(end) is type(crc32) is int:
-        raise Invalid(f"a chunk of tensor {name!r} says where its bytes are by something that is no integer")
+        raise InvalidField(
+            f"a chunk of tensor {name!r} says where its bytes are by something that is no integer"
+        )
     if not 0 <= index < len(bounds):
-        raise Invalid(f"a chunk of tensor {name!r} lies in object {index} of {len(bounds)}")
+        raise InvalidField(f"a chunk of tensor {name!r} lies in object {index} of {len(bounds)}")
     first, last = bounds[index]
     if not first <= start <= end <= last:
-        raise Invalid(
+        raise InvalidField(
             f"a chunk of tensor {name!r} at bytes {start} to {end} lies outside its object's {first} to {last}"
         )
     if end - start != volume:
-        raise Invalid(f"a chunk of tensor {name!r} has {end - start} bytes, its box needs {volume}")
+        raise InvalidField(f"a chunk of tensor {name!r} has {end - start} bytes, its box needs {volume}")
     if not 0 <= crc32 < 2**32:
-        raise Invalid(f"a chunk of tensor {name!r} has a CRC32 of {crc32}")
+        raise InvalidField(f"a chunk of tensor {name!r} has a CRC32 of {crc32}")
     return _new(Chunk, (tuple(offsets), tuple(sizes), index, start, end, crc32))
 
 
@@ -211,7 +213,7 @@ _LAST_SECOND = 253_370_764_800
 T = TypeVar("T")
 
 
-class Invalid(Exception):
+class InvalidField(Exception):
     """A value is not what it must be. `codec` turns it into a `CheckpointError` that names the key."""
 
 
@@ -219,21 +221,21 @@ def typed(raw: dict[str, Any], name: str, kind: type[T]) -> T:
     """The field, of exactly this type: True is no 1 here."""
     value = raw.get(name)
     if type(value) is not kind:
-        raise Invalid(f"{name} must be {kind.__name__}, not {type(value).__name__}")
+        raise InvalidField(f"{name} must be {kind.__name__}, not {type(value).__name__}")
     return value
 
 
 def integer(raw: dict[str, Any], name: str, low: int, high: int = MAX_SIZE) -> int:
     value = typed(raw, name, int)
     if not low <= value <= high:
-        raise Invalid(f"{name} is {value}, not within {low} to {high}")
+        raise InvalidField(f"{name} is {value}, not within {low} to {high}")
     return value
 
 
 def text(raw: dict[str, Any], name: str, limit: int) -> str:
     value = typed(raw, name, str)
     if len(value) > limit:
-        raise Invalid(f"{name} has {len(value)} characters, at most {limit} are allowed")
+        raise InvalidField(f"{name} has {len(value)} characters, at most {limit} are allowed")
     return value
 
 
@@ -243,12 +245,12 @@ def word(raw: dict[str, Any], name: str, words: tuple[T, ...]) -> T:
     for each in words:
         if value == each:
             return each
-    raise Invalid(f"{name} is {str(value)[:40]!r}, not one of {', '.join(map(str, words))}")
+    raise InvalidField(f"{name} is {str(value)[:40]!r}, not one of {', '.join(map(str, words))}")
 
 
 def seconds(raw: dict[str, Any], name: str) -> float:
     """A wall-clock time: finite, and not from another age of the world."""
     value = raw.get(name)
     if type(value) not in (int, float) or not 0 <= value < _LAST_SECOND:  # type: ignore[operator]
-        raise Invalid(f"{name} is {str(value)[:40]!r}, not a time")
+        raise InvalidField(f"{name} is {str(value)[:40]!r}, not a time")
     return float(value)  # type: ignore[arg-type]

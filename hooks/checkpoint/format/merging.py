@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from .coverage import MergedTensor, disagree, full_set, tile
-from .entries import Described
+from .entries import DescribedTensor
 from .manifest import Chunk, RankManifest, TensorEntry
 
 #: As in `entries`.
@@ -24,13 +24,13 @@ _FIXED = 5
 
 
 @dataclass(slots=True)
-class Merging:
+class StreamingCoverage:
     """Manifests of one checkpoint. Add them in the order of their ranks: it is the fastest."""
 
     #: By rank, without their tensors and state.
     manifests: dict[int, RankManifest] = field(default_factory=dict)
     #: For `open_manifest`, of all that are added here.
-    known: dict[str, Described] = field(default_factory=dict)
+    known: dict[str, DescribedTensor] = field(default_factory=dict)
     _tensors: dict[str, tuple[MergedTensor, array[int]]] = field(default_factory=dict)
 
     def add(self, manifest: RankManifest, tensors: Iterable[TensorEntry]) -> None:

@@ -10,10 +10,10 @@ from ....providers.clock import Clock
 from ...checkpoint.format.keys import CheckpointName
 from ...checkpoint.format.manifest import Level, RankManifest, format_of, lacks, named
 from ...state.sharding.fingerprint import drifted
-from ..plan.write_plan import Written
-from ..request import Save
-from ..upload.writer import Spoiled, Writer
-from .publish import Incomplete, Published, publish, publish_together, put_own
+from ..plan.write_plan import WrittenState
+from ..request import SaveContext
+from ..upload.writer import ShardWriter, StateChanged
+from .publish import IncompleteError, Published, publish, publish_together, put_own
 
 log = logging.getLogger("spotguard")
 
@@ -38,7 +38,12 @@ class Committer:
         self._lower: RankManifest | None = None
 
     def commit(
-        self, save: Save, name: CheckpointName, level: Level, written: Written, writer: Writer
+        self,
+        save: SaveContext,
+        name: CheckpointName,
+        level: Level,
+        written: WrittenState,
+        writer: ShardWriter,
     ) -> None:
         """See that the state stood still, then manifest, then marker; of several ranks, see all manifests.
 
@@ -65,11 +70,11 @@ class Committer:
                 log.warning("step %d is committed without %s", name.step, lacks(level, manifest.missing))
         writer.link.committed(seconds)
 
-    def _together(self, save: Save, manifest: RankManifest, writer: Writer) -> Published:
+    def _together(self, save: SaveContext, manifest: RankManifest, writer: ShardWriter) -> Published:
         doomed = save.agreed.roles.doomed
         try:
             return publish_together(writer, manifest, save.effort, self._clock, self._hopeless(save))
-        except Incomplete as why:
+        except IncompleteError as why:
             if self._rank not in doomed or save.effort.abandoned or not doomed.isdisjoint(why.missing):
                 raise
             # It goes, and they stay: this is no failure yet.
@@ -78,12 +83,14 @@ class Committer:
                 if why.missing
                 else "who stays"
             )
-            raise Incomplete(
+            raise IncompleteError(
                 f"{why}. What this rank had to write is in the store, and {last} can commit step {save.step} without it",
                 why.missing,
             ) from why
 
-    def put_own(self, save: Save, name: CheckpointName, written: Written, writer: Writer) -> None:
+    def put_own(
+        self, save: SaveContext, name: CheckpointName, written: WrittenState, writer: ShardWriter
+    ) -> None:
         """The lower level's manifest, on the way to the full one: whether the others' are there is looked at only where the
         full one fails."""
         self._look(save, written, writer)
@@ -93,7 +100,7 @@ class Committer:
         self._speak_for_the_absent(save, manifest, writer)
         put_own(writer, manifest, save.effort)
 
-    def _look(self, save: Save, written: Written, writer: Writer) -> None:
+    def _look(self, save: SaveContext, written: WrittenState, writer: ShardWriter) -> None:
         if save.in_place:
             changed = writer.unchanged(save.collected.leaves, written, save.effort)
             edited = "" if save.agreed.parked else save.state.audit.look(wait=True)
@@ -102,16 +109,16 @@ class Committer:
                 or edited
                 or (changed and f"{changed} was changed while it was read")
             ):
-                raise Spoiled(why)
+                raise StateChanged(why)
         save.effort.check()
 
-    def _speak_for_the_absent(self, save: Save, manifest: RankManifest, writer: Writer) -> None:
+    def _speak_for_the_absent(self, save: SaveContext, manifest: RankManifest, writer: ShardWriter) -> None:
         """Ranks that are gone hold nothing that the others do not: their manifests say so. What was each one's own is lost."""
         for rank in sorted(save.agreed.roles.absent) if save.agreed.speaks else ():
             empty = replace(manifest, rank=rank, objects=(), tensors=(), state={}, digests={})
             put_own(writer, empty, save.effort)
 
-    def _hopeless(self, save: Save) -> Callable[[int], str]:
+    def _hopeless(self, save: SaveContext) -> Callable[[int], str]:
         doomed, until = save.agreed.roles.doomed, save.agreed.doomed_until
 
         def why(rank: int) -> str:
@@ -122,7 +129,9 @@ class Committer:
 
         return why
 
-    def _manifest(self, save: Save, name: CheckpointName, level: Level, written: Written) -> RankManifest:
+    def _manifest(
+        self, save: SaveContext, name: CheckpointName, level: Level, written: WrittenState
+    ) -> RankManifest:
         level = save.agreed.extent[0] if level == "full" else level
         said: Level = "weights" if save.collected.lacks else level
         return RankManifest(

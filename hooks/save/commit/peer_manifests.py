@@ -14,7 +14,7 @@ from ....providers.stores.base import BlobStore
 from ...checkpoint.format.codec import open_manifest
 from ...checkpoint.format.keys import checkpoint_prefix, manifest_name
 from ...checkpoint.format.manifest import RankManifest
-from ...checkpoint.format.merging import Merging
+from ...checkpoint.format.merging import StreamingCoverage
 from ...checkpoint.marker import is_marked
 
 #: Ranks whose manifests are asked for in one look, each for a byte of it; and how many of them an error names.
@@ -22,7 +22,7 @@ AT_ONCE, _NAMED = 8, 8
 
 
 @dataclass(slots=True)
-class Others:
+class PeerManifests:
     """What this rank has seen of the others' manifests. Its methods are called one at a time, on the writer's threads, but
     for `fetch`."""
 
@@ -35,7 +35,7 @@ class Others:
     lost: str = ""
     #: Ranks whose manifests are not in the store, as far as was seen: the next to be looked at first.
     missing: list[int] = field(init=False)
-    _merging: Merging = field(default_factory=Merging)
+    _merging: StreamingCoverage = field(default_factory=StreamingCoverage)
     #: To be fetched, and what was.
     _next: deque[int] = field(default_factory=deque)
     _data: dict[int, bytes] = field(default_factory=dict)

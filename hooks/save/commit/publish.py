@@ -13,9 +13,9 @@ from ....providers.clock import Clock
 from ....providers.errors import StoreError
 from ...checkpoint.format.manifest import RankManifest
 from ...checkpoint.marker import mark_alone, put_manifest, put_marker
-from ..cancel_scope import Abandoned, Effort
-from ..upload.writer import Writer
-from .peer_manifests import AT_ONCE, Others
+from ..cancel_scope import Abandoned, CancelScope
+from ..upload.writer import ShardWriter
+from .peer_manifests import AT_ONCE, PeerManifests
 
 log = logging.getLogger("spotguard")
 
@@ -23,7 +23,7 @@ log = logging.getLogger("spotguard")
 MARKING = 2.0
 
 
-def publish(writer: Writer, manifest: RankManifest, effort: Effort, clock: Clock) -> float:
+def publish(writer: ShardWriter, manifest: RankManifest, effort: CancelScope, clock: Clock) -> float:
     """Commit what `writer` has put. Between the two requests the checkpoint is whole already: the marker is a shortcut.
     Returns the seconds of their answers: that the store was away before says nothing of the next commit.
 
@@ -46,7 +46,7 @@ def publish(writer: Writer, manifest: RankManifest, effort: Effort, clock: Clock
     return seconds
 
 
-def put_own(writer: Writer, manifest: RankManifest, effort: Effort) -> float:
+def put_own(writer: ShardWriter, manifest: RankManifest, effort: CancelScope) -> float:
     """This rank's manifest. Returns the seconds of the answer, and raises as `publish`."""
     store = writer.store
     try:
@@ -83,7 +83,7 @@ _TURNS, _HURRIED = 8, 8
 _LAST = 1.0
 
 
-class Incomplete(Abandoned):
+class IncompleteError(Abandoned):
     """This rank's part is in the store, another's is not, and it is waited for no longer.
 
     Args:
@@ -108,9 +108,9 @@ class Published:
 
 
 def publish_together(
-    writer: Writer,
+    writer: ShardWriter,
     manifest: RankManifest,
-    effort: Effort,
+    effort: CancelScope,
     clock: Clock,
     hopeless: Callable[[int], str] = lambda rank: "",
 ) -> Published:
@@ -127,19 +127,19 @@ def publish_together(
         CheckpointError: all manifests are there, and do not make a whole.
     """
     seconds = put_own(writer, manifest, effort)
-    others = Others(writer.store, manifest, hopeless)
+    others = PeerManifests(writer.store, manifest, hopeless)
     try:
         seconds += _fetch(writer, others, effort)
         if others.fetched or _wait(writer, others, effort):
             return _mark(writer, others, effort, clock, seconds)
-    except Incomplete:
+    except IncompleteError:
         raise
     except Abandoned as why:
-        raise Incomplete(f"{why}; {others.whose()}", others.missing) from why
+        raise IncompleteError(f"{why}; {others.whose()}", others.missing) from why
     return Published(seconds, marked=False)
 
 
-def _wait(writer: Writer, others: Others, effort: Effort) -> bool:
+def _wait(writer: ShardWriter, others: PeerManifests, effort: CancelScope) -> bool:
     """Until it is marked; True: until it is for this rank to do so, and all manifests are fetched."""
     began = effort.now()
     until = began + _PATIENCE
@@ -151,9 +151,9 @@ def _wait(writer: Writer, others: Others, effort: Effort) -> bool:
         if others.marked:
             return False
         if others.lost:
-            raise Incomplete(f"{others.lost}; {others.whose()}", others.missing)
+            raise IncompleteError(f"{others.lost}; {others.whose()}", others.missing)
         if effort.left() is None and now >= until:
-            raise Incomplete(f"waited for {_PATIENCE:.0f} s; {others.whose()}", others.missing)
+            raise IncompleteError(f"waited for {_PATIENCE:.0f} s; {others.whose()}", others.missing)
         if others.missing:
             complete = None
             continue
@@ -171,7 +171,7 @@ def _wait(writer: Writer, others: Others, effort: Effort) -> bool:
                 return True
 
 
-def _fetch(writer: Writer, others: Others, effort: Effort) -> float:
+def _fetch(writer: ShardWriter, others: PeerManifests, effort: CancelScope) -> float:
     """Have the others' manifests, up to the first that is not there. Returns the seconds."""
     hands = min(writer.store.parallel, -(-others.world // _FOR_EACH), AT_ONCE)
     others.begin()
@@ -179,7 +179,9 @@ def _fetch(writer: Writer, others: Others, effort: Effort) -> float:
     return seconds + writer.ask(others.take, effort)
 
 
-def _mark(writer: Writer, others: Others, effort: Effort, clock: Clock, seconds: float) -> Published:
+def _mark(
+    writer: ShardWriter, others: PeerManifests, effort: CancelScope, clock: Clock, seconds: float
+) -> Published:
     """All manifests are here: see whether they are a whole, and say so to listings."""
     store, created = writer.store, clock.time()
     seconds += writer.ask(others.check, effort)

@@ -25,7 +25,7 @@ _FIRST_PIECES, _FIRST_BYTES = 256, 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class PlannedTensor:
     """A tensor, or the shard of one, that this rank is to write."""
 
     name: str
@@ -42,7 +42,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PlannedChunk:
     """A box of one item that goes into one object."""
 
     #: Which of the planned items.
@@ -64,7 +64,7 @@ class PlannedObject:
     """One object: its first bytes, and the pieces that follow back to back."""
 
     header: bytes
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PlannedChunk, ...]
     size: int
     tier: Tier = Tier.WEIGHTS
     #: The ranks that plan it alike, of whom one writes it; () for what is this rank's alone.
@@ -84,7 +84,7 @@ class _Cut:
 
 
 def plan(
-    items: Sequence[Item], target: int = OBJECT_BYTES, only: Iterable[int] | None = None
+    items: Sequence[PlannedTensor], target: int = OBJECT_BYTES, only: Iterable[int] | None = None
 ) -> tuple[PlannedObject, ...]:
     """The objects for these items, tier by tier: a small one, then the largest first. Items without elements need none.
 
@@ -100,7 +100,9 @@ def plan(
     return tuple([each for tier in sorted(cuts) for each in _objects(items, cuts[tier], tier, target)])
 
 
-def _objects(items: Sequence[Item], cuts: list[_Cut], tier: Tier, target: int) -> Iterator[PlannedObject]:
+def _objects(
+    items: Sequence[PlannedTensor], cuts: list[_Cut], tier: Tier, target: int
+) -> Iterator[PlannedObject]:
     # Largest first: the last object to finish is a small one. Then by name and place, whatever order they came in.
     cuts.sort(key=lambda cut: (-cut.nbytes, items[cut.item].name, cut.local))
     first = _first(cuts, target)
@@ -124,7 +126,7 @@ def _first(cuts: list[_Cut], target: int) -> list[_Cut]:
     return cuts[len(cuts) - count :]
 
 
-def _cut(index: int, item: Item, target: int) -> Iterator[_Cut]:
+def _cut(index: int, item: PlannedTensor, target: int) -> Iterator[_Cut]:
     itemsize = ITEMSIZE[item.dtype]
     # The longest label that a part of it can get is that of its far corner.
     corner = item.sizes if item.shape is None else item.shape
@@ -178,7 +180,7 @@ def _pack(cuts: Iterable[_Cut], target: int) -> list[list[_Cut]]:
     return bins
 
 
-def _place(items: Sequence[Item], cuts: list[_Cut], tier: Tier) -> PlannedObject:
+def _place(items: Sequence[PlannedTensor], cuts: list[_Cut], tier: Tier) -> PlannedObject:
     # Falling item size keeps every piece aligned without holes, which safetensors forbids.
     cuts = sorted(cuts, key=lambda cut: -ITEMSIZE[items[cut.item].dtype])
     offsets = [_global(items[cut.item], cut) for cut in cuts]
@@ -195,13 +197,13 @@ def _place(items: Sequence[Item], cuts: list[_Cut], tier: Tier) -> PlannedObject
     for cut, corner in zip(cuts, offsets, strict=True):
         end = position + cut.nbytes
         pieces.append(
-            Piece(cut.item, cut.local, cut.sizes, cut.first, prod(cut.sizes), corner, position, end)
+            PlannedChunk(cut.item, cut.local, cut.sizes, cut.first, prod(cut.sizes), corner, position, end)
         )
         position = end
     return PlannedObject(head, tuple(pieces), position, tier)
 
 
-def _global(item: Item, cut: _Cut) -> tuple[int, ...]:
+def _global(item: PlannedTensor, cut: _Cut) -> tuple[int, ...]:
     if item.offsets is None:
         return cut.local
     return tuple(base + at for base, at in zip(item.offsets, cut.local, strict=True))

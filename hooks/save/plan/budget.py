@@ -16,14 +16,14 @@ import enum
 import math
 from dataclasses import dataclass, replace
 
-from .throughput import Rate
+from .throughput import LinkRate
 
 # What a budget is made from, and what it says: values alone. `budget` decides.
 #
 # Bytes are those that go over the link, times are monotonic seconds.
 
 
-class Choice(enum.Enum):
+class BudgetChoice(enum.Enum):
     """What is saved. Each is worth more than those below it."""
 
     #: Parameters, extras and moments, as they are.
@@ -39,7 +39,7 @@ class Choice(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class SaveSizes:
     """Bytes of the state, by tier. What refers to an earlier checkpoint of the attempt is not written again."""
 
     #: Tier A: parameters, buffers, extras.
@@ -72,7 +72,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class EarlierCheckpoint:
     """A checkpoint that is committed."""
 
     step: int
@@ -81,7 +81,7 @@ class Earlier:
 
 
 @dataclass(frozen=True, slots=True)
-class Underway:
+class UploadInProgress:
     """A background checkpoint whose objects are being put."""
 
     step: int
@@ -92,7 +92,7 @@ class Underway:
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class BudgetInputs:
     """All that a plan is made from."""
 
     now: float
@@ -100,13 +100,13 @@ class Situation:
     deadline: float
     #: The completed step that would be saved now.
     step: int
-    sizes: Sizes
+    sizes: SaveSizes
     #: None: nothing is known of the link.
-    rate: Rate | None
+    rate: LinkRate | None
     #: Seconds of a manifest and its marker.
     commit: float = 0.0
-    background: Underway | None = None
-    last: Earlier | None = None
+    background: UploadInProgress | None = None
+    last: EarlierCheckpoint | None = None
     #: The same on a good day: what would not fit even so is not begun.
     commit_at_best: float = math.inf
     #: Whether a restore would take the lower level of this step (`ranking.counts`).
@@ -118,7 +118,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
+class StoredBytes:
     """How far the save is that a plan began."""
 
     #: Bytes that have left for the store, of each tier as it is written.
@@ -131,10 +131,10 @@ class Landed:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BudgetPlan:
     """What is to be done, and why."""
 
-    choice: Choice
+    choice: BudgetChoice
     #: For a person: the numbers that decided. It belongs into the outcome.
     reason: str
     #: When this choice is committed, at the expected rate. None: the rate is not known, or nothing is saved.
@@ -162,10 +162,10 @@ _FALL_BACK, _FALL_BACK_LEAST = 2.0, 0.5
 #: have taken machines after 8 to 10.
 _EARLY = 2.0
 
-_NOTHING = Landed()
+_NOTHING = StoredBytes()
 
 
-def plan(at: Situation) -> Plan:
+def plan(at: BudgetInputs) -> BudgetPlan:
     """The best that fits, at the expected rate."""
     everything, found = at.sizes.a + at.sizes.b, at.background
     if at.now + at.least_commit > at.deadline:
@@ -173,7 +173,7 @@ def plan(at: Situation) -> Plan:
     if found is not None and found.step == at.step and found.left < everything and _fits(at, found.left):
         return _promote(at, found, "it holds this very step")
     if _fits(at, everything):
-        return _whole(Choice.FULL, "everything", at, everything)
+        return _whole(BudgetChoice.FULL, "everything", at, everything)
     missed = _verdict(at, everything)
     if found is not None and _gains(at, found) and _fits(at, found.left):
         return _promote(at, found, f"everything does not fit: {missed}")
@@ -184,7 +184,7 @@ def plan(at: Situation) -> Plan:
     return _keep(at, f"parameters and extras alone do not fit: {_verdict(at, at.sizes.a)}")
 
 
-def replan(before: Plan, at: Situation, landed: Landed) -> Plan:
+def replan(before: BudgetPlan, at: BudgetInputs, landed: StoredBytes) -> BudgetPlan:
     """The plan that holds from now on: the same, or a lesser one. Ask as bytes leave, and when the deadline moves.
 
     Never KEEP for one that writes: until the deadline the link may recover, and nothing else can be done with the
@@ -197,28 +197,28 @@ def replan(before: Plan, at: Situation, landed: Landed) -> Plan:
             background checkpoint. The sizes stay what they were.
         landed: how far it is.
     """
-    if before.choice is Choice.KEEP:
+    if before.choice is BudgetChoice.KEEP:
         return before
-    if before.choice is Choice.PROMOTE:
+    if before.choice is BudgetChoice.PROMOTE:
         if at.background is None:
             return before
         if _fits(at, at.background.left, _ROUNDING) or not _fits(at, at.sizes.a):
             return _timed(before.choice, before.reason, at, at.background.left)
         return _lower(at, _NOTHING, _verdict(at, at.background.left))
-    if before.choice is Choice.LOWER:
+    if before.choice is BudgetChoice.LOWER:
         return _timed(
             before.choice, before.reason, at, _rest(at.sizes.a, _of_a(landed)), landed, lower_first=True
         )
     untouched = not (landed.b or landed.b_begun)
-    if before.choice is Choice.FULL_LOSSY and untouched and at.rate is not None:
-        rest = _rest(_bytes(Choice.FULL, at), landed)
+    if before.choice is BudgetChoice.FULL_LOSSY and untouched and at.rate is not None:
+        rest = _rest(_bytes(BudgetChoice.FULL, at), landed)
         if _slack(at, rest, at.rate.low) >= 0:
-            return _whole(Choice.FULL, "everything", at, rest, landed)
+            return _whole(BudgetChoice.FULL, "everything", at, rest, landed)
     rest = _rest(_bytes(before.choice, at), landed)
     if rest == 0 or _fits(at, rest, _ROUNDING):
         return _whole(before.choice, before.reason, at, rest, landed, before)
-    may_round = before.choice is Choice.FULL and at.sizes.b_rounded is not None and untouched
-    if may_round and _fits(at, _rest(_bytes(Choice.FULL_LOSSY, at), landed)):
+    may_round = before.choice is BudgetChoice.FULL and at.sizes.b_rounded is not None and untouched
+    if may_round and _fits(at, _rest(_bytes(BudgetChoice.FULL_LOSSY, at), landed)):
         return _rounded(at, landed, _verdict(at, rest))
     return _lower(at, landed, _verdict(at, rest))
 
@@ -232,13 +232,13 @@ def early(moments: int, rate: float | None) -> bool:
 
 
 def _whole(
-    choice: Choice,
+    choice: BudgetChoice,
     why: str,
-    at: Situation,
+    at: BudgetInputs,
     rest: int,
-    landed: Landed = _NOTHING,
-    before: Plan | None = None,
-) -> Plan:
+    landed: StoredBytes = _NOTHING,
+    before: BudgetPlan | None = None,
+) -> BudgetPlan:
     """A full save, safe on a bad day too: then what is worth most is committed on the way, if that leaves the time."""
     reason = before.reason if before is not None else f"{why}: {_verdict(at, rest)}"
     lower_first = before is not None and before.lower_first
@@ -248,87 +248,91 @@ def _whole(
     return _timed(choice, reason, at, rest, landed, lower_first=lower_first)
 
 
-def _rounded(at: Situation, landed: Landed, missed: str) -> Plan:
+def _rounded(at: BudgetInputs, landed: StoredBytes, missed: str) -> BudgetPlan:
     why = f"everything, with its moments rounded: as it is it does not fit ({missed}); rounded"
-    return _whole(Choice.FULL_LOSSY, why, at, _rest(_bytes(Choice.FULL_LOSSY, at), landed), landed)
+    return _whole(
+        BudgetChoice.FULL_LOSSY, why, at, _rest(_bytes(BudgetChoice.FULL_LOSSY, at), landed), landed
+    )
 
 
-def _promote(at: Situation, found: Underway, why: str) -> Plan:
+def _promote(at: BudgetInputs, found: UploadInProgress, why: str) -> BudgetPlan:
     what = f"the background checkpoint of step {found.step}, {found.age:.0f} s of training before this one, is let finish"
-    return _timed(Choice.PROMOTE, f"{what}, for {why}; its rest: {_verdict(at, found.left)}", at, found.left)
+    return _timed(
+        BudgetChoice.PROMOTE, f"{what}, for {why}; its rest: {_verdict(at, found.left)}", at, found.left
+    )
 
 
-def _lower(at: Situation, landed: Landed, missed: str) -> Plan:
+def _lower(at: BudgetInputs, landed: StoredBytes, missed: str) -> BudgetPlan:
     rest = _rest(at.sizes.a, _of_a(landed))
     tried = "" if _fits(at, rest) else ", which is tried, for nothing else would fit"
     if at.sizes.b == 0:  # then parameters and extras are everything
-        return _timed(Choice.FULL, f"everything: {_verdict(at, rest)}{tried}", at, rest, landed)
+        return _timed(BudgetChoice.FULL, f"everything: {_verdict(at, rest)}{tried}", at, rest, landed)
     reason = f"parameters and extras first, for everything does not fit: {missed}; they: {_verdict(at, rest)}{tried}"
-    return _timed(Choice.LOWER, reason, at, rest, landed, lower_first=True)
+    return _timed(BudgetChoice.LOWER, reason, at, rest, landed, lower_first=True)
 
 
-def _keep(at: Situation, why: str) -> Plan:
+def _keep(at: BudgetInputs, why: str) -> BudgetPlan:
     stays = "and nothing was committed before"
     if at.last is not None:
         stays = f"step {at.last.step} stays, {at.last.age:.0f} s of training before this one"
-    return Plan(Choice.KEEP, f"nothing is saved, {why}; {stays}")
+    return BudgetPlan(BudgetChoice.KEEP, f"nothing is saved, {why}; {stays}")
 
 
 def _timed(
-    choice: Choice,
+    choice: BudgetChoice,
     reason: str,
-    at: Situation,
+    at: BudgetInputs,
     rest: int,
-    landed: Landed = _NOTHING,
+    landed: StoredBytes = _NOTHING,
     *,
     lower_first: bool = False,
-) -> Plan:
+) -> BudgetPlan:
     """With its end, and the moment at which the lower level is the way out."""
-    whole = choice in (Choice.FULL, Choice.FULL_LOSSY)
+    whole = choice in (BudgetChoice.FULL, BudgetChoice.FULL_LOSSY)
     way_out = whole and at.sizes.b > 0 and not lower_first and not landed.committed
     fall_back_at = at.deadline - max(_FALL_BACK * at.commit, _FALL_BACK_LEAST) if way_out else math.inf
     if at.rate is None:
-        return Plan(choice, reason, lower_first=lower_first, fall_back_at=fall_back_at)
+        return BudgetPlan(choice, reason, lower_first=lower_first, fall_back_at=fall_back_at)
     moments = _bytes(choice, at) - at.sizes.a - landed.b
     soon = way_out and at.lower_counts and early(moments, at.rate.expected)
     twice = whole and lower_first and not landed.committed
     end = at.now + rest / at.rate.expected + at.commit * (2 if twice else 1)
-    return Plan(choice, reason, end, at.deadline - end, lower_first, fall_back_at, soon)
+    return BudgetPlan(choice, reason, end, at.deadline - end, lower_first, fall_back_at, soon)
 
 
 # --- whether it fits ---
 
 
-def _slack(at: Situation, nbytes: int, rate: float) -> float:
+def _slack(at: BudgetInputs, nbytes: int, rate: float) -> float:
     return at.deadline - at.now - at.commit - nbytes / rate
 
 
-def _fits(at: Situation, nbytes: int, rounding: float = 0.0) -> bool:
+def _fits(at: BudgetInputs, nbytes: int, rounding: float = 0.0) -> bool:
     """At the expected rate. Of a link of which nothing is known the best is hoped: `replan` cuts it down."""
     return at.rate is None or _slack(at, nbytes, at.rate.expected) >= -rounding
 
 
-def _may_fit(at: Situation, nbytes: int) -> bool:
+def _may_fit(at: BudgetInputs, nbytes: int) -> bool:
     """On a good day."""
     return at.rate is None or _slack(replace(at, commit=at.least_commit), nbytes, at.rate.high) >= 0
 
 
-def _gains(at: Situation, found: Underway) -> bool:
+def _gains(at: BudgetInputs, found: UploadInProgress) -> bool:
     """One that is not newer than the last would be committed for nothing."""
     return at.last is None or found.step > at.last.step
 
 
-def _bytes(choice: Choice, at: Situation) -> int:
-    rounded = at.sizes.b_rounded if choice is Choice.FULL_LOSSY else None
+def _bytes(choice: BudgetChoice, at: BudgetInputs) -> int:
+    rounded = at.sizes.b_rounded if choice is BudgetChoice.FULL_LOSSY else None
     return at.sizes.a + (at.sizes.b if rounded is None else rounded)
 
 
-def _rest(nbytes: int, landed: Landed) -> int:
+def _rest(nbytes: int, landed: StoredBytes) -> int:
     """Bytes that are still to be sent of so many."""
     return max(0, nbytes - landed.a - landed.b)
 
 
-def _of_a(landed: Landed) -> Landed:
+def _of_a(landed: StoredBytes) -> StoredBytes:
     """Tier A alone is looked at: what of tier B is gone is no part of it."""
     return replace(landed, b=0)
 
@@ -336,7 +340,7 @@ def _of_a(landed: Landed) -> Landed:
 # --- in words ---
 
 
-def _verdict(at: Situation, nbytes: int) -> str:
+def _verdict(at: BudgetInputs, nbytes: int) -> str:
     """The numbers that decide."""
     if at.rate is None:
         return f"{_amount(nbytes)}, how fast is not known yet, and {_left(at)}"
@@ -344,7 +348,7 @@ def _verdict(at: Situation, nbytes: int) -> str:
     return f"{_amount(nbytes)} at {_amount(at.rate.expected)}/s need {seconds:.1f} s, and {_left(at)}"
 
 
-def _left(at: Situation) -> str:
+def _left(at: BudgetInputs) -> str:
     return "there is no deadline" if math.isinf(at.deadline) else f"{at.deadline - at.now:.1f} s are left"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...state.tensor_item import Tier
-from .bin_packing import OBJECT_BYTES, Item, PlannedObject, plan
+from .bin_packing import OBJECT_BYTES, PlannedObject, PlannedTensor, plan
 
 _MIB = 2**20
 #: So many objects for each holder of a group, where that makes them neither small nor large. Shares differ by an object at
@@ -21,7 +21,7 @@ _EACH = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Roles:
+class RankRoles:
     """What all ranks have agreed on for one save."""
 
     #: Ranks whose machine goes.
@@ -33,7 +33,7 @@ class Roles:
 
 
 #: Nobody goes, and all share.
-ALL_STAY = Roles()
+ALL_STAY = RankRoles()
 
 
 def writes(holders: Sequence[int], rank: int) -> bool:
@@ -53,7 +53,7 @@ def shared_target(nbytes: int, holders: Sequence[int]) -> int:
 
 
 def targets(
-    items: Sequence[Item], nbytes: Sequence[int], rank: int, alone: int, *, apart: bool = False
+    items: Sequence[PlannedTensor], nbytes: Sequence[int], rank: int, alone: int, *, apart: bool = False
 ) -> dict[tuple[int, ...], int]:
     """The size of objects, by group; a group without bytes is left out.
 
@@ -76,7 +76,7 @@ def targets(
 
 
 def plan_shares(
-    items: Sequence[Item], rank: int, sizes: dict[tuple[int, ...], int]
+    items: Sequence[PlannedTensor], rank: int, sizes: dict[tuple[int, ...], int]
 ) -> tuple[PlannedObject, ...]:
     """The objects for all that this rank has a part in, tier by tier over all groups: what is worth most leaves first.
 
@@ -98,7 +98,7 @@ def plan_shares(
     return tuple(sorted(objects, key=lambda planned: planned.tier))
 
 
-def share_of(objects: Sequence[PlannedObject], rank: int, roles: Roles) -> frozenset[int]:
+def share_of(objects: Sequence[PlannedObject], rank: int, roles: RankRoles) -> frozenset[int]:
     """The objects that this rank writes, by index: those it holds alone, and its share of each group's."""
     if roles.whole_each:
         return frozenset(range(len(objects)))

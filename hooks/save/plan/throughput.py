@@ -34,7 +34,7 @@ _COMMITS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class LinkRate:
     """Bytes a second, all that go over the link together."""
 
     expected: float
@@ -43,12 +43,12 @@ class Rate:
     high: float
 
     @classmethod
-    def exactly(cls, rate: float) -> Rate:
+    def exactly(cls, rate: float) -> LinkRate:
         """One that is known."""
         return cls(rate, rate, rate)
 
 
-class Link:
+class StoreLink:
     """Told of the bytes of each save, says how fast the next will go. All times are monotonic seconds.
 
     Call `begin` when the first put of a save begins (of any kind), `sent` as its bytes leave, `end` when the last is in
@@ -117,7 +117,7 @@ class Link:
         with self._lock:
             return min(self._commits, default=None)
 
-    def rate(self, now: float) -> Rate | None:
+    def rate(self, now: float) -> LinkRate | None:
         """What to count on for the next bytes. None: nothing has been seen yet.
 
         On a link that stands still it falls as time goes by, though nothing is sent.
@@ -133,7 +133,7 @@ class Link:
             high = expected * (1 + spread)
             if self._since is None or not self._now.seconds > 0:
                 high = max(high, _UNTRIED * self._best())
-            return Rate(expected, expected / (1 + spread), high)
+            return LinkRate(expected, expected / (1 + spread), high)
 
     def _close(self, now: float) -> None:
         """The open stretch ends, if it brought anything: one without bytes goes on."""
@@ -199,7 +199,7 @@ _ROUND = 4.0
 _SMALL = 16 * 2**20
 
 
-class Width:
+class UploadWidth:
     """Used by the saving thread. `most` is what the store says makes sense (`BlobStore.parallel`)."""
 
     def __init__(self, most: int) -> None:

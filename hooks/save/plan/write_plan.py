@@ -12,9 +12,9 @@ from ...checkpoint.format.crc import crc32
 from ...checkpoint.format.dtypes import dtype_name
 from ...checkpoint.format.keys import CheckpointName, object_name
 from ...checkpoint.format.manifest import Chunk, ObjectEntry, TensorEntry
-from ...state.tensor_item import Leaf, Tier
-from .bin_packing import Item, PlannedObject
-from .partitioner import ALL_STAY, Roles, group_of, plan_shares, share_of, targets
+from ...state.tensor_item import StateTensor, Tier
+from .bin_packing import PlannedObject, PlannedTensor
+from .partitioner import ALL_STAY, RankRoles, group_of, plan_shares, share_of, targets
 
 #: The tiers of the lower level, and all.
 WEIGHTS = (Tier.WEIGHTS, Tier.FROZEN)
@@ -22,7 +22,7 @@ ALL = tuple(Tier)
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenState:
     """What a manifest says about the bytes."""
 
     objects: tuple[ObjectEntry, ...]
@@ -31,7 +31,7 @@ class Written:
     as_before: frozenset[str] = frozenset()
 
 
-class Form(NamedTuple):
+class TensorForm(NamedTuple):
     """All of a leaf that a plan depends on."""
 
     name: str
@@ -44,12 +44,12 @@ class Form(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class WritePlan:
     """What a state of these names, dtypes and shapes is written as, by all who hold it. Made before the notice; it stays while
     they do."""
 
-    shapes: list[Form]
-    items: tuple[Item, ...]
+    shapes: list[TensorForm]
+    items: tuple[PlannedTensor, ...]
     objects: tuple[PlannedObject, ...]
     #: Bytes of the largest object at most.
     size: int
@@ -65,13 +65,13 @@ class Outline:
     @classmethod
     def of(
         cls,
-        leaves: Sequence[Leaf],
+        leaves: Sequence[StateTensor],
         alone: int,
         rank: int,
         world: int,
         rounded: bool = False,
         apart: bool = False,
-    ) -> Outline:
+    ) -> WritePlan:
         """The objects of the lower level are the same, rounded or not, and stand first: of one size, their indices
         mean the same in both."""
         items = []
@@ -79,7 +79,9 @@ class Outline:
             dtype = torch.bfloat16 if rounded and is_moment(leaf) else leaf.tensor.dtype
             sizes = tuple(leaf.tensor.shape)
             items.append(
-                Item(leaf.name, dtype_name(dtype), sizes, leaf.offsets, leaf.shape, leaf.tier, leaf.holders)
+                PlannedTensor(
+                    leaf.name, dtype_name(dtype), sizes, leaf.offsets, leaf.shape, leaf.tier, leaf.holders
+                )
             )
         sizes_of = targets(items, [leaf.tensor.nbytes for leaf in leaves], rank, alone, apart=apart)
         objects = plan_shares(items, rank, sizes_of)
@@ -89,7 +91,7 @@ class Outline:
     def indices_of(self, tier: Tier) -> list[int]:
         return [index for index, planned in enumerate(self.objects) if planned.tier is tier]
 
-    def shared(self, other: Outline) -> set[int]:
+    def shared(self, other: WritePlan) -> set[int]:
         """The objects that are the same in both, under the same number."""
         pairs = enumerate(zip(self.objects, other.objects, strict=False))
         return {index for index, (ours, theirs) in pairs if ours == theirs}
@@ -103,7 +105,7 @@ class Outline:
 
 
 @dataclass(slots=True)
-class Landed:
+class StoredObject:
     """An object that is in the store."""
 
     #: Of its pieces.
@@ -115,11 +117,11 @@ class Landed:
 
 
 @dataclass(slots=True)
-class Draft:
+class WriteProgress:
     """One save. Its writer's threads add to `landed`, each its own index."""
 
-    outline: Outline
-    landed: dict[int, Landed] = field(default_factory=dict)
+    outline: WritePlan
+    landed: dict[int, StoredObject] = field(default_factory=dict)
     #: Of `landed`, what an earlier checkpoint has put.
     spared: set[int] = field(default_factory=set)
     #: Of `landed`, what the store may have lost: it was away since. Nothing is said of it before it was looked at again.
@@ -131,10 +133,10 @@ class Draft:
     #: No moment is begun as long as bytes of the weights have not left. Those on their way go on.
     weights_ahead: bool = False
     #: By which the ranks share the writing.
-    roles: Roles = ALL_STAY
-    _mine: tuple[Outline, frozenset[int]] | None = field(default=None, repr=False, compare=False)
+    roles: RankRoles = ALL_STAY
+    _mine: tuple[WritePlan, frozenset[int]] | None = field(default=None, repr=False, compare=False)
 
-    def with_roles(self, roles: Roles) -> Draft:
+    def with_roles(self, roles: RankRoles) -> WriteProgress:
         """The same save, shared otherwise from here on, under whatever name: what has landed stays where it is. (Ranks that do
         not rely on each other any more begin anew, by a plan that is `apart`.)"""
         return replace(
@@ -207,7 +209,7 @@ class Draft:
         objects, leaving = self.outline.objects, self.leaving
         return sum(objects[i].size - leaving.get(i, 0) for i in self.missing(tiers) if i not in known)
 
-    def written(self, name: CheckpointName, tiers: Sequence[Tier] = ALL) -> Written:
+    def written(self, name: CheckpointName, tiers: Sequence[Tier] = ALL) -> WrittenState:
         """For the manifest of `name`: all that this rank holds, and where its share of it lies. What lies in the folder of
         an earlier checkpoint is referred to there."""
         outline, mine = self.outline, self.mine
@@ -219,7 +221,9 @@ class Draft:
                 chunk = Chunk(piece.offsets, piece.sizes, number[index], piece.start, piece.end, crc)
                 chunks[piece.item].append(chunk)
         tensors = [self._tensor(index, tuple(sorted(held))) for index, held in chunks.items()]
-        return Written(tuple([self._entry(index, name) for index in used]), tuple(tensors), self._as_before())
+        return WrittenState(
+            tuple([self._entry(index, name) for index in used]), tuple(tensors), self._as_before()
+        )
 
     def _as_before(self) -> frozenset[str]:
         """What nobody trains, where all of it is spared. Where some of it moved, the rest may have moved after it was read."""
@@ -246,16 +250,16 @@ class Draft:
         return TensorEntry(item.name, dtype, shape, chunks, stored)
 
 
-def shapes_of(leaves: Sequence[Leaf]) -> list[Form]:
+def shapes_of(leaves: Sequence[StateTensor]) -> list[TensorForm]:
     return [
-        Form(
+        TensorForm(
             leaf.name, leaf.tensor.dtype, leaf.tensor.shape, leaf.offsets, leaf.shape, leaf.holders, leaf.tier
         )
         for leaf in leaves
     ]
 
 
-def is_moment(leaf: Leaf) -> bool:
+def is_moment(leaf: StateTensor) -> bool:
     """Whether it may be rounded: an optimizer's running mean, and no counter."""
     return leaf.tier is Tier.MOMENTS and leaf.tensor.dtype == torch.float32 and leaf.tensor.dim() > 0
 
@@ -267,7 +271,7 @@ _MIB = 2**20
 _PARTS, _LEAST = 16, 4 * _MIB
 
 
-class Outlines:
+class WritePlanCache:
     """Of one writer, used by its thread.
 
     Args:
@@ -279,50 +283,50 @@ class Outlines:
         self._world = world
         self._object_size = object_size
         #: By whether moments are rounded.
-        self._held: dict[bool, Outline] = {}
+        self._held: dict[bool, WritePlan] = {}
         #: The same, of this rank apart from all others.
-        self._apart: dict[bool, Outline] = {}
+        self._apart: dict[bool, WritePlan] = {}
         #: Frozen objects that are in the store, by index in the present outline.
-        self._known: dict[int, Landed] = {}
+        self._known: dict[int, StoredObject] = {}
 
-    def of(self, leaves: Sequence[Leaf], *, renew: bool = False) -> Outline:
+    def of(self, leaves: Sequence[StateTensor], *, renew: bool = False) -> WritePlan:
         """As `Writer.outline`."""
         held, shapes = self._held.get(False), shapes_of(leaves)
         size = self._size_alone(leaves)
         if held is None or held.shapes != shapes or (renew and held.alone != size and not self._known):
             rounded, before = True in self._held, held
-            held = Outline.of(leaves, size, self._rank, self._world)
+            held = WritePlan.of(leaves, size, self._rank, self._world)
             self._known = self._as_known(before, held)
             self._held = {False: held}
             if rounded:
                 self.rounded(leaves)  # not first at a notice
         return held
 
-    def rounded(self, leaves: Sequence[Leaf]) -> Outline:
+    def rounded(self, leaves: Sequence[StateTensor]) -> WritePlan:
         """As `Writer.rounded`."""
         whole = self.of(leaves)
         held = self._held.get(True)
         if held is None:
-            held = Outline.of(leaves, whole.alone, self._rank, self._world, rounded=True)
+            held = WritePlan.of(leaves, whole.alone, self._rank, self._world, rounded=True)
             self._held[True] = held
         return held
 
-    def apart(self, leaves: Sequence[Leaf], *, rounded: bool = False) -> Outline:
+    def apart(self, leaves: Sequence[StateTensor], *, rounded: bool = False) -> WritePlan:
         """As `Writer.apart`."""
         held = self._apart.get(rounded)
         if held is None or held.shapes != shapes_of(leaves):
             alone = self._size_alone(leaves)
-            held = Outline.of(leaves, alone, self._rank, self._world, rounded, apart=True)
+            held = WritePlan.of(leaves, alone, self._rank, self._world, rounded, apart=True)
             self._apart[rounded] = held
         return held
 
-    def adopt(self, outline: Outline) -> None:
+    def adopt(self, outline: WritePlan) -> None:
         """As `Writer.adopt`."""
         if self._held.get(outline.rounded) is not outline:
             self._known = self._as_known(self._held.get(outline.rounded), outline)
             self._held = {outline.rounded: outline}
 
-    def committed(self, draft: Draft) -> None:
+    def committed(self, draft: WriteProgress) -> None:
         """As `Writer.committed`."""
         objects = draft.outline.objects
         if draft.outline is self._held.get(draft.outline.rounded):
@@ -341,25 +345,25 @@ class Outlines:
         """Nothing is in the store that a save may refer to."""
         self._known = {}
 
-    def known(self, outline: Outline) -> frozenset[int]:
+    def known(self, outline: WritePlan) -> frozenset[int]:
         """The objects that are most likely referred to, and not put."""
         return frozenset(self._known if outline is self._held.get(outline.rounded) else ())
 
-    def as_before(self, index: int, landed: Landed) -> Landed | None:
+    def as_before(self, index: int, landed: StoredObject) -> StoredObject | None:
         """Where the same bytes lie that are about to be put."""
         known = self._known.get(index)
         if known is None or known.digest != landed.digest or known.at.attempt != landed.at.attempt:
             return None
         return known
 
-    def _size_alone(self, leaves: Sequence[Leaf]) -> int:
+    def _size_alone(self, leaves: Sequence[StateTensor]) -> int:
         rank = self._rank
         nbytes = sum([leaf.tensor.nbytes for leaf in leaves if not group_of(leaf.holders, rank)])
         size = self._object_size(nbytes)
         # A rank's part of a job is small, and three objects of 25 MB end one after the other (seen: 9 s for 6).
         return size if self._world == 1 else min(size, max(_LEAST, -(-nbytes // (_PARTS * _MIB)) * _MIB))
 
-    def _as_known(self, before: Outline | None, now: Outline) -> dict[int, Landed]:
+    def _as_known(self, before: WritePlan | None, now: WritePlan) -> dict[int, StoredObject]:
         """What is known, as far as a new plan has it in the same place: a cache that grows is no reason to put a frozen base
         anew."""
         same = now.shared(before) if before is not None else ()

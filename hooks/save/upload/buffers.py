@@ -28,7 +28,7 @@ from ...state.memory_access import copyable, gap
 torch.frombuffer(bytearray(2**16), dtype=torch.uint8).zero_()  # so large that it is filled as a frame is
 
 
-class Frame:
+class HostBuffer:
     """One reused buffer of `size` bytes. Used by one thread at a time.
 
     Args:

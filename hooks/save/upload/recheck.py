@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from ....providers.stores.base import BlobStore
 from ...checkpoint.format.keys import checkpoint_prefix, object_name
 from ..cancel_scope import retry
-from ..plan.write_plan import Landed
-from .transfer import Work
+from ..plan.write_plan import StoredObject
+from .transfer import Transfer
 
 log = logging.getLogger("spotguard")
 
@@ -20,7 +20,7 @@ log = logging.getLogger("spotguard")
 _LISTING = 5.0
 
 
-def look_again(store: BlobStore, run_id: str, work: Work, doubted: Mapping[int, Landed]) -> None:
+def look_again(store: BlobStore, run_id: str, work: Transfer, doubted: Mapping[int, StoredObject]) -> None:
     """List what is `doubted`, and have the save put again what is gone or has another size."""
     outline = work.draft.outline
     keys = {

@@ -13,9 +13,9 @@ import torch
 
 from ....providers.errors import StoreError, UnavailableError
 from ...checkpoint.format.keys import CheckpointName
-from ..cancel_scope import Abandoned, Effort
-from ..plan.throughput import Link, Width
-from ..plan.write_plan import ALL, Draft, Landed
+from ..cancel_scope import Abandoned, CancelScope
+from ..plan.throughput import StoreLink, UploadWidth
+from ..plan.write_plan import ALL, StoredObject, WriteProgress
 
 #: Called with a phase, the bytes that left for the store, and the bytes of all. It must not wait.
 Progress = Callable[[str, int, int], None]
@@ -32,13 +32,13 @@ _LOOK = 0.1
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class ObjectInFlight:
     """One object on its way."""
 
     index: int
     data: memoryview
     crc32: int
-    landed: Landed
+    landed: StoredObject
     began: float
     #: When some of its bytes left last.
     moved: float
@@ -46,9 +46,9 @@ class Flight:
     #: Somebody else sends it too.
     doubled: bool = False
 
-    def double(self, data: memoryview, now: float) -> Flight:
+    def double(self, data: memoryview, now: float) -> ObjectInFlight:
         """The same object, sent once more from a copy."""
-        return Flight(self.index, data, self.crc32, self.landed, now, now)
+        return ObjectInFlight(self.index, data, self.crc32, self.landed, now, now)
 
     def lags(self, now: float, usual: float | None) -> bool:
         """Whether it is worth its bytes to send it again, where its peers took so many seconds.
@@ -67,10 +67,10 @@ class Superseded(Exception):
     """The object is in the store already, or has to wait, or the save is over: nothing more of it is to be sent."""
 
 
-class Errand:
+class StoreRequest:
     """What so many `hands` do for a thread that waits for them, until it calls them off."""
 
-    def __init__(self, hands: int, effort: Effort) -> None:
+    def __init__(self, hands: int, effort: CancelScope) -> None:
         self.effort = effort
         self.error: BaseException | None = None
         #: Set when it is `over`.
@@ -103,19 +103,19 @@ class Errand:
         self.changed.set()
 
 
-class Work(Errand):
+class Transfer(StoreRequest):
     """Objects to be put."""
 
     def __init__(
         self,
-        draft: Draft,
+        draft: WriteProgress,
         missing: Sequence[int],
         name: CheckpointName,
         hands: int,
-        effort: Effort,
+        effort: CancelScope,
         progress: Progress | None,
         moved: Callable[[], str],
-        link: Link,
+        link: StoreLink,
     ) -> None:
         super().__init__(hands, effort)
         self.draft = draft
@@ -140,7 +140,7 @@ class Work(Errand):
         #: How often the store was found away, and whether a hand sees to what is doubted since.
         self.outages = 0
         self._looking = False
-        self._flights: list[Flight] = []
+        self._flights: list[ObjectInFlight] = []
         #: Since when nothing is on its way; None while something is.
         self._quiet: float | None = effort.now()
         #: Of each object that is there its bytes, and the seconds of its put.
@@ -176,7 +176,7 @@ class Work(Errand):
                 self.outages += 1
                 self.draft.doubted.update(self.draft.landed.keys() - self.draft.spared)
 
-    def doubted(self) -> dict[int, Landed]:
+    def doubted(self) -> dict[int, StoredObject]:
         """For one hand at a time: the objects that are to be looked at again. It says `looked`."""
         with self._lock:
             if self._looking or self.error is not None:
@@ -199,10 +199,10 @@ class Work(Errand):
             self._queue.extendleft(sorted(lost, reverse=True))
         self._tell()
 
-    def starts(self, index: int, data: memoryview, crc32: int, landed: Landed) -> Flight:
+    def starts(self, index: int, data: memoryview, crc32: int, landed: StoredObject) -> ObjectInFlight:
         """A put begins: the first of them is the save's first byte on its way."""
         now = self.effort.now()
-        flight = Flight(index, data, crc32, landed, now, now)
+        flight = ObjectInFlight(index, data, crc32, landed, now, now)
         with self._lock:
             first, self._begun = not self._begun, True
             self._flights.append(flight)
@@ -211,7 +211,7 @@ class Work(Errand):
             self._progress("first-byte", self._bytes, self._total)
         return flight
 
-    def again(self, flight: Flight) -> None:
+    def again(self, flight: ObjectInFlight) -> None:
         """It is sent from its beginning.
 
         Raises:
@@ -229,7 +229,7 @@ class Work(Errand):
         with self._lock:
             self._sending -= 1
 
-    def sent(self, flight: Flight, count: int) -> None:
+    def sent(self, flight: ObjectInFlight, count: int) -> None:
         """So many more of its bytes left for the store.
 
         Raises:
@@ -253,7 +253,7 @@ class Work(Errand):
         if self._progress is not None:
             self._progress("writing", left, self._total)
 
-    def laggard(self) -> Flight | None:
+    def laggard(self) -> ObjectInFlight | None:
         """For a hand with nothing else to do: a put that lags, once; None when all objects are there, or there is `more` to
         do by now, or all are begun and nobody is in a hurry."""
         with self._lock:
@@ -268,7 +268,7 @@ class Work(Errand):
                 self._lock.wait(_LOOK)
         return None
 
-    def done(self, flight: Flight) -> None:
+    def done(self, flight: ObjectInFlight) -> None:
         with self._lock:
             self._gone(flight)
             if flight.index in self.draft.landed:
@@ -276,7 +276,7 @@ class Work(Errand):
             self._took.append((len(flight.data), self.effort.now() - flight.began))
         self._lands(flight.index, flight.landed)
 
-    def dropped(self, flight: Flight) -> None:
+    def dropped(self, flight: ObjectInFlight) -> None:
         """It was superseded. One that only had to wait has its turn later."""
         with self._lock:
             if flight not in self._flights:
@@ -286,7 +286,7 @@ class Work(Errand):
             if flight.index not in self.draft.landed:
                 self._queue.append(flight.index)
 
-    def spare(self, index: int, known: Landed) -> None:
+    def spare(self, index: int, known: StoredObject) -> None:
         """It is in the store since an earlier save: it is referred to."""
         with self._lock:
             if self._quiet is not None:  # it was read and hashed meanwhile, and that is not the link's time
@@ -296,7 +296,7 @@ class Work(Errand):
             self.draft.spared.add(index)
         self._lands(index, known)
 
-    def _lands(self, index: int, landed: Landed) -> None:
+    def _lands(self, index: int, landed: StoredObject) -> None:
         with self._lock:
             self.draft.landed[index] = landed
             self._bytes += self._objects[index].size
@@ -313,18 +313,18 @@ class Work(Errand):
         if self._progress is not None and self.error is None:
             self._progress("written" if whole else "writing", self._left(), self._total)
 
-    def _usual(self, flight: Flight) -> float | None:
+    def _usual(self, flight: ObjectInFlight) -> float | None:
         """Seconds that its peers took. None: there are too few to say."""
         peers = [seconds for nbytes, seconds in self._took if nbytes >= _PEER * len(flight.data)]
         return statistics.median(peers) if len(peers) >= _ENOUGH else None
 
-    def _gone(self, flight: Flight) -> None:
+    def _gone(self, flight: ObjectInFlight) -> None:
         if flight in self._flights:
             self._flights.remove(flight)
             if not self._flights:
                 self._quiet = self.effort.now()
 
-    def _superseded(self, flight: Flight) -> bool:
+    def _superseded(self, flight: ObjectInFlight) -> bool:
         if self.error is not None or flight.index in self.draft.landed:
             return True
         return self.draft.holds_back(self._objects[flight.index].tier)
@@ -342,10 +342,10 @@ class Work(Errand):
 # Objects on their way: who started them waits, may do something else meanwhile, and may call them off.
 
 
-class Going:
+class TransferHandle:
     """Objects on their way. Used by the thread that started them."""
 
-    def __init__(self, work: Work, width: Width | None, nbytes: int) -> None:
+    def __init__(self, work: Transfer, width: UploadWidth | None, nbytes: int) -> None:
         self._work = work
         self._width = width
         self._nbytes = nbytes

@@ -13,11 +13,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from .buffers import Frame
+from .buffers import HostBuffer
 
 log = logging.getLogger("spotguard")
 
-Task = Callable[[Frame], None]
+Task = Callable[[HostBuffer], None]
 
 #: Seconds after which a thread with nothing to do looks after its connection, and after the credentials: some stores
 #: close what was idle for 20. That is 360 requests an hour for each thread: docs/stores.md says what they cost.
@@ -34,7 +34,7 @@ _MOMENT = 0.05
 FRAMES = 448 * 2**20
 
 
-class Hand:
+class UploadWorker:
     """One thread and its frame. A forked child has the object and not the thread: it is not `free` there.
 
     Args:
@@ -43,7 +43,7 @@ class Hand:
     """
 
     def __init__(
-        self, number: int, frame: Frame, warm: Callable[[], None], idle: float, *, at_once: bool = False
+        self, number: int, frame: HostBuffer, warm: Callable[[], None], idle: float, *, at_once: bool = False
     ) -> None:
         self.frame = frame
         self._warm = warm
@@ -118,7 +118,7 @@ class Hand:
         self._rested.set()
 
 
-class Crew:
+class WorkerPool:
     """The hands of one writer. Used by one thread.
 
     Args:
@@ -134,11 +134,11 @@ class Crew:
         self._warm = warm
         self._most = most
         self._every = idle
-        self.hands: list[Hand] = []
+        self.hands: list[UploadWorker] = []
         #: Left behind, each with its frame.
-        self._behind: list[Hand] = []
+        self._behind: list[UploadWorker] = []
 
-    def ready(self, count: int, size: int, left: float | None = None) -> list[Hand]:
+    def ready(self, count: int, size: int, left: float | None = None) -> list[UploadWorker]:
         """So many free hands with frames of at least `size` bytes; fewer, if no thread can be started any more, or too much
         memory is held by those that hang. One at least.
 
@@ -162,14 +162,14 @@ class Crew:
             self._relieve(count)
         for hand in self.hands[:count]:
             if hand.frame.size < size:
-                hand.frame = Frame(size)
+                hand.frame = HostBuffer(size)
         while len(self.hands) < count:
             held = sum(hand.frame.size for hand in [*self.hands, *self._behind])
             if self.hands and held + size > self._most:
                 log.debug("saving with %d threads of %d: others hang in the store", len(self.hands), count)
                 break
             try:
-                self.hands.append(self._made(len(self.hands), Frame(size), left is not None))
+                self.hands.append(self._made(len(self.hands), HostBuffer(size), left is not None))
             except (
                 RuntimeError
             ) as error:  # the interpreter is shutting down, or the machine is out of threads
@@ -179,8 +179,8 @@ class Crew:
                 break
         return self.hands[:count]
 
-    def _made(self, number: int, frame: Frame, at_once: bool) -> Hand:
-        return Hand(number, frame, self._warm, self._every, at_once=at_once)
+    def _made(self, number: int, frame: HostBuffer, at_once: bool) -> UploadWorker:
+        return UploadWorker(number, frame, self._warm, self._every, at_once=at_once)
 
     def _relieve(self, count: int) -> None:
         """Put others in the place of those whose connection does not answer, each with the frame, which nobody reads."""

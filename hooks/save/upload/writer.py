@@ -22,16 +22,24 @@ from ....providers.stores.base import BlobStore
 from ...checkpoint.format.crc import combine, crc32
 from ...checkpoint.format.dtypes import torch_dtype
 from ...checkpoint.format.keys import CheckpointName, checkpoint_prefix, object_name
-from ...state.tensor_item import Leaf, Tier
-from ..cancel_scope import Abandoned, Effort, retry
+from ...state.tensor_item import StateTensor, Tier
+from ..cancel_scope import Abandoned, CancelScope, retry
 from ..plan.bin_packing import PlannedObject
-from ..plan.partitioner import ALL_STAY, Roles, share_of
-from ..plan.throughput import Link, Width
-from ..plan.write_plan import ALL, Draft, Landed, Outline, Outlines, Written, is_moment
-from .buffers import Frame, box
+from ..plan.partitioner import ALL_STAY, RankRoles, share_of
+from ..plan.throughput import StoreLink, UploadWidth
+from ..plan.write_plan import (
+    ALL,
+    StoredObject,
+    WritePlan,
+    WritePlanCache,
+    WriteProgress,
+    WrittenState,
+    is_moment,
+)
+from .buffers import HostBuffer, box
 from .recheck import look_again
-from .transfer import Errand, Flight, Going, Progress, Superseded, Work
-from .workers import Crew, Hand, Task
+from .transfer import ObjectInFlight, Progress, StoreRequest, Superseded, Transfer, TransferHandle
+from .workers import Task, UploadWorker, WorkerPool
 
 log = logging.getLogger("spotguard")
 
@@ -43,14 +51,14 @@ _COMBINED = 64
 _READ, _TELLING = 1e9, 2**24
 
 #: Puts the bytes of an object, by its number, into a frame; the CRCs of its pieces.
-Fill = Callable[[int, Frame], list[int]]
+Fill = Callable[[int, HostBuffer], list[int]]
 
 
-class Spoiled(SpotguardError):
+class StateChanged(SpotguardError):
     """The state moved while it was read; the message says what."""
 
 
-class Writer:
+class ShardWriter:
     """Writes one rank's share of checkpoints into one store. Used by one thread; it keeps threads of its own.
 
     Args:
@@ -58,22 +66,22 @@ class Writer:
     """
 
     def __init__(
-        self, store: BlobStore, run_id: str, rank: int = 0, world: int = 1, crew: Crew | None = None
+        self, store: BlobStore, run_id: str, rank: int = 0, world: int = 1, crew: WorkerPool | None = None
     ) -> None:
         self.store = store
         self._run_id = run_id
         self._rank = rank
         self._world = world
-        self._crew = crew if crew is not None else Crew(self._keep_warm)
+        self._crew = crew if crew is not None else WorkerPool(self._keep_warm)
         #: For what is no object: a manifest does not wait for the puts that it comes after or between.
-        self._clerk = Crew(self._keep_warm)
-        self._width = Width(store.parallel)
+        self._clerk = WorkerPool(self._keep_warm)
+        self._width = UploadWidth(store.parallel)
         self._cold = ""
-        self._outlines = Outlines(rank, world, self._object_size)
+        self._outlines = WritePlanCache(rank, world, self._object_size)
         #: Bytes a second of a second look.
         self._read = _READ
         #: What the link does.
-        self.link = Link()
+        self.link = StoreLink()
 
     def warm(self, nbytes: int) -> None:
         """Have the threads and frames that a state of `nbytes` needs, every page touched.
@@ -85,14 +93,14 @@ class Writer:
         self._hands(-(-nbytes // size) + 1, size)  # headers, and what does not fit side by side
         self._clerk.ready(1, 1)
 
-    def rehearse(self, leaves: Sequence[Leaf], *, lossy: bool = False) -> None:
+    def rehearse(self, leaves: Sequence[StateTensor], *, lossy: bool = False) -> None:
         """Plan for these leaves and make what a save of them needs, so that the save itself only moves bytes."""
         outline = self.outline(leaves, renew=True)
         if lossy:
             self.rounded(leaves)
         self.prepare(outline)
 
-    def prepare(self, outline: Outline) -> None:
+    def prepare(self, outline: WritePlan) -> None:
         """Make what the next save of it needs, where the last one has shown that other threads are worth having."""
         self._hands(len(outline.objects), outline.size)
 
@@ -103,16 +111,16 @@ class Writer:
 
     def write(
         self,
-        leaves: Sequence[Leaf],
+        leaves: Sequence[StateTensor],
         name: CheckpointName,
-        effort: Effort,
+        effort: CancelScope,
         progress: Progress | None = None,
         moved: Callable[[], str] = str,
         *,
-        draft: Draft | None = None,
+        draft: WriteProgress | None = None,
         tiers: Sequence[Tier] = ALL,
         fill: Fill | None = None,
-    ) -> Written:
+    ) -> WrittenState:
         """Put what is missing of these tiers into the store under `name`. Returns when all of it is durable there.
 
         Args:
@@ -126,35 +134,35 @@ class Writer:
             StoreError: the store refuses, or failed for longer than the save may go on.
             CheckpointError: there is no memory, or no thread to be had.
         """
-        draft = draft if draft is not None else Draft(self.outline(leaves))
+        draft = draft if draft is not None else WriteProgress(self.outline(leaves))
         self.start(leaves, name, effort, progress, moved, draft=draft, tiers=tiers, fill=fill).wait()
         return draft.written(name, tiers)
 
     def start(
         self,
-        leaves: Sequence[Leaf],
+        leaves: Sequence[StateTensor],
         name: CheckpointName,
-        effort: Effort,
+        effort: CancelScope,
         progress: Progress | None = None,
         moved: Callable[[], str] = str,
         *,
-        draft: Draft,
+        draft: WriteProgress,
         tiers: Sequence[Tier] = ALL,
         fill: Fill | None = None,
-    ) -> Going:
+    ) -> TransferHandle:
         """As `write`, which waits: begin to put what is missing."""
         missing = draft.anew(tiers)
         nbytes = sum(draft.outline.objects[index].size for index in missing)
         hands = self._hands(len(missing), draft.outline.size, effort)[: len(missing)]
-        work = Work(draft, missing, name, len(hands), effort, progress, moved, self.link)
+        work = Transfer(draft, missing, name, len(hands), effort, progress, moved, self.link)
         self.link.begin(effort.now())
         work.devices = {leaf.tensor.device for leaf in leaves}
         task = partial(self._run, work, fill or partial(self._fill, work, leaves))
         for hand in hands:
             hand.give(task, work.ended)
-        return Going(work, self._width if len(hands) == self._width.count else None, nbytes)
+        return TransferHandle(work, self._width if len(hands) == self._width.count else None, nbytes)
 
-    def committed(self, draft: Draft) -> None:
+    def committed(self, draft: WriteProgress) -> None:
         """It is whole in the store: later saves of this attempt may refer to what nobody trains."""
         self._outlines.committed(draft)
 
@@ -166,24 +174,29 @@ class Writer:
         """Another attempt begins, whose first checkpoint is full."""
         self._outlines.forget()
 
-    def beside(self, store: BlobStore) -> Writer:
+    def beside(self, store: BlobStore) -> ShardWriter:
         """One for another store, with the same threads and frames: the two never write at the same time."""
-        return Writer(store, self._run_id, self._rank, self._world, self._crew)
+        return ShardWriter(store, self._run_id, self._rank, self._world, self._crew)
 
-    def adopt(self, outline: Outline) -> None:
+    def adopt(self, outline: WritePlan) -> None:
         """Plan as another writer does: its objects have the same names and bytes."""
         self._outlines.adopt(outline)
 
-    def known(self, outline: Outline) -> frozenset[int]:
+    def known(self, outline: WritePlan) -> frozenset[int]:
         """The objects that are most likely referred to, and not put."""
         return self._outlines.known(outline)
 
-    def unchanged_bytes(self, outline: Outline) -> int:
+    def unchanged_bytes(self, outline: WritePlan) -> int:
         """Of those, the bytes."""
         return sum(outline.objects[index].size for index in self.known(outline))
 
     def ask(
-        self, what: Callable[[float | None], object], effort: Effort, *, again: bool = True, hands: int = 1
+        self,
+        what: Callable[[float | None], object],
+        effort: CancelScope,
+        *,
+        again: bool = True,
+        hands: int = 1,
     ) -> float:
         """Ask the store for something else than an object, on one of the threads: one that hangs is left behind. Returns
         the seconds of the answer; those for which the store was away are not among them.
@@ -200,7 +213,7 @@ class Writer:
         """
         took: list[float] = []
 
-        def task(frame: Frame) -> None:
+        def task(frame: HostBuffer) -> None:
             try:
                 if again:
                     took.append(retry(effort, what, errand.hear))
@@ -215,11 +228,11 @@ class Writer:
             clerks = self._clerk.ready(hands, 1, effort.left())
         except (RuntimeError, MemoryError) as error:
             raise CheckpointError(f"a save needs a thread: {error}") from error
-        errand = Errand(len(clerks), effort)
+        errand = StoreRequest(len(clerks), effort)
         _give(clerks, task, errand)
         return max(took, default=0.0)
 
-    def unchanged(self, leaves: Sequence[Leaf], written: Written, effort: Effort) -> str:
+    def unchanged(self, leaves: Sequence[StateTensor], written: WrittenState, effort: CancelScope) -> str:
         """Read what anybody may have changed a second time; "" or the name of a tensor that differs by now.
 
         Not what was as an earlier checkpoint has it: those are the bytes of a boundary, and no mix, whatever became of it after it
@@ -246,7 +259,9 @@ class Writer:
             self._read = nbytes / seconds
         return ""
 
-    def second_look(self, leaves: Sequence[Leaf], outline: Outline, roles: Roles = ALL_STAY) -> float:
+    def second_look(
+        self, leaves: Sequence[StateTensor], outline: WritePlan, roles: RankRoles = ALL_STAY
+    ) -> float:
         """Seconds that `unchanged` will most likely take."""
         mine = share_of(outline.objects, outline.rank, roles)
         spared = self.known(outline).issuperset(mine.intersection(outline.indices_of(Tier.FROZEN)))
@@ -263,7 +278,7 @@ class Writer:
             / self._read
         )
 
-    def outline(self, leaves: Sequence[Leaf], *, renew: bool = False) -> Outline:
+    def outline(self, leaves: Sequence[StateTensor], *, renew: bool = False) -> WritePlan:
         """The plan for these leaves, the one that is there if it still holds.
 
         Args:
@@ -272,17 +287,17 @@ class Writer:
         """
         return self._outlines.of(leaves, renew=renew)
 
-    def rounded(self, leaves: Sequence[Leaf]) -> Outline:
+    def rounded(self, leaves: Sequence[StateTensor]) -> WritePlan:
         """The same plan but for moments, which are rounded to bfloat16: a save may change over before it begins with
         them."""
         return self._outlines.rounded(leaves)
 
-    def apart(self, leaves: Sequence[Leaf], *, rounded: bool = False) -> Outline:
+    def apart(self, leaves: Sequence[StateTensor], *, rounded: bool = False) -> WritePlan:
         """The plan of a rank that relies on no other, for roles that say so: what several hold is cut alike by all of them,
         however else their states differ."""
         return self._outlines.apart(leaves, rounded=rounded)
 
-    def _hands(self, objects: int, size: int, effort: Effort | None = None) -> list[Hand]:
+    def _hands(self, objects: int, size: int, effort: CancelScope | None = None) -> list[UploadWorker]:
         """As many as so many objects of at most `size` keep busy."""
         left = None if effort is None else effort.left()
         try:
@@ -306,7 +321,7 @@ class Writer:
             if not said:
                 log.warning("the store cannot be reached, a save would fail now: %s", error)
 
-    def _run(self, work: Work, fill: Fill, frame: Frame) -> None:
+    def _run(self, work: Transfer, fill: Fill, frame: HostBuffer) -> None:
         try:
             while True:
                 if doubted := work.doubted():
@@ -320,15 +335,15 @@ class Writer:
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits; the others stop
             work.fail(error)
 
-    def _begin(self, work: Work, fill: Fill, frame: Frame, index: int) -> None:
+    def _begin(self, work: Transfer, fill: Fill, frame: HostBuffer, index: int) -> None:
         planned = work.draft.outline.objects[index]
         crcs = fill(index, frame)
         with frame.aside(work.devices):
             why = work.moved()
         if why:
-            raise Spoiled(why)
+            raise StateChanged(why)
         data = frame.view(0, planned.size)
-        landed = Landed(crcs, work.name)
+        landed = StoredObject(crcs, work.name)
         if planned.tier is Tier.FROZEN:
             landed.digest = hashlib.sha256(data).digest()
             if (known := self._outlines.as_before(index, landed)) is not None:
@@ -336,7 +351,7 @@ class Writer:
                 return
         self._put(work, work.starts(index, data, _whole_crc(planned, crcs, data), landed), data)
 
-    def _send_again(self, work: Work, frame: Frame, flight: Flight) -> None:
+    def _send_again(self, work: Transfer, frame: HostBuffer, flight: ObjectInFlight) -> None:
         copied = frame.view(0, len(flight.data))
         copied[:] = flight.data
         # The other may have been faster, and its frame be in use again: then this is of no more use.
@@ -344,7 +359,9 @@ class Writer:
             log.debug("object %d lags behind, it is sent again", flight.index)
             self._put(work, flight.double(copied, work.effort.now()), copied)
 
-    def _fill(self, work: Work, leaves: Sequence[Leaf], index: int, frame: Frame) -> list[int]:
+    def _fill(
+        self, work: Transfer, leaves: Sequence[StateTensor], index: int, frame: HostBuffer
+    ) -> list[int]:
         """Put an object together; the CRCs of its pieces."""
         planned, rounded = work.draft.outline.objects[index], work.draft.outline.rounded
         frame.write(0, planned.header)
@@ -359,7 +376,7 @@ class Writer:
             crcs.append(frame.copy_in(source, piece.start, dtype))
         return crcs
 
-    def _put(self, work: Work, flight: Flight, data: memoryview) -> None:
+    def _put(self, work: Transfer, flight: ObjectInFlight, data: memoryview) -> None:
         key = checkpoint_prefix(self._run_id, work.name) + object_name(self._rank, self._world, flight.index)
 
         def put(left: float | None) -> None:
@@ -377,7 +394,7 @@ class Writer:
         work.done(flight)
 
 
-def _give(hands: Sequence[Hand], task: Task, work: Errand) -> None:
+def _give(hands: Sequence[UploadWorker], task: Task, work: StoreRequest) -> None:
     """Have these hands do it, and wait for them no longer than the save may go on."""
     for hand in hands:
         hand.give(task, work.ended)

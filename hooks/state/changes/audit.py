@@ -25,8 +25,8 @@ from ...checkpoint.format.crc import combine
 from ...checkpoint.format.manifest import TensorEntry
 from ..device import Fence
 from ..memory_access import gap
-from ..tensor_item import Leaf
-from .checksums import Checksum, Source, equal, source
+from ..tensor_item import StateTensor
+from .checksums import Checksum, ChecksumSource, equal, source
 
 log = logging.getLogger("spotguard")
 
@@ -56,7 +56,7 @@ _THREADS = 8
 class Region(NamedTuple):
     """Some bytes of a source, in the order of its elements."""
 
-    source: Source
+    source: ChecksumSource
     start: int
     stop: int
 
@@ -71,7 +71,7 @@ class Reference:
         self._reached = reached
         self._found = found
 
-    def differs(self, leaves: Iterable[Leaf], pause: Callable[[float], object]) -> str:
+    def differs(self, leaves: Iterable[StateTensor], pause: Callable[[float], object]) -> str:
         """What was edited since the boundary; "" where all bytes are as they were.
 
         Args:
@@ -85,7 +85,7 @@ class Reference:
         return self._compared(self._sums, leaves, pause)
 
     def differs_from_written(
-        self, entries: Iterable[TensorEntry], leaves: Iterable[Leaf], pause: Callable[[float], object]
+        self, entries: Iterable[TensorEntry], leaves: Iterable[StateTensor], pause: Callable[[float], object]
     ) -> str:
         """As `differs`, of what was written from live memory: by the checksums that were taken on the way. A device's are of
         another kind: there live memory is looked at once more, and an edit that was undone meanwhile is not seen."""
@@ -103,12 +103,12 @@ class Reference:
     def _compared(
         self,
         sums: Iterable[tuple[Region, Checksum]],
-        leaves: Iterable[Leaf],
+        leaves: Iterable[StateTensor],
         pause: Callable[[float], object],
     ) -> str:
         self._reached.wait(pause)
         held = {leaf.name: leaf.tensor for leaf in leaves}
-        made: dict[str, Source] = {}
+        made: dict[str, ChecksumSource] = {}
         for region, checksum in sums:
             pause(0)
             name = region.source.name
@@ -149,7 +149,7 @@ class Audit:
     def __init__(self, now: Callable[[], float], found: Callable[[str], None]) -> None:
         self._now = now
         self._report = found
-        self._sources: list[Source] = []
+        self._sources: list[ChecksumSource] = []
         self._total = 0
         self._boundaries = 0
         self._credit = 0.0
@@ -173,7 +173,7 @@ class Audit:
         #: For which training stood still for the newest reference.
         self.seconds = 0.0
 
-    def follow(self, leaves: Iterable[Leaf], live: Iterable[torch.Tensor]) -> None:
+    def follow(self, leaves: Iterable[StateTensor], live: Iterable[torch.Tensor]) -> None:
         """Take checksums of these from now on. More or others than before: all bytes come round faster.
 
         Args:

@@ -41,7 +41,7 @@ def on_host(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-class Witness:
+class ChangeDetector:
     """Remembers what some tensors looked like at a boundary.
 
     Args:
@@ -136,7 +136,7 @@ def _word(tensor: torch.Tensor) -> ctypes._SimpleCData[int]:
 _values = operator.methodcaller("values")
 
 
-class Tables:
+class ModuleTables:
     """Remembers what hung in a module when it was made."""
 
     def __init__(self, module: nn.Module) -> None:

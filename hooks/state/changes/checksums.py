@@ -25,7 +25,7 @@ _WORDS = 8192
 _address = torch.UntypedStorage.data_ptr
 
 
-class Source(Protocol):
+class ChecksumSource(Protocol):
     """A tensor as bytes, in the order of its elements wherever they lie."""
 
     name: str
@@ -46,7 +46,7 @@ class Source(Protocol):
         ...
 
 
-def source(name: str, tensor: torch.Tensor, kind: Kind | None = None) -> Source:
+def source(name: str, tensor: torch.Tensor, kind: Kind | None = None) -> ChecksumSource:
     """The source for a tensor.
 
     Args:

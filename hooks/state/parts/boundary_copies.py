@@ -17,7 +17,7 @@ from ..memory_access import copyable
 _address = torch.UntypedStorage.data_ptr
 
 
-class Copies:
+class BoundaryCopies:
     """The tensors as they were when they were last taken; at first, when this was made.
 
     Args:

@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 from ....providers.errors import CheckpointError, StateError
-from ..changes.change_detector import Tables
+from ..changes.change_detector import ModuleTables
 from ..memory_access import gap
 from ..sharding.ddp import declared
-from ..sharding.dtensor import Memory, Ranks, Shared, group, is_dtensor, leaf, local
+from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, group, is_dtensor, leaf, local
 from ..sharding.fsdp import SHARDED, let_go, shards
-from ..tensor_item import Leaf, Tier
-from .boundary_copies import Copies
-from .trees import Trees
+from ..tensor_item import StateTensor, Tier
+from .boundary_copies import BoundaryCopies
+from .trees import SavedTrees
 from .values import (
     COPY_AT_BOUNDARY,
     REFUSALS,
@@ -43,12 +43,12 @@ log = logging.getLogger("spotguard")
 Place = tuple[dict[str, Any], str, str]
 
 
-class Known(NamedTuple):
+class KnownTensor(NamedTuple):
     """A tensor that a checkpoint has under this name, who else is declared to have it, and the ranks of its module."""
 
     name: str
     tensor: torch.Tensor
-    declared: Shared | None = None
+    declared: DeclaredReplicas | None = None
     span: frozenset[int] = frozenset()
 
 
@@ -56,7 +56,7 @@ class Known(NamedTuple):
 _EXTRA_STATE = "_extra_state"
 
 
-def module_part(name: str, module: nn.Module, ranks: Ranks) -> Part:
+def module_part(name: str, module: nn.Module, ranks: RankOf) -> Part:
     """The part for a module: in place where its state dict is its own tensors, by `state_dict` otherwise.
 
     Wrappers that only rename (`torch.compile`, DDP, Fabric's) are looked through, so that a checkpoint of a compiled
@@ -125,7 +125,7 @@ class ModulePart:
     """Parameters and persistent buffers by name; extra state (`get_extra_state`) as plain values."""
 
     def __init__(
-        self, name: str, module: nn.Module, entries: dict[str, Any], registered: nn.Module, ranks: Ranks
+        self, name: str, module: nn.Module, entries: dict[str, Any], registered: nn.Module, ranks: RankOf
     ) -> None:
         self.name = name
         self._module = module
@@ -141,7 +141,7 @@ class ModulePart:
         self._say_what_nobody_shares()
 
     def _list(self, entries: dict[str, Any]) -> None:
-        self._tables = Tables(self._module)
+        self._tables = ModuleTables(self._module)
         #: key -> the live tensor; a tied weight appears under each of its keys.
         self._live = {k: v for k, v in entries.items() if isinstance(v, torch.Tensor)}
         self._extra_keys = [k for k, v in entries.items() if not isinstance(v, torch.Tensor)]
@@ -210,14 +210,14 @@ class ModulePart:
         small = sum(local(t).nbytes for t in self._buffers) <= COPY_AT_BOUNDARY
         self._gone = {id(t) for t in self._buffers if gap(local(t))}
         copied = [t for t in self._buffers if small and id(t) not in self._gone]
-        self._copies = Copies([local(t) for t in copied])
+        self._copies = BoundaryCopies([local(t) for t in copied])
         read = dict(zip(map(id, copied), self._copies.live, strict=True))
         copies = dict(zip(map(id, copied), self._copies.tensors(), strict=True))
         span = self._span()
         #: key -> its leaf, shared by tied keys.
-        self._leaf: dict[str, Leaf] = {}
-        named: dict[int, Leaf] = {}
-        known: dict[int, Known] = {}
+        self._leaf: dict[str, StateTensor] = {}
+        named: dict[int, StateTensor] = {}
+        known: dict[int, KnownTensor] = {}
         for key, tensor in self._live.items():
             if id(tensor) not in named:
                 if (copied_to := copies.get(id(tensor))) is not None:
@@ -237,7 +237,7 @@ class ModulePart:
                     still=still,
                     tier=tier,
                 )
-                known[id(tensor)] = Known(f"{self.name}/{key}", tensor, self._declared[key], span)
+                known[id(tensor)] = KnownTensor(f"{self.name}/{key}", tensor, self._declared[key], span)
             self._leaf[key] = named[id(tensor)]
         self._known = known
         self._sources = [(t, read.get(id(t), self._leaf[k].tensor)) for k, t in self._live.items()]
@@ -260,7 +260,7 @@ class ModulePart:
             table.get(key) is not self._live[name] for table, key, name in places
         )
 
-    def named(self) -> dict[int, Known]:
+    def named(self) -> dict[int, KnownTensor]:
         """Each live tensor, by its id."""
         return self._known
 
@@ -296,7 +296,7 @@ class ModulePart:
                 states[key] = freeze_of(f"{self.name}.{key}", module.get_extra_state(), self.devices)
         return states
 
-    def leaves(self) -> list[Leaf]:
+    def leaves(self) -> list[StateTensor]:
         self._copies.tensors()
         return list({leaf.name: leaf for leaf in self._leaf.values()}.values())
 
@@ -304,7 +304,7 @@ class ModulePart:
         self._copies.tensors()
         return {k: leaf.tensor for k, leaf in self._leaf.items()} | self._frozen_extra
 
-    def merge(self, trees: Trees) -> Any:
+    def merge(self, trees: SavedTrees) -> Any:
         """Each key from the first rank that has it. Where one process has everything, also what it does not know."""
         if trees.alone:
             return trees.own
@@ -320,10 +320,10 @@ class ModulePart:
                 break
         return found
 
-    def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[Memory]:
+    def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[TargetMemory]:
         """What a save would read: live weights, and the copies of small buffers."""
         for key, tensor in self._live.items():
-            yield Memory.of(tree[key], tensor, self._leaf[key].tensor)
+            yield TargetMemory.of(tree[key], tensor, self._leaf[key].tensor)
 
     def targets(self, tree: Any) -> None:
         if not isinstance(tree, dict):

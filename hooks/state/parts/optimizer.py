@@ -15,21 +15,21 @@ import torch
 from torch.optim import Optimizer
 
 from ....providers.errors import CheckpointError, StateError
-from ..sharding.dtensor import Memory, Ranks, Shared, is_dtensor, layout, leaf, local
-from ..tensor_item import Leaf, Tier
+from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, is_dtensor, layout, leaf, local
+from ..tensor_item import StateTensor, Tier
 from . import optimizer_factors
-from .module import Known
-from .trees import Trees, check_well_formed, steps
+from .module import KnownTensor
+from .trees import SavedTrees, check_well_formed, steps
 from .values import Part, StatefulPart, copy_into, freeze, load_into, room, tensors_in
 from .wrappers import can_be_hooked, check_says_state
 
 log = logging.getLogger("spotguard")
 
 #: id of a tensor -> the name it is saved under, itself, and who else holds it.
-Named = dict[int, Known]
+Named = dict[int, KnownTensor]
 
 
-def optimizer_part(name: str, optimizer: Optimizer, named: Callable[[], Named], ranks: Ranks) -> Part:
+def optimizer_part(name: str, optimizer: Optimizer, named: Callable[[], Named], ranks: RankOf) -> Part:
     """The part for an optimizer; one with a `state_dict` of its own is believed, at the price of copying it.
 
     Args:
@@ -61,7 +61,7 @@ class OptimizerPart:
     frozen; torch keeps them), and entries under keys of the optimizer's own.
     """
 
-    def __init__(self, name: str, optimizer: Optimizer, named: Callable[[], Named], ranks: Ranks) -> None:
+    def __init__(self, name: str, optimizer: Optimizer, named: Callable[[], Named], ranks: RankOf) -> None:
         self.name = name
         self._ranks = ranks
         self.optimizer = optimizer
@@ -78,7 +78,7 @@ class OptimizerPart:
         self._groups = [list(g["params"]) for g in self.optimizer.param_groups]
         params = [p for group in self._groups for p in group]
         known, before = self._named(), [*self._param.values()]
-        known = {id(p): Known(f"{i}", p) for i, p in enumerate(params)} | known
+        known = {id(p): KnownTensor(f"{i}", p) for i, p in enumerate(params)} | known
         self._key = {i: each.name for i, each in known.items()}
         #: Held, so that no new tensor takes the id of one that is gone.
         self._param = {each.name: each.tensor for each in known.values()}
@@ -142,12 +142,12 @@ class OptimizerPart:
                 for g in self.optimizer.param_groups
             ]
 
-    def leaves(self) -> list[Leaf]:
+    def leaves(self) -> list[StateTensor]:
         """The state tensors. The parameters themselves are their module's leaves (or nobody's)."""
-        found: dict[int, Leaf] = {}
+        found: dict[int, StateTensor] = {}
         others = 0
         for param, values in self.optimizer.state.items():
-            owner: Known | None = None
+            owner: KnownTensor | None = None
             if not isinstance(param, torch.Tensor):
                 prefix, others = f"{self.name}/other/{others}", others + 1
             elif (key := self._key.get(id(param))) is not None:
@@ -162,13 +162,13 @@ class OptimizerPart:
                         found[id(tensor)] = self._leaf(name, tensor, owner)
         return list(found.values())
 
-    def _leaf(self, name: str, tensor: torch.Tensor, owner: Known | None) -> Leaf:
+    def _leaf(self, name: str, tensor: torch.Tensor, owner: KnownTensor | None) -> StateTensor:
         """State of a replicated parameter is replicated. Beside a shard optimizers keep the count of steps, which is
         everybody's; what else is no DTensor there is made of one shard alone."""
         declared = None if owner is None else owner.declared
         if owner is not None and is_dtensor(owner.tensor) and not tensor.dim():
             ranks = layout(owner.tensor).mesh
-            declared = Shared(ranks, ranks) if len(ranks) > 1 else None
+            declared = DeclaredReplicas(ranks, ranks) if len(ranks) > 1 else None
         span = () if owner is None else owner.span
         return leaf(name, tensor, self._ranks, declared, span=span, still=True, tier=Tier.MOMENTS)
 
@@ -224,7 +224,7 @@ class OptimizerPart:
         """The tree of an optimizer that is about to begin, with the learning rates of this one."""
         return {**{key: tree[key] for key in ("class", "param_groups")}, "state": {}, "on_host": []}
 
-    def merge(self, trees: Trees) -> Any:
+    def merge(self, trees: SavedTrees) -> Any:
         """By the parameters' names: numbers of the groups from the rank whose place this one has, and the state of each
         parameter from the first rank whose optimizer steps it."""
         if trees.alone:
@@ -262,8 +262,10 @@ class OptimizerPart:
         more = {"on_host": on_host, "shards": shards, "placed": placed, "plain": plain}
         return {**trees.own, "param_groups": groups, "state": state, **more}
 
-    def _each(self, trees: Trees, sound: dict[int, dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """`Trees.each`, once they are known to be `sound`."""
+    def _each(
+        self, trees: SavedTrees, sound: dict[int, dict[str, Any]]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """`SavedTrees.each`, once they are known to be `sound`."""
         for rank, tree in trees.each():
             if rank not in sound:
                 self._check_kind(tree)
@@ -288,7 +290,7 @@ class OptimizerPart:
             f"{self.name} out of register to start it fresh"
         )
 
-    def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[Memory]:
+    def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[TargetMemory]:
         """State lies beside its parameter and in its layout, that of a shard as a shard."""
         on_host, shards, placed = set(tree["on_host"]), tree.get("shards", {}), tree.get("placed", {})
         plain = set(tree.get("plain", []))
@@ -311,11 +313,11 @@ class OptimizerPart:
                             made = _empty(param, outline, host, alike=word != "step")
                     if made is None:
                         raise self._cannot_be_cut(key)
-                    yield Memory.of(outline, made)
+                    yield TargetMemory.of(outline, made)
         first = next((p for group in self._groups for p in group), None)
         for _, values in tree.get("other", ()):
             for outline in tensors_in(values):
-                yield Memory.of(outline, _empty(first, outline, name_of(outline) in on_host))
+                yield TargetMemory.of(outline, _empty(first, outline, name_of(outline) in on_host))
 
     def _check_kind(self, tree: Any) -> None:
         if not isinstance(tree, dict) or "class" not in tree or "param_groups" not in tree:

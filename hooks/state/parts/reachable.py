@@ -79,7 +79,7 @@ _NOT_OWNED = (
 _PLAIN = (torch.Tensor, nn.Parameter)
 
 
-class Saved:
+class SavedTensors:
     """The tensors that a checkpoint has. They are held, so that no other tensor takes the id of one.
 
     Args:
@@ -125,7 +125,7 @@ class Saved:
 _TORCHS_COUNTS = frozenset({"_step_count", "_opt_called"})
 
 
-class Changing:
+class ChangingValues:
     """Values beside the state, which may be scratch, and may be state: one that changes again and again is told of.
 
     Args:
@@ -151,7 +151,7 @@ class Changing:
         self._seen = now
 
 
-def counts(owners: Mapping[str, object]) -> Changing:
+def counts(owners: Mapping[str, object]) -> ChangingValues:
     """Numbers that optimizers keep in attributes: they are in no `state_dict()` of torch's.
 
     Args:
@@ -166,7 +166,7 @@ def counts(owners: Mapping[str, object]) -> Changing:
             if type(value) in (int, float) and key not in _TORCHS_COUNTS
         }
 
-    return Changing(
+    return ChangingValues(
         values,
         1,
         "%s changes as training goes on and is in no state_dict(), so it is not saved: a resumed run begins with what it is at "
@@ -174,7 +174,7 @@ def counts(owners: Mapping[str, object]) -> Changing:
     )
 
 
-def attributes(modules: Mapping[str, nn.Module]) -> Changing:
+def attributes(modules: Mapping[str, nn.Module]) -> ChangingValues:
     """Tensors that modules keep in plain attributes: a table is made once, and state changes with each step. Twice in a row,
     for tables are made in the first forward, or grow.
 
@@ -194,7 +194,7 @@ def attributes(modules: Mapping[str, nn.Module]) -> Changing:
             and not value.is_inference()
         }
 
-    return Changing(
+    return ChangingValues(
         values,
         2,
         "%s is a tensor that changes as training goes on and that state_dict() leaves out, so it is not saved: a resumed run "
@@ -206,7 +206,7 @@ def attributes(modules: Mapping[str, nn.Module]) -> Changing:
 _Way = tuple[Any, "_Way | None", str]
 
 
-def unsaved(name: str, root: object, saved: Saved, known: Collection[int]) -> list[str]:
+def unsaved(name: str, root: object, saved: SavedTensors, known: Collection[int]) -> list[str]:
     """The ways to tensors, and to other optimizers and scalers, that `root` holds and no checkpoint has; nearest first.
 
     Args:

@@ -13,11 +13,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ....providers.errors import StateError
-from ..sharding.dtensor import Ranks
+from ..sharding.dtensor import RankOf
 from .loaders import LoaderPart, is_stateful_loader
-from .module import Known, ModulePart, module_part
+from .module import KnownTensor, ModulePart, module_part
 from .optimizer import Named, OptimizerPart, optimizer_part
-from .reachable import Changing, Saved, attributes, counts, unsaved
+from .reachable import ChangingValues, SavedTensors, attributes, counts, unsaved
 from .rng import RngPart, other_generators
 from .values import DictPart, Part, StatefulPart, TensorPart, tensors_in
 from .wrappers import can_be_hooked, is_like_optimizer, unwrapped
@@ -43,10 +43,10 @@ class Registered:
     #: What an optimizer holds and no save has, as a message; "" where there is nothing. Some ms: not for every boundary.
     lost: Callable[[], str]
     #: What may be state beside it.
-    changing: tuple[Changing, ...]
+    changing: tuple[ChangingValues, ...]
 
 
-def build(values: Mapping[str, Any], ranks: Ranks) -> Registered:
+def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
     """The parts for these values, which are left as they are.
 
     Args:
@@ -63,9 +63,9 @@ def build(values: Mapping[str, Any], ranks: Ranks) -> Registered:
         raise StateError(f"{RNG!r} is the name of the random number generators; register under another name")
     refuse_engines(values)
     modules = {n: module_part(n, v, ranks) for n, v in values.items() if isinstance(v, nn.Module)}
-    tensors = {id(v): Known(n, v) for n, v in values.items() if isinstance(v, torch.Tensor)}
+    tensors = {id(v): KnownTensor(n, v) for n, v in values.items() if isinstance(v, torch.Tensor)}
     beside = [v for v in values.values() if isinstance(v, (nn.Module, torch.Tensor, dict))]
-    values, wrappers = unwrapped(values, lambda inside: Saved(_saved(beside, inside)))
+    values, wrappers = unwrapped(values, lambda inside: SavedTensors(_saved(beside, inside)))
 
     def named() -> Named:
         """Asked anew by who refreshes: ids of tensors that are gone may be anybody's."""
@@ -142,13 +142,15 @@ def _lost(read: Sequence[OptimizerPart], beside: Sequence[Any], values: Sequence
     """What optimizers hold that is neither theirs to save nor anybody's; "" where all is saved."""
     known = {*map(id, values)}
     kept = [*_saved(beside, ()), *(tensor for part in read for tensor in part.kept())]
-    saved = Saved(kept)
+    saved = SavedTensors(kept)
     for part in read:
         ways = unsaved(part.name, part.optimizer, saved, known)
         if ways:
             # An object of the user's may have them. Asked only now: its state_dict() may be slow.
             theirs = [t for v in values if _says_its_state(v) for t in tensors_in(v.state_dict())]
-            ways = unsaved(part.name, part.optimizer, Saved([*kept, *theirs]), known) if theirs else ways
+            ways = (
+                unsaved(part.name, part.optimizer, SavedTensors([*kept, *theirs]), known) if theirs else ways
+            )
         if ways:
             more = f" and {len(ways) - 2} more" if len(ways) > 2 else ""
             kind = type(part.optimizer).__name__
@@ -194,7 +196,7 @@ def refuse_engines(values: Mapping[str, Any]) -> None:
         )
 
 
-def _other(name: str, value: Any, ranks: Ranks) -> Part:
+def _other(name: str, value: Any, ranks: RankOf) -> Part:
     if isinstance(value, torch.Tensor):
         return TensorPart(name, value, ranks)
     if isinstance(value, dict):

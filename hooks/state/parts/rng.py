@@ -14,7 +14,7 @@ import torch
 
 from ....providers.errors import CheckpointError, StateError
 from ..device import accelerator
-from ..tensor_item import Leaf
+from ..tensor_item import StateTensor
 from .values import REFUSALS, said
 
 #: The generators of a kind of accelerator: its name, and what knows their states as `torch.cuda` does.
@@ -84,7 +84,7 @@ class RngPart:
     def at_boundary(self) -> None:
         self._frozen = capture(self._others)
 
-    def leaves(self) -> list[Leaf]:
+    def leaves(self) -> list[StateTensor]:
         return []
 
     def tree(self) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ....providers.errors import CheckpointError
-from ..sharding.dtensor import Ranks
+from ..sharding.dtensor import RankOf
 from . import optimizer_factors
 
 
@@ -59,7 +59,7 @@ def _is_key(value: Any) -> bool:
     return not isinstance(value, torch.Tensor)
 
 
-class Trees:
+class SavedTrees:
     """What the ranks of the saved job had under one registered name: decoded when they are asked for, each once.
 
     Args:
@@ -74,7 +74,7 @@ class Trees:
         self,
         saved: Mapping[int, Any],
         world: int,
-        ranks: Ranks,
+        ranks: RankOf,
         decode: Callable[[Any], Any],
         stand_ins: Mapping[int, int],
     ) -> None:

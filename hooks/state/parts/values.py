@@ -25,8 +25,8 @@ from ...checkpoint.format.values.encoder import encode
 from ...checkpoint.format.values.sameness import same
 from ..device import unordered
 from ..memory_access import copyable, expanded, gap, lack
-from ..sharding.dtensor import Memory, Ranks, is_dtensor, leaf, local
-from ..tensor_item import Leaf
+from ..sharding.dtensor import RankOf, TargetMemory, is_dtensor, leaf, local
+from ..tensor_item import StateTensor
 
 #: Larger sets of tensors than this are not copied at each boundary but read in place and checked twice.
 COPY_AT_BOUNDARY = 8 * 2**20
@@ -52,7 +52,7 @@ class Part(Protocol):
         """Copy what changes between steps. On the training thread, after every step: microseconds count."""
         ...
 
-    def leaves(self) -> list[Leaf]:
+    def leaves(self) -> list[StateTensor]:
         """The tensors that stand still now, by name. On the saving thread, gate shut."""
         ...
 
@@ -203,7 +203,7 @@ class StatefulPart:
     def at_boundary(self) -> None:
         self._frozen = freeze_of(self.name, self.value.state_dict(), self.devices)
 
-    def leaves(self) -> list[Leaf]:
+    def leaves(self) -> list[StateTensor]:
         return []
 
     def tree(self) -> Any:
@@ -259,7 +259,7 @@ class DictPart:
     def at_boundary(self) -> None:
         self._frozen = freeze_of(self.name, self._value, self.devices)
 
-    def leaves(self) -> list[Leaf]:
+    def leaves(self) -> list[StateTensor]:
         return []
 
     def tree(self) -> Any:
@@ -289,7 +289,7 @@ def _placed(saved: Any, here: Any) -> Any:
 class TensorPart:
     """A bare tensor. Small ones are copied at each boundary, large ones are read in place."""
 
-    def __init__(self, name: str, value: torch.Tensor, ranks: Ranks) -> None:
+    def __init__(self, name: str, value: torch.Tensor, ranks: RankOf) -> None:
         self.name = name
         self._ranks = ranks
         check_savable(name, value)
@@ -308,7 +308,7 @@ class TensorPart:
             if not self._lacks:
                 copyable(self._alias).copy_(copyable(self._value.detach()))
 
-    def leaves(self) -> list[Leaf]:
+    def leaves(self) -> list[StateTensor]:
         read_from = self._value if self._lacks else self._alias
         return [leaf(self.name, self._whole, self._ranks, read_from=read_from, still=self._small)]
 
@@ -327,8 +327,8 @@ class TensorPart:
         if tree is not self._alias:
             check_fits(self.name, self._whole, tree)
 
-    def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[Memory]:
-        yield Memory.of(
+    def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[TargetMemory]:
+        yield TargetMemory.of(
             tree, self._whole, torch.empty(self._value.shape, dtype=self._value.dtype, device="cpu")
         )
 

@@ -22,7 +22,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from ....providers.errors import StateError
-from .reachable import Saved, unsaved
+from .reachable import SavedTensors, unsaved
 from .values import REFUSALS, said
 
 #: Where wrappers keep the optimizer that they lead to, and containers theirs.
@@ -37,7 +37,7 @@ def is_like_optimizer(value: object) -> bool:
 
 
 def unwrapped(
-    values: Mapping[str, Any], saved: Callable[[Collection[Optimizer]], Saved]
+    values: Mapping[str, Any], saved: Callable[[Collection[Optimizer]], SavedTensors]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What was registered with wrappers replaced by what they lead to, and those wrappers by name.
 
@@ -64,7 +64,7 @@ def unwrapped(
 
 
 def _inside(
-    name: str, value: Any, saved: Callable[[Collection[Optimizer]], Saved], known: Collection[int]
+    name: str, value: Any, saved: Callable[[Collection[Optimizer]], SavedTensors], known: Collection[int]
 ) -> list[Optimizer]:
     """The optimizers that a wrapper leads to and adds nothing to; none where it is no such wrapper."""
     inside, between = _several(value), []

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...checkpoint.format.boxes import Box
+
 #: Rows [start, end) of a dimension, in order: what one rank holds of it.
 Rows = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class MeshCut:
     """How one mesh dimension cuts the tensor."""
 
     #: The tensor's dimension.
@@ -24,16 +26,8 @@ class Cut:
     pieces: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
-    """Where a part lies in its tensor, and how large it is."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-
 def box(
-    shape: Sequence[int], mesh: Sequence[int], coordinate: Sequence[int], cuts: Sequence[Cut | None]
+    shape: Sequence[int], mesh: Sequence[int], coordinate: Sequence[int], cuts: Sequence[MeshCut | None]
 ) -> Box | None:
     """The part of the rank at `coordinate`; None where it is no box, but rows from here and there.
 

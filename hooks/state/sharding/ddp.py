@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ....providers.errors import StateError
-from .dtensor import Shared
+from .dtensor import DeclaredReplicas
 
 #: By the id of a tensor.
-Declared = dict[int, Shared]
+Declared = dict[int, DeclaredReplicas]
 
 
 def declared(module: nn.Module) -> Declared:
@@ -45,8 +45,8 @@ def _ask(wrapper: DistributedDataParallel, found: Declared) -> None:
                 "shard both ways with fully_shard over a mesh of two dimensions"
             )
         if name not in ignored:
-            found[id(parameter)] = Shared(ranks, ranks)
+            found[id(parameter)] = DeclaredReplicas(ranks, ranks)
     if wrapper.broadcast_buffers:
         for name, buffer in wrapper.module.named_buffers():
             if name not in ignored:
-                found[id(buffer)] = Shared(ranks, first)
+                found[id(buffer)] = DeclaredReplicas(ranks, first)

@@ -17,8 +17,8 @@ import torch
 
 from ....providers.errors import StateError
 from ...checkpoint.format.manifest import private_name
-from ..tensor_item import Leaf, Tier
-from .boxes import Cut, box
+from ..tensor_item import StateTensor, Tier
+from .boxes import MeshCut, box
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -29,7 +29,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class RankOf:
     """Which of the job's processes this is."""
 
     rank: int = 0
@@ -37,7 +37,7 @@ class Ranks:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class DeclaredReplicas:
     """What is declared of a plain tensor that several ranks have."""
 
     #: All of them, in order.
@@ -47,7 +47,7 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ShardLayout:
     """Where a local shard lies."""
 
     #: In the whole tensor; None where the whole of it is here.
@@ -72,7 +72,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if is_dtensor(tensor) else tensor
 
 
-def layout(tensor: DTensor) -> Layout:
+def layout(tensor: DTensor) -> ShardLayout:
     """Where its local shard lies.
 
     Raises:
@@ -95,7 +95,7 @@ def layout(tensor: DTensor) -> Layout:
 @lru_cache(maxsize=16384)
 def _layout(
     mesh: DeviceMesh, coordinate: tuple[int, ...], placements: tuple[Any, ...], shape: tuple[int, ...]
-) -> Layout:
+) -> ShardLayout:
     cuts = [cut_of(placement, len(shape)) for placement in placements]
     held = box(shape, mesh.mesh.shape, coordinate, cuts)
     if held is None:
@@ -104,10 +104,12 @@ def _layout(
     holders = tuple(sorted(same.flatten().tolist()))
     ranks = tuple(sorted(mesh.mesh.flatten().tolist()))
     whole = held.sizes == shape
-    return Layout(None if whole else held.offsets, held.sizes, holders if len(holders) > 1 else (), ranks)
+    return ShardLayout(
+        None if whole else held.offsets, held.sizes, holders if len(holders) > 1 else (), ranks
+    )
 
 
-def cut_of(placement: Any, dims: int) -> Cut | None:
+def cut_of(placement: Any, dims: int) -> MeshCut | None:
     """How one dimension of a mesh cuts a tensor of so many; None where it has copies.
 
     Raises:
@@ -119,11 +121,11 @@ def cut_of(placement: Any, dims: int) -> Cut | None:
         raise ValueError("a sum of which each rank holds a part (Partial)")
     if not isinstance(getattr(placement, "dim", None), int):
         raise ValueError(f"placed by {placement!r}")
-    return Cut(placement.dim % dims, int(getattr(placement, "split_factor", 1)))
+    return MeshCut(placement.dim % dims, int(getattr(placement, "split_factor", 1)))
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class TargetMemory:
     """Where a tensor of an outline is to be read to."""
 
     outline: torch.Tensor
@@ -133,7 +135,9 @@ class Memory:
     shape: tuple[int, ...] | None = None
 
     @classmethod
-    def of(cls, outline: torch.Tensor, tensor: torch.Tensor, bytes_of: torch.Tensor | None = None) -> Memory:
+    def of(
+        cls, outline: torch.Tensor, tensor: torch.Tensor, bytes_of: torch.Tensor | None = None
+    ) -> TargetMemory:
         """The whole of the tensor, or the shard of it that lies here; read into `bytes_of`, if that is not its own."""
         into = tensor if bytes_of is None else bytes_of
         if not is_dtensor(tensor):
@@ -145,14 +149,14 @@ class Memory:
 def leaf(
     name: str,
     tensor: torch.Tensor,
-    ranks: Ranks,
-    declared: Shared | None = None,
+    ranks: RankOf,
+    declared: DeclaredReplicas | None = None,
     *,
     span: Collection[int] = (),
     read_from: torch.Tensor | None = None,
     still: bool = False,
     tier: Tier = Tier.WEIGHTS,
-) -> Leaf:
+) -> StateTensor:
     """The leaf of a tensor of the state.
 
     Args:
@@ -178,16 +182,16 @@ def leaf(
             ) from error
         name = _named(name, lies.mesh, span)
         shape = None if lies.offsets is None else tuple(tensor.shape)
-        return Leaf(name, memory, still, tier, lies.offsets, shape, lies.holders, lies.mesh)
+        return StateTensor(name, memory, still, tier, lies.offsets, shape, lies.holders, lies.mesh)
     if ranks.world == 1:
-        return Leaf(name, memory, still, tier)
+        return StateTensor(name, memory, still, tier)
     if declared is None:
-        return Leaf(private_name(ranks.rank, name), memory, still, tier)
+        return StateTensor(private_name(ranks.rank, name), memory, still, tier)
     name = _named(name, declared.group, span)
-    return Leaf(name, memory, still, tier, holders=declared.holders, group=declared.group)
+    return StateTensor(name, memory, still, tier, holders=declared.holders, group=declared.group)
 
 
-def group(tensor: torch.Tensor, declared: Shared | None) -> tuple[int, ...]:
+def group(tensor: torch.Tensor, declared: DeclaredReplicas | None) -> tuple[int, ...]:
     """The ranks that a tensor lies on, as far as anybody says; in order.
 
     Raises:

@@ -9,13 +9,13 @@ import torch
 
 from ...checkpoint.format.crc import crc32
 from ..memory_access import copyable
-from ..tensor_item import Leaf
+from ..tensor_item import StateTensor
 
 #: Bytes that are read between two looks at whether they are still wanted.
 _PIECE = 64 * 2**20
 
 
-def fingerprint(leaves: Iterable[Leaf]) -> dict[tuple[int, ...], str]:
+def fingerprint(leaves: Iterable[StateTensor]) -> dict[tuple[int, ...], str]:
     """By the ranks that hold the same: a hash over what that is (names, types, shapes, places; no bytes), in order. Equal
     on all of them, or they would deal it out among themselves in different ways."""
     lines: dict[tuple[int, ...], list[str]] = {}
@@ -36,13 +36,13 @@ def fingerprint(leaves: Iterable[Leaf]) -> dict[tuple[int, ...], str]:
     }
 
 
-def alone(leaves: Iterable[Leaf], rank: int) -> bool:
+def alone(leaves: Iterable[StateTensor], rank: int) -> bool:
     """Whether this rank has tensors that no other one has: if it dies, they are lost. (Generators and other extras are each
     rank's own, and are lost with it.)"""
     return any(leaf.tensor.numel() and leaf.holders in ((), (rank,)) for leaf in leaves)
 
 
-def digests(leaves: Iterable[Leaf], rank: int, look: Callable[[], object] = int) -> dict[str, int]:
+def digests(leaves: Iterable[StateTensor], rank: int, look: Callable[[], object] = int) -> dict[str, int]:
     """The CRC32 of all that others hold too, by what it is: the name, and where it lies in the whole. Reads every byte.
 
     Args:

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 
 from spotguard.hooks.arguments import default_store
-from spotguard.hooks.checkpoint.catalog import Folder, Whole, examine, list_runs, scan
+from spotguard.hooks.checkpoint.catalog import CheckpointFolder, WholeCheckpoint, examine, list_runs, scan
 from spotguard.hooks.checkpoint.format.codec import NewerFormatError
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.providers.errors import CheckpointError, UsageError
@@ -52,7 +52,7 @@ class Target:
             raise CheckpointError(f"{self.store.url} holds no run: check the URL, or train with this store")
         raise UsageError(f"{self.store.url} holds several runs: say --run-id with one of {', '.join(found)}")
 
-    def chosen(self) -> tuple[list[Folder], list[Folder]]:
+    def chosen(self) -> tuple[list[CheckpointFolder], list[CheckpointFolder]]:
         """The checkpoints that are meant, newest first, and all of the run beside them.
 
         Raises:
@@ -68,7 +68,7 @@ class Target:
             raise CheckpointError(f"run {run_id} in {self.store.url} has no checkpoint{asked}: {others}")
         return meant, folders
 
-    def whole(self) -> Whole:
+    def whole(self) -> WholeCheckpoint:
         """What a restore of those that are meant would take.
 
         Raises:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spotguard.hooks.arguments import extras_worth
-from spotguard.hooks.checkpoint.catalog import Whole, whole_checkpoints
+from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, whole_checkpoints
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.checkpoint.format.manifest import LEVELS
 from spotguard.hooks.checkpoint.ranking import worth_it
@@ -17,7 +17,7 @@ from spotguard.providers.stores.base import BlobStore
 @dataclass(frozen=True, slots=True)
 class Start:
     #: None: it begins at step 0.
-    taken: Whole | None
+    taken: WholeCheckpoint | None
     #: Of what was passed over on the way: why it is not whole.
     passed: Mapping[CheckpointName, CheckpointError]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
-from spotguard.hooks.restore.retrying_store import PatientStore
+from spotguard.hooks.restore.retrying_store import RetryingStore
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import NotFoundError, StoreError, UnavailableError, UsageError
 from spotguard.providers.optional_deps import how_to_install
@@ -154,7 +154,7 @@ def cleared(store: BlobStore, run_id: str, clock: Clock, say: Callable[[str], No
         place = inside(store.url, f"{run_id}/")
         stays = f"what the demo saved may stay in {place}: look there, and remove it by hand"
         try:
-            _clear(PatientStore(store, clock, stays), run_id, clock)
+            _clear(RetryingStore(store, clock, stays), run_id, clock)
         except StoreError as error:
             say(f"{stays}; {error}")
         except KeyboardInterrupt:

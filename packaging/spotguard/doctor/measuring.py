@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from spotguard.hooks.save.plan.throughput import Width
+from spotguard.hooks.save.plan.throughput import UploadWidth
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import StoreError
 from spotguard.providers.stores.base import BlobStore
@@ -71,7 +71,7 @@ class Measuring(ABC):
     ) -> None:
         self._store, self._key, self._litter, self._clock = store, key, litter, clock
         self._pace, self._most, self._longest = pace, most, longest
-        width = Width(store.parallel)
+        width = UploadWidth(store.parallel)
         self.connections = width.count
         self._data = memoryview(os.urandom(min(width.object_bytes, max(1, most // width.count))))
         #: Over all that follows, and what a measurement counts.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spotguard.hooks.checkpoint.format.crc import crc32
-from spotguard.hooks.save.plan.throughput import Link
+from spotguard.hooks.save.plan.throughput import StoreLink
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import StoreError
 from spotguard.providers.stores.base import BlobStore
@@ -48,7 +48,7 @@ class Measurement(Measuring):
     ) -> None:
         super().__init__(store, key, litter, clock, pace, pace.most, _AHEAD_MOST + _LONGEST)
         self._crc = crc32(self._data)
-        self._link = Link()
+        self._link = StoreLink()
         #: When the first byte left, the first that counts, and the last.
         self._began: float | None = None
         self._counted_from: float | None = None

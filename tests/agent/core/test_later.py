@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotguard.agent.core.upcoming import NEAR, WINDOW
-from spotguard.hooks.ipc.protocol import Checkpoint, Preempt, Withdrawn
+from spotguard.hooks.ipc.protocol import CheckpointNow, Preempt, Withdrawn
 from spotguard.providers.notice import NoticeKind
 from tests.agent.core.far_off import HOUR, advisory, later, logged, undisturbed
 from tests.fakes.story import Story
@@ -21,9 +21,9 @@ def test_training_goes_on_until_a_far_deadline_is_near() -> None:
     assert len(logged(story, "reboot from azure scheduled-events in 3 d")) == 1
     story.until(3 * 86400.0 - NEAR - 1)
     undisturbed(story)
-    assert story.sent(Checkpoint) == []
+    assert story.sent(CheckpointNow) == []
     story.until(3 * 86400.0 - NEAR)
-    ((asked, checkpoint),) = story.sent(Checkpoint)
+    ((asked, checkpoint),) = story.sent(CheckpointNow)
     assert (asked, checkpoint.going) == (session, True)
     assert checkpoint.reason == "reboot from azure scheduled-events in 5 min"
     story.until(3 * 86400.0 - WINDOW - 1)
@@ -50,7 +50,7 @@ def test_window_says_how_long_before_the_deadline_the_notice_comes() -> None:
         story.until(HOUR - window)
         assert [preempt.seconds_left for _, preempt in story.sent(Preempt)] == [window]
         asked = 1 if window < NEAR else 0  # a notice is more than a checkpoint
-        assert len(story.sent(Checkpoint)) == asked
+        assert len(story.sent(CheckpointNow)) == asked
 
 
 @pytest.mark.parametrize("left", [WINDOW, 40.0, 0.0, -5.0])
@@ -61,14 +61,14 @@ def test_first_seen_when_it_is_near_it_is_a_notice_at_once(left: float) -> None:
     later(story, left)
     ((_, preempt),) = story.sent(Preempt)
     assert preempt.seconds_left == (left if left >= 1 else 10.0)
-    assert story.sent(Checkpoint) == []
+    assert story.sent(CheckpointNow) == []
 
 
 def test_first_seen_with_minutes_left_the_checkpoint_is_asked_for_at_once() -> None:
     story = Story()
     story.opens()
     later(story, 200.0)
-    assert len(story.sent(Checkpoint)) == 1
+    assert len(story.sent(CheckpointNow)) == 1
     undisturbed(story)
 
 
@@ -77,7 +77,7 @@ def test_who_registers_when_it_is_near_is_asked_too() -> None:
     story = Story()
     later(story, 200.0)
     session = story.opens()
-    assert [number for number, _ in story.sent(Checkpoint)] == [session]
+    assert [number for number, _ in story.sent(CheckpointNow)] == [session]
 
 
 def test_who_does_not_know_the_word_is_not_sent_it() -> None:
@@ -86,7 +86,7 @@ def test_who_does_not_know_the_word_is_not_sent_it() -> None:
     story.opens(checkpoints=False)
     later(story, 200.0)
     story.opens(101, checkpoints=False)
-    assert story.sent(Checkpoint) == []
+    assert story.sent(CheckpointNow) == []
 
 
 def test_a_far_deadline_moves_earlier_and_never_later() -> None:
@@ -191,7 +191,7 @@ def test_many_deadlines_at_once_ask_for_one_checkpoint() -> None:
     for n in range(30):
         later(story, HOUR + n * 5, f"later-{n}")
     story.until(HOUR - NEAR + 59)
-    assert len(story.sent(Checkpoint)) == 1
+    assert len(story.sent(CheckpointNow)) == 1
 
 
 def test_a_far_deadline_ends_a_drill_when_it_is_due() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from spotguard.agent.actions import Log, Send
 from spotguard.agent.core.launcher_notices import LATE, TOLD
-from spotguard.hooks.ipc.protocol import LAUNCHER, Committed, Failed, Progress, Told
+from spotguard.hooks.ipc.protocol import LAUNCHER, Committed, Delivered, Failed, Progress
 from tests.agent.core.telling import torchrun
 from tests.fakes.story import Story
 
@@ -19,7 +19,7 @@ LESS = "rank 1 of 2 has not answered in time"
 
 def tells(story: Story, session: int, id: str = "sigterm") -> None:
     """This rank has had the launcher's SIGTERM, or has heard of it."""
-    story.says(session, Told(id, story.now, LAUNCHER, "SIGTERM", LEFT))
+    story.says(session, Delivered(id, story.now, LAUNCHER, "SIGTERM", LEFT))
 
 
 def commits(story: Story, session: int, level: str = "partial-extras", id: str = "sigterm") -> None:
@@ -180,7 +180,7 @@ def test_a_notice_of_this_agent_keeps_its_own_answers() -> None:
 def test_what_no_launcher_has_said_is_nobody_s_notice(kind: str) -> None:
     """A late answer to a notice that is over, or a word that this agent does not know."""
     story, (rank, _) = torchrun()
-    story.says(rank, Told("n0", story.now, kind, "SIGTERM", LEFT))
+    story.says(rank, Delivered("n0", story.now, kind, "SIGTERM", LEFT))
     story.says(rank, Committed("n0", 7, 1000, 0.5, "file:///s/x", story.now))
     story.until(60)
     assert not story.outcomes

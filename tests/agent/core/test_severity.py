@@ -9,7 +9,7 @@ import pytest
 
 from spotguard.agent.actions import Log
 from spotguard.agent.core.upcoming import COOL_DOWN, NEAR
-from spotguard.hooks.ipc.protocol import Checkpoint, Preempt, Withdrawn
+from spotguard.hooks.ipc.protocol import CheckpointNow, Preempt, Withdrawn
 from spotguard.providers.notice import NoticeKind
 from tests.agent.core.far_off import HOUR, advisory, later, logged, undisturbed
 from tests.fakes.story import Story
@@ -22,8 +22,8 @@ def test_a_warning_is_a_checkpoint_and_nothing_else() -> None:
     story = Story()
     session = story.opens()
     advisory(story)
-    assert story.sent(Checkpoint) == [
-        (session, Checkpoint("rebalance from aws spot/instance-action", going=False))
+    assert story.sent(CheckpointNow) == [
+        (session, CheckpointNow("rebalance from aws spot/instance-action", going=False))
     ]
     assert len(logged(story, "training goes on")) == 1
     story.until(10 * HOUR)
@@ -37,12 +37,12 @@ def test_a_storm_of_warnings_is_one() -> None:
     for n in range(30):
         story.until(n * (COOL_DOWN - 1) / 30)
         advisory(story, f"warning-{n}")
-    assert len(story.sent(Checkpoint)) == 1
+    assert len(story.sent(CheckpointNow)) == 1
     assert len(logged(story, "rebalance")) == 2
     undisturbed(story)
     story.until(COOL_DOWN)
     advisory(story, "another")
-    assert len(story.sent(Checkpoint)) == 2
+    assert len(story.sent(CheckpointNow)) == 2
 
 
 def test_a_warning_when_nobody_is_there_costs_no_cool_down() -> None:
@@ -50,7 +50,7 @@ def test_a_warning_when_nobody_is_there_costs_no_cool_down() -> None:
     advisory(story)
     story.opens()
     advisory(story, "another")
-    assert len(story.sent(Checkpoint)) == 1
+    assert len(story.sent(CheckpointNow)) == 1
 
 
 def test_a_warning_beside_a_notice_changes_nothing() -> None:
@@ -60,7 +60,7 @@ def test_a_warning_beside_a_notice_changes_nothing() -> None:
     story.notice(120)
     advisory(story)
     story.gone("warning")
-    assert story.sent(Checkpoint) == []
+    assert story.sent(CheckpointNow) == []
     assert len(story.sent(Preempt)) == 1
     assert story.sent(Withdrawn) == []
     story.until(107)
@@ -79,9 +79,9 @@ def test_a_checkpoint_that_is_wanted_in_a_drill_is_asked_for_behind_it(
     alice, bob = story.opens(11, uid=1000), story.opens(22, uid=2000)
     story.asks(uid=1000)
     come(story)
-    assert story.sent(Checkpoint) == []
+    assert story.sent(CheckpointNow) == []
     _ = story.commits(alice) if committed else story.fails(alice)
-    assert [session for session, _ in story.sent(Checkpoint)] == [alice, bob]
+    assert [session for session, _ in story.sent(CheckpointNow)] == [alice, bob]
 
 
 def test_a_warning_that_becomes_a_notice_is_one() -> None:

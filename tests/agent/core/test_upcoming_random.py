@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from spotguard.agent.actions import Send, SignalGroup
 from spotguard.agent.core.upcoming import COOL_DOWN, NEAR, WINDOW
 from spotguard.agent.events import NoticeSeen
-from spotguard.hooks.ipc.protocol import Checkpoint, Preempt
+from spotguard.hooks.ipc.protocol import CheckpointNow, Preempt
 from spotguard.providers.notice import Notice, NoticeKind, Severity
 from tests.fakes.story import START, Story
 
@@ -78,7 +78,7 @@ class FarStory(RuleBasedStateMachine):
         for at, action in self.story.log[self.checked :]:
             if isinstance(action, Send) and isinstance(action.message, Preempt):
                 self.a_notice(action.message, START + at)
-            elif isinstance(action, Send) and isinstance(action.message, Checkpoint):
+            elif isinstance(action, Send) and isinstance(action.message, CheckpointNow):
                 self.a_checkpoint(action.message, START + at)
         self.checked = len(self.story.log)
 
@@ -90,7 +90,7 @@ class FarStory(RuleBasedStateMachine):
         assert now >= deadline - self.window - 1e-6, "earlier than due"
         assert now + said.seconds_left <= max(deadline, now + 10) + 1e-6, "a deadline moved later"
 
-    def a_checkpoint(self, said: Checkpoint, now: float) -> None:
+    def a_checkpoint(self, said: CheckpointNow, now: float) -> None:
         assert self.every, "asked of somebody who does not know the word"
         if said.going:
             assert any(now >= deadline - NEAR - 1e-6 for deadline in self.standing.values())

@@ -26,7 +26,7 @@ def test_signs_of_life_come_while_somebody_watches() -> None:
     list(board.joined(7, 1000.0))
     assert board.next_beat == 1000.0 + BEAT
     assert list(board.beat(1000.0 + BEAT - 0.1)) == []
-    said = [protocol.Watched(1), protocol.HealthSeen("aws", "seeing", seconds=BEAT)]
+    said = [protocol.Watched(1), protocol.FeedHealth("aws", "seeing", seconds=BEAT)]
     assert list(board.beat(1000.0 + BEAT)) == [(7, message) for message in said]
     assert board.next_beat == 1000.0 + 2 * BEAT
     board.left(7)
@@ -50,7 +50,7 @@ def test_a_notice_that_stands_is_told_until_the_machine_has_outlived_it() -> Non
 
     def told(now: float) -> list[float]:
         heard = [message for _, message in board.joined(7, now)]
-        return [message.seconds_left for message in heard if isinstance(message, protocol.NoticeSeen)]
+        return [message.seconds_left for message in heard if isinstance(message, protocol.FeedNotice)]
 
     assert told(1020.0) == [100.0]
     assert told(1120.0 + OUTLIVED - 1) == [0.0]
@@ -70,7 +70,7 @@ def test_a_warning_is_told_for_as_long_as_it_is_shown() -> None:
     warning = Notice("w", NoticeKind.REBALANCE, "aws rebalance", 1000.0, 1000.0, Severity.ADVISORY)
     list(board.note(NoticeSeen(warning), 1000.0))
     (_, (_, message)) = board.joined(7, 1000.0 + 10 * OUTLIVED)
-    assert isinstance(message, protocol.NoticeSeen)
+    assert isinstance(message, protocol.FeedNotice)
     assert (message.severity, message.seconds_left) == ("advisory", 0.0)
 
 

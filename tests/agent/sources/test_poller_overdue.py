@@ -166,7 +166,7 @@ def test_status_and_who_watches_are_told_of_it(serve: Serving, events: Events) -
             caller = AgentClient(server.path, protocol.Watch(os.getpid(), severity=True), _TIMEOUT)
             heard = [caller.receive(_TIMEOUT), caller.receive(_TIMEOUT)]
             caller.close()
-            assert isinstance(heard[1], protocol.HealthSeen)
+            assert isinstance(heard[1], protocol.FeedHealth)
             assert (heard[1].sight, heard[1].reason) == ("blind", "overdue")
             hanging.source.answer.release()
             _until(lambda: _shown(server.path)["sight"] == "seeing")

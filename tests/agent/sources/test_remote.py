@@ -25,11 +25,11 @@ def test_what_the_service_sees_is_said_here_too(
     watcher = events.next(Watching).session
     with caplog.at_level(logging.INFO, "spotguard"):
         server.send(watcher, WATCHED)
-        blind = protocol.HealthSeen("aws", "blind", "hop-limit", "no answer", "raise it", 3600.0)
+        blind = protocol.FeedHealth("aws", "blind", "hop-limit", "no answer", "raise it", 3600.0)
         for _ in range(3):
             server.send(watcher, blind)
         lost = relayed.health("aws", Sight.BLIND)
-        server.send(watcher, protocol.HealthSeen("aws", "seeing", detail="stale, no notice"))
+        server.send(watcher, protocol.FeedHealth("aws", "seeing", detail="stale, no notice"))
         assert relayed.health("aws", Sight.SEEING).health.detail == "stale, no notice"
     assert 3600.0 <= relayed.clock.monotonic() - lost.since < 3630.0
     said = [record.getMessage() for record in caplog.records]
@@ -48,7 +48,7 @@ def test_what_keeps_all_sources_out_is_said_together(
     with caplog.at_level(logging.INFO, "spotguard"):
         server.send(watcher, WATCHED)
         for source in ("aws", "aws a", "aws b"):
-            server.send(watcher, protocol.HealthSeen(source, "blind", "timeout", "no answer", "look"))
+            server.send(watcher, protocol.FeedHealth(source, "blind", "timeout", "no answer", "look"))
             relayed.health(source, Sight.BLIND)
         relayed.relay.check(relayed.clock.monotonic())
         relayed.relay.check(relayed.clock.monotonic() + 10.0)
@@ -76,12 +76,12 @@ def test_notices_and_health_come_through(serve: Serving, events: Events, relayed
     server = serve()
     watcher = events.next(Watching).session
     server.send(watcher, WATCHED)
-    server.send(watcher, protocol.HealthSeen("aws", "blind", "hop-limit", "no answer", "raise it"))
+    server.send(watcher, protocol.FeedHealth("aws", "blind", "hop-limit", "no answer", "raise it"))
     relayed.health(NAME, Sight.SEEING)
     health = relayed.health("aws", Sight.BLIND).health
     assert (health.reason, health.detail, health.advice) == ("hop-limit", "no answer", "raise it")
     before = relayed.clock.monotonic()
-    server.send(watcher, protocol.NoticeSeen("n1", "terminate", "aws", 100.0, 120.0, "words"))
+    server.send(watcher, protocol.FeedNotice("n1", "terminate", "aws", 100.0, 120.0, "words"))
     notice = relayed.events.next(NoticeSeen).notice
     assert (notice.id, notice.kind, notice.window, notice.detail) == (
         "n1",
@@ -90,7 +90,7 @@ def test_notices_and_health_come_through(serve: Serving, events: Events, relayed
         "words",
     )
     assert before + 100 <= notice.deadline <= relayed.clock.monotonic() + 100
-    server.send(watcher, protocol.NoticeGone("n1"))
+    server.send(watcher, protocol.FeedNoticeGone("n1"))
     assert relayed.events.next(NoticeGone).id == "n1"
 
 
@@ -101,9 +101,9 @@ def test_what_a_newer_service_says_is_understood_as_far_as_it_can_be(
     server = serve()
     watcher = events.next(Watching).session
     server.send(watcher, WATCHED)
-    server.send(watcher, protocol.HealthSeen("aws", "squinting", "fog", "it is foggy"))
+    server.send(watcher, protocol.FeedHealth("aws", "squinting", "fog", "it is foggy"))
     assert relayed.health("aws", Sight.BLIND).health.detail == "it is foggy"
-    server.send(watcher, protocol.NoticeSeen("n1", "evaporate", "aws", 1e6, 30.0))
+    server.send(watcher, protocol.FeedNotice("n1", "evaporate", "aws", 1e6, 30.0))
     notice = relayed.events.next(NoticeSeen).notice
     assert notice.kind is NoticeKind.UNKNOWN
     assert notice.deadline <= relayed.clock.monotonic() + 30
@@ -120,7 +120,7 @@ def test_how_severe_a_notice_is_comes_through(serve: Serving, events: Events, re
     said = (("far", 9e5, "later"), ("warning", 0.0, "advisory"), ("odd", 9e5, "grave"))
     for id, left, severity in said:
         server.send(
-            watching.session, protocol.NoticeSeen(id, "reboot", "aws", left, 60.0, "words", severity=severity)
+            watching.session, protocol.FeedNotice(id, "reboot", "aws", left, 60.0, "words", severity=severity)
         )
     far, warning, odd = (relayed.events.next(NoticeSeen).notice for _ in said)
     assert far.severity is Severity.LATER
@@ -128,7 +128,7 @@ def test_how_severe_a_notice_is_comes_through(serve: Serving, events: Events, re
     assert warning.severity is Severity.ADVISORY
     assert odd.severity is Severity.TERMINAL
     assert odd.deadline <= relayed.clock.monotonic() + 60
-    assert protocol.NoticeSeen("n", "stop", "aws", 1.0, 1.0).severity == Severity.TERMINAL
+    assert protocol.FeedNotice("n", "stop", "aws", 1.0, 1.0).severity == Severity.TERMINAL
 
 
 def test_when_the_service_is_back_what_we_saw_ourselves_is_no_sight(
@@ -156,7 +156,7 @@ def test_what_was_said_to_us_is_not_what_was_said_to_the_service(
     server = serve()
     relayed = Relayed(folder / "a.sock", ours=["--deadline"])
     server.send(watcher := events.next(Watching).session, WATCHED)
-    server.send(watcher, protocol.HealthSeen("--deadline", "seeing"))
+    server.send(watcher, protocol.FeedHealth("--deadline", "seeing"))
     server.send(watcher, SEEING)
     relayed.health("aws", Sight.SEEING)
     relayed.relay.stop(timeout=30)
@@ -172,7 +172,7 @@ def test_what_the_service_repeats_is_no_news(serve: Serving, events: Events, fol
     for _ in range(3):
         server.send(watcher, WATCHED)
         server.send(watcher, SEEING)
-    server.send(watcher, protocol.HealthSeen("aws", "blind", "timeout"))
+    server.send(watcher, protocol.FeedHealth("aws", "blind", "timeout"))
     relayed.health("aws", Sight.BLIND)
     said = [e.health.sight for e in relayed.events.drain() if isinstance(e, HealthChanged)]
     assert said == [Sight.SEEING, Sight.SEEING]  # of the service itself, and of its source

@@ -14,7 +14,7 @@ from spotguard.providers.health import Sight
 from tests.agent.sources.relayed import NEVER, SEEING, WATCHED, Relayed
 from tests.fakes.serving import Events, Serving
 
-REBOOT = protocol.NoticeSeen("n1", "reboot", "fake source", 9000.0, 120.0, "", "later")
+REBOOT = protocol.FeedNotice("n1", "reboot", "fake source", 9000.0, 120.0, "", "later")
 
 
 def test_a_service_that_dies_leaves_us_looking_ourselves(
@@ -39,7 +39,7 @@ def test_a_service_that_dies_leaves_us_looking_ourselves(
     assert relayed.own[-1].closed_by == "spotguard-watch-fake source"
 
 
-REBOOT = protocol.NoticeSeen("n1", "reboot", "fake source", 9000.0, 120.0, "", "later")
+REBOOT = protocol.FeedNotice("n1", "reboot", "fake source", 9000.0, 120.0, "", "later")
 
 
 def test_what_is_called_off_while_the_service_is_dead_is_withdrawn(
@@ -62,7 +62,7 @@ def test_what_is_called_off_while_the_service_is_dead_is_withdrawn(
             again.send(watcher := events.next(Watching).session, WATCHED)
             relayed.health(NAME, Sight.SEEING)
             assert not [e for e in relayed.events.drain() if isinstance(e, NoticeGone)]
-            seeing = protocol.HealthSeen("fake source", "seeing")
+            seeing = protocol.FeedHealth("fake source", "seeing")
             while not [e for e in relayed.events.drain() if isinstance(e, NoticeGone)]:
                 again.send(watcher, seeing)
                 relayed.clock.wait(NEVER, 0.001)
@@ -128,7 +128,7 @@ def test_a_service_that_watches_nothing_leaves_us_looking_ourselves(
     server.send(watcher, protocol.Watched(0))
     assert "watches nothing" in relayed.health(NAME, Sight.SEEING).health.detail
     relayed.health("fake source", Sight.SEEING)
-    server.send(watcher, protocol.NoticeSeen("n1", "terminate", "aws", 100.0, 120.0, "words"))
+    server.send(watcher, protocol.FeedNotice("n1", "terminate", "aws", 100.0, 120.0, "words"))
     assert relayed.events.next(NoticeSeen).notice.id == "n1"
 
 

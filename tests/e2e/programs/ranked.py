@@ -11,18 +11,27 @@ import os
 import sys
 import time
 
-from spotguard.hooks.control.sigterm import Hold, hold_sigterm, redeliver
-from spotguard.hooks.ipc.client import Client
-from spotguard.hooks.ipc.protocol import Called, Committed, Leave, Message, Preempt, Register, Told, Withdrawn
+from spotguard.hooks.control.sigterm import SigtermHold, hold_sigterm, redeliver
+from spotguard.hooks.ipc.client import SocketClient
+from spotguard.hooks.ipc.protocol import (
+    Committed,
+    Delivered,
+    Leave,
+    Message,
+    PeerPreempted,
+    Preempt,
+    Register,
+    Withdrawn,
+)
 
 
 class Rank:
     def __init__(self, rank: int, world: int) -> None:
         self.rank, self.world = rank, world
-        self.hold = Hold.GUARDED
+        self.hold = SigtermHold.GUARDED
         self.notice = ""
         self.code = 0
-        self.client = Client(
+        self.client = SocketClient(
             os.environ["SPOTGUARD_SOCKET"],
             hello=lambda: Register(
                 os.getpid(), "job", "ranked.py", os.environ["SPOTGUARD_STORE"], rank, world
@@ -34,17 +43,17 @@ class Rank:
     def tell(self, words: str) -> None:
         os.write(1, f"rank {self.rank} {words}\n".encode())
 
-    def look(self) -> Hold:
+    def look(self) -> SigtermHold:
         self.tell(f"SIGTERM while {self.hold.value}")
         return self.hold
 
     def hear(self, message: Message) -> None:
         if isinstance(message, Preempt):
-            self.notice, self.hold = message.id, Hold.SAVING
-            self.client.send(Told(message.id, time.monotonic()))
+            self.notice, self.hold = message.id, SigtermHold.SAVING
+            self.client.send(Delivered(message.id, time.monotonic()))
             self.tell(f"told {message.kind}")
         elif isinstance(message, Withdrawn):
-            self.hold = Hold.GUARDED
+            self.hold = SigtermHold.GUARDED
             redeliver()
         elif isinstance(message, Leave):
             self.tell("leaves")
@@ -63,10 +72,12 @@ class Rank:
                 now = time.monotonic()
                 if what == "call":
                     source, (gone, meet) = "aws spot/instance-action", words
-                    self.client.send(Called("x", "terminate", source, 118.0, now, gone=gone, meet=meet))
+                    self.client.send(
+                        PeerPreempted("x", "terminate", source, 118.0, now, gone=gone, meet=meet)
+                    )
                 elif what == "commit":
                     self.client.send(Committed(self.notice, int(words[0]), 1000, 0.1, "file:///s/x", now))
-                    self.hold = Hold.LEAVING
+                    self.hold = SigtermHold.LEAVING
                 else:
                     break
         self.client.close()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from spotguard.hooks.checkpoint.attempts import claim_attempt
-from spotguard.hooks.checkpoint.catalog import Whole, find_whole
+from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
 from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoints_prefix
 from spotguard.hooks.checkpoint.marker import mark_alone, put_manifest
 from spotguard.hooks.checkpoint.retention import prune
@@ -48,7 +48,7 @@ class Start:
 
     steps: int
     attempt: int = 0
-    chosen: Whole | None = None
+    chosen: WholeCheckpoint | None = None
     #: What a restore that reads every byte of what it chose found wrong.
     damage: list[object] = field(default_factory=list)
 

@@ -10,7 +10,7 @@ import pytest
 
 from spotguard.hooks.checkpoint.attempts import claim_attempt
 from spotguard.hooks.checkpoint.catalog import whole_checkpoints
-from spotguard.hooks.checkpoint.local_stage import Stage, Staged, file_system, newest_first
+from spotguard.hooks.checkpoint.local_stage import Stage, StagedCheckpoint, file_system, newest_first
 from spotguard.providers.errors import UnavailableError
 from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore, Fault
@@ -69,7 +69,7 @@ def staged_and_stored(tmp_path: Path, *, near: range, far: range) -> tuple[Stage
 
 def order(stage: Stage, store: FakeStore) -> list[tuple[int, bool]]:
     found = newest_first(stage.wholes(store), whole_checkpoints(store, "run"))
-    return [(whole.name.step, isinstance(whole, Staged)) for whole in found]
+    return [(whole.name.step, isinstance(whole, StagedCheckpoint)) for whole in found]
 
 
 def test_both_are_looked_at_by_age_and_the_disk_first_on_a_tie(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.hooks.checkpoint.catalog import Whole, whole_checkpoints
+from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, whole_checkpoints
 from spotguard.hooks.checkpoint.format.coverage import MergedTensor
 from spotguard.hooks.checkpoint.format.manifest import LEVELS, Chunk, Level, private_name
 from spotguard.hooks.checkpoint.ranking import EXTRAS_WORTH, MOMENTS_WORTH, counts, stand_ins, worth_it
@@ -17,7 +17,7 @@ from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore
 
 
-def wholes(*saved: tuple[int, Level], world: int = 2) -> list[Whole]:
+def wholes(*saved: tuple[int, Level], world: int = 2) -> list[WholeCheckpoint]:
     """Checkpoints of these steps and levels, the oldest first; no rank's state was another's."""
     store = FakeStore()
     for save, (step, level) in enumerate(saved):
@@ -26,7 +26,7 @@ def wholes(*saved: tuple[int, Level], world: int = 2) -> list[Whole]:
     return [seeded(whole, {rank: rank for rank in range(world)}) for whole in found]
 
 
-def seeded(whole: Whole, seeds: Mapping[int, int]) -> Whole:
+def seeded(whole: WholeCheckpoint, seeds: Mapping[int, int]) -> WholeCheckpoint:
     """Each rank that is there has generators of its own, in the state of its seed."""
     manifests, tensors = list(whole.manifests), dict(whole.tensors)
     for rank, seed in seeds.items():
@@ -44,7 +44,7 @@ def seeded(whole: Whole, seeds: Mapping[int, int]) -> Whole:
     return replace(whole, manifests=tuple(manifests), tensors=tensors)
 
 
-def order(newest_first: list[Whole], worth: int = EXTRAS_WORTH) -> list[tuple[int, str]]:
+def order(newest_first: list[WholeCheckpoint], worth: int = EXTRAS_WORTH) -> list[tuple[int, str]]:
     return [(whole.name.step, whole.level) for whole in worth_it(iter(newest_first), worth)]
 
 
@@ -97,11 +97,11 @@ def test_extras_that_were_another_rank_s_too_are_worth_nothing(caplog: pytest.Lo
     assert caplog.text == ""
 
 
-def other_seed(whole: Whole) -> Whole:
+def other_seed(whole: WholeCheckpoint) -> WholeCheckpoint:
     return seeded(whole, {0: 3, 1: 4, 2: 5})
 
 
-def other_note(whole: Whole) -> Whole:
+def other_note(whole: WholeCheckpoint) -> WholeCheckpoint:
     alike = seeded(whole, {0: 3, 1: 3, 2: 3})
     last = alike.manifests[-1]
     return replace(
@@ -111,7 +111,7 @@ def other_note(whole: Whole) -> Whole:
 
 
 @pytest.mark.parametrize("unlike", [other_seed, other_note])
-def test_a_state_of_its_own_has_no_stand_in(unlike: Callable[[Whole], Whole]) -> None:
+def test_a_state_of_its_own_has_no_stand_in(unlike: Callable[[WholeCheckpoint], WholeCheckpoint]) -> None:
     lower, full = wholes((50, "full"), (51, "partial-extras"), world=3)
     assert stand_ins(lower, unlike(full)) == {}
     assert next(worth_it(iter([lower, unlike(full)]))).level == "full"

@@ -11,7 +11,7 @@ from spotguard.hooks.checkpoint.attempts import claim_attempt
 from spotguard.hooks.checkpoint.catalog import list_checkpoints, list_runs
 from spotguard.hooks.checkpoint.retention import plan_pruning
 from spotguard.hooks.checkpoint.store_probe import probe
-from spotguard.hooks.restore.retrying_store import PATIENCE, PatientStore
+from spotguard.hooks.restore.retrying_store import PATIENCE, RetryingStore
 from spotguard.providers.errors import (
     CorruptError,
     DeniedError,
@@ -66,7 +66,7 @@ def test_a_missing_right_is_named(verb: str, missing: str) -> None:
     store = FakeStore("s3://bucket")
     store.faults = [denied(verb)]
     with pytest.raises(DeniedError) as raised:
-        probe(PatientStore(store, Impatient(), "Training was not started"), "run")
+        probe(RetryingStore(store, Impatient(), "Training was not started"), "run")
     said = str(raised.value)
     assert said.startswith(f"training was not started, for it could never be saved and restored: {verb}: Acc")
     assert missing in said
@@ -119,7 +119,7 @@ def test_a_store_that_is_away_for_a_moment_is_asked_again(verb: str) -> None:
     """At whatever step."""
     store, clock = FakeStore(), Impatient()
     store.faults = [Fault(at, (verb,)) for at in range(4)]
-    probe(PatientStore(store, clock, "Training was not started"), "run")
+    probe(RetryingStore(store, clock, "Training was not started"), "run")
     assert clock.waits == [0.1, 0.2, 0.4, 0.8]
     assert store.objects == {}
 
@@ -130,7 +130,7 @@ def test_a_store_that_stays_away_is_an_error(verb: str) -> None:
     store, clock = FakeStore(), Impatient()
     store.faults = [Fault(at, (verb,)) for at in range(1000)]
     with pytest.raises(UnavailableError, match="Training was not started"):
-        probe(PatientStore(store, clock, "Training was not started"), "run")
+        probe(RetryingStore(store, clock, "Training was not started"), "run")
     assert clock.now >= PATIENCE
     assert store.objects == {}
 

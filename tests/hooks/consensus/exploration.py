@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from spotguard.hooks.consensus.events import AtBoundary
+from spotguard.hooks.consensus.events import BoundaryEvent
 from spotguard.hooks.consensus.protocol import Answer, Claim, Get, Keys, Set, Wait, Waited
-from spotguard.hooks.consensus.vote import Decision, Offer
-from spotguard.hooks.control.gate import Shut
+from spotguard.hooks.consensus.vote import Decision, Vote
+from spotguard.hooks.control.gate_rule import Shut
 from tests.hooks.consensus.sayings import Sayings, Violation, perform
 from tests.hooks.consensus.worlds import (
     Rank,
@@ -213,7 +213,7 @@ class Exploration:
         if rank.restoring:
             step = None
         everybody = tuple(range(self.scene.ranks))
-        offer = Offer(
+        offer = Vote(
             index,
             step,
             boundary=at_boundary and step != place.completed,
@@ -302,7 +302,7 @@ class Exploration:
         yield "saves", saved._replace(saved=world.saved | {(rank.epoch, decision)})
         if index in self.scene.moving and not world.moved and place.shut is not Shut.AT_BOUNDARY:
             moved = changed(world, index, rank._replace(phase="ended"))
-            yield "has moved", moved._replace(log=(*world.log, AtBoundary(rank.epoch)), moved=True)
+            yield "has moved", moved._replace(log=(*world.log, BoundaryEvent(rank.epoch)), moved=True)
 
     def _beside(self, world: World, epoch: int) -> bool:
         """Training goes on once the state is copied."""

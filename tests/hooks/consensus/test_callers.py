@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from spotguard.hooks.consensus.callers import Callers
+from spotguard.hooks.consensus.callers import CallerPool
 from spotguard.providers.clock import SystemClock
 
 #: Seconds after which a wait between threads counts as a hang.
@@ -18,8 +18,8 @@ def soon() -> float:
     return time.monotonic() + PATIENCE
 
 
-def callers() -> Callers:
-    made = Callers(SystemClock())
+def callers() -> CallerPool:
+    made = CallerPool(SystemClock())
     made.begin()
     return made
 

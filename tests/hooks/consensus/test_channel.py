@@ -22,10 +22,10 @@ pytest.importorskip("torch")
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from spotguard.hooks.consensus.channel import Channel
-from spotguard.hooks.consensus.events import Background, Call, Notice, Withdrawn
-from spotguard.hooks.consensus.job_state import Standing
-from spotguard.hooks.consensus.store import Silent, Store
-from spotguard.hooks.consensus.vote import Decision, Offer
+from spotguard.hooks.consensus.events import BackgroundEvent, LogEvent, NoticeEvent, WithdrawnEvent
+from spotguard.hooks.consensus.job_state import JobState
+from spotguard.hooks.consensus.store import JobStore, StoreSilent
+from spotguard.hooks.consensus.vote import Decision, Vote
 from spotguard.hooks.ipc import typed_json
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
@@ -43,7 +43,7 @@ print(store.port, flush=True)
 sys.stdin.read()
 """
 
-NOTICE = Notice("a", "interruption", "aws", 30.0, "m0", 120.0)
+NOTICE = NoticeEvent("a", "interruption", "aws", 30.0, "m0", 120.0)
 T = TypeVar("T")
 
 
@@ -57,22 +57,22 @@ class Rank:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.heard: list[tuple[int, Call, Standing]] = []
+        self.heard: list[tuple[int, LogEvent, JobState]] = []
         self._changed = threading.Condition()
         channel.listen(self._hear)
 
-    def _hear(self, epoch: int, call: Call, standing: Standing) -> None:
+    def _hear(self, epoch: int, call: LogEvent, standing: JobState) -> None:
         with self._changed:
             self.heard.append((epoch, call, standing))
             self._changed.notify_all()
 
-    def hears(self, count: int) -> list[Call]:
+    def hears(self, count: int) -> list[LogEvent]:
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.heard) >= count, PATIENCE)
             return [call for _, call, _ in self.heard]
 
     def agree(self, epoch: int, step: int | None, seconds: float = PATIENCE, **offer: Any) -> Decision:
-        offered = Offer(self.channel.rank, step, **offer)
+        offered = Vote(self.channel.rank, step, **offer)
         return self.channel.agree(epoch, offered, within(seconds), lambda: False)
 
 
@@ -83,7 +83,7 @@ def together(*acts: Callable[[], T]) -> list[T]:
 
 
 def join(stores: list[Any], incarnation: str = "life", **how: Any) -> list[Channel]:
-    def one(rank: int, store: Store) -> Channel:
+    def one(rank: int, store: JobStore) -> Channel:
         return Channel.join(
             store,
             rank,
@@ -157,8 +157,8 @@ def test_the_next_life_of_a_job_sees_nothing_of_the_last(stores: list[Any]) -> N
             rank.hears(1)
         assert ranks[2].agree(1, None).step is None
     with a_job(stores, "second") as ranks:
-        assert ranks[1].channel.call(Background(), within(PATIENCE)) == 1
-        assert [rank.hears(1) for rank in ranks] == [[Background(heard=0)]] * 3
+        assert ranks[1].channel.call(BackgroundEvent(), within(PATIENCE)) == 1
+        assert [rank.hears(1) for rank in ranks] == [[BackgroundEvent(heard=0)]] * 3
         decided = together(*(lambda r=r: r.agree(1, 2) for r in ranks))
         assert [each.step for each in decided] == [2, 2, 2]
 
@@ -196,10 +196,10 @@ def test_a_call_that_supersedes_ends_the_waiting() -> None:
             rank.hears(1)
         with ThreadPoolExecutor(2) as pool:
             waiting = [pool.submit(rank.agree, 1, 3) for rank in ranks[:2]]
-            ranks[2].channel.call(Withdrawn("a"), within(PATIENCE))
+            ranks[2].channel.call(WithdrawnEvent("a"), within(PATIENCE))
             decided = [each.result(PATIENCE) for each in waiting]
         assert [each.step for each in decided] == [None, None]
-        ranks[1].channel.call(Notice("b", "spot", "gcp", 30.0, "m1", 30.0), within(PATIENCE))
+        ranks[1].channel.call(NoticeEvent("b", "spot", "gcp", 30.0, "m1", 30.0), within(PATIENCE))
         for rank in ranks:
             rank.hears(3)
         again = together(*(lambda r=r: r.agree(3, 5) for r in ranks))
@@ -211,7 +211,7 @@ def test_who_does_not_want_it_any_more_waits_no_longer() -> None:
     with a_job(over_tcp()) as ranks:
         over = threading.Event()
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(ranks[0].channel.agree, 1, Offer(0, 3), within(PATIENCE), over.is_set)
+            waiting = pool.submit(ranks[0].channel.agree, 1, Vote(0, 3), within(PATIENCE), over.is_set)
             over.set()
             assert waiting.result(PATIENCE).step is None
 
@@ -219,9 +219,9 @@ def test_who_does_not_want_it_any_more_waits_no_longer() -> None:
 def test_who_does_not_come_to_a_meeting_is_named() -> None:
     """By all that wait for it."""
     with a_job(over_tcp()) as ranks:
-        with pytest.raises(Silent, match="rank 0 of 3"):
+        with pytest.raises(StoreSilent, match="rank 0 of 3"):
             ranks[1].channel.tell(None, 1.0)
-        with pytest.raises(Silent, match="rank 0 of 3"):
+        with pytest.raises(StoreSilent, match="rank 0 of 3"):
             ranks[1].channel.gather(b"", 1.0)
 
 
@@ -231,7 +231,7 @@ def test_a_mistake_in_whoever_hears_does_not_stop_the_hearing(caplog: pytest.Log
     heard: list[int] = []
     done = threading.Event()
 
-    def hear(epoch: int, call: Call, standing: Standing) -> None:
+    def hear(epoch: int, call: LogEvent, standing: JobState) -> None:
         heard.append(epoch)
         if epoch == 2:
             done.set()
@@ -240,7 +240,7 @@ def test_a_mistake_in_whoever_hears_does_not_stop_the_hearing(caplog: pytest.Log
     (channel,) = join([HashStore()])
     channel.listen(hear)
     for _ in range(2):
-        channel.call(Background(), within(PATIENCE))
+        channel.call(BackgroundEvent(), within(PATIENCE))
     assert done.wait(PATIENCE)
     assert heard == [1, 2]
     channel.close()
@@ -253,7 +253,7 @@ def test_another_version_is_refused_by_name() -> None:
     store.set("spotguard/life/gathered/1/1", card.hex())
     before = set(threading.enumerate())
     with pytest.raises(UsageError, match="rank 1 runs another version"):
-        Channel.join(cast(Store, store), 0, 2, "m", SystemClock(), meet=lambda _: b"life")
+        Channel.join(cast(JobStore, store), 0, 2, "m", SystemClock(), meet=lambda _: b"life")
     assert not [t for t in set(threading.enumerate()) - before if t.name.startswith("spotguard")]
 
 
@@ -264,7 +264,7 @@ def test_when_it_is_closed_no_thread_is_left(stores: list[Any]) -> None:
         assert {thread.name for thread in set(threading.enumerate()) - before} >= {"spotguard-mailbox"}
     assert not [t for t in set(threading.enumerate()) - before if t.name.startswith("spotguard")]
     ranks[0].channel.close()
-    child = Channel(cast(Store, HashStore()), 0, 2, "x", SystemClock(), hosts=True)
+    child = Channel(cast(JobStore, HashStore()), 0, 2, "x", SystemClock(), hosts=True)
     child.forget()
     child.close()
     assert not child._leaving
@@ -312,18 +312,18 @@ def test_a_host_that_stands_still_and_then_goes_holds_nobody(
     ranks = [Rank(each) for each in join([TCPStore("127.0.0.1", port) for _ in range(2)])]
     os.kill(host.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, host.pid, os.WSTOPPED)  # on another core it may answer once more before it stands
-    with pytest.raises(Silent, match="has not answered in time"):
+    with pytest.raises(StoreSilent, match="has not answered in time"):
         ranks[0].channel.call(NOTICE, within(0.2))
     decision = ranks[1].agree(1, 3, 0.2)
     assert decision.step is None
     assert "store" in decision.why
-    with pytest.raises(Silent):
+    with pytest.raises(StoreSilent):
         ranks[1].channel.tell(None, 0.2)
     os.kill(host.pid, signal.SIGKILL)
     host.wait(PATIENCE)
     assert ranks[0].channel._mailbox.close(PATIENCE)
     assert ranks[0].channel.lost
-    with pytest.raises(Silent, match="does not answer"):
+    with pytest.raises(StoreSilent, match="does not answer"):
         ranks[0].channel.call(NOTICE, within(PATIENCE))
     together(*(rank.channel.close for rank in ranks))
     assert not [t for t in set(threading.enumerate()) - before if t.name.startswith("spotguard")]

@@ -8,33 +8,33 @@ import pytest
 
 from spotguard.hooks.consensus import events
 from spotguard.hooks.consensus.events import (
-    AtBoundary,
-    Background,
-    Call,
-    Failed,
-    Manual,
-    Notice,
-    Strange,
-    Withdrawn,
+    BackgroundEvent,
+    BoundaryEvent,
+    FailedEvent,
+    LogEvent,
+    ManualEvent,
+    NoticeEvent,
+    UnknownEvent,
+    WithdrawnEvent,
 )
 from spotguard.hooks.ipc import typed_json
 
-NOTICE = Notice("i-1", "interruption", "aws", 119.5, "m0", 120.0)
+NOTICE = NoticeEvent("i-1", "interruption", "aws", 119.5, "m0", 120.0)
 
 
 @pytest.mark.parametrize(
     "call",
     [
         NOTICE,
-        Notice("d", "drill", "you", 30, "m1", 30, drill=True),
-        Withdrawn("i-1"),
-        Background("every 60 s"),
-        Manual(7),
-        AtBoundary(3, "a buffer moved"),
-        Failed(3, 1, "denied"),
+        NoticeEvent("d", "drill", "you", 30, "m1", 30, drill=True),
+        WithdrawnEvent("i-1"),
+        BackgroundEvent("every 60 s"),
+        ManualEvent(7),
+        BoundaryEvent(3, "a buffer moved"),
+        FailedEvent(3, 1, "denied"),
     ],
 )
-def test_what_is_called_is_heard(call: Call) -> None:
+def test_what_is_called_is_heard(call: LogEvent) -> None:
     """Every kind, with all that it says."""
     assert events.decode(events.encode(call, 1, 2)) == call
 
@@ -67,10 +67,10 @@ def test_no_two_entries_are_the_same() -> None:
 def test_what_cannot_be_read_is_strange(raw: bytes) -> None:
     """It takes its place in the log, and says why it is nothing else."""
     call = events.decode(raw)
-    assert isinstance(call, Strange)
+    assert isinstance(call, UnknownEvent)
     assert call.why
 
 
 def test_a_field_of_a_later_version_is_passed_over() -> None:
     """What a call means does not change without a new version; what it says besides may."""
-    assert events.decode(b'{"call": "manual", "step": 4, "mood": "good"}') == Manual(4)
+    assert events.decode(b'{"call": "manual", "step": 4, "mood": "good"}') == ManualEvent(4)

@@ -7,22 +7,22 @@ from dataclasses import replace
 import pytest
 
 from spotguard.hooks.consensus import protocol
-from spotguard.hooks.consensus.events import Background, Notice, Withdrawn
+from spotguard.hooks.consensus.events import BackgroundEvent, NoticeEvent, WithdrawnEvent
 from spotguard.hooks.consensus.protocol import Claim, Keys, Saying, Waited
-from spotguard.hooks.consensus.vote import Decision, Offer, read_decision
+from spotguard.hooks.consensus.vote import Decision, Vote, read_decision
 from tests.hooks.consensus.exploration import explore
 from tests.hooks.consensus.sayings import Violation
 from tests.hooks.consensus.worlds import Scene
 
 
-def notice(id: str, machine: str = "m0") -> Notice:
-    return Notice(id, "interruption", "aws", 30.0, machine, 120.0)
+def notice(id: str, machine: str = "m0") -> NoticeEvent:
+    return NoticeEvent(id, "interruption", "aws", 30.0, machine, 120.0)
 
 
 ONE = (notice("a"),)
 TWO = (notice("a"), notice("b", "m1"))
-BACK = (notice("a"), Withdrawn("a"))
-BESIDE = (Background(), notice("a"))
+BACK = (notice("a"), WithdrawnEvent("a"))
+BESIDE = (BackgroundEvent(), notice("a"))
 PAIR, THREE = frozenset({0, 1}), frozenset({0, 1, 2})
 #: Each stage of a pipeline waits for the one before it, and may be steps behind it.
 STAGES = ((0,), (0, 1), (1, 2))
@@ -37,10 +37,10 @@ SCENES = {
     "two machines": Scene(2, TWO),
     "withdrawn": Scene(3, BACK),
     "withdrawn, and noticed again": Scene(2, (*BACK, notice("c"))),
-    "beside training": Scene(2, (Background(), Background()), steps=2),
+    "beside training": Scene(2, (BackgroundEvent(), BackgroundEvent()), steps=2),
     "beside training, then a notice": Scene(2, BESIDE),
     "a state that moves": Scene(2, ONE, moving=PAIR),
-    "a state that moves beside training": Scene(2, (Background(),), steps=2, moving=PAIR),
+    "a state that moves beside training": Scene(2, (BackgroundEvent(),), steps=2, moving=PAIR),
     "a state that moves under two notices": Scene(2, TWO, moving=PAIR),
     "collectives inside a step": Scene(3, ONE, steps=2, step=("meet", "change", "meet", "complete", "leave")),
     "two optimizers": Scene(2, BACK, step=("meet", "change", "change", "begin", "complete", "leave")),
@@ -68,11 +68,11 @@ SCENES = {
     "out of time": Scene(2, ONE, hasty=PAIR),
     "one of three out of time": Scene(3, ONE, hasty=frozenset({0})),
     "out of time and withdrawn": Scene(2, BACK, hasty=PAIR),
-    "out of time beside training": Scene(2, (Background(),), steps=2, hasty=PAIR),
+    "out of time beside training": Scene(2, (BackgroundEvent(),), steps=2, hasty=PAIR),
     "replicas, out of time": Scene(2, ONE, hasty=PAIR, replicas=True),
     "a death": Scene(2, ONE, hasty=PAIR, mortal=PAIR),
     "a death among replicas": Scene(2, BACK, hasty=PAIR, mortal=PAIR, replicas=True),
-    "a death beside training": Scene(2, (Background(),), hasty=PAIR, mortal=PAIR),
+    "a death beside training": Scene(2, (BackgroundEvent(),), hasty=PAIR, mortal=PAIR),
     "a store that goes silent": Scene(2, ONE, hasty=PAIR, cut=PAIR, replicas=True),
 }
 
@@ -89,7 +89,7 @@ LARGE = {
     "a pipeline of four": Scene(4, ONE, steps=2, partners=(*STAGES, (2, 3))),
     "one of four saves at boundaries only": Scene(4, ONE, boundary_only=frozenset({1})),
     "all of four leave": Scene(4, ONE, leaves=True, boundary_only=frozenset({1, 2})),
-    "four calls": Scene(2, (Background(), *TWO, Withdrawn("b"))),
+    "four calls": Scene(2, (BackgroundEvent(), *TWO, WithdrawnEvent("b"))),
     "a store that goes silent between two notices": Scene(2, TWO, hasty=PAIR, cut=PAIR),
     "out of time between two notices": Scene(2, TWO, hasty=PAIR),
 }
@@ -112,7 +112,7 @@ def test_in_every_order_of_many_ranks_and_calls(name: str) -> None:
 # --- the exploration can fail --------------------------------------------------------------------------------
 
 
-def decides_alone(keys: Keys, epoch: int, offer: Offer) -> Saying[Decision | None]:
+def decides_alone(keys: Keys, epoch: int, offer: Vote) -> Saying[Decision | None]:
     """The real rule, but that who runs out of time does not ask whether it is decided."""
     saying, late = protocol.agree(keys, epoch, offer), False
     operation = next(saying)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from spotguard.hooks.consensus.events import (
-    AtBoundary,
-    Background,
-    Call,
-    Failed,
-    Manual,
-    Notice,
-    Strange,
-    Withdrawn,
+    BackgroundEvent,
+    BoundaryEvent,
+    FailedEvent,
+    LogEvent,
+    ManualEvent,
+    NoticeEvent,
+    UnknownEvent,
+    WithdrawnEvent,
 )
-from spotguard.hooks.consensus.job_state import Standing, Wanted
+from spotguard.hooks.consensus.job_state import JobState, WantedSave
 
 
-def notice(id: str, machine: str = "m0", *, drill: bool = False) -> Notice:
-    return Notice(id, "interruption", "aws", 30.0, machine, 120.0, drill)
+def notice(id: str, machine: str = "m0", *, drill: bool = False) -> NoticeEvent:
+    return NoticeEvent(id, "interruption", "aws", 30.0, machine, 120.0, drill)
 
 
-def after(*calls: Call) -> Standing:
-    standing = Standing()
+def after(*calls: LogEvent) -> JobState:
+    standing = JobState()
     for call in calls:
         standing = standing.after(call)
     return standing
@@ -29,7 +29,7 @@ def after(*calls: Call) -> Standing:
 def test_a_notice_dooms_its_machine_and_wants_a_save() -> None:
     """Of all ranks; those of that machine are the doomed ones."""
     standing = after(notice("a", "m1"))
-    assert standing.wanted == Wanted(1, "notice")
+    assert standing.wanted == WantedSave(1, "notice")
     assert standing.doomed == {"m1"}
     assert standing.doomed_ranks(["m0", "m1", "m0", "m1"]) == {1, 3}
 
@@ -37,14 +37,14 @@ def test_a_notice_dooms_its_machine_and_wants_a_save() -> None:
 def test_the_same_notice_again_is_nothing_new() -> None:
     """Every rank of a machine hears of it from its agent, and calls."""
     standing = after(notice("a"), notice("a"), notice("a"))
-    assert standing.wanted == Wanted(1, "notice")
+    assert standing.wanted == WantedSave(1, "notice")
     assert (standing.epoch, len(standing.notices)) == (3, 1)
 
 
 def test_a_further_machine_supersedes() -> None:
     """Roles change: it is decided anew."""
     standing = after(notice("a"), notice("b", "m1"))
-    assert standing.wanted == Wanted(2, "notice")
+    assert standing.wanted == WantedSave(2, "notice")
     assert standing.doomed == {"m0", "m1"}
     assert not standing.counts(1)
     assert standing.counts(2)
@@ -53,10 +53,10 @@ def test_a_further_machine_supersedes() -> None:
 def test_a_further_notice_for_a_doomed_machine_is_remembered_and_no_more() -> None:
     """The first being withdrawn, the machine is doomed all the same."""
     standing = after(notice("a"), notice("b"))
-    assert standing.wanted == Wanted(1, "notice")
-    standing = standing.after(Withdrawn("a"))
+    assert standing.wanted == WantedSave(1, "notice")
+    standing = standing.after(WithdrawnEvent("a"))
     assert standing.doomed == {"m0"}
-    assert standing.wanted == Wanted(1, "notice")
+    assert standing.wanted == WantedSave(1, "notice")
 
 
 def test_a_notice_after_a_drill_is_in_earnest() -> None:
@@ -64,65 +64,65 @@ def test_a_notice_after_a_drill_is_in_earnest() -> None:
     standing = after(notice("d", drill=True))
     assert standing.drill
     standing = standing.after(notice("a"))
-    assert standing.wanted == Wanted(2, "notice")
+    assert standing.wanted == WantedSave(2, "notice")
     assert not standing.drill
-    standing = standing.after(notice("e", drill=True)).after(Withdrawn("d"))
-    assert standing.wanted == Wanted(2, "notice")
+    standing = standing.after(notice("e", drill=True)).after(WithdrawnEvent("d"))
+    assert standing.wanted == WantedSave(2, "notice")
 
 
 def test_withdrawn_training_goes_on() -> None:
     """Only when no notice is left; what nobody has heard of cannot be withdrawn."""
     both = after(notice("a"), notice("b", "m1"))
-    assert both.after(Withdrawn("z")).wanted == both.wanted
-    one = both.after(Withdrawn("b"))
-    assert one.wanted == Wanted(2, "notice")
+    assert both.after(WithdrawnEvent("z")).wanted == both.wanted
+    one = both.after(WithdrawnEvent("b"))
+    assert one.wanted == WantedSave(2, "notice")
     assert one.doomed == {"m0"}
-    none = one.after(Withdrawn("a"))
+    none = one.after(WithdrawnEvent("a"))
     assert none.wanted is None
     assert not none.drill
-    assert none.after(notice("a")).wanted == Wanted(5, "notice")
+    assert none.after(notice("a")).wanted == WantedSave(5, "notice")
 
 
 def test_while_a_notice_stands_nothing_else_is_saved() -> None:
     """Beside training, or by hand."""
-    assert after(notice("a"), Background(), Manual(3)).wanted == Wanted(1, "notice")
+    assert after(notice("a"), BackgroundEvent(), ManualEvent(3)).wanted == WantedSave(1, "notice")
 
 
 def test_a_notice_supersedes_what_is_saved_beside_training() -> None:
     """And what is withdrawn then leaves nothing to be done."""
-    standing = after(Background("every 60 s"))
-    assert standing.wanted == Wanted(1, "background")
-    standing = standing.after(Manual(4))
-    assert standing.wanted == Wanted(2, "manual")
+    standing = after(BackgroundEvent("every 60 s"))
+    assert standing.wanted == WantedSave(1, "background")
+    standing = standing.after(ManualEvent(4))
+    assert standing.wanted == WantedSave(2, "manual")
     standing = standing.after(notice("a"))
-    assert standing.wanted == Wanted(3, "notice")
-    assert standing.after(Withdrawn("a")).wanted is None
+    assert standing.wanted == WantedSave(3, "notice")
+    assert standing.after(WithdrawnEvent("a")).wanted is None
 
 
 def test_what_was_asked_for_before_a_call_was_heard_does_not_supersede_it() -> None:
     """The clock of background checkpoints strikes while the script saves by hand: that is not called off."""
-    by_hand = after(Background(heard=0), Manual(4))
-    assert by_hand.after(Background(heard=1)).wanted == Wanted(2, "manual")
-    assert by_hand.after(Background(heard=2)).wanted == Wanted(3, "background")
-    assert after(Background(heard=0), Background(heard=0)).wanted == Wanted(1, "background")
+    by_hand = after(BackgroundEvent(heard=0), ManualEvent(4))
+    assert by_hand.after(BackgroundEvent(heard=1)).wanted == WantedSave(2, "manual")
+    assert by_hand.after(BackgroundEvent(heard=2)).wanted == WantedSave(3, "background")
+    assert after(BackgroundEvent(heard=0), BackgroundEvent(heard=0)).wanted == WantedSave(1, "background")
 
 
 def test_a_state_that_moved_is_saved_at_a_boundary() -> None:
     """By all, once, for the same cause; and a save that does not count any more is not saved again."""
-    standing = after(Background(), AtBoundary(1, "moved"), AtBoundary(1, "moved here too"))
-    assert standing.wanted == Wanted(2, "background", boundary=True)
-    assert after(notice("a"), AtBoundary(1)).wanted == Wanted(2, "notice", boundary=True)
-    assert after(notice("a"), Withdrawn("a"), AtBoundary(1)).wanted is None
+    standing = after(BackgroundEvent(), BoundaryEvent(1, "moved"), BoundaryEvent(1, "moved here too"))
+    assert standing.wanted == WantedSave(2, "background", boundary=True)
+    assert after(notice("a"), BoundaryEvent(1)).wanted == WantedSave(2, "notice", boundary=True)
+    assert after(notice("a"), WithdrawnEvent("a"), BoundaryEvent(1)).wanted is None
 
 
 def test_what_moved_under_one_notice_is_not_trusted_under_the_next() -> None:
     """But after the first is over it is tried again."""
-    moved = after(notice("a"), AtBoundary(1))
-    assert moved.after(notice("b", "m1")).wanted == Wanted(3, "notice", boundary=True)
-    assert moved.after(Withdrawn("a")).after(notice("c")).wanted == Wanted(4, "notice")
+    moved = after(notice("a"), BoundaryEvent(1))
+    assert moved.after(notice("b", "m1")).wanted == WantedSave(3, "notice", boundary=True)
+    assert moved.after(WithdrawnEvent("a")).after(notice("c")).wanted == WantedSave(4, "notice")
 
 
 def test_what_cannot_be_read_only_counts() -> None:
     """The numbers of the log stay those of all ranks."""
-    standing = after(notice("a"), Strange("?"), Failed(1, 0), notice("b", "m1"))
-    assert standing.wanted == Wanted(4, "notice")
+    standing = after(notice("a"), UnknownEvent("?"), FailedEvent(1, 0), notice("b", "m1"))
+    assert standing.wanted == WantedSave(4, "notice")

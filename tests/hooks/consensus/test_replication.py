@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spotguard.hooks.consensus.topology import Holding
+from spotguard.hooks.consensus.topology import ReplicationInfo
 
-REPLICA = Holding(frozenset({"model", "optimizer", "rng"}), frozenset({(0, 1)}), alone=False)
+REPLICA = ReplicationInfo(frozenset({"model", "optimizer", "rng"}), frozenset({(0, 1)}), alone=False)
 
 
 def test_a_replica_can_be_done_without() -> None:
@@ -18,13 +18,13 @@ def test_a_replica_can_be_done_without() -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        Holding(REPLICA.parts | {"ema"}, REPLICA.groups, alone=False),
-        Holding(REPLICA.parts, REPLICA.groups | {(1, 2)}, alone=False),
-        Holding(REPLICA.parts, REPLICA.groups, alone=True),
+        ReplicationInfo(REPLICA.parts | {"ema"}, REPLICA.groups, alone=False),
+        ReplicationInfo(REPLICA.parts, REPLICA.groups | {(1, 2)}, alone=False),
+        ReplicationInfo(REPLICA.parts, REPLICA.groups, alone=True),
     ],
     ids=["a name of its own", "another group", "tensors of its own"],
 )
-def test_who_has_anything_more_can_not(more: Holding) -> None:
+def test_who_has_anything_more_can_not(more: ReplicationInfo) -> None:
     """Though it has all that the others have."""
     assert not more.within(REPLICA)
     assert REPLICA.within(more)

@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.shared_names import refuse_namesakes
-from spotguard.hooks.consensus.store import Store
+from spotguard.hooks.consensus.store import JobStore
 from spotguard.hooks.state.state import State
-from spotguard.hooks.state.tensor_item import Leaf
+from spotguard.hooks.state.tensor_item import StateTensor
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import StateError
 from tests.fakes.ranks import rank_of
@@ -30,20 +30,20 @@ PATIENCE = 20.0
 WEIGHT, OTHER = torch.rand(4, 3), torch.rand(4, 3)
 
 
-def on(group: tuple[int, ...], tensor: torch.Tensor, name: str = "model/0.weight") -> Leaf:
-    return Leaf(name, tensor, holders=group, group=group)
+def on(group: tuple[int, ...], tensor: torch.Tensor, name: str = "model/0.weight") -> StateTensor:
+    return StateTensor(name, tensor, holders=group, group=group)
 
 
-def met(held: Sequence[Sequence[Leaf] | Exception]) -> list[str]:
+def met(held: Sequence[Sequence[StateTensor] | Exception]) -> list[str]:
     """What each rank is refused for, having these leaves; or, having none, this."""
 
-    def collect(rank: int) -> Sequence[Leaf]:
+    def collect(rank: int) -> Sequence[StateTensor]:
         found = held[rank]
         if isinstance(found, Exception):
             raise found
         return found
 
-    store = cast(Store, HashStore())
+    store = cast(JobStore, HashStore())
 
     def one(rank: int) -> str:
         channel = Channel.join(store, rank, len(held), "m", SystemClock(), meet=lambda _: b"life")

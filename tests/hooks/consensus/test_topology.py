@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.hooks.consensus.topology import Machine, default_interface, this_machine
+from spotguard.hooks.consensus.topology import Host, default_interface, this_machine
 
 HEAD = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
 
@@ -42,15 +42,15 @@ def test_the_default_route_that_costs_least_says_which_interface(routes: str, in
 
 
 def test_others_find_it_at_its_last_address() -> None:
-    machine = Machine("id", ("host", "172.17.0.1", "10.0.0.5"))
+    machine = Host("id", ("host", "172.17.0.1", "10.0.0.5"))
     assert machine.address == "10.0.0.5"
-    assert Machine.decode(machine.encode()) == machine
-    assert Machine("id", ("host",)).address == ""
+    assert Host.decode(machine.encode()) == machine
+    assert Host("id", ("host",)).address == ""
 
 
 def test_a_token_of_another_version_is_a_name_for_itself() -> None:
-    assert Machine.decode("other").id == "other"
-    assert Machine.decode(json.dumps(["id", "host", 7])).names == ("host", "7")
+    assert Host.decode("other").id == "other"
+    assert Host.decode(json.dumps(["id", "host", 7])).names == ("host", "7")
 
 
 def test_two_containers_of_one_kernel_are_two_machines(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_two_containers_of_one_kernel_are_two_machines(tmp_path: Path) -> None:
         pytest.skip(f"no mount namespaces here: {other.stderr.strip()}")
     mine = this_machine(agent)
     assert of().stdout.strip() == mine.encode(), "a rank beside this one"
-    assert Machine.decode(other.stdout) != mine
-    assert Machine.decode(other.stdout).names == mine.names
+    assert Host.decode(other.stdout) != mine
+    assert Host.decode(other.stdout).names == mine.names
 
 
 def test_an_agent_that_starts_again_is_on_the_same_machine(tmp_path: Path) -> None:

@@ -7,20 +7,28 @@ from dataclasses import replace
 
 import pytest
 
-from spotguard.hooks.consensus.vote import Decision, Offer, Shared, decide, read_decision, read_offer, shared
+from spotguard.hooks.consensus.vote import (
+    Decision,
+    ReplicaGroup,
+    Vote,
+    decide,
+    read_decision,
+    read_offer,
+    shared,
+)
 from spotguard.providers.errors import ProtocolError
 
 
 def test_the_latest_of_the_steps_is_saved_by_all() -> None:
     """Whatever the order in which they offered."""
-    assert decide(4, 3, [Offer(2, 7), Offer(0, 8, boundary=True), Offer(1, 5)]) == Decision(
+    assert decide(4, 3, [Vote(2, 7), Vote(0, 8, boundary=True), Vote(1, 5)]) == Decision(
         4, 8, "", (0, 1, 2), "full", whole_each=False
     )
 
 
 def test_who_has_no_state_ends_it_for_all() -> None:
     """Also when others are silent, and named."""
-    for offers in ([Offer(0, 3), Offer(1, None), Offer(2, 3)], [Offer(1, None)]):
+    for offers in ([Vote(0, 3), Vote(1, None), Vote(2, 3)], [Vote(1, None)]):
         decision = decide(1, 3, offers)
         assert decision.step is None
         assert "rank 1 of 3" in decision.why
@@ -30,12 +38,12 @@ def test_who_has_no_state_ends_it_for_all() -> None:
 def test_without_the_silent_only_who_holds_all_that_they_hold() -> None:
     """And only where nobody would have to train to get there."""
     replica = (0, 1, 2)
-    there = [Offer(0, 6, covers=replica), Offer(2, 6, covers=replica)]
+    there = [Vote(0, 6, covers=replica), Vote(2, 6, covers=replica)]
     decision = decide(1, 3, there)
     assert (decision.step, decision.ranks) == (6, (0, 2))
     assert "rank 1 of 3" in decision.why
     for instead in (
-        [Offer(0, 6, covers=(0,)), Offer(2, 6, covers=(2,))],
+        [Vote(0, 6, covers=(0,)), Vote(2, 6, covers=(2,))],
         [there[0], replace(there[1], step=7)],
         [there[0], replace(there[1], boundary=True)],
         [],
@@ -47,7 +55,7 @@ def test_without_the_silent_only_who_holds_all_that_they_hold() -> None:
 def test_a_complete_checkpoint_as_new_is_worth_more_than_one_without_the_silent() -> None:
     """Whoever knows of it. One that is older is not; and where all answer, each saves: who asks may want its own."""
     replica = (0, 1, 2)
-    there = [Offer(0, 6, last=4, covers=replica), Offer(2, 6, last=6, covers=replica)]
+    there = [Vote(0, 6, last=4, covers=replica), Vote(2, 6, last=6, covers=replica)]
     decision = decide(1, 3, there)
     assert (decision.step, decision.stands, decision.ranks) == (None, 6, (0, 2))
     assert decision.why == (
@@ -55,37 +63,37 @@ def test_a_complete_checkpoint_as_new_is_worth_more_than_one_without_the_silent(
     )
     for older in ([there[0]], [there[0], replace(there[1], step=7, last=6)], [replace(there[1], last=5)]):
         assert decide(1, 3, older).stands == -1
-    assert decide(1, 3, [*there, Offer(1, 6, last=6)]).step == 6
+    assert decide(1, 3, [*there, Vote(1, 6, last=6)]).step == 6
 
 
 def test_a_shard_that_is_gone_matters_not_where_the_step_is_complete() -> None:
     """Nobody else holds it, and nothing is lost."""
-    assert decide(1, 2, [Offer(0, 6, last=6)]).stands == 6
+    assert decide(1, 2, [Vote(0, 6, last=6)]).stands == 6
 
 
 def test_one_that_covers_the_silent_is_enough() -> None:
     """Two groups of replicas of which each has lost one; and one that has lost both."""
-    there = [Offer(0, 6, covers=(0, 2)), Offer(3, 6, covers=(1, 3))]
+    there = [Vote(0, 6, covers=(0, 2)), Vote(3, 6, covers=(1, 3))]
     assert decide(1, 4, there).ranks == (0, 3)
-    gone = [Offer(0, 6, covers=(0, 2)), Offer(2, 6, covers=(0, 2))]
+    gone = [Vote(0, 6, covers=(0, 2)), Vote(2, 6, covers=(0, 2))]
     assert "state of ranks 1, 3" in decide(1, 4, gone).why
 
 
 def test_weights_go_first_where_a_doomed_rank_is_short_of_time() -> None:
     """A quarter slower, two commits and a second must fit; who is not doomed has time, and hope where nothing is known."""
-    short = Offer(0, 1, weights=100, moments=700, rate=100.0, commit=1.0, left=12.9)
-    assert decide(1, 2, [short, Offer(1, 1)]).level == "weights-first"
+    short = Vote(0, 1, weights=100, moments=700, rate=100.0, commit=1.0, left=12.9)
+    assert decide(1, 2, [short, Vote(1, 1)]).level == "weights-first"
     for enough in (replace(short, left=13.1), replace(short, left=None), replace(short, rate=None)):
-        assert decide(1, 2, [enough, Offer(1, 1)]).level == "full"
+        assert decide(1, 2, [enough, Vote(1, 1)]).level == "full"
 
 
 def test_weights_go_early_where_a_doomed_rank_says_that_they_count() -> None:
     """Of all that fits. Short of time they go first; and who stays has no cloud that breaks its promise."""
-    fits = Offer(0, 1, weights=100, moments=700, rate=100.0, commit=1.0, left=30.0, early=True)
-    assert decide(1, 2, [fits, Offer(1, 1)]).level == "weights-early"
+    fits = Vote(0, 1, weights=100, moments=700, rate=100.0, commit=1.0, left=30.0, early=True)
+    assert decide(1, 2, [fits, Vote(1, 1)]).level == "weights-early"
     assert decide(1, 2, [fits, replace(fits, rank=1, left=9.0)]).level == "weights-first"
     for other in (replace(fits, left=None), replace(fits, early=False)):
-        assert decide(1, 2, [other, Offer(1, 1)]).level == "full"
+        assert decide(1, 2, [other, Vote(1, 1)]).level == "full"
 
 
 def test_who_sees_differently_what_is_shared_is_not_relied_on() -> None:
@@ -93,10 +101,10 @@ def test_who_sees_differently_what_is_shared_is_not_relied_on() -> None:
     left, right = shared({(0, 1): "x"}), shared({(2, 3): "y"})
     assert left[0].group != right[0].group
     offers = [
-        Offer(0, 1, plan=left),
-        Offer(1, 1, plan=left),
-        Offer(2, 1, plan=right),
-        Offer(3, 1, plan=right),
+        Vote(0, 1, plan=left),
+        Vote(1, 1, plan=left),
+        Vote(2, 1, plan=right),
+        Vote(3, 1, plan=right),
     ]
     assert not decide(1, 4, offers).whole_each
     assert decide(1, 4, [*offers[:3], replace(offers[3], plan=shared({(2, 3): "z"}))]).whole_each
@@ -106,30 +114,30 @@ def test_who_sees_differently_what_is_shared_is_not_relied_on() -> None:
 def test_a_silent_rank_makes_nobody_differ() -> None:
     """Its plan is simply not there."""
     plan = shared({(0, 1): "x"})
-    decision = decide(1, 2, [Offer(0, 1, plan=plan, covers=(0, 1))])
+    decision = decide(1, 2, [Vote(0, 1, plan=plan, covers=(0, 1))])
     assert decision.step == 1
     assert not decision.whole_each
 
 
 def test_many_ranks_are_not_all_named() -> None:
     """In one line."""
-    why = decide(1, 300, [Offer(0, 1)]).why
+    why = decide(1, 300, [Vote(0, 1)]).why
     assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 … of 300" in why
 
 
 def test_who_is_held_at_boundaries_hears_of_others_that_are_not() -> None:
     """These wait for it in the next step. Of one that is silent nobody knows, and it waits for nobody."""
-    held = [Offer(rank, 1, parks=True, covers=(2,)) for rank in range(2)]
-    free = Offer(2, 1, covers=(0, 1, 2))
+    held = [Vote(rank, 1, parks=True, covers=(2,)) for rank in range(2)]
+    free = Vote(2, 1, covers=(0, 1, 2))
     assert decide(1, 3, [*held, free]).some_park
     assert not decide(1, 2, held).some_park
-    assert not decide(1, 1, [Offer(0, 1)]).some_park
+    assert not decide(1, 1, [Vote(0, 1)]).some_park
     assert not decide(1, 3, [held[0], free]).some_park
 
 
 def test_offers_and_decisions_cross_the_wire() -> None:
     """With all that they say."""
-    offer = Offer(3, None, True, 5, 6, 7.5, 0.25, 30.0, 12, (Shared("g", 2, "d"),), (3, 4), True, True)
+    offer = Vote(3, None, True, 5, 6, 7.5, 0.25, 30.0, 12, (ReplicaGroup("g", 2, "d"),), (3, 4), True, True)
     assert read_offer(offer.encode()) == offer
     decision = Decision(3, 9, "why", (0, 2), "weights-first", True, True, 8)
     assert read_decision(decision.encode().encode()) == decision
@@ -150,7 +158,7 @@ def test_offers_and_decisions_cross_the_wire() -> None:
 )
 def test_what_is_no_offer_is_refused(field: str, value: object) -> None:
     """By the field that is wrong."""
-    body = {**json.loads(Offer(0, 1).encode()), field: value}
+    body = {**json.loads(Vote(0, 1).encode()), field: value}
     with pytest.raises(ProtocolError):
         read_offer(json.dumps(body))
 

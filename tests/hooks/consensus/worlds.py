@@ -8,17 +8,17 @@ from functools import cache
 from typing import NamedTuple
 
 from spotguard.hooks.consensus import protocol
-from spotguard.hooks.consensus.events import Call
-from spotguard.hooks.consensus.job_state import Standing
+from spotguard.hooks.consensus.events import LogEvent
+from spotguard.hooks.consensus.job_state import JobState
 from spotguard.hooks.consensus.protocol import Keys, Saying
-from spotguard.hooks.consensus.vote import Decision, Offer, read_offer
-from spotguard.hooks.control.gate import Place, Shut
+from spotguard.hooks.consensus.vote import Decision, Vote, read_offer
+from spotguard.hooks.control.gate_rule import GateRule, Shut
 
 #: The acts of a step: a collective, the change of an optimizer, what `guard.step()` does, and leaving it. One that changes
 #: nothing (a scaler saw an overflow) has a "begin" instead: the boundary asks the gate itself.
 STEP = ("meet", "change", "complete", "leave")
 #: Makes what a rank says to agree.
-Agree = Callable[[Keys, int, Offer], Saying[Decision | None]]
+Agree = Callable[[Keys, int, Vote], Saying[Decision | None]]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Scene:
 
     ranks: int
     #: Called in this order, each at any moment.
-    calls: tuple[Call, ...]
+    calls: tuple[LogEvent, ...]
     #: Steps that are trained while nobody calls; then there is nothing more to train on.
     steps: int = 1
     #: Of each rank, those whose collectives it takes part in; by default all.
@@ -53,7 +53,7 @@ class Scene:
     #: Each is told to leave, at any moment after all have saved what was called last.
     leaves: bool = False
     # --- what is broken, to see that it is found ---
-    offers: Callable[[Place], int] = Place.earliest
+    offers: Callable[[GateRule], int] = GateRule.earliest
     agree: Agree = protocol.agree
     #: The position is read, and then the gate is shut.
     reads_first: bool = False
@@ -62,7 +62,7 @@ class Scene:
     #: Whoever is behind is not let through.
     stays_shut: bool = False
     #: Whether who is told to leave does so where it is parked.
-    ends_here: Callable[[Place], bool] = Place.may_end_here
+    ends_here: Callable[[GateRule], bool] = GateRule.may_end_here
 
 
 class Rank(NamedTuple):
@@ -87,7 +87,7 @@ class Rank(NamedTuple):
 
 class World(NamedTuple):
     ranks: tuple[Rank, ...]
-    log: tuple[Call, ...] = ()
+    log: tuple[LogEvent, ...] = ()
     #: Scripted calls that were made.
     called: int = 0
     store: frozenset[tuple[str, object]] = frozenset()
@@ -99,8 +99,8 @@ class World(NamedTuple):
 
 
 @cache
-def standing_after(log: tuple[Call, ...]) -> Standing:
-    return standing_after(log[:-1]).after(log[-1]) if log else Standing()
+def standing_after(log: tuple[LogEvent, ...]) -> JobState:
+    return standing_after(log[:-1]).after(log[-1]) if log else JobState()
 
 
 @cache
@@ -112,11 +112,11 @@ def nameless(key: str, value: object) -> object:
     return key.split("/")[2], offer.step, offer.boundary
 
 
-def place_of(rank: Rank) -> Place:
-    return Place(*rank.place[:6], together=True, awaited=rank.place[6])
+def place_of(rank: Rank) -> GateRule:
+    return GateRule(*rank.place[:6], together=True, awaited=rank.place[6])
 
 
-def placed(rank: Rank, place: Place) -> Rank:
+def placed(rank: Rank, place: GateRule) -> Rank:
     held = place.at_boundary, place.shut, place.target, place.resting, place.awaited
     return rank._replace(place=(place.completed, place.dirty, *held))
 
@@ -127,7 +127,7 @@ def told_to_leave(rank: Rank) -> Rank:
     return placed(rank, place)._replace(leaving=True)
 
 
-def may(place: Place, act: str) -> bool:
+def may(place: GateRule, act: str) -> bool:
     """Whether training goes on at this act, which may change something."""
     return place.may_change() if act == "change" else place.may_begin_boundary()
 

@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from spotguard.hooks.control.gate import Gate, Shut
+from spotguard.hooks.control.gate import Gate
+from spotguard.hooks.control.gate_rule import Shut
 
 #: Seconds after which a wait between threads counts as a deadlock.
 PATIENCE = 10.0

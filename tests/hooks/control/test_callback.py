@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.hooks.control.callback import Callback, on_notice
+from spotguard.hooks.control.callback import NoticeCallback, on_notice
 from spotguard.hooks.ipc.protocol import Committed, Failed, Preempt
 from spotguard.providers.errors import UsageError
 from spotguard.providers.notice import Notice, NoticeKind
@@ -30,7 +30,9 @@ def test_its_return_means_saved(path: Path) -> None:
     """It gets the notice with its deadline, the agent's reserve taken off, on a thread of its own."""
     notices: list[tuple[Notice, str]] = []
     with FakeAgent(path) as agent:
-        callback = Callback(lambda n: notices.append((n, threading.current_thread().name)), os.fspath(path))
+        callback = NoticeCallback(
+            lambda n: notices.append((n, threading.current_thread().name)), os.fspath(path)
+        )
         try:
             agent.welcome()
             agent.say(Preempt("n1", 30.0, 3.0, "terminate", "a test"))
@@ -55,7 +57,7 @@ def test_what_it_raises_is_no_save(error: BaseException, said: str, path: Path) 
         raise error
 
     with FakeAgent(path) as agent:
-        callback = Callback(fail, os.fspath(path))
+        callback = NoticeCallback(fail, os.fspath(path))
         try:
             agent.welcome()
             agent.say(Preempt("n1", 30.0, 3.0, "terminate", "a test"))
@@ -69,7 +71,7 @@ def test_a_kind_newer_than_this_program_is_taken_as_terminal(path: Path) -> None
     """A word it does not know is a notice all the same."""
     kinds: list[NoticeKind] = []
     with FakeAgent(path) as agent:
-        callback = Callback(lambda notice: kinds.append(notice.kind), os.fspath(path))
+        callback = NoticeCallback(lambda notice: kinds.append(notice.kind), os.fspath(path))
         try:
             agent.welcome()
             agent.say(Preempt("n1", 30.0, 3.0, "evaporate", "a test"))

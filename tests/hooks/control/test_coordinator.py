@@ -19,19 +19,20 @@ from spotguard.hooks.checkpoint.format.manifest import RankManifest
 from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.hooks.checkpoint.retention import Keep
 from spotguard.hooks.consensus.channel import Channel
-from spotguard.hooks.consensus.events import Call, Notice, Withdrawn
-from spotguard.hooks.consensus.job_state import Standing
+from spotguard.hooks.consensus.events import LogEvent, NoticeEvent, WithdrawnEvent
+from spotguard.hooks.consensus.job_state import JobState
 from spotguard.hooks.consensus.vote import Decision
-from spotguard.hooks.control.coordinator import Ranks
+from spotguard.hooks.control.coordinator import Coordinator
 from spotguard.hooks.control.gate import Gate
 from spotguard.hooks.control.gate_rule import Shut
+from spotguard.hooks.control.report import Report
 from spotguard.hooks.control.saver import Saver
-from spotguard.hooks.ipc.notice import Alarm
+from spotguard.hooks.ipc.notice import PreemptionNotice
 from spotguard.hooks.ipc.protocol import LAUNCHER, Message, Preempt
-from spotguard.hooks.save.cancel_scope import Effort
+from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.checkpointer import Checkpointer
-from spotguard.hooks.save.plan.partitioner import Roles
-from spotguard.hooks.save.request import Agreed, Job, Saved
+from spotguard.hooks.save.plan.partitioner import RankRoles
+from spotguard.hooks.save.request import SavedCheckpoint, SaveRequest, SaveSpec
 from spotguard.hooks.state.state import State
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import CheckpointError, DeniedError
@@ -49,10 +50,19 @@ LATE = 10.0
 NO_STATE = "of 2 has no state to save yet"
 
 
-class Heard:
+class Heard(Report):
     """Whom a save tells: that it has begun, and what became of it."""
 
     def __init__(self) -> None:
+        super().__init__(
+            lambda key, data, seconds: None,
+            "run",
+            1,
+            SystemClock(),
+            lambda message, *, droppable=False: False,
+            lambda notice: None,
+            lambda notice, committed: None,
+        )
         self.words: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def outcome(self) -> str:
@@ -61,20 +71,20 @@ class Heard:
             pass
         return word
 
-    def progress(self, alarm: Alarm, phase: str, step: int, done: int, total: int) -> None:
+    def progress(self, alarm: PreemptionNotice, phase: str, step: int, done: int, total: int) -> None:
         if phase == "begun":
             self.words.put(phase)
 
-    def committed(self, alarm: Alarm, saved: Saved) -> None:
+    def committed(self, alarm: PreemptionNotice, saved: SavedCheckpoint) -> None:
         self.words.put("committed")
 
-    def failed(self, alarm: Alarm, reason: str, last_step: int) -> None:
+    def failed(self, alarm: PreemptionNotice, reason: str, last_step: int) -> None:
         assert (
             threading.current_thread().name == "spotguard-saver"
         )  # what it also puts into the store is that one's to put
         self.words.put(reason)
 
-    def checkpointed(self, saved: Saved) -> None:
+    def checkpointed(self, saved: SavedCheckpoint) -> None:
         pass
 
 
@@ -121,7 +131,7 @@ class Cut:
 class End:
     """One of two ranks, at a boundary; its saving thread is there."""
 
-    ranks: Ranks
+    ranks: Coordinator
     saver: Saver
     state: State
     writer: Checkpointer
@@ -146,7 +156,7 @@ def two(
             meet=lambda _: b"life",
         )
         time = other or clock if rank else clock
-        ranks, heard = Ranks(channel, time, _nobody), Heard()
+        ranks, heard = Coordinator(channel, time, _nobody), Heard()
         held, writer, gate = state(rank), checkpointer(store, rank), Gate(together=True)
         saver = Saver(gate=gate, state=held, checkpointer=writer, clock=time, listener=heard, assembly=ranks)
         gate.begin_boundary()
@@ -169,7 +179,7 @@ def two(
 
 
 @contextmanager
-def first_of_two(clock: ManualClock) -> Iterator[tuple[Ranks, Heard]]:
+def first_of_two(clock: ManualClock) -> Iterator[tuple[Coordinator, Heard]]:
     with two(clock) as ends:
         yield ends[0].ranks, ends[0].heard
 
@@ -181,16 +191,16 @@ def _nobody(message: Message, *, droppable: bool = False) -> bool:
 def test_a_machine_that_stays_after_all_is_no_measure_of_another_ones_time() -> None:
     clock = ManualClock()
     with first_of_two(clock) as (ranks, _):
-        standing = Standing()
-        calls: list[Call] = [
-            Notice("x", "terminate", "aws", 120.0, "a", 120.0),
-            Withdrawn("x"),
-            Notice("y", "terminate", "aws", 30.0, "b", 30.0),
+        standing = JobState()
+        calls: list[LogEvent] = [
+            NoticeEvent("x", "terminate", "aws", 120.0, "a", 120.0),
+            WithdrawnEvent("x"),
+            NoticeEvent("y", "terminate", "aws", 30.0, "b", 30.0),
         ]
         for epoch, call in enumerate(calls, 1):
             standing = standing.after(call)
             ranks._hear(epoch, call, standing)
-        job = Job("emergency", Effort(clock), epoch=3, doomed=frozenset({1}))
+        job = SaveRequest("emergency", CancelScope(clock), epoch=3, doomed=frozenset({1}))
         agreed = ranks.agreed(job, Decision(3, 7, ranks=(0, 1)), 7)
         assert agreed.doomed_until == clock.monotonic() + 30.0 + LATE
 
@@ -200,8 +210,8 @@ def test_a_second_try_that_nobody_hears_of_is_said_to_have_failed() -> None:
     clock = ManualClock()
     with first_of_two(clock) as (ranks, heard):
         ranks.channel.close(0.0)
-        alarm = Alarm(["x"], clock.monotonic() + 30, clock.monotonic() + 27, "aws", "terminate")
-        job = Job("emergency", Effort(clock), alarm, epoch=1)
+        alarm = PreemptionNotice(["x"], clock.monotonic() + 30, clock.monotonic() + 27, "aws", "terminate")
+        job = SaveRequest("emergency", CancelScope(clock), alarm, epoch=1)
         ranks.again(job, "model/0.weight was changed while it was read")
         clock.advance(60)
         assert heard.outcome().startswith("model/0.weight was changed while it was read; ")
@@ -216,8 +226,8 @@ def test_a_step_that_is_saved_again_for_a_second_notice_is_not_sent_again() -> N
         other = RankManifest("run", 3, 1, 2 * epoch, 1, 2, incarnation="nonce")
         put_manifest(store, other)
         store.calls.clear()
-        agreed = Agreed(3, epoch, Roles(frozenset({1}) if epoch == 6 else frozenset()))
-        saved = writer.save(held, agreed, "emergency", Effort(SystemClock(), None))
+        agreed = SaveSpec(3, epoch, RankRoles(frozenset({1}) if epoch == 6 else frozenset()))
+        saved = writer.save(held, agreed, "emergency", CancelScope(SystemClock(), None))
         assert saved is not None
         sent = [key for verb, key in store.calls if verb == "put" and key.endswith(".safetensors")]
         assert bool(sent) is (epoch == 5)
@@ -282,7 +292,7 @@ def test_a_first_rank_that_hears_no_calls_calls_for_nothing_but_notices() -> Non
         assert not first.ranks.background("it is time")
         with pytest.raises(CheckpointError, match="the ranks cannot be called any more"):
             first.saver.manual()
-        assert second.ranks.channel.call(Withdrawn("nothing"), lambda: PATIENCE) == 2
+        assert second.ranks.channel.call(WithdrawnEvent("nothing"), lambda: PATIENCE) == 2
 
 
 def test_a_save_by_hand_that_the_first_rank_never_calls_for_ends() -> None:
@@ -306,7 +316,7 @@ def test_a_notice_that_another_rank_took_back_is_no_measure_of_the_next_one_of_i
         # The first may have its answer before this one hears.
         until(lambda: bool(second.ranks.channel.standing.notices))
         (said,) = second.ranks.channel.standing.notices
-        second.ranks.channel.call(Withdrawn(said.id), lambda: PATIENCE)
+        second.ranks.channel.call(WithdrawnEvent(said.id), lambda: PATIENCE)
         until(lambda: not first.ranks.channel.standing.notices)
         clock.advance(60)
         first.ranks.notice(Preempt("x", 120.0, 12.0, "terminate", "aws"))
@@ -330,7 +340,7 @@ def test_each_rank_says_what_became_of_a_launchers_save_though_another_took_the_
         outcomes = [pool.submit(end.heard.outcome) for end in ends]
         sooner = min(wait(outcomes, PATIENCE, FIRST_COMPLETED).done, key=outcomes.index)
         (notice,) = ends[0].ranks.channel.standing.notices
-        ends[outcomes.index(sooner)].ranks.channel.call(Withdrawn(notice.id), lambda: PATIENCE)
+        ends[outcomes.index(sooner)].ranks.channel.call(WithdrawnEvent(notice.id), lambda: PATIENCE)
         until(lambda: not any(end.ranks.channel.standing.notices for end in ends))
         answered.set()
         assert [each.result(PATIENCE) for each in outcomes] == ["committed", "committed"]
@@ -359,11 +369,11 @@ def test_a_save_that_a_later_call_takes_over_does_not_answer_for_it() -> None:
     with two(ManualClock()) as (first, _):
         put_manifest(first.store, RankManifest("run", 7, 1, 10, 1, 2, incarnation="nonce"))
         first.state.collect()
-        effort = Effort(SystemClock(), None)
-        first.saver.in_turn(lambda: first.writer.save(first.state, Agreed(7, 5), "emergency", effort))
+        effort = CancelScope(SystemClock(), None)
+        first.saver.in_turn(lambda: first.writer.save(first.state, SaveSpec(7, 5), "emergency", effort))
         until(lambda: first.saver.committed is not None)
         first.saver.ready = True
-        alarm = Alarm(["x"], 1e9, 1e9, "aws", "terminate")
+        alarm = PreemptionNotice(["x"], 1e9, 1e9, "aws", "terminate")
         first.saver.emergency(alarm, 6)
         first.saver.emergency(alarm, 7)
         said = [first.heard.words.get(timeout=PATIENCE) for _ in range(2)]
@@ -380,7 +390,7 @@ def test_a_call_that_comes_while_a_rank_ends_is_answered() -> None:
         ending = pool.submit(first.saver.close, PATIENCE)
         until(lambda: first.saver._ending and not first.saver._jobs.empty())
         now = clock.monotonic()
-        first.saver.emergency(Alarm(["x"], now + 2, now + 1, "aws", "terminate"), 6)
+        first.saver.emergency(PreemptionNotice(["x"], now + 2, now + 1, "aws", "terminate"), 6)
         held.set()
         ending.result(PATIENCE)
         assert "rank 1 of 2 has not answered in time" in first.heard.outcome()

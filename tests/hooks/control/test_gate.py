@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from spotguard.hooks.control.gate import Gate, Shut
+from spotguard.hooks.control.gate import Gate
+from spotguard.hooks.control.gate_rule import Shut
 from tests.hooks.control.gates import PATIENCE, B, Trainer, within
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from spotguard.hooks.control.gate import Place, Shut
+from spotguard.hooks.control.gate_rule import GateRule, Shut
 from tests.hooks.control.gates import A, B
 
 STEPS = 3
@@ -88,7 +88,7 @@ class Story:
         return acts
 
 
-def explore(rule: type[Place], story: Story) -> int:
+def explore(rule: type[GateRule], story: Story) -> int:
     """Walk through all interleavings of the two programs; the number of different worlds seen.
 
     Raises:
@@ -119,7 +119,7 @@ def _check_end(world: World, train: list[Act], save: list[Act]) -> None:
         raise Violation(f"the saver waits for ever at {save[world.saver]}, training at {world.trainer}")
 
 
-def _train(rule: type[Place], world: World, acts: list[Act]) -> World | None:
+def _train(rule: type[GateRule], world: World, acts: list[Act]) -> World | None:
     """The training thread's next act; None while it is parked, or done."""
     if world.trainer == len(acts):
         return None
@@ -143,7 +143,7 @@ def _train(rule: type[Place], world: World, acts: list[Act]) -> World | None:
     return replace(world, place=_as_tuple(place), trainer=on, live=live, copied=copied)
 
 
-def _save(rule: type[Place], world: World, acts: list[Act], story: Story) -> World | None:
+def _save(rule: type[GateRule], world: World, acts: list[Act], story: Story) -> World | None:
     if world.saver == len(acts):
         return None
     verb, index = acts[world.saver]
@@ -164,7 +164,7 @@ def _save(rule: type[Place], world: World, acts: list[Act], story: Story) -> Wor
     return replace(world, place=_as_tuple(place), saver=on)
 
 
-def _judge(world: World, place: Place, story: Story) -> None:
+def _judge(world: World, place: GateRule, story: Story) -> None:
     if world.read != (expected := story.truth(world.told)):
         raise Violation(f"torn: step {world.told} is {expected}, and {world.read} was read")
     steps, clean = world.shut_at
@@ -174,7 +174,7 @@ def _judge(world: World, place: Place, story: Story) -> None:
         raise Violation(f"step {world.told} was saved, and {steps} were complete (clean: {clean})")
 
 
-def _as_tuple(place: Place) -> tuple[int, bool, bool, Shut]:
+def _as_tuple(place: GateRule) -> tuple[int, bool, bool, Shut]:
     return place.completed, place.dirty, place.at_boundary, place.shut
 
 
@@ -194,35 +194,35 @@ STORIES = [
 
 def test_every_interleaving_ends_at_one_whole_boundary() -> None:
     """Whatever the order of acts: what is read is one completed step, none is lost, and nobody waits for ever."""
-    assert sum(explore(Place, story) for story in STORIES) > 10_000
+    assert sum(explore(GateRule, story) for story in STORIES) > 10_000
 
 
-class NotLooking(Place):
+class NotLooking(GateRule):
     """Takes a shut gate for a standing state."""
 
     def steady(self) -> bool:
         return self.shut is not Shut.OPEN
 
 
-class RestsTooEarly(Place):
+class RestsTooEarly(GateRule):
     """Is at its boundary as soon as the step counts, before the copies that are still to be made."""
 
     def complete(self) -> bool:
-        on = Place.complete(self)
+        on = GateRule.complete(self)
         self.at_boundary = not on
         return on
 
 
-class NeverWanted(Place):
+class NeverWanted(GateRule):
     """Never sees that somebody waits for the boundary."""
 
     def complete(self) -> bool:
-        Place.complete(self)
+        GateRule.complete(self)
         self.dirty = False
         return True
 
 
-class LetsThrough(Place):
+class LetsThrough(GateRule):
     """Looks at the gate only at boundaries."""
 
     def may_change(self, thread: int = 0, frame: FrameType | None = None) -> bool:
@@ -230,7 +230,7 @@ class LetsThrough(Place):
         return True
 
 
-class CopiesWhileRead(Place):
+class CopiesWhileRead(GateRule):
     """Lets a boundary begin although its clean state is being read."""
 
     def may_begin_boundary(self, thread: int = 0) -> bool:
@@ -238,7 +238,7 @@ class CopiesWhileRead(Place):
         return True
 
 
-class NeverMarksDirty(Place):
+class NeverMarksDirty(GateRule):
     """Forgets that a step has begun."""
 
     def may_change(self, thread: int = 0, frame: FrameType | None = None) -> bool:
@@ -248,14 +248,14 @@ class NeverMarksDirty(Place):
         return self.may_change(thread)
 
 
-class NeverRests(Place):
+class NeverRests(GateRule):
     """Parks at the boundary and does not say so."""
 
     def rest(self, thread: int = 0) -> None:
         self.dirty = False
 
 
-class StaysAtBoundary(Place):
+class StaysAtBoundary(GateRule):
     """Leaves the boundary and still claims to be there."""
 
     def may_leave_boundary(self, thread: int = 0) -> bool:
@@ -268,7 +268,7 @@ class StaysAtBoundary(Place):
         return may
 
 
-class ParksTheDirty(Place):
+class ParksTheDirty(GateRule):
     """Stops a step in its middle."""
 
     def may_change(self, thread: int = 0, frame: FrameType | None = None) -> bool:
@@ -293,7 +293,7 @@ class ParksTheDirty(Place):
         ParksTheDirty,
     ],
 )
-def test_a_broken_rule_is_found(rule: type[Place]) -> None:
+def test_a_broken_rule_is_found(rule: type[GateRule]) -> None:
     """The exploration itself can fail: each of these rules loses a step, tears one, or waits for ever."""
 
     def explore_all() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spotguard.hooks.control.gate import Gate, Place, Shut
+from spotguard.hooks.control.gate import Gate
+from spotguard.hooks.control.gate_rule import GateRule, Shut
 from tests.hooks.control.gates import PATIENCE, A, B, Trainer, within
 
 
@@ -40,7 +41,7 @@ def test_a_target_that_is_reached_holds_as_any_shut_gate() -> None:
 
 def test_a_boundary_short_of_the_target_is_left() -> None:
     """Who was parked there goes on; and no copies are made for it on the way."""
-    place = Place()
+    place = GateRule()
     place.close(A)
     assert place.may_change()
     assert not place.complete()
@@ -71,17 +72,17 @@ def test_opening_and_closing_anew_forget_the_target() -> None:
 @pytest.mark.parametrize(
     ("place", "earliest"),
     [
-        (Place(4, shut=B), 4),
-        (Place(4, dirty=True, shut=B), 5),
-        (Place(4, dirty=True, shut=B, resting=True), 4),
-        (Place(4, at_boundary=True, shut=B), 4),
-        (Place(4, shut=A), 5),
-        (Place(4, dirty=True, shut=A), 5),
-        (Place(4, dirty=True, shut=A, resting=True), 4),
-        (Place(4, at_boundary=True, shut=A), 4),
+        (GateRule(4, shut=B), 4),
+        (GateRule(4, dirty=True, shut=B), 5),
+        (GateRule(4, dirty=True, shut=B, resting=True), 4),
+        (GateRule(4, at_boundary=True, shut=B), 4),
+        (GateRule(4, shut=A), 5),
+        (GateRule(4, dirty=True, shut=A), 5),
+        (GateRule(4, dirty=True, shut=A, resting=True), 4),
+        (GateRule(4, at_boundary=True, shut=A), 4),
     ],
 )
-def test_the_earliest_step_that_can_still_be_had(place: Place, earliest: int) -> None:
+def test_the_earliest_step_that_can_still_be_had(place: GateRule, earliest: int) -> None:
     """A clean state as it stands, a dirty one at its end; and of boundaries the one that is stood at, or the next."""
     assert place.earliest() == earliest
 

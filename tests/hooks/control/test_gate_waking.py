@@ -7,7 +7,8 @@ from types import FrameType
 
 import pytest
 
-from spotguard.hooks.control.gate import Gate, Place, Shut
+from spotguard.hooks.control.gate import Gate
+from spotguard.hooks.control.gate_rule import GateRule, Shut
 from tests.hooks.control.gates import PATIENCE, within
 
 # No wait below has a timeout of its own: who is not told waits for ever.
@@ -43,9 +44,9 @@ class Parked:
         self.ended: BaseException | None = None
         refused = threading.Event()
 
-        class Watched(Place):
+        class Watched(GateRule):
             def may_change(self, thread: int = 0, frame: FrameType | None = None) -> bool:
-                may = Place.may_change(self, thread, frame)
+                may = GateRule.may_change(self, thread, frame)
                 if not may:
                     refused.set()
                 return may

@@ -15,13 +15,13 @@ from spotguard.hooks.checkpoint.attempts import claim_attempt
 from spotguard.hooks.checkpoint.catalog import find_whole
 from spotguard.hooks.checkpoint.retention import Keep
 from spotguard.hooks.consensus.channel import Channel
-from spotguard.hooks.consensus.store import Store
+from spotguard.hooks.consensus.store import JobStore
 from spotguard.hooks.control import sigterm
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.ipc import protocol
-from spotguard.hooks.save.cancel_scope import Effort
+from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.checkpointer import Checkpointer
-from spotguard.hooks.save.request import Agreed
+from spotguard.hooks.save.request import SaveSpec
 from spotguard.hooks.state.state import State
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import CheckpointError
@@ -134,7 +134,7 @@ def test_one_that_cannot_be_waited_for_stays_of_its_attempt() -> None:
     try:
         job.step(0)
         state.at_boundary()
-        checkpointer.save(state, Agreed(1), "manual", Effort(clock))
+        checkpointer.save(state, SaveSpec(1), "manual", CancelScope(clock))
         restored_from = find_whole(store, "run")
         job.step(1)
         state.at_boundary()
@@ -144,7 +144,9 @@ def test_one_that_cannot_be_waited_for_stays_of_its_attempt() -> None:
             checkpointer.begin_attempt(claim_attempt(store, "run", {}, created=0.0))
             checkpointer.restored(restored_from)
 
-        saved = checkpointer.save(state, Agreed(2, parked=True), "background", Effort(clock), opened=back)
+        saved = checkpointer.save(
+            state, SaveSpec(2, parked=True), "background", CancelScope(clock), opened=back
+        )
         assert saved is not None
         assert saved.url.endswith("/000000002-0001-0001/")
         assert checkpointer.last is not None
@@ -170,7 +172,7 @@ class Looking(SystemClock):
 @contextmanager
 def rank(job: Job, clock: Clock) -> Iterator[Guard]:
     """The only one of a job of several."""
-    channel = Channel.join(cast(Store, HashStore()), 0, 1, "here", clock, meet=lambda told: told or b"")
+    channel = Channel.join(cast(JobStore, HashStore()), 0, 1, "here", clock, meet=lambda told: told or b"")
     guard = Guard(WatchedStore(), "run", job.values, clock, channel)
     try:
         yield guard

@@ -6,44 +6,44 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spotguard.hooks.control.manual import ByHand
-from spotguard.hooks.save.cancel_scope import Abandoned, Effort
-from spotguard.hooks.save.request import Job
+from spotguard.hooks.control.manual import ManualSaves
+from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
+from spotguard.hooks.save.request import SaveRequest
 from spotguard.providers.clock import SystemClock
 
 
 @pytest.fixture
-def by_hand() -> ByHand:
-    return ByHand(lambda: Job("manual", Effort(SystemClock())))
+def by_hand() -> ManualSaves:
+    return ManualSaves(lambda: SaveRequest("manual", CancelScope(SystemClock())))
 
 
-def test_who_asks_first_waits_for_the_call(by_hand: ByHand) -> None:
+def test_who_asks_first_waits_for_the_call(by_hand: ManualSaves) -> None:
     asked = by_hand.asked(5)
     assert by_hand.called(5, 7) is asked
     assert asked.epoch == 7
 
 
-def test_who_comes_late_finds_what_became_of_it(by_hand: ByHand) -> None:
+def test_who_comes_late_finds_what_became_of_it(by_hand: ManualSaves) -> None:
     """The save was made while it trained on."""
     called = by_hand.called(5, 7)
     called.done.set()
     assert by_hand.asked(5) is called
 
 
-def test_each_save_has_a_call_of_its_own(by_hand: ByHand) -> None:
+def test_each_save_has_a_call_of_its_own(by_hand: ManualSaves) -> None:
     first, second = by_hand.called(5, 7), by_hand.called(5, 8)
     assert [by_hand.asked(5), by_hand.asked(5)] == [first, second]
     assert by_hand.asked(5) not in (first, second)
 
 
-def test_a_call_that_was_for_nobody_here_is_not_taken_for_another(by_hand: ByHand) -> None:
+def test_a_call_that_was_for_nobody_here_is_not_taken_for_another(by_hand: ManualSaves) -> None:
     by_hand.called(5, 7)
     asked = by_hand.asked(9)
     assert asked.epoch == 0
     assert by_hand.called(9, 8) is asked
 
 
-def test_who_waits_hears_that_no_call_will_come(by_hand: ByHand) -> None:
+def test_who_waits_hears_that_no_call_will_come(by_hand: ManualSaves) -> None:
     """At one step, or at any."""
     one, other = by_hand.asked(5), by_hand.asked(6)
     by_hand.give_up(Abandoned("no"), 6)

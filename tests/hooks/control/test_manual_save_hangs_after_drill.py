@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from spotguard.hooks.ipc import protocol
-from spotguard.hooks.save.request import Saved
+from spotguard.hooks.save.request import SavedCheckpoint
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import NotFoundError
 from spotguard.providers.stores.base import BlobStore
@@ -81,5 +81,5 @@ def test_manual_save_hangs_after_drill(withdrawn: bool) -> None:
             clock.hurry = True
             first.guard._agent.hear(protocol.Withdrawn("n1") if withdrawn else protocol.Resume("n1"))
         saved = saves[1].result(PATIENCE)
-    assert isinstance(saved, Saved)
+    assert isinstance(saved, SavedCheckpoint)
     assert saved.step == 1

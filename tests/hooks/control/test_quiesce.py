@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("torch")
 
 from spotguard.hooks.consensus.vote import Decision
-from spotguard.hooks.control.quiesce import Stillness
-from spotguard.hooks.save.cancel_scope import Abandoned, Effort
-from spotguard.hooks.save.request import Job
+from spotguard.hooks.control.quiesce import Quiescence
+from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
+from spotguard.hooks.save.request import SaveRequest
 from tests.fakes.clock import ManualClock
 
 
@@ -25,7 +25,7 @@ class Deaf:
 
     def decide(
         self,
-        job: Job,
+        job: SaveRequest,
         step: int | None,
         left: Callable[[], float],
         over: Callable[[], bool],
@@ -47,8 +47,8 @@ def test_offers_have_four_tenths_of_what_is_left(window: float | None, waits: fl
     clock = ManualClock()
     deaf: Any = Deaf(clock)
     nothing: Any = None
-    still = Stillness(nothing, nothing, nothing, lambda: False, deaf)
+    still = Quiescence(nothing, nothing, nothing, lambda: False, deaf)
     until = None if window is None else clock.monotonic() + window
     with pytest.raises(Abandoned, match="nobody has answered"):
-        still.refuse(Job("emergency", Effort(clock, until)))
+        still.refuse(SaveRequest("emergency", CancelScope(clock, until)))
     assert deaf.waits == pytest.approx([waits])

@@ -9,8 +9,8 @@ import pytest
 
 from spotguard.hooks.control.report import Report
 from spotguard.hooks.ipc import protocol
-from spotguard.hooks.ipc.notice import BY_HAND, Alarm
-from spotguard.hooks.save.request import Saved
+from spotguard.hooks.ipc.notice import BY_HAND, PreemptionNotice
+from spotguard.hooks.save.request import SavedCheckpoint
 from tests.fakes.clock import ManualClock
 
 pytestmark = pytest.mark.torch
@@ -36,7 +36,7 @@ def test_progress_is_rare_and_droppable() -> None:
         lambda alarm: None,
         lambda alarm, committed: None,
     )
-    alarm = Alarm(["n1"], 100.0, 90.0, "test", "terminate")
+    alarm = PreemptionNotice(["n1"], 100.0, 90.0, "test", "terminate")
     for phase in ("begun", "gate", "first-byte"):
         report.progress(alarm, phase, 5, 0, 1000)
     for done in range(1000):
@@ -46,7 +46,7 @@ def test_progress_is_rare_and_droppable() -> None:
     assert [phase for phase, _ in heard[:3]] == ["begun", "gate", "first-byte"]
     assert [phase for phase, _ in heard[3:-1]] == ["writing"] * 4
     assert heard[-1] == ("written", 1000)
-    other = Alarm(["n2"], 100.0, 90.0, "test", "terminate")
+    other = PreemptionNotice(["n2"], 100.0, 90.0, "test", "terminate")
     report.progress(other, "written", 5, 1000, 1000)
     assert len(heard) == 9
 
@@ -77,14 +77,14 @@ class Listening:
         return True
 
 
-def alarm_of(kind: str) -> Alarm:
-    return Alarm(["sigterm"], 1024.0, 1020.0, "SIGTERM", kind, by_hand=True)
+def alarm_of(kind: str) -> PreemptionNotice:
+    return PreemptionNotice(["sigterm"], 1024.0, 1020.0, "SIGTERM", kind, by_hand=True)
 
 
-SAVED = Saved(7, "file:///s/7", 10, 0.5, 1001.0, "partial-extras", "rank 1 of 2 has not answered")
+SAVED = SavedCheckpoint(7, "file:///s/7", 10, 0.5, 1001.0, "partial-extras", "rank 1 of 2 has not answered")
 
 #: What a save comes to, and how it begins.
-ENDS: list[Callable[[Report, Alarm], None]] = [
+ENDS: list[Callable[[Report, PreemptionNotice], None]] = [
     lambda report, alarm: report.committed(alarm, SAVED),
     lambda report, alarm: report.failed(alarm, "the store is full", 5),
     lambda report, alarm: report.progress(alarm, "begun", -1, 0, 0),
@@ -93,7 +93,7 @@ ENDS: list[Callable[[Report, Alarm], None]] = [
 
 @pytest.mark.parametrize("end", ENDS, ids=["committed", "failed", "begun"])
 def test_the_agent_is_told_of_a_launcher_s_notice_before_any_other_word_of_it(
-    end: Callable[[Report, Alarm], None],
+    end: Callable[[Report, PreemptionNotice], None],
 ) -> None:
     """Once for each: it did not send it, and keeps an outcome all the same."""
     told = Listening()
@@ -103,9 +103,9 @@ def test_the_agent_is_told_of_a_launcher_s_notice_before_any_other_word_of_it(
         end(told.report, alarm)
         first, *rest = told.words
         left = alarm.deadline - ManualClock().monotonic()
-        assert first == protocol.Told("sigterm", ManualClock().monotonic(), "launcher", "SIGTERM", left)
+        assert first == protocol.Delivered("sigterm", ManualClock().monotonic(), "launcher", "SIGTERM", left)
         assert rest
-        assert not any(isinstance(word, protocol.Told) for word in rest)
+        assert not any(isinstance(word, protocol.Delivered) for word in rest)
 
 
 def test_of_other_notices_the_agent_knows_or_needs_not_know() -> None:
@@ -113,7 +113,7 @@ def test_of_other_notices_the_agent_knows_or_needs_not_know() -> None:
     for kind in ("terminate", BY_HAND):
         for end in ENDS:
             end(told.report, alarm_of(kind))
-    assert not any(isinstance(word, protocol.Told) for word in told.words)
+    assert not any(isinstance(word, protocol.Delivered) for word in told.words)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_a_notice_is_told_saved_and_committed() -> None:
         assert committed.url.endswith("run/checkpoints/000000002-0001-0000/")
         phases = [message.phase for message in heard.of(protocol.Progress)]
         assert phases == ["begun", "gate", "first-byte", "writing", "written"]
-        assert isinstance(heard.messages[0], protocol.Told)
+        assert isinstance(heard.messages[0], protocol.Delivered)
         guard._agent.hear(protocol.Leave("n1", 75))
         with pytest.raises(Preempted):
             job.step(2)

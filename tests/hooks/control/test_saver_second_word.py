@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotguard.hooks.control.gate import Shut
+from spotguard.hooks.control.gate_rule import Shut
 from spotguard.hooks.control.sigterm import Preempted
 from spotguard.hooks.ipc import protocol
 from tests.fakes.clock import ManualClock

@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from spotguard.hooks.consensus.channel import Channel
-from spotguard.hooks.consensus.events import Background
+from spotguard.hooks.consensus.events import BackgroundEvent
 from spotguard.hooks.control.sigterm import Preempted
 from spotguard.hooks.ipc import protocol
 from spotguard.providers.clock import SystemClock
@@ -96,7 +96,7 @@ def test_the_thread_that_hears_the_other_ranks_does_not_end_in_silence(
     channel = Channel.join(Garbled(), 0, 1, "m0", SystemClock(), meet=lambda _: b"life")
     try:
         channel.listen(lambda epoch, call, standing: None)
-        channel.call(Background("it is time"), lambda: 20.0)
+        channel.call(BackgroundEvent("it is time"), lambda: 20.0)
         until(lambda: channel.lost)
     finally:
         channel.close(0.0)

@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import spotguard  # noqa: E402 - after the skip
-from spotguard.hooks.save.schedule import AUTO_EVERY, Cadence  # noqa: E402
+from spotguard.hooks.save.schedule import AUTO_EVERY, CheckpointSchedule  # noqa: E402
 from spotguard.providers.errors import FullError, SpotguardError  # noqa: E402
 from tests.fakes.agent import FakeAgent  # noqa: E402
 from tests.fakes.called import CalledStore, Request  # noqa: E402
@@ -217,7 +217,7 @@ def test_a_save_that_finds_no_room_gives_back_what_it_took() -> None:
 
 def test_auto_spends_a_tenth_of_the_time_on_uploads() -> None:
     """A checkpoint that takes long is made seldom; one that takes nothing once a minute."""
-    cadence = Cadence("auto", 0.0)
+    cadence = CheckpointSchedule("auto", 0.0)
     cadence.saved(100.0, 30.0)
     assert cadence.due == 400.0
     cadence.saved(500.0, 0.1)

@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.hooks.control.callback import Callback
-from spotguard.hooks.ipc.client import Client
+from spotguard.hooks.control.callback import NoticeCallback
+from spotguard.hooks.ipc.client import SocketClient
 from spotguard.hooks.ipc.protocol import (
     Bye,
-    Checkpoint,
+    CheckpointNow,
     Committed,
+    Delivered,
     Failed,
     Leave,
     Message,
     Position,
     Preempt,
     Register,
-    Told,
 )
 from tests.fakes.agent import FakeAgent
 from tests.fakes.talk import TIMEOUT
@@ -112,9 +112,9 @@ print("went on")
         assert agent.welcome().checkpoints
         while agent.hear(Position).step < 1:
             pass  # until it trains
-        agent.say(Checkpoint("a warning", going=False))
+        agent.say(CheckpointNow("a warning", going=False))
         if every == "off":
-            agent.say(Checkpoint("the end of this machine", going=True))
+            agent.say(CheckpointNow("the end of this machine", going=True))
         first = agent.hear(Committed)
         assert (first.id, first.step > 0) == ("", True)
         agent.hear(Position)  # two seconds later: one question, one checkpoint
@@ -138,11 +138,11 @@ def test_an_answer_is_said_again_to_an_agent_that_lost_us(
         assert go.wait(TIMEOUT)
 
     with FakeAgent(path) as agent:
-        callback = Callback(save, str(path))
+        callback = NoticeCallback(save, str(path))
         try:
             agent.welcome()
             agent.say(NOTICE)
-            agent.hear(Told)
+            agent.hear(Delivered)
             agent.hang_up()
             go.set()
             agent.welcome()
@@ -166,7 +166,7 @@ def test_a_mistake_in_a_handler_does_not_end_the_listener(
         twice.set()
 
     with FakeAgent(path) as agent:
-        client = Client(
+        client = SocketClient(
             str(path),
             hello=lambda: Register(os.getpid(), "run", "train.py"),
             on_message=on_message,
@@ -203,7 +203,7 @@ print(len(c.recv(100)), flush=True)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as stranger:
         assert stranger.stdout is not None
         assert stranger.stdout.readline() == "there\n"
-        client = Client(
+        client = SocketClient(
             str(path),
             hello=lambda: Register(os.getpid(), "run", "train.py"),
             on_message=lambda message: None,

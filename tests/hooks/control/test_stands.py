@@ -17,11 +17,12 @@ from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.hooks.checkpoint.retention import Keep
 from spotguard.hooks.consensus.vote import Decision
 from spotguard.hooks.control.gate import Gate
+from spotguard.hooks.control.report import Report
 from spotguard.hooks.control.saver import Saver
-from spotguard.hooks.ipc.notice import Alarm
+from spotguard.hooks.ipc.notice import PreemptionNotice
 from spotguard.hooks.save.checkpointer import Checkpointer
-from spotguard.hooks.save.plan.partitioner import Roles
-from spotguard.hooks.save.request import Agreed, Job, Saved
+from spotguard.hooks.save.plan.partitioner import RankRoles
+from spotguard.hooks.save.request import SavedCheckpoint, SaveRequest, SaveSpec
 from spotguard.hooks.state.state import State
 from spotguard.providers.clock import SystemClock
 from tests.fakes.store import FakeStore
@@ -49,7 +50,7 @@ class Left:
 
     def decide(
         self,
-        job: Job,
+        job: SaveRequest,
         step: int | None,
         left: Callable[[], float],
         over: Callable[[], bool],
@@ -60,14 +61,14 @@ class Left:
         there = (0, 1) if job.epoch == BESIDE else (0,)
         return Decision(job.epoch, step, "" if len(there) == 2 else "rank 1 of 2 has not answered", there)
 
-    def agreed(self, job: Job, decision: Decision, step: int) -> Agreed:
+    def agreed(self, job: SaveRequest, decision: Decision, step: int) -> SaveSpec:
         absent = frozenset({0, 1}) - {*decision.ranks}
-        return Agreed(step, job.epoch, Roles(absent=absent), speaks=True, why=decision.why)
+        return SaveSpec(step, job.epoch, RankRoles(absent=absent), speaks=True, why=decision.why)
 
-    def again(self, job: Job, why: str) -> None:
+    def again(self, job: SaveRequest, why: str) -> None:
         raise AssertionError(why)
 
-    def failed(self, job: Job, why: str) -> None:
+    def failed(self, job: SaveRequest, why: str) -> None:
         self.failures.append((job.epoch, why))
 
     def by_hand(self, step: int) -> None: ...
@@ -75,21 +76,30 @@ class Left:
     def over(self, id: str, why: str) -> None: ...
 
 
-class Heard:
+class Heard(Report):
     """What became of the notice."""
 
     def __init__(self) -> None:
-        self.outcomes: queue.SimpleQueue[Saved | str] = queue.SimpleQueue()
+        super().__init__(
+            lambda key, data, seconds: None,
+            "run",
+            1,
+            SystemClock(),
+            lambda message, *, droppable=False: False,
+            lambda notice: None,
+            lambda notice, committed: None,
+        )
+        self.outcomes: queue.SimpleQueue[SavedCheckpoint | str] = queue.SimpleQueue()
 
-    def progress(self, alarm: Alarm, phase: str, step: int, done: int, total: int) -> None: ...
+    def progress(self, alarm: PreemptionNotice, phase: str, step: int, done: int, total: int) -> None: ...
 
-    def committed(self, alarm: Alarm, saved: Saved) -> None:
+    def committed(self, alarm: PreemptionNotice, saved: SavedCheckpoint) -> None:
         self.outcomes.put(saved)
 
-    def failed(self, alarm: Alarm, reason: str, last_step: int) -> None:
+    def failed(self, alarm: PreemptionNotice, reason: str, last_step: int) -> None:
         self.outcomes.put(reason)
 
-    def checkpointed(self, saved: Saved) -> None: ...
+    def checkpointed(self, saved: SavedCheckpoint) -> None: ...
 
 
 @contextmanager
@@ -113,9 +123,9 @@ def left_alone(store: FakeStore) -> Iterator[tuple[Saver, Left, Heard]]:
         saver.close(PATIENCE)
 
 
-def notice(saver: Saver, heard: Heard) -> Saved | str:
+def notice(saver: Saver, heard: Heard) -> SavedCheckpoint | str:
     now = SystemClock().monotonic()
-    saver.emergency(Alarm(["n"], now + PATIENCE, now + PATIENCE, "aws", "terminate"), NOTICE)
+    saver.emergency(PreemptionNotice(["n"], now + PATIENCE, now + PATIENCE, "aws", "terminate"), NOTICE)
     return heard.outcomes.get(timeout=PATIENCE)
 
 
@@ -125,7 +135,7 @@ def test_a_checkpoint_that_its_dead_rank_has_completed_stands() -> None:
     with left_alone(store) as (saver, left, heard):
         put_manifest(store, RankManifest("run", STEP, 1, COMPLETE.save, 1, 2, incarnation="nonce"))
         outcome = notice(saver, heard)
-    assert isinstance(outcome, Saved), outcome
+    assert isinstance(outcome, SavedCheckpoint), outcome
     stands = "rank 1 has not answered in time, and the complete checkpoint of step 7 stands"
     assert (outcome.step, outcome.level, outcome.why) == (STEP, "full", stands)
     assert outcome.url.endswith(f"{COMPLETE}/")
@@ -138,7 +148,7 @@ def test_one_that_it_has_not_completed_does_not(caplog: pytest.LogCaptureFixture
     store = FakeStore()
     with left_alone(store) as (saver, left, heard):
         outcome = notice(saver, heard)
-    assert isinstance(outcome, Saved), outcome
+    assert isinstance(outcome, SavedCheckpoint), outcome
     assert (outcome.step, outcome.level, outcome.why) == (
         STEP,
         "partial-extras",

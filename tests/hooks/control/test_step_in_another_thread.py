@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from spotguard.hooks.control.gate import Gate, Place, Shut
+from spotguard.hooks.control.gate import Gate
+from spotguard.hooks.control.gate_rule import GateRule, Shut
 from tests.hooks.control.gates import PATIENCE
 
 torch = pytest.importorskip("torch")
@@ -195,7 +196,7 @@ def test_a_step_that_waited_for_a_boundary_is_the_next_ones() -> None:
 def test_a_step_begins_behind_the_thread_that_leaves_its_boundary() -> None:
     """Else the gate, shut again before that thread wakes, finds it at a boundary that is changed already."""
     main, learner = 1, 2
-    place = Place()
+    place = GateRule()
     place.close(Shut.AT_BOUNDARY)
     assert place.may_change(main)
     assert place.may_begin_boundary(main)
@@ -214,7 +215,7 @@ def test_a_step_begins_behind_the_thread_that_leaves_its_boundary() -> None:
 
 def test_a_boundary_from_which_ctrl_c_called_its_thread_away_is_none_after_the_next_step() -> None:
     """Else each later save of a boundary would begin in the middle of a step."""
-    place = Place()
+    place = GateRule()
     place.close(Shut.AT_BOUNDARY)
     assert place.may_change(1)
     assert place.may_begin_boundary(1)

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.hooks.ipc.client import Client
+from spotguard.hooks.ipc.client import SocketClient
 from spotguard.hooks.ipc.protocol import (
     Bye,
+    Delivered,
     Message,
     Position,
     Preempt,
     Refused,
     Register,
-    Told,
     Welcome,
     encode,
 )
@@ -48,7 +48,7 @@ class Listening:
         self.heard: list[Message] = []
         self._changed = threading.Condition()
         self.steps = 0
-        self.client = Client(
+        self.client = SocketClient(
             os.fspath(path),
             hello=lambda: Register(os.getpid(), "run", f"at {self.steps}"),
             on_message=self._take,
@@ -84,8 +84,8 @@ def test_a_notice_is_heard_and_answered(path: Path) -> None:
             agent.say(NOTICE)
             it.wait(1)
             assert it.heard == [NOTICE]
-            assert it.client.send(Told("n1", 1.0))
-            assert agent.hear(Told).id == "n1"
+            assert it.client.send(Delivered("n1", 1.0))
+            assert agent.hear(Delivered).id == "n1"
         agent.hear(Bye)
 
 
@@ -97,7 +97,7 @@ def test_where_training_stands_is_said_right_after_the_welcome(path: Path) -> No
             agent.welcome()
             agent.say(NOTICE)
             it.wait(1)
-            assert it.client.send(Told("n1", 1.0))
+            assert it.client.send(Delivered("n1", 1.0))
             assert agent.hear(Message) == Position(step)
             it.heard.clear()
 
@@ -105,7 +105,7 @@ def test_where_training_stands_is_said_right_after_the_welcome(path: Path) -> No
 def test_a_position_that_is_not_there_yet_is_not_said(path: Path) -> None:
     """While `register` is at work; the connection stands all the same, and it can be said when there is one."""
     where: list[Position] = []
-    client = Client(
+    client = SocketClient(
         os.fspath(path),
         hello=lambda: Register(os.getpid(), "run", "n"),
         on_message=lambda message: None,
@@ -115,8 +115,8 @@ def test_a_position_that_is_not_there_yet_is_not_said(path: Path) -> None:
         client.start()
         agent.welcome()
         client.wait_answered(TIMEOUT)
-        assert client.send(Told("n1", 1.0))
-        assert agent.hear(Message) == Told("n1", 1.0)
+        assert client.send(Delivered("n1", 1.0))
+        assert agent.hear(Message) == Delivered("n1", 1.0)
         where.append(Position(5))
         client.tell_position()
         assert agent.hear(Message) == Position(5)
@@ -138,7 +138,7 @@ def test_an_agent_that_comes_back_is_told_who_is_here_now(path: Path) -> None:
 def test_without_an_agent_training_goes_on(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One warning, nothing is sent, and when the agent comes it is found."""
     with listening(path) as it:
-        assert not it.client.send(Told("n1", 1.0))
+        assert not it.client.send(Delivered("n1", 1.0))
         assert not it.client.guarded
         with FakeAgent(path) as agent:
             agent.welcome()
@@ -153,7 +153,7 @@ def test_without_an_agent_training_goes_on(path: Path, caplog: pytest.LogCapture
         b"\xff" * 64,
         b"\x40\x00\x00\x00",
         b"\x00\x00\x00\x02[]",
-        encode(Told("x", 1.0)),
+        encode(Delivered("x", 1.0)),
         b'\x00\x00\x00\x07{"typ"}',
     ],
     ids=["garbage", "1 GiB", "no object", "a hook's word", "no JSON"],
@@ -183,26 +183,26 @@ def test_a_forked_child_forgets_and_the_parent_does_not_notice(path: Path) -> No
     """The child's descriptors are closed; the parent's connection stands, in a process of its own."""
     code = """
 import os, sys
-from spotguard.hooks import forks
-from spotguard.hooks.ipc.client import Client
-from spotguard.hooks.ipc.protocol import Position, Register, Told
-client = Client(sys.argv[1], hello=lambda: Register(os.getpid(), "r", "n"), on_message=print, position=lambda: Position(0))
+from spotguard.hooks.control.sigterm import in_child
+from spotguard.hooks.ipc.client import SocketClient
+from spotguard.hooks.ipc.protocol import Position, Register, Delivered
+client = SocketClient(sys.argv[1], hello=lambda: Register(os.getpid(), "r", "n"), on_message=print, position=lambda: Position(0))
 client.start()
 client.wait_answered(20)
-forks.in_child(client.forget)
+in_child(client.forget)
 ours = os.readlink(f"/proc/self/fd/{client._socket.fileno()}")
 if (pid := os.fork()) == 0:
     held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
-    os._exit(3 if ours in held or client.send(Told("child", 1.0)) else 0)
+    os._exit(3 if ours in held or client.send(Delivered("child", 1.0)) else 0)
 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-client.send(Told("parent", 1.0))
+client.send(Delivered("parent", 1.0))
 client.close()
 sys.exit(code)
 """
     with FakeAgent(path) as agent:
         child = subprocess.Popen([sys.executable, "-c", code, str(path)])
         agent.welcome()
-        assert agent.hear(Told).id == "parent"
+        assert agent.hear(Delivered).id == "parent"
         agent.hear(Bye)
         assert child.wait(TIMEOUT) == 0
 
@@ -221,6 +221,6 @@ def test_a_word_that_may_be_dropped_waits_for_nobody(path: Path) -> None:
             word = Position(1, detail="x" * 200)
             sent = next(number for number in range(10**6) if not it.client.send(word, droppable=True))
             assert sent > 10
-            assert it.client.send(Told("n1", 1.0))
+            assert it.client.send(Delivered("n1", 1.0))
             assert it.client.guarded
             it.client.close()

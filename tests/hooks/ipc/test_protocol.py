@@ -18,12 +18,12 @@ from spotguard.hooks.ipc.protocol import (
     Answer,
     Ask,
     Committed,
+    Delivered,
     Message,
     Peer,
     Position,
     Register,
     Role,
-    Told,
     Welcome,
     encode,
 )
@@ -92,7 +92,8 @@ def test_every_message_has_somebody_who_may_say_it() -> None:
 
 
 @given(
-    st.lists(messages(Told) | messages(Committed) | messages(Position), max_size=5), st.binary(max_size=40)
+    st.lists(messages(Delivered) | messages(Committed) | messages(Position), max_size=5),
+    st.binary(max_size=40),
 )
 @settings(max_examples=50)
 def test_byte_by_byte_is_as_one_chunk(said: list[Message], garbage: bytes) -> None:
@@ -128,7 +129,7 @@ def test_any_bytes_give_messages_or_a_protocol_error(role: Role, pieces: list[by
     _, error = outcome(peer, pieces)
     if error is not None:
         with pytest.raises(ProtocolError):
-            peer.feed(encode(Told("n", 1.0)))
+            peer.feed(encode(Delivered("n", 1.0)))
 
 
 @given(
@@ -195,13 +196,13 @@ def test_seconds_are_finite(number: bytes) -> None:
 def test_a_whole_number_is_welcome_where_a_fraction_may_stand() -> None:
     """JSON knows one kind of number."""
     (told,) = Peer(Role.HOOK).feed(frame({"type": "told", "id": "n", "monotonic": 3}))
-    assert told == Told("n", 3.0)
+    assert told == Delivered("n", 3.0)
 
 
 def test_unknown_fields_are_skipped() -> None:
     """A newer peer may say more."""
     (told,) = Peer(Role.HOOK).feed(frame({"type": "told", "id": "n", "monotonic": 1.0, "mood": "fine"}))
-    assert told == Told("n", 1.0)
+    assert told == Delivered("n", 1.0)
 
 
 def test_a_frame_that_is_too_large_is_refused_by_its_header() -> None:

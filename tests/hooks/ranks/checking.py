@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from spotguard.hooks.checkpoint.catalog import Whole, find_whole
+from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
 from spotguard.hooks.checkpoint.format.manifest import LEVELS
 from spotguard.providers.stores.factory import open_store
 from tests.hooks.ranks.gang import Gang, Said
@@ -41,7 +41,7 @@ def seeded(seed: int, folder: Path) -> Iterator[Path]:
         raise
 
 
-def newest(store: Path) -> Whole | None:
+def newest(store: Path) -> WholeCheckpoint | None:
     """Of any level."""
     return find_whole(open_store(f"file://{store}"), "r", levels=LEVELS)
 

@@ -20,14 +20,16 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from spotguard.hooks.recorder.state import RegisteredObjects  # noqa: E402
-from spotguard.hooks.recorder.variables import Census, Code, Hidden  # noqa: E402
+from spotguard.hooks.recorder.variables import CodeOwner, HiddenModules, VariableCensus  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 
-def census(given: dict[str, Any] | None = None, hidden: Hidden | None = None, **registered: Any) -> Census:
+def census(
+    given: dict[str, Any] | None = None, hidden: HiddenModules | None = None, **registered: Any
+) -> VariableCensus:
     """Of these variables, as they would be in a function of the script's."""
-    made = Census(Code("/nowhere"), RegisteredObjects(registered), hidden or Hidden())
+    made = VariableCensus(CodeOwner("/nowhere"), RegisteredObjects(registered), hidden or HiddenModules())
     made._add_all("", given or {}, watched=True)
     made._run()
     if hidden is not None:
@@ -192,7 +194,7 @@ def test_a_registered_name_that_means_another_object_is_told() -> None:
 def test_modules_that_no_variable_leads_to_are_found() -> None:
     """They hang in a library's objects, which are not looked into."""
     holder = types.SimpleNamespace(kept=nn.Bilinear(2, 2, 1))
-    hidden = Hidden()
+    hidden = HiddenModules()
     hidden.search()
     assert "Bilinear.weight" in census({}, hidden).modules
     holder.kept = None
@@ -228,7 +230,7 @@ def test_circles_and_depth_come_to_an_end() -> None:
 
 
 def test_code_of_libraries_is_not_looked_into(tmp_path: Path) -> None:
-    code = Code(str(tmp_path))
+    code = CodeOwner(str(tmp_path))
     assert not code.is_users(torch.__file__)
     assert not code.is_users(collections.__file__)
     assert not code.is_users(sys.modules["spotguard.hooks.recorder.variables"].__file__)

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 import pytest
 
 from spotguard.hooks.checkpoint.format.manifest import Chunk
-from spotguard.hooks.restore.fetch import Reading
-from spotguard.hooks.restore.ranges import LEAST, Load, Wanted, plan
-from spotguard.hooks.restore.sink import Span
+from spotguard.hooks.restore.fetch import Fetch
+from spotguard.hooks.restore.ranges import LEAST, ReadBatch, WantedChunk, plan
+from spotguard.hooks.restore.sink import BufferSpan
 from spotguard.providers.errors import CheckpointError, StoreError
 from spotguard.providers.stores.base import BlobStore
 from tests.fakes.clock import ManualClock
@@ -43,32 +43,34 @@ class Kept:
         self.gone: list[str] = []
         self.during: Callable[[], object] = lambda: None
 
-    def take(self, wanted: Wanted, spans: Sequence[Span[Frame]]) -> None:
+    def take(self, wanted: WantedChunk, spans: Sequence[BufferSpan[Frame]]) -> None:
         self.during()
         assert wanted.name not in self.bytes, "once"
         self.bytes[wanted.name] = b"".join(bytes(span.view) for span in spans)
 
-    def damaged(self, wanted: Wanted) -> None:
+    def damaged(self, wanted: WantedChunk) -> None:
         self.bad.append(wanted.name)
 
-    def lost(self, load: Load, error: StoreError) -> None:
+    def lost(self, load: ReadBatch, error: StoreError) -> None:
         self.gone.append(load.ranges[0].key)
 
 
 class Strict(Kept):
     """As a restore: damage is an error."""
 
-    def damaged(self, wanted: Wanted) -> None:
+    def damaged(self, wanted: WantedChunk) -> None:
         raise CheckpointError(wanted.name)
 
-    def lost(self, load: Load, error: StoreError) -> None:
+    def lost(self, load: ReadBatch, error: StoreError) -> None:
         raise error
 
 
-def stored(store: BlobStore, *, seed: int = 0, objects: int = 8) -> tuple[list[Wanted], dict[str, bytes]]:
+def stored(
+    store: BlobStore, *, seed: int = 0, objects: int = 8
+) -> tuple[list[WantedChunk], dict[str, bytes]]:
     """Objects of chunks of all sizes, some of them wanted; and what each holds."""
     chance = random.Random(seed)
-    wanted: list[Wanted] = []
+    wanted: list[WantedChunk] = []
     content: dict[str, bytes] = {}
     for number in range(objects):
         key, data = f"run/{number:04d}", bytearray(chance.randbytes(8))
@@ -79,24 +81,24 @@ def stored(store: BlobStore, *, seed: int = 0, objects: int = 8) -> tuple[list[W
             chunk = Chunk((0, 0), (rows, 2), 0, len(data), len(data) + len(part), zlib.crc32(part))
             data += part
             if index != 3:
-                wanted.append(Wanted(key, chunk, 1, f"{key}-{index}"))
+                wanted.append(WantedChunk(key, chunk, 1, f"{key}-{index}"))
                 content[f"{key}-{index}"] = part
         store.put(key, memoryview(bytes(data)))
     return wanted, content
 
 
-def loads_of(wanted: Sequence[Wanted]) -> list[Load]:
+def loads_of(wanted: Sequence[WantedChunk]) -> list[ReadBatch]:
     return plan(wanted, LIMIT, 5)
 
 
-def requests(wanted: Sequence[Wanted]) -> int:
+def requests(wanted: Sequence[WantedChunk]) -> int:
     return sum(len(load.ranges) for load in loads_of(wanted))
 
 
-def reading(store: BlobStore, wanted: Sequence[Wanted], taker: Kept, **options: object) -> Reading[Frame]:
+def reading(store: BlobStore, wanted: Sequence[WantedChunk], taker: Kept, **options: object) -> Fetch[Frame]:
     """Time stands still, unless a clock is given: a busy machine makes no request lag, and none is sent again for that."""
     options = {"clock": ManualClock()} | options
-    return Reading(store, loads_of(wanted), Frame, taker, **options)  # type: ignore[arg-type]
+    return Fetch(store, loads_of(wanted), Frame, taker, **options)  # type: ignore[arg-type]
 
 
 def readers() -> list[threading.Thread]:
@@ -120,7 +122,7 @@ def hanging(store: Reads) -> Iterator[None]:
         store.go.set()
 
 
-def in_background(run: Reading[Frame]) -> tuple[threading.Thread, list[BaseException]]:
+def in_background(run: Fetch[Frame]) -> tuple[threading.Thread, list[BaseException]]:
     errors: list[BaseException] = []
 
     def body() -> None:

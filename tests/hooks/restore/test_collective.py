@@ -20,13 +20,13 @@ from spotguard.hooks.checkpoint.format.manifest import RankManifest
 from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.hooks.consensus.agree_on import of_the_first
 from spotguard.hooks.consensus.channel import Channel
-from spotguard.hooks.consensus.store import Silent, Store
+from spotguard.hooks.consensus.store import JobStore, StoreSilent
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.restore.collective import cannot_begin, restore_together, see_the_same
-from spotguard.hooks.restore.startup import Beginning
-from spotguard.hooks.save.cancel_scope import Effort
-from spotguard.hooks.save.plan.write_plan import Draft
-from spotguard.hooks.save.upload.writer import Writer
+from spotguard.hooks.restore.startup import Startup
+from spotguard.hooks.save.cancel_scope import CancelScope
+from spotguard.hooks.save.plan.write_plan import WriteProgress
+from spotguard.hooks.save.upload.writer import ShardWriter
 from spotguard.hooks.state.state import State
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import SpotguardError, StateError, UsageError
@@ -66,10 +66,10 @@ def saved(store: FakeStore, step: int) -> str:
     name = CheckpointName(1, step, 0)
     for rank in range(WORLD):
         collected = state(rank, 10 * step + rank, Fussy(step)).collect()
-        with closing(Writer(store, "run", rank, WORLD)) as writer:
-            effort = Effort(SystemClock())
+        with closing(ShardWriter(store, "run", rank, WORLD)) as writer:
+            effort = CancelScope(SystemClock())
             written = writer.write(
-                collected.leaves, name, effort, draft=Draft(writer.outline(collected.leaves))
+                collected.leaves, name, effort, draft=WriteProgress(writer.outline(collected.leaves))
             )
         put_manifest(
             store,
@@ -84,7 +84,7 @@ def restored(store: FakeStore, machines: Sequence[str], refuses: Sequence[int] =
     Args:
         refuses: steps that an object of rank 2 does not take.
     """
-    met = cast(Store, HashStore())
+    met = cast(JobStore, HashStore())
 
     def one(rank: int) -> Any:
         here = state(rank, -1, Fussy(0, refuses if rank == 2 else ()))
@@ -173,7 +173,7 @@ def test_an_object_that_refuses_every_checkpoint_is_another_one_than_was_saved(
 
 def both(first: Callable[[Channel], Any], second: Callable[[Channel], Any]) -> list[Any]:
     """What two ranks that have met get from it, or what ends it."""
-    met = cast(Store, HashStore())
+    met = cast(JobStore, HashStore())
 
     def one(rank: int) -> Any:
         channel = Channel.join(met, rank, 2, "a", SystemClock(), meet=lambda _: b"life")
@@ -222,7 +222,7 @@ def test_a_rank_that_is_not_admitted_holds_nobody() -> None:
     """By its agent, or by the store."""
 
     def admit(connect: Callable[[], None]) -> Callable[[Channel], Any]:
-        return lambda channel: Beginning(FakeStore(), "run", SystemClock(), channel).admit(connect)
+        return lambda channel: Startup(FakeStore(), "run", SystemClock(), channel).admit(connect)
 
     first, second = both(admit(lambda: None), admit(refused))
     assert isinstance(first, UsageError)
@@ -239,7 +239,7 @@ def test_two_that_cannot_begin_wait_for_nobody() -> None:
 
 def test_a_guard_that_is_refused_leaves_the_meeting() -> None:
     others = {thread.ident for thread in threading.enumerate()}
-    channel = Channel.join(cast(Store, HashStore()), 0, 1, "a", SystemClock(), meet=lambda _: b"life")
+    channel = Channel.join(cast(JobStore, HashStore()), 0, 1, "a", SystemClock(), meet=lambda _: b"life")
     with pytest.raises(StateError, match="lock"):
         Guard(FakeStore(), "run", {"lock": threading.Lock()}, SystemClock(), channel)
     assert {thread.ident for thread in threading.enumerate()} == others
@@ -248,7 +248,7 @@ def test_a_guard_that_is_refused_leaves_the_meeting() -> None:
 @contextmanager
 def meeting(clock: ManualClock) -> Iterator[list[Channel]]:
     """Two ranks that have met."""
-    met = cast(Store, HashStore())
+    met = cast(JobStore, HashStore())
     with ExitStack() as ends, ThreadPoolExecutor(2) as pool:
 
         def join(rank: int) -> Channel:
@@ -274,7 +274,7 @@ def test_a_rank_that_dies_while_it_reads_holds_the_others_for_a_minute_and_not_f
             clock.advance(1.0)
             wait([asked], 0.005)
         with pytest.raises(
-            Silent, match="rank 1 of 2 has shown no life for 30 s where all ranks wait for it"
+            StoreSilent, match="rank 1 of 2 has shown no life for 30 s where all ranks wait for it"
         ):
             asked.result()
         assert 30 <= clock.monotonic() - began < 300

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from spotguard.hooks.checkpoint.catalog import Whole, find_whole
+from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
 from spotguard.hooks.checkpoint.format.codec import NewerFormatError, encode_manifest
 from spotguard.hooks.checkpoint.format.crc import crc32
 from spotguard.hooks.checkpoint.format.keys import manifest_name
@@ -19,8 +19,8 @@ from spotguard.hooks.checkpoint.format.safetensors_header import header
 from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.hooks.restore.restore import restore
 from spotguard.hooks.restore.verify import verify
-from spotguard.hooks.state.restore_plan import Restoring
-from spotguard.hooks.state.tensor_item import Leaf
+from spotguard.hooks.state.restore_plan import RestorePlan
+from spotguard.hooks.state.tensor_item import StateTensor
 from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.base import ObjectInfo
 from tests.fakes.called import CalledStore, Request
@@ -39,7 +39,7 @@ def flipped(data: bytes, at: int, bit: int) -> bytes:
     return bytes(spoilt)
 
 
-def places(whole: Whole) -> list[tuple[str, str, int, int]]:
+def places(whole: WholeCheckpoint) -> list[tuple[str, str, int, int]]:
     """(tensor, key, first byte, end) of every chunk, extras and generators included."""
     found = [
         (name, whole.manifests[rank].object_key(chunk.object), chunk.start, chunk.end)
@@ -192,8 +192,10 @@ def test_a_chunk_that_only_a_newer_version_can_hold_is_not_gone_back_behind() ->
     class Outline:
         poisoned = ""
 
-        def targets(self, *what: Any) -> Restoring:
-            return Restoring({}, {"a": Leaf("a", torch.empty(2**28, dtype=torch.uint8, device="meta"))}, ())
+        def targets(self, *what: Any) -> RestorePlan:
+            return RestorePlan(
+                {}, {"a": StateTensor("a", torch.empty(2**28, dtype=torch.uint8, device="meta"))}, ()
+            )
 
     store = Huge()
     Save(step=10).write(store)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from spotguard.hooks.state.restore_plan import Restoring
+from spotguard.hooks.state.restore_plan import RestorePlan
 from spotguard.providers.errors import CheckpointError, StateError
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import Impatient
@@ -155,7 +155,7 @@ def test_the_memory_of_a_damaged_checkpoint_is_given_back_first(
     with guarded(store, job.values) as guard:
         plain = guard._state.targets
 
-        def targets(*args: Any) -> Restoring:
+        def targets(*args: Any) -> RestorePlan:
             alive.append(sum(ref() is not None for ref in held))
             restoring = plain(*args)
             if not held:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.hooks.restore.ranges import FRAMES
-from spotguard.hooks.restore.retrying_store import PatientStore
+from spotguard.hooks.restore.retrying_store import RetryingStore
 from spotguard.providers.errors import CheckpointError, StoreError, ThrottledError, UnavailableError
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.clock import Impatient
@@ -124,7 +124,7 @@ def test_failures_for_now_cost_one_request_each(every: int, error: type[StoreErr
     store.calls.clear()
     store.faults = [Fault(at, verbs=("read_into",), error=lambda: error("not now")) for at in failing]
     taker = Strict()
-    reading(PatientStore(store, Impatient(), "so"), wanted, taker).run()
+    reading(RetryingStore(store, Impatient(), "so"), wanted, taker).run()
     assert taker.bytes == content
     assert len(store.reads) == count + len(failing)
     assert store.nbytes <= sum(load.nbytes for load in loads_of(wanted)) + len(failing) * LIMIT
@@ -143,7 +143,7 @@ def test_failures_anywhere(seed: int) -> None:
         if chance.random() < 0.33
     ]
     taker = Strict()
-    reading(PatientStore(store, Impatient(), "so"), wanted, taker).run()
+    reading(RetryingStore(store, Impatient(), "so"), wanted, taker).run()
     assert taker.bytes == content
     assert len(store.reads) < 2.5 * requests(wanted)
 
@@ -156,6 +156,6 @@ def test_a_store_that_stays_away_ends_it() -> None:
     store.faults = [Fault(at, verbs=("read_into",)) for at in range(10, 5000)]
     taker = Strict()
     with pytest.raises(UnavailableError, match="asked again for 60 s"):
-        reading(PatientStore(store, Impatient(), "so"), wanted, taker).run()
+        reading(RetryingStore(store, Impatient(), "so"), wanted, taker).run()
     assert all(content[name] == held for name, held in taker.bytes.items())
     assert len(taker.bytes) < len(content)

@@ -7,8 +7,8 @@ import zlib
 import pytest
 
 from spotguard.hooks.checkpoint.format.manifest import Chunk
-from spotguard.hooks.restore.fetch import READERS, Reading
-from spotguard.hooks.restore.ranges import Wanted
+from spotguard.hooks.restore.fetch import READERS, Fetch
+from spotguard.hooks.restore.ranges import WantedChunk
 from spotguard.providers.errors import CheckpointError, CorruptError, DeniedError, NotFoundError, StoreError
 from tests.cases import cases
 from tests.fakes.reads import Reads
@@ -74,7 +74,7 @@ def test_of_a_load_with_damage_a_restore_is_given_nothing() -> None:
     store.put("run/a", memoryview(bytes(range(30))))
     part = [bytes(range(n, n + 10)) for n in (0, 10, 20)]
     wanted = [
-        Wanted("run/a", Chunk((0,), (10,), 0, n * 10, n * 10 + 10, zlib.crc32(part[n])), 1, f"t{n}")
+        WantedChunk("run/a", Chunk((0,), (10,), 0, n * 10, n * 10 + 10, zlib.crc32(part[n])), 1, f"t{n}")
         for n in range(3)
     ]
     store.corrupt("run/a", 29)
@@ -131,5 +131,5 @@ def test_a_frame_that_cannot_be_had_ends_it() -> None:
         raise MemoryError(f"{size} bytes")
 
     with pytest.raises(MemoryError):
-        Reading(store, loads_of(wanted), none, Strict()).run()
+        Fetch(store, loads_of(wanted), none, Strict()).run()
     assert store.reads == []

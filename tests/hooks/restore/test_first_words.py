@@ -11,13 +11,13 @@ import pytest
 pytest.importorskip("torch")
 
 from spotguard.hooks.guard import Guard
-from spotguard.hooks.restore.startup import FirstWords
+from spotguard.hooks.restore.startup import StartupMessages
 from tests.fakes.training import guarded, small
 
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[3]
-BEGINS = "from spotguard.hooks.restore.startup import FirstWords\nFirstWords(True, 'file:///s').restored('r', 0, guarded={})\n"
+BEGINS = "from spotguard.hooks.restore.startup import StartupMessages\nStartupMessages(True, 'file:///s').restored('r', 0, guarded={})\n"
 
 
 def loop(guard: Guard, total: int) -> None:
@@ -61,7 +61,7 @@ def test_the_run_that_training_begins_from_is_named(folder: Path, caplog: pytest
 
 def test_other_ranks_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="spotguard")
-    words = FirstWords(False, "file:///s")
+    words = StartupMessages(False, "file:///s")
     words.restored("r", 3, guarded=False)
     words.finished("r", 3, 3)
     assert caplog.messages == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from spotguard.hooks.checkpoint.catalog import Whole, find_whole
+from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
 from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.providers.errors import StateError
 from tests.fakes.training import Job, different, guarded, restored, small
@@ -35,7 +35,7 @@ def saved(store: WatchedStore, make: Callable[[], Job] = small) -> list[dict[str
     return states
 
 
-def dict_of(whole: Whole) -> dict[str, Any]:
+def dict_of(whole: WholeCheckpoint) -> dict[str, Any]:
     """The trees of its manifest, to be changed in place."""
     state = whole.manifests[0].state
     assert isinstance(state, dict)

@@ -9,7 +9,7 @@ from subprocess import run
 
 import pytest
 
-from spotguard.hooks.restore.manifest_cache import Shelf, own_folder
+from spotguard.hooks.restore.manifest_cache import ManifestCache, own_folder
 from tests.fakes.store import FakeStore
 
 KEYS = ["run/checkpoints/a/0.json", "run/checkpoints/a/1.json"]
@@ -24,7 +24,7 @@ def store() -> FakeStore:
     return store
 
 
-def asked(shelf: Shelf) -> None:
+def asked(shelf: ManifestCache) -> None:
     assert [info.key for info in shelf.list("run/checkpoints/")] == KEYS
     assert [info.size for info in shelf.list("run/checkpoints/")] == [len(key) for key in KEYS]
     assert [shelf.get(key) for key in KEYS] == [key.encode() for key in KEYS]
@@ -32,16 +32,16 @@ def asked(shelf: Shelf) -> None:
 
 def test_a_neighbour_asks_the_store_for_nothing(store: FakeStore, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    asked(Shelf(store, keeps=True, folder=tmp_path))
+    asked(ManifestCache(store, keeps=True, folder=tmp_path))
     assert [verb for verb, _ in store.calls] == ["list", "list", "get", "get"]
     store.calls.clear()
-    asked(Shelf(store, keeps=False, folder=tmp_path))
+    asked(ManifestCache(store, keeps=False, folder=tmp_path))
     assert store.calls == []
 
 
 def test_who_keeps_it_always_asks(store: FakeStore, tmp_path: Path) -> None:
     """A second look at what went away is a look."""
-    shelf = Shelf(store, keeps=True, folder=tmp_path)
+    shelf = ManifestCache(store, keeps=True, folder=tmp_path)
     asked(shelf)
     del store.objects[KEYS[1]]
     assert [info.key for info in shelf.list("run/checkpoints/")] == KEYS[:1]
@@ -52,7 +52,7 @@ def test_who_keeps_it_always_asks(store: FakeStore, tmp_path: Path) -> None:
 )
 def test_who_does_not_find_it_as_it_was_asks_the_store(store: FakeStore, tmp_path: Path, harm: str) -> None:
     tmp_path.chmod(0o755 if harm == "not ours alone" else 0o700)
-    asked(Shelf(store, keeps=True, folder=tmp_path))
+    asked(ManifestCache(store, keeps=True, folder=tmp_path))
     for path in tmp_path.iterdir():
         held = path.read_bytes()
         if harm == "damaged":
@@ -64,30 +64,30 @@ def test_who_does_not_find_it_as_it_was_asks_the_store(store: FakeStore, tmp_pat
         elif harm == "taken away":
             path.unlink()
     store.calls.clear()
-    asked(Shelf(store, keeps=False, folder=None if harm == "no folder" else tmp_path))
+    asked(ManifestCache(store, keeps=False, folder=None if harm == "no folder" else tmp_path))
     assert [verb for verb, _ in store.calls] == ["list", "list", "get", "get"]
 
 
 def test_a_folder_that_takes_nothing_is_no_failure(store: FakeStore, tmp_path: Path) -> None:
     """A full disk, or one that went away."""
     gone = tmp_path / "gone"
-    asked(Shelf(store, keeps=True, folder=gone))
-    asked(Shelf(store, keeps=False, folder=gone))
+    asked(ManifestCache(store, keeps=True, folder=gone))
+    asked(ManifestCache(store, keeps=False, folder=gone))
     assert not gone.exists()
 
 
 def test_a_folder_of_a_group_is_this_users_alone_all_the_same(store: FakeStore, tmp_path: Path) -> None:
     """Where $TMPDIR hands its group down, what is made in it bears the mark."""
     tmp_path.chmod(0o2700)
-    asked(Shelf(store, keeps=True, folder=tmp_path))
+    asked(ManifestCache(store, keeps=True, folder=tmp_path))
     store.calls.clear()
-    asked(Shelf(store, keeps=False, folder=tmp_path))
+    asked(ManifestCache(store, keeps=False, folder=tmp_path))
     assert store.calls == []
 
 
 def test_what_is_not_wanted_any_more_makes_room(store: FakeStore, tmp_path: Path) -> None:
     """A checkpoint that was damaged; the next one's stays, and the listing."""
-    shelf = Shelf(store, keeps=True, folder=tmp_path)
+    shelf = ManifestCache(store, keeps=True, folder=tmp_path)
     store.put("run/checkpoints/b/0.json", memoryview(b"1"))
     found = [info.key for info in shelf.list("run/checkpoints/")]
     for key in found:
@@ -97,7 +97,7 @@ def test_what_is_not_wanted_any_more_makes_room(store: FakeStore, tmp_path: Path
     assert len([*tmp_path.iterdir()]) == 2
     tmp_path.chmod(0o700)
     store.calls.clear()
-    neighbour = Shelf(store, keeps=False, folder=tmp_path)
+    neighbour = ManifestCache(store, keeps=False, folder=tmp_path)
     assert [info.key for info in neighbour.list("run/checkpoints/")] == found
     assert neighbour.get("run/checkpoints/b/0.json") == b"1"
     assert store.calls == []

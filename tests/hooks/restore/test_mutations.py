@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from spotguard.hooks.checkpoint.catalog import Whole, find_whole
+from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
 from spotguard.hooks.checkpoint.format.codec import NewerFormatError
 from spotguard.hooks.checkpoint.format.keys import manifest_name
 from spotguard.providers.errors import StateError
@@ -163,7 +163,7 @@ class Trial:
         self.states = saved_each_step(store, TOTAL, make=job)
         whole = find_whole(store, "run")
         assert whole is not None
-        self.whole: Whole = whole
+        self.whole: WholeCheckpoint = whole
         self.objects = dict(store.objects)
         self.key = f"run/checkpoints/{whole.name}/{manifest_name(0, 1)}"
         self.manifest = json.loads(self.objects[self.key])["manifest"]

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from spotguard.hooks.restore.progress import Meter, said
+from spotguard.hooks.restore.progress import ReadProgress, said
 from tests.fakes.clock import ManualClock
 
 MIB = 2**20
@@ -40,7 +40,7 @@ def test_what_is_over_soon_says_nothing(caplog: pytest.LogCaptureFixture) -> Non
     caplog.set_level(logging.INFO)
     for stream in (Terminal(), io.StringIO()):
         clock = ManualClock()
-        with Meter("restoring step 5", clock, stream) as meter:
+        with ReadProgress("restoring step 5", clock, stream) as meter:
             for done in range(10):
                 meter.show(done, 10)
                 clock.advance(0.09)
@@ -52,7 +52,7 @@ def test_a_log_has_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None
     """Bytes, rate, what is left; the last word is another's."""
     caplog.set_level(logging.INFO)
     clock, stream = ManualClock(), io.StringIO()
-    with Meter("restoring step 5", clock, stream) as meter:
+    with ReadProgress("restoring step 5", clock, stream) as meter:
         for second in range(1, 27):
             clock.advance(1.0)
             meter.show(second * 100 * MIB, 26 * 100 * MIB)
@@ -68,7 +68,7 @@ def test_a_terminal_has_a_bar_that_is_gone_in_the_end(caplog: pytest.LogCaptureF
     """And no line in the log beside it."""
     caplog.set_level(logging.INFO)
     clock, stream = ManualClock(), Terminal()
-    with Meter("verifying step 5", clock, stream) as meter:
+    with ReadProgress("verifying step 5", clock, stream) as meter:
         for second in range(1, 27):
             clock.advance(1.0)
             meter.show(second * 100 * MIB, 26 * 100 * MIB)
@@ -83,7 +83,7 @@ def test_a_terminal_has_a_bar_that_is_gone_in_the_end(caplog: pytest.LogCaptureF
 def test_an_error_takes_the_bar_away() -> None:
     """What is said next stands on a line of its own; the cursor is back."""
     clock, stream = ManualClock(), Terminal()
-    meter = Meter("restoring step 5", clock, stream)
+    meter = ReadProgress("restoring step 5", clock, stream)
     clock.advance(2.0)
     meter.show(1, 2)
     with pytest.raises(KeyboardInterrupt), meter:
@@ -93,7 +93,7 @@ def test_an_error_takes_the_bar_away() -> None:
 
 def test_a_terminal_that_goes_away_ends_nothing() -> None:
     clock = ManualClock()
-    with Meter("restoring step 5", clock, Gone()) as meter:
+    with ReadProgress("restoring step 5", clock, Gone()) as meter:
         for _ in range(3):
             clock.advance(2.0)
             meter.show(1, 2)
@@ -102,7 +102,7 @@ def test_a_terminal_that_goes_away_ends_nothing() -> None:
 def test_a_closed_stderr_is_no_terminal() -> None:
     stream = Terminal()
     stream.close()
-    with Meter("restoring step 5", ManualClock(), stream) as meter:
+    with ReadProgress("restoring step 5", ManualClock(), stream) as meter:
         meter.show(1, 2)
 
 

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from spotguard.hooks.checkpoint.format.codec import NewerFormatError
 from spotguard.hooks.checkpoint.format.manifest import Chunk
-from spotguard.hooks.restore.ranges import GAP_BYTES, MOST_PARTS, REQUEST_BYTES, Load, Wanted, plan
+from spotguard.hooks.restore.ranges import GAP_BYTES, MOST_PARTS, REQUEST_BYTES, ReadBatch, WantedChunk, plan
 from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
 
 
-def wanted(start: int, *sizes: int, key: str = "k", itemsize: int = 1) -> Wanted:
+def wanted(start: int, *sizes: int, key: str = "k", itemsize: int = 1) -> WantedChunk:
     """A chunk of this shape from byte `start` on; its CRC tells it from others."""
     end = start + prod(sizes) * itemsize
-    return Wanted(key, Chunk((0,) * len(sizes), sizes, 0, start, end, start), itemsize, f"t{start}")
+    return WantedChunk(key, Chunk((0,) * len(sizes), sizes, 0, start, end, start), itemsize, f"t{start}")
 
 
-def asked(loads: list[Load]) -> list[tuple[int, int]]:
+def asked(loads: list[ReadBatch]) -> list[tuple[int, int]]:
     return [(each.start, each.end) for load in loads for each in load.ranges]
 
 

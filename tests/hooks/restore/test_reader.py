@@ -17,12 +17,12 @@ from spotguard.hooks.checkpoint.format.safetensors_header import header
 from spotguard.hooks.restore.ranges import GAP_BYTES, REQUEST_BYTES
 from spotguard.hooks.restore.reader import fill, parts_of
 from spotguard.hooks.restore.reader import read as read_leaves
-from spotguard.hooks.restore.retrying_store import PatientStore
-from spotguard.hooks.save.cancel_scope import Effort
+from spotguard.hooks.restore.retrying_store import RetryingStore
+from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
 from spotguard.hooks.save.upload.buffers import box
-from spotguard.hooks.save.upload.writer import Writer
-from spotguard.hooks.state.tensor_item import Leaf
+from spotguard.hooks.save.upload.writer import ShardWriter
+from spotguard.hooks.state.tensor_item import StateTensor
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError, CorruptError, NotFoundError, UnavailableError
 from tests.fakes.clock import Impatient
@@ -35,16 +35,16 @@ pytestmark = pytest.mark.torch
 
 def written(store: FakeStore, **tensors: torch.Tensor) -> Coverage:
     """A checkpoint of these tensors, and what its manifest says."""
-    leaves = [Leaf(name, tensor) for name, tensor in tensors.items()]
-    result = Writer(store, "run").write(leaves, CheckpointName(1, 0, 0), Effort(SystemClock()))
+    leaves = [StateTensor(name, tensor) for name, tensor in tensors.items()]
+    result = ShardWriter(store, "run").write(leaves, CheckpointName(1, 0, 0), CancelScope(SystemClock()))
     manifest = RankManifest("run", 0, 1, 0, 0, 1, objects=result.objects, tensors=result.tensors)
     store.calls.clear()
     return coverage([manifest])
 
 
-def read(store: FakeStore | PatientStore, whole: Coverage, into: Mapping[str, torch.Tensor]) -> int:
+def read(store: FakeStore | RetryingStore, whole: Coverage, into: Mapping[str, torch.Tensor]) -> int:
     """Into whole tensors."""
-    return read_leaves(store, whole, {name: Leaf(name, tensor) for name, tensor in into.items()})
+    return read_leaves(store, whole, {name: StateTensor(name, tensor) for name, tensor in into.items()})
 
 
 def test_what_was_written_is_read_into_any_layout() -> None:
@@ -166,7 +166,7 @@ def test_failures_for_now_cost_what_was_asked_and_no_more(every: int) -> None:
     whole = written(store, **tensors)
     store.faults = [Fault(at, verbs=("read_into",)) for at in range(1, 100, every)]
     into = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    nbytes = read(PatientStore(store, Impatient(), "so"), whole, into)
+    nbytes = read(RetryingStore(store, Impatient(), "so"), whole, into)
     assert all(torch.equal(into[name], tensors[name]) for name in tensors)
     failed = sum(at < len(store.calls) for at in range(1, 100, every))
     assert failed > 1
@@ -192,7 +192,7 @@ def test_a_chunk_for_two_memories_is_read_once() -> None:
     tensor = torch.rand(REQUEST_BYTES // 4 + 1000)
     whole = written(store, a=tensor)
     both = [torch.zeros_like(tensor), torch.zeros_like(tensor)]
-    parts = [part for into in both for part in parts_of(whole, whole.tensors["a"], Leaf("a", into))]
+    parts = [part for into in both for part in parts_of(whole, whole.tensors["a"], StateTensor("a", into))]
     assert fill(store, parts) == tensor.nbytes
     assert len(store.reads) > 1
     assert store.nbytes == tensor.nbytes
@@ -236,14 +236,14 @@ TENSORS = {
 }
 
 
-def shards(rule: Rule, rank: int, world: int, tensors: Mapping[str, torch.Tensor]) -> dict[str, Leaf]:
+def shards(rule: Rule, rank: int, world: int, tensors: Mapping[str, torch.Tensor]) -> dict[str, StateTensor]:
     """Memory for what a rank of another job wants."""
     found = {}
     for name, tensor in tensors.items():
         shape = tuple(tensor.shape)
         if (part := rule(name, shape, rank, world)) is not None:
             memory = torch.full(part.sizes, 77, dtype=tensor.dtype)
-            found[name] = Leaf(name, memory, offsets=part.offsets, shape=shape)
+            found[name] = StateTensor(name, memory, offsets=part.offsets, shape=shape)
     return found
 
 
@@ -281,8 +281,8 @@ def test_parts_of_a_large_chunk_go_into_what_meets_them() -> None:
     whole = Cut(tensors, world=1).write(store)
     around = torch.zeros(300, 4000)
     leaves = {
-        "tall": Leaf("tall", around[100:200, 500:3500].T, offsets=(1500, 900), shape=(5000, 1100)),
-        "wide": Leaf("wide", torch.zeros(2, 1, 2**20), offsets=(0, 1, 2**20), shape=(2, 2, 2**21 + 3)),
+        "tall": StateTensor("tall", around[100:200, 500:3500].T, offsets=(1500, 900), shape=(5000, 1100)),
+        "wide": StateTensor("wide", torch.zeros(2, 1, 2**20), offsets=(0, 1, 2**20), shape=(2, 2, 2**21 + 3)),
     }
     read_leaves(store, whole, leaves)
     assert len([verb for verb, _ in store.calls if verb == "read_into"]) > 8
@@ -297,7 +297,7 @@ def test_no_chunk_is_read_that_a_rank_has_no_element_of() -> None:
     tensors = {"a": torch.rand(800, 1024), "b": torch.rand(800, 1024)}
     whole = Cut(tensors, world=8).write(store)
     memory = torch.zeros(120, 1024)
-    nbytes = read_leaves(store, whole, {"a": Leaf("a", memory, offsets=(90, 0), shape=(800, 1024))})
+    nbytes = read_leaves(store, whole, {"a": StateTensor("a", memory, offsets=(90, 0), shape=(800, 1024))})
     assert torch.equal(memory, tensors["a"][90:210])
     assert nbytes == store.nbytes == 3 * 100 * 1024 * 4
     assert sorted(key.rpartition("/")[0][-14:] for key, _, _ in store.reads) == [
@@ -313,7 +313,7 @@ def test_a_damaged_chunk_gives_nothing_of_itself_to_a_part() -> None:
     store.corrupt(whole.manifests[0].object_key(first.object), first.end - 1)
     memory = torch.zeros(5, 8)
     with pytest.raises(CheckpointError, match=r"\(a\) are damaged"):
-        read_leaves(store, whole, {"a": Leaf("a", memory, offsets=(0, 0), shape=(40, 8))})
+        read_leaves(store, whole, {"a": StateTensor("a", memory, offsets=(0, 0), shape=(40, 8))})
     assert not memory.any()
 
 
@@ -321,7 +321,10 @@ def test_memory_of_another_shape_is_refused_before_anything_is_asked() -> None:
     store = FakeStore()
     whole = Cut({"a": torch.rand(4, 4)}).write(store)
     store.calls.clear()
-    for leaf in (Leaf("a", torch.zeros(4, 3)), Leaf("a", torch.zeros(4, 2), offsets=(0, 3), shape=(4, 4))):
+    for leaf in (
+        StateTensor("a", torch.zeros(4, 3)),
+        StateTensor("a", torch.zeros(4, 2), offsets=(0, 3), shape=(4, 4)),
+    ):
         with pytest.raises((ValueError, CheckpointError)):
             read_leaves(store, whole, {"a": leaf})
     assert store.calls == []
@@ -339,6 +342,6 @@ def test_a_rounded_moment_is_widened_into_a_part() -> None:
     for offsets, sizes in (((4, 0), (4, 6)), ((0, 1), (12, 2))):
         into = torch.zeros(sizes)
         read_leaves(
-            store, coverage(rounded), {"moment": Leaf("moment", into, offsets=offsets, shape=(12, 6))}
+            store, coverage(rounded), {"moment": StateTensor("moment", into, offsets=offsets, shape=(12, 6))}
         )
         assert torch.equal(into, box(exact, offsets, sizes).float())

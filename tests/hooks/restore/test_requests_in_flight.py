@@ -14,28 +14,28 @@ from spotguard.hooks.restore.ranges import (
     REQUEST_BYTES,
     ROOM,
     SPARE,
-    Flights,
-    Load,
-    Piece,
-    Range,
-    Wanted,
+    ByteRange,
+    ReadBatch,
+    ReadRequest,
+    RequestsInFlight,
+    WantedChunk,
 )
 from tests.cases import cases
 
 
-def loads(*parts: int) -> list[Load]:
+def loads(*parts: int) -> list[ReadBatch]:
     """Loads of so many requests each."""
-    wanted = Wanted("k", Chunk((0,), (1,), 0, 0, 1, 0), 1, "t")
-    return [Load(tuple(Range("k", n, n + 1) for n in range(each)), (wanted,)) for each in parts]
+    wanted = WantedChunk("k", Chunk((0,), (1,), 0, 0, 1, 0), 1, "t")
+    return [ReadBatch(tuple(ByteRange("k", n, n + 1) for n in range(each)), (wanted,)) for each in parts]
 
 
-def begun(flights: Flights[int], now: float) -> Piece[int]:
+def begun(flights: RequestsInFlight[int], now: float) -> ReadRequest[int]:
     piece = flights.begin(now)
     assert piece is not None
     return piece
 
 
-def usual(flights: Flights[int], *, took: float = 0.1, count: int = 3) -> None:
+def usual(flights: RequestsInFlight[int], *, took: float = 0.1, count: int = 3) -> None:
     """Some that say what is usual."""
     for _ in range(count):
         piece = begun(flights, 0.0)
@@ -50,7 +50,7 @@ def test_memory_is_bounded_well_below_what_a_save_may_take() -> None:
 
 def test_nothing_begins_without_a_frame() -> None:
     """And goes on when a load is done."""
-    flights = Flights[int](loads(*[2] * ROOM))
+    flights = RequestsInFlight[int](loads(*[2] * ROOM))
     pieces = [begun(flights, 0.0) for _ in range(ROOM)]
     assert flights.begin(0.0) is None
     assert flights.arrived(pieces[0], 7, 1.0)
@@ -64,7 +64,7 @@ def test_nothing_begins_without_a_frame() -> None:
 
 def test_what_lags_is_sent_once_more() -> None:
     """After so many times what is usual, and not before."""
-    flights = Flights[int](loads(*[1] * 5))
+    flights = RequestsInFlight[int](loads(*[1] * 5))
     usual(flights, took=1.0)
     late = begun(flights, 10.0)
     assert flights.laggard(10.0 + LAG - 0.01) is None
@@ -74,7 +74,7 @@ def test_what_lags_is_sent_once_more() -> None:
 
 def test_what_takes_no_second_is_no_laggard() -> None:
     """A store's own spread."""
-    flights = Flights[int](loads(*[1] * 4))
+    flights = RequestsInFlight[int](loads(*[1] * 4))
     usual(flights, took=0.001)
     late = begun(flights, 0.0)
     assert flights.laggard(LEAST - 0.01) is None
@@ -82,7 +82,7 @@ def test_what_takes_no_second_is_no_laggard() -> None:
 
 
 def test_without_peers_nobody_lags() -> None:
-    flights = Flights[int](loads(1, 1, 1))
+    flights = RequestsInFlight[int](loads(1, 1, 1))
     usual(flights, count=2)
     begun(flights, 0.0)
     assert flights.laggard(1000.0) is None
@@ -92,8 +92,8 @@ def test_what_is_large_lags_behind_no_small_ones() -> None:
     """Through 100 Mbit/s, small tensors come in no time and 8 MiB in eight seconds: sent again, each would take from the
     link that it waits for."""
     small, large = loads(*[1] * 3), loads(*[1] * 5)
-    large = [Load((Range("k", 0, REQUEST_BYTES),), load.chunks) for load in large]
-    flights = Flights[int]([*small, *large])
+    large = [ReadBatch((ByteRange("k", 0, REQUEST_BYTES),), load.chunks) for load in large]
+    flights = RequestsInFlight[int]([*small, *large])
     usual(flights, took=0.05)
     first = [begun(flights, 0.0) for _ in range(4)]
     assert flights.laggard(60.0) is None
@@ -105,7 +105,7 @@ def test_what_is_large_lags_behind_no_small_ones() -> None:
 
 def test_a_link_that_slows_down_makes_no_laggards_for_long() -> None:
     """What is usual is what came last."""
-    flights = Flights[int](loads(*[1] * 101))
+    flights = RequestsInFlight[int](loads(*[1] * 101))
     usual(flights, count=60)
     usual(flights, took=20.0, count=40)
     begun(flights, 0.0)
@@ -115,7 +115,7 @@ def test_a_link_that_slows_down_makes_no_laggards_for_long() -> None:
 @pytest.mark.parametrize("first", ["the first", "the second"])
 def test_whichever_arrives_first_counts(first: str) -> None:
     """The other's frame is the caller's again, and only then is it out of use."""
-    flights = Flights[int](loads(*[1] * 4))
+    flights = RequestsInFlight[int](loads(*[1] * 4))
     usual(flights)
     piece = begun(flights, 0.0)
     assert flights.laggard(5.0) is piece
@@ -130,7 +130,7 @@ def test_whichever_arrives_first_counts(first: str) -> None:
 
 def test_a_failure_counts_only_when_nobody_else_brings_it() -> None:
     """Of two in flight the first failure is nothing; nor is one behind an arrival."""
-    flights = Flights[int](loads(*[1] * 5))
+    flights = RequestsInFlight[int](loads(*[1] * 5))
     usual(flights)
     piece = begun(flights, 0.0)
     assert flights.laggard(5.0) is piece
@@ -144,7 +144,7 @@ def test_a_failure_counts_only_when_nobody_else_brings_it() -> None:
 
 def test_so_many_are_sent_twice_and_no_more() -> None:
     """A store that hangs as a whole does not get everything twice."""
-    flights = Flights[int](loads(*[1] * 20))
+    flights = RequestsInFlight[int](loads(*[1] * 20))
     usual(flights)
     for _ in range(10):
         begun(flights, 0.0)
@@ -157,8 +157,8 @@ def test_frames_are_never_more_than_there_are(seed: int) -> None:
     """However requests arrive, lag, fail and hang: seeded. And everything is done in the end."""
     chance = random.Random(seed)
     parts = [chance.choice([1, 1, 1, 2, ROOM]) for _ in range(40)]
-    flights = Flights[int](loads(*parts))
-    flying: list[Piece[int]] = []
+    flights = RequestsInFlight[int](loads(*parts))
+    flying: list[ReadRequest[int]] = []
     done, now, most = 0, 0.0, 0
     while done < len(parts):
         now += chance.random()

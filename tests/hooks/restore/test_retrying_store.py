@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.hooks.restore.retrying_store import PATIENCE, PatientStore
+from spotguard.hooks.restore.retrying_store import PATIENCE, RetryingStore
 from spotguard.providers.errors import (
     CorruptError,
     DeniedError,
@@ -34,10 +34,10 @@ VERBS: dict[str, Callable[[BlobStore], Any]] = {
 assert VERBS.keys() == set(ALL)
 
 
-def patient(store: FakeStore, clock: Impatient) -> PatientStore:
+def patient(store: FakeStore, clock: Impatient) -> RetryingStore:
     store.put("a/old", memoryview(b"old"))
     store.calls.clear()
-    return PatientStore(store, clock, WORDS)
+    return RetryingStore(store, clock, WORDS)
 
 
 @pytest.mark.parametrize("verb", ALL)
@@ -99,7 +99,7 @@ def test_the_callers_own_deadline_is_kept() -> None:
     """Each request is given what is left of it, and the store's own words come out at its end."""
     store, clock = FakeStore(), Impatient()
     called = CalledStore(store)
-    asked = PatientStore(called, clock, WORDS)
+    asked = RetryingStore(called, clock, WORDS)
     store.faults = [Fault(n) for n in range(100)]
     with pytest.raises(UnavailableError, match="out of time"):
         asked.get("a/old", timeout=1.0)
@@ -123,6 +123,6 @@ def test_a_listing_that_breaks_off_begins_again() -> None:
     store = Breaks()
     for name in ("a/1", "a/2", "a/3"):
         store.put(name, memoryview(b"x"))
-    asked = PatientStore(store, Impatient(), WORDS)
+    asked = RetryingStore(store, Impatient(), WORDS)
     assert [info.key for info in asked.list("a/")] == ["a/1", "a/2", "a/3"]
     assert store.times == 2

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotguard.hooks.checkpoint.catalog import Whole, find_whole
+from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
 from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.hooks.restore.verify import verify
 from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore
 
 
-def found(store: FakeStore) -> Whole:
+def found(store: FakeStore) -> WholeCheckpoint:
     whole = find_whole(store, "run")
     assert whole is not None
     return whole

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.hooks.checkpoint.catalog import Whole, find_whole
+from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.store import FakeStore
@@ -21,7 +21,7 @@ def saved(store: BlobStore, run_id: str = "run") -> list[dict[str, int]]:
 
 
 @pytest.fixture(scope="module")
-def made() -> tuple[dict[str, bytes], list[dict[str, int]], Whole]:
+def made() -> tuple[dict[str, bytes], list[dict[str, int]], WholeCheckpoint]:
     """The objects of a store with two checkpoints, the bits after each step, and the newer one."""
     store = FakeStore()
     states = saved(store)
@@ -47,5 +47,5 @@ def stores(request: pytest.FixtureRequest, folder: Path) -> Callable[[dict[str, 
     return make
 
 
-Made = tuple[dict[str, bytes], list[dict[str, int]], Whole]
+Made = tuple[dict[str, bytes], list[dict[str, int]], WholeCheckpoint]
 Stores = Callable[[dict[str, bytes]], BlobStore]

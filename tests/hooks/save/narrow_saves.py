@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from spotguard.hooks.checkpoint.catalog import Whole, find_whole
+from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
 from spotguard.hooks.checkpoint.retention import Keep
 from spotguard.hooks.restore.restore import restore
 from spotguard.hooks.restore.verify import verify
-from spotguard.hooks.save.cancel_scope import Effort
+from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.checkpointer import Checkpointer
-from spotguard.hooks.save.request import Agreed, Saved
+from spotguard.hooks.save.request import SavedCheckpoint, SaveSpec
 from spotguard.hooks.state.state import State
 from tests.fakes.narrow_store import NarrowStore, WatchedClock
 from tests.fakes.store import FakeStore
@@ -71,18 +71,26 @@ class Saving:
             self.done += 1
             self.state.at_boundary()
 
-    def effort(self, seconds: float) -> Effort:
-        return Effort(self.clock, self.clock.monotonic() + seconds)
+    def effort(self, seconds: float) -> CancelScope:
+        return CancelScope(self.clock, self.clock.monotonic() + seconds)
 
-    def save(self, seconds: float | Effort, kind: Any = "emergency") -> Saved | None:
-        effort = seconds if isinstance(seconds, Effort) else self.effort(seconds)
+    def save(self, seconds: float | CancelScope, kind: Any = "emergency") -> SavedCheckpoint | None:
+        effort = seconds if isinstance(seconds, CancelScope) else self.effort(seconds)
         return self.checkpointer.save(
-            self.state, Agreed(self.done), kind, effort, lambda phase, done, total: self.phases.append(phase)
+            self.state,
+            SaveSpec(self.done),
+            kind,
+            effort,
+            lambda phase, done, total: self.phases.append(phase),
         )
 
-    def background(self) -> Saved:
+    def background(self) -> SavedCheckpoint:
         saved = self.checkpointer.save(
-            self.state, Agreed(self.done, parked=True), "background", Effort(self.clock), opened=lambda: None
+            self.state,
+            SaveSpec(self.done, parked=True),
+            "background",
+            CancelScope(self.clock),
+            opened=lambda: None,
         )
         assert saved is not None
         return saved
@@ -93,7 +101,7 @@ class Saving:
 
     # --- what is there ---
 
-    def newest(self, levels: Any = BOTH) -> Whole | None:
+    def newest(self, levels: Any = BOTH) -> WholeCheckpoint | None:
         return find_whole(self.store, "run", levels=levels)
 
     def manifests(self) -> list[str]:
@@ -142,7 +150,7 @@ def without_moments(job: Job) -> dict[str, int]:
     return {path: bits for path, bits in job.bits().items() if not path.startswith("optimizer.state")}
 
 
-def assert_weights(one: Saving, whole: Whole | None) -> None:
+def assert_weights(one: Saving, whole: WholeCheckpoint | None) -> None:
     """The lower level of this step: every bit but the optimizer's state, which begins anew."""
     assert whole is not None
     assert (whole.level, whole.name.step) == ("weights", one.done)

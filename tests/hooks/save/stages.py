@@ -9,7 +9,7 @@ import torch
 
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.ipc import protocol
-from spotguard.hooks.save.request import Job as Asked
+from spotguard.hooks.save.request import SaveRequest as Asked
 from spotguard.providers.errors import FullError
 from tests.fakes.noticed import trained
 from tests.fakes.store import Fault

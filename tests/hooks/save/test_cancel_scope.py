@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from spotguard.hooks.save.cancel_scope import Abandoned, Effort
+from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from tests.fakes.clock import ManualClock
 
 PATIENCE = 20.0
@@ -16,7 +16,7 @@ PATIENCE = 20.0
 def test_a_deadline_only_moves_earlier() -> None:
     """A later word changes nothing."""
     clock = ManualClock(100.0)
-    effort = Effort(clock, 110.0)
+    effort = CancelScope(clock, 110.0)
     effort.tighten(120.0)
     assert effort.left() == 10.0
     effort.tighten(105.0)
@@ -30,7 +30,7 @@ def test_a_deadline_only_moves_earlier() -> None:
 def test_without_a_deadline_there_is_no_end() -> None:
     """Until one comes."""
     clock = ManualClock(100.0)
-    effort = Effort(clock)
+    effort = CancelScope(clock)
     clock.advance(10.0**6)
     effort.check()
     assert effort.left() is None
@@ -42,7 +42,7 @@ def test_without_a_deadline_there_is_no_end() -> None:
 def test_who_calls_it_off_first_says_why() -> None:
     """Once: the second has no say, and nobody is woken twice."""
     woken: list[bool] = []
-    effort = Effort(ManualClock(), on_change=lambda: woken.append(True))
+    effort = CancelScope(ManualClock(), on_change=lambda: woken.append(True))
     effort.abandon("a notice came")
     effort.abandon("something else")
     assert effort.abandoned
@@ -54,7 +54,7 @@ def test_who_calls_it_off_first_says_why() -> None:
 def test_who_waits_hears_of_a_deadline_that_moves() -> None:
     """And of no other word."""
     woken: list[float] = []
-    effort = Effort(ManualClock(100.0), on_change=lambda: woken.append(effort.deadline))
+    effort = CancelScope(ManualClock(100.0), on_change=lambda: woken.append(effort.deadline))
     effort.tighten(120.0)
     effort.tighten(130.0)
     effort.tighten(110.0)
@@ -63,7 +63,7 @@ def test_who_waits_hears_of_a_deadline_that_moves() -> None:
 
 def test_a_pause_ends_when_it_is_called_off() -> None:
     """Whoever waits to try again does not wait for the clock."""
-    effort = Effort(ManualClock())
+    effort = CancelScope(ManualClock())
     ended: list[str] = []
 
     def wait() -> None:
@@ -82,7 +82,7 @@ def test_a_pause_ends_when_it_is_called_off() -> None:
 def test_a_pause_is_never_longer_than_what_is_left() -> None:
     """It ends at the deadline, as an end."""
     clock = ManualClock(100.0)
-    effort = Effort(clock, 100.0)
+    effort = CancelScope(clock, 100.0)
     with pytest.raises(Abandoned, match="out of time"):
         effort.pause(60.0)
 
@@ -90,7 +90,7 @@ def test_a_pause_is_never_longer_than_what_is_left() -> None:
 def test_a_part_ends_alone() -> None:
     """By its own deadline, or called off: the whole goes on, and so do other parts."""
     clock = ManualClock(100.0)
-    effort = Effort(clock, 110.0)
+    effort = CancelScope(clock, 110.0)
     early, off, other = effort.part(105.0), effort.part(math.inf), effort.part(math.inf)
     off.abandon("enough")
     clock.advance(6.0)
@@ -105,7 +105,7 @@ def test_a_part_ends_alone() -> None:
 def test_what_happens_to_the_whole_happens_to_its_parts() -> None:
     """An earlier deadline, and its end; also to a part that is made after that."""
     clock = ManualClock(100.0)
-    effort = Effort(clock)
+    effort = CancelScope(clock)
     part = effort.part(120.0)
     effort.tighten(110.0)
     assert part.left() == effort.part(math.inf).left() == 10.0
@@ -119,7 +119,7 @@ def test_what_happens_to_the_whole_happens_to_its_parts() -> None:
 
 def test_who_waits_for_a_part_hears_of_the_whole() -> None:
     """A notice in the middle of a wait without an end."""
-    effort = Effort(ManualClock())
+    effort = CancelScope(ManualClock())
     part = effort.part(math.inf)
     ended: list[str] = []
     waits = threading.Event()

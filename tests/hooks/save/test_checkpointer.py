@@ -10,9 +10,9 @@ import torch
 
 from spotguard.hooks.checkpoint.retention import Keep
 from spotguard.hooks.restore.restore import restore
-from spotguard.hooks.save.cancel_scope import Effort
+from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.checkpointer import Checkpointer
-from spotguard.hooks.save.request import Agreed
+from spotguard.hooks.save.request import SaveSpec
 from spotguard.hooks.state.state import State
 from spotguard.providers.clock import SystemClock
 from tests.fakes.store import FakeStore
@@ -32,7 +32,7 @@ def writer(store: FakeStore) -> Iterator[Checkpointer]:
 
 
 def shared(writer: Checkpointer, state: State, epoch: int) -> None:
-    assert writer.save(state, Agreed(5, epoch), "emergency", Effort(SystemClock(), None)) is not None
+    assert writer.save(state, SaveSpec(5, epoch), "emergency", CancelScope(SystemClock(), None)) is not None
 
 
 def test_what_was_changed_for_a_save_by_hand_is_in_the_next_notices_checkpoint(

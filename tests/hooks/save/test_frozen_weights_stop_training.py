@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from spotguard.hooks.checkpoint.retention import Keep
 from spotguard.hooks.save.cancel_scope import Abandoned
 from spotguard.hooks.save.checkpointer import Checkpointer
-from spotguard.hooks.save.request import Agreed
+from spotguard.hooks.save.request import SaveSpec
 from spotguard.hooks.state.state import State
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import DeniedError
@@ -64,7 +64,7 @@ def read_while_shut(pieces: int) -> Touched:
     state = guarded_state(model)
     effort.begin()
     with closing(checkpointer(store)) as writer, pytest.raises(Abandoned, match="seen enough"):
-        writer.save(state, Agreed(0), "background", effort, opened=opened)
+        writer.save(state, SaveSpec(0), "background", effort, opened=opened)
     assert not store.objects
     return effort
 
@@ -94,6 +94,6 @@ def copied_and_read() -> int:
         state = guarded_state(model, 2)
         store.faults = [Fault(0, ("put",), error=lambda: DeniedError("it was seen enough"))]
         with pytest.raises(DeniedError, match="seen enough"):
-            writer.save(state, Agreed(0), "background", effort, opened=effort.begin)
+            writer.save(state, SaveSpec(0), "background", effort, opened=effort.begin)
     effort.end()
     return effort.most

@@ -177,7 +177,7 @@ def test_one_that_is_asked_for_during_another_is_made_after_it(monkeypatch: pyte
         assert store.reached.wait(PATIENCE)
         first = guard._saver._running
         assert first is not None
-        guard._agent.hear(protocol.Checkpoint("the machine goes in 5 minutes", going=True))
+        guard._agent.hear(protocol.CheckpointNow("the machine goes in 5 minutes", going=True))
         step_on(guard, job, 2)
         store.let_go()
         assert first.done.wait(PATIENCE)

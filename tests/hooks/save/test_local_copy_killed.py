@@ -11,8 +11,8 @@ pytest.importorskip("torch")
 
 from spotguard.hooks.checkpoint.catalog import find_whole
 from spotguard.hooks.ipc import protocol
-from spotguard.hooks.save.cancel_scope import Effort
-from spotguard.hooks.save.request import Agreed
+from spotguard.hooks.save.cancel_scope import CancelScope
+from spotguard.hooks.save.request import SaveSpec
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.mortal import Life, Mortal
@@ -77,7 +77,12 @@ def one_life(store: WatchedStore, stage: Path, life: Life, calls: int, *, after:
         try:
             # On this thread, for a death would end the saving one without a word.
             guard._checkpointer.save(
-                guard._state, Agreed(3, parked=True), "background", Effort(SystemClock()), None, lambda: None
+                guard._state,
+                SaveSpec(3, parked=True),
+                "background",
+                CancelScope(SystemClock()),
+                None,
+                lambda: None,
             )
         except Killed:
             return True

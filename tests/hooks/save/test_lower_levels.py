@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from spotguard.hooks.control.gate import Shut
+from spotguard.hooks.control.gate_rule import Shut
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.ipc import protocol
 from spotguard.providers.errors import DeniedError, FullError

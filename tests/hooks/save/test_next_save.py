@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from spotguard.hooks.save.plan.throughput import Width
-from spotguard.hooks.save.upload.buffers import Frame
+from spotguard.hooks.save.plan.throughput import UploadWidth
+from spotguard.hooks.save.upload.buffers import HostBuffer
 from tests.hooks.save.narrow_saves import OBJECT, Saving, saving
 
 pytestmark = pytest.mark.torch
@@ -18,7 +18,7 @@ __all__ = ["saving"]
 def learning(saving: Any) -> Saving:
     """Its state keeps eight threads busy, so its next save tries twelve."""
     one: Saving = saving(width=4 * 8192)
-    one.writer._width = Width(12)
+    one.writer._width = UploadWidth(12)
     one.writer._width.object_bytes = OBJECT
     one.checkpointer.rehearse(one.state)
     assert one.writer._width.count == 8
@@ -34,7 +34,9 @@ def test_after_a_save_that_asks_for_more_the_notice_makes_no_thread_and_no_frame
     hands = list(one.writer._crew.hands)
     frames = [hand.frame for hand in hands]
     assert len(hands) == one.writer._width.count == 12
-    monkeypatch.setattr(Frame, "__init__", lambda self, size: pytest.fail("a frame is made at the notice"))
+    monkeypatch.setattr(
+        HostBuffer, "__init__", lambda self, size: pytest.fail("a frame is made at the notice")
+    )
     one.train()
     saved = one.save(600.0)
     assert saved is not None
@@ -47,14 +49,14 @@ def test_where_there_is_no_memory_for_it_what_was_committed_stays_so(
     saving: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = learning(saving)
-    make = Frame.__init__
+    make = HostBuffer.__init__
 
-    def none(self: Frame, size: int) -> None:
+    def none(self: HostBuffer, size: int) -> None:
         if size > 1:  # the clerk's own
             raise MemoryError
         make(self, size)
 
-    monkeypatch.setattr(Frame, "__init__", none)
+    monkeypatch.setattr(HostBuffer, "__init__", none)
     with caplog.at_level(logging.WARNING, "spotguard"):
         assert one.background().step == one.done
     assert "the next save makes do with less" in caplog.text

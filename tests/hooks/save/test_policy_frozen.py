@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from spotguard.hooks.checkpoint.catalog import Whole
+from spotguard.hooks.checkpoint.catalog import WholeCheckpoint
 from spotguard.hooks.restore.verify import verify
 from tests.fakes.training import Job, different, seed
 from tests.hooks.save.narrow_saves import RATE, Saving, saving
@@ -33,7 +33,7 @@ def adapted() -> Job:
     return Job({"model": model, "optimizer": optimizer}, step)
 
 
-def references(whole: Whole | None) -> dict[str, int]:
+def references(whole: WholeCheckpoint | None) -> dict[str, int]:
     """How many objects lie in which folder; "" is its own."""
     assert whole is not None
     found: dict[str, int] = {}

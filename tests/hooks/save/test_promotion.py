@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from spotguard.hooks.checkpoint.catalog import find_whole
-from spotguard.hooks.control.gate import Shut
+from spotguard.hooks.control.gate_rule import Shut
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.ipc import protocol
 from tests.fakes.clock import ManualClock

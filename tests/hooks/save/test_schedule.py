@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from spotguard.hooks.save.schedule import AUTO_EVERY, Cadence
+from spotguard.hooks.save.schedule import AUTO_EVERY, CheckpointSchedule
 from spotguard.providers.errors import UsageError
 
 
 def test_seconds_are_seconds() -> None:
     """Counted from the begin, from each one that was asked for, and from each that was committed."""
-    cadence = Cadence("10", 100.0)
+    cadence = CheckpointSchedule("10", 100.0)
     assert cadence.due == 110.0
     cadence.begun(112.0)
     assert cadence.due == 122.0
@@ -22,7 +22,7 @@ def test_seconds_are_seconds() -> None:
 
 def test_auto_gives_uploads_a_tenth_of_the_time() -> None:
     """A slow store is asked less often, a fast one not more often than every minute."""
-    cadence = Cadence("auto", 0.0)
+    cadence = CheckpointSchedule("auto", 0.0)
     assert cadence.due == AUTO_EVERY
     cadence.saved(100.0, 30.0)
     assert cadence.due == 400.0
@@ -32,7 +32,7 @@ def test_auto_gives_uploads_a_tenth_of_the_time() -> None:
 
 def test_auto_weighs_what_one_costs_against_what_a_preemption_does() -> None:
     """Dearer ones lie further apart, and so do those of a machine that is seldom taken."""
-    cadence = Cadence("auto", 0.0)
+    cadence = CheckpointSchedule("auto", 0.0)
     cadence.saved(100.0, 5.0, cost=1.0)
     assert cadence.interval == pytest.approx(147, abs=1)  # sqrt(2 x 1 s x 3 h)
     assert cadence.due == 100.0 + cadence.interval
@@ -43,7 +43,7 @@ def test_auto_weighs_what_one_costs_against_what_a_preemption_does() -> None:
 
 def test_what_the_first_one_cost_does_not_count_for_ever() -> None:
     """It paid for the memory, too. And one of which nobody knows the cost changes nothing about it."""
-    cadence = Cadence("auto", 0.0)
+    cadence = CheckpointSchedule("auto", 0.0)
     cadence.saved(0.0, 1.0, cost=30.0)
     assert cadence.interval == 3000.0
     for _ in range(2):
@@ -56,7 +56,7 @@ def test_what_the_first_one_cost_does_not_count_for_ever() -> None:
 @pytest.mark.parametrize("every", ["300", "off"])
 def test_who_says_an_interval_has_it(every: str) -> None:
     """Whatever it costs."""
-    cadence = Cadence(every, 0.0)
+    cadence = CheckpointSchedule(every, 0.0)
     before = cadence.interval
     cadence.preempted_every(60.0)
     cadence.saved(0.0, 400.0, cost=100.0)
@@ -65,14 +65,14 @@ def test_who_says_an_interval_has_it(every: str) -> None:
 
 def test_off_is_never() -> None:
     """No clock ever gets there."""
-    cadence = Cadence("off", 0.0)
+    cadence = CheckpointSchedule("off", 0.0)
     cadence.begun(10.0**9)
     assert cadence.due == math.inf
 
 
 def test_one_that_is_asked_for_is_due_at_once_and_once() -> None:
     """Also when a save that was under way ends right after it: that one is older than the question."""
-    cadence = Cadence("60", 0.0)
+    cadence = CheckpointSchedule("60", 0.0)
     assert cadence.due > 1.0
     assert cadence.ask(going=False)
     cadence.saved(1.0, 0.5)
@@ -84,7 +84,7 @@ def test_one_that_is_asked_for_is_due_at_once_and_once() -> None:
 
 def test_one_that_is_asked_for_and_not_begun_is_still_wanted() -> None:
     """Another was under way, which is older than the question. What was merely due is had an interval later."""
-    cadence = Cadence("60", 0.0)
+    cadence = CheckpointSchedule("60", 0.0)
     cadence.ask(going=True)
     cadence.begun(1.0, taken=False)
     assert cadence.due <= 1.0
@@ -98,7 +98,7 @@ def test_one_that_is_asked_for_and_not_begun_is_still_wanted() -> None:
 
 def test_one_that_is_asked_for_before_training_begins_is_made() -> None:
     """An agent that knows of a near deadline asks right behind its welcome, before anything is restored."""
-    cadence = Cadence("60", 0.0)
+    cadence = CheckpointSchedule("60", 0.0)
     cadence.ask(going=True)
     cadence.restored(5.0)
     assert cadence.due < 5.0
@@ -109,7 +109,7 @@ def test_one_that_is_asked_for_before_training_begins_is_made() -> None:
 
 def test_off_gives_way_to_a_machine_that_goes_and_to_no_mere_warning() -> None:
     """And is off again after it."""
-    cadence = Cadence("off", 0.0)
+    cadence = CheckpointSchedule("off", 0.0)
     assert not cadence.ask(going=False)
     assert cadence.due > 1e9
     assert cadence.ask(going=True)
@@ -122,4 +122,4 @@ def test_off_gives_way_to_a_machine_that_goes_and_to_no_mere_warning() -> None:
 def test_what_is_no_interval_is_named(every: str) -> None:
     """With what would be one."""
     with pytest.raises(UsageError, match="seconds above 0"):
-        Cadence(every, 0.0)
+        CheckpointSchedule(every, 0.0)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from spotguard.hooks.save.cancel_scope import Effort
-from spotguard.hooks.save.plan.write_plan import Draft
-from spotguard.hooks.save.share import Share
-from spotguard.hooks.save.upload.transfer import Going
-from spotguard.hooks.save.upload.writer import Writer
-from spotguard.hooks.state.tensor_item import Leaf, Tier
+from spotguard.hooks.save.cancel_scope import CancelScope
+from spotguard.hooks.save.plan.write_plan import WriteProgress
+from spotguard.hooks.save.share import RankShare
+from spotguard.hooks.save.upload.transfer import TransferHandle
+from spotguard.hooks.save.upload.writer import ShardWriter
+from spotguard.hooks.state.tensor_item import StateTensor, Tier
 from spotguard.providers.clock import SystemClock
 from tests.fakes.watched_store import WatchedStore
 from tests.hooks.save.commit.writes import NAME
@@ -21,10 +21,10 @@ from tests.hooks.save.commit.writes import NAME
 pytestmark = pytest.mark.torch
 
 
-class Quick(Writer):
+class Quick(ShardWriter):
     """All is in the store before anybody looks."""
 
-    def start(self, *args: Any, **kwargs: Any) -> Going:
+    def start(self, *args: Any, **kwargs: Any) -> TransferHandle:
         going = super().start(*args, **kwargs)
         never = threading.Event()
         while not going._work.over():
@@ -35,11 +35,11 @@ class Quick(Writer):
 def test_weights_are_put_early_also_where_the_moments_are_there_by_then() -> None:
     """Another rank's moments may not be, and its machine be taken."""
     writer = Quick(WatchedStore(), "run")
-    leaves = [Leaf("w", torch.ones(8)), Leaf("m", torch.ones(8), tier=Tier.MOMENTS)]
+    leaves = [StateTensor("w", torch.ones(8)), StateTensor("m", torch.ones(8), tier=Tier.MOMENTS)]
     did: list[str] = []
-    share = Share(
+    share = RankShare(
         writer,
-        Effort(SystemClock(), SystemClock().monotonic() + 60.0),
+        CancelScope(SystemClock(), SystemClock().monotonic() + 60.0),
         weights="early",
         begin=lambda: NAME,
         put=lambda name, written: did.append("put the weights' manifest"),
@@ -47,7 +47,7 @@ def test_weights_are_put_early_also_where_the_moments_are_there_by_then() -> Non
         look=str,
     )
     try:
-        _, level, why = share.run(leaves, Draft(writer.outline(leaves)))
+        _, level, why = share.run(leaves, WriteProgress(writer.outline(leaves)))
     finally:
         writer.close()
     assert (level, why) == ("full", "")

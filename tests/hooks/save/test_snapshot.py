@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from spotguard.hooks.save.cancel_scope import Abandoned, Effort  # noqa: E402 - after the skip
+from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope  # noqa: E402 - after the skip
 from spotguard.hooks.save.local_copy import Snapshot, available_memory  # noqa: E402
-from spotguard.hooks.state.tensor_item import Leaf, Tier  # noqa: E402
+from spotguard.hooks.state.tensor_item import StateTensor, Tier  # noqa: E402
 from spotguard.providers.errors import CheckpointError  # noqa: E402
 from tests.fakes.clock import ManualClock  # noqa: E402
 
@@ -20,10 +20,10 @@ pytestmark = pytest.mark.torch
 MIB = 2**20
 
 
-def leaves(mib: int = 4) -> tuple[Leaf, ...]:
+def leaves(mib: int = 4) -> tuple[StateTensor, ...]:
     """A weight and its moment, half of it each."""
     halves = [torch.arange(mib * MIB // 8, dtype=torch.float32) + number for number in range(2)]
-    return Leaf("model/w", halves[0]), Leaf("optimizer/w/exp_avg", halves[1], tier=Tier.MOMENTS)
+    return StateTensor("model/w", halves[0]), StateTensor("optimizer/w/exp_avg", halves[1], tier=Tier.MOMENTS)
 
 
 def within(folder: Path, limit: int, used: int, reclaimable: int = 0) -> Snapshot:
@@ -37,8 +37,8 @@ def within(folder: Path, limit: int, used: int, reclaimable: int = 0) -> Snapsho
     return made
 
 
-def effort() -> Effort:
-    return Effort(ManualClock())
+def effort() -> CancelScope:
+    return CancelScope(ManualClock())
 
 
 def test_a_copy_is_the_state_of_that_instant() -> None:

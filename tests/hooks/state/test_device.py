@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from spotguard.hooks.save.cancel_scope import Abandoned, Effort
-from spotguard.hooks.save.upload.buffers import Frame
+from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
+from spotguard.hooks.save.upload.buffers import HostBuffer
 from spotguard.hooks.state.device import Fence, OwnStreams, SideStreams, host_tensor, unordered
 from spotguard.hooks.state.parts.rng import RngPart, capture, restore
 from spotguard.hooks.state.parts.values import DictPart, StatefulPart
@@ -67,7 +67,7 @@ def test_a_save_waits_for_the_last_device() -> None:
     fence.record()
     events.made[FIRST].reached = True
     clock = ManualClock()
-    effort = Effort(clock, clock.monotonic())
+    effort = CancelScope(clock, clock.monotonic())
     with pytest.raises(Abandoned):
         fence.wait(effort.pause)
     events.made[SECOND].reached = True
@@ -80,7 +80,7 @@ def test_state_on_the_host_is_waited_for_by_nobody() -> None:
     fence.follow([torch.zeros(3)])
     fence.record()
     assert fence.devices == ()
-    fence.wait(Effort(ManualClock()).pause)
+    fence.wait(CancelScope(ManualClock()).pause)
 
 
 class Stream:
@@ -122,7 +122,7 @@ def test_host_memory_is_host_memory_whatever_the_default_device() -> None:
     """A script that says `torch.set_default_device` changes nothing."""
     torch.set_default_device("meta")
     try:
-        frame = Frame(64)
+        frame = HostBuffer(64)
         copy = host_tensor(torch.ones(3, device="cpu"))
         assert frame.copy_in(torch.arange(4, dtype=torch.uint8, device="cpu"), 0) != 0
     finally:
@@ -179,10 +179,10 @@ def test_a_device_that_only_a_registered_dict_is_on_is_waited_for() -> None:
     assert {device: event.records for device, event in events.made.items()} == {FIRST: 2, SECOND: 2}
     clock = ManualClock()
     with pytest.raises(Abandoned):
-        fence.wait(Effort(clock, clock.monotonic()).pause)
+        fence.wait(CancelScope(clock, clock.monotonic()).pause)
     for event in events.made.values():
         event.reached = True
-    fence.wait(Effort(clock, clock.monotonic()).pause)
+    fence.wait(CancelScope(clock, clock.monotonic()).pause)
 
 
 def test_all_that_is_copied_at_boundaries_is_watched() -> None:
@@ -284,6 +284,6 @@ def test_a_copy_from_another_device_than_the_current_one_is_whole() -> None:
     """Bytes are there when `copy_in` returns."""
     source = torch.arange(2**22, dtype=torch.int32, device=SECOND)
     torch.cuda.synchronize(SECOND)
-    frame = Frame(source.nbytes)
+    frame = HostBuffer(source.nbytes)
     frame.copy_in(source, 0)
     assert bytes(frame.view(0, source.nbytes)) == bytes(source.cpu().numpy())

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from spotguard.hooks.checkpoint.catalog import find_whole
-from spotguard.hooks.state.changes.change_detector import Witness
+from spotguard.hooks.state.changes.change_detector import ChangeDetector
 from spotguard.hooks.state.memory_access import gap
 from spotguard.providers.errors import StateError
 from spotguard.providers.stores.file import FileStore
@@ -246,7 +246,7 @@ def test_what_has_no_bytes_is_not_restored_into(which: str, folder: Path) -> Non
 def test_a_witness_of_what_moved_in_memory_looks_at_nothing() -> None:
     """Also a storage that grew has left its old block: the witness says that it no longer stands."""
     tensor = torch.zeros(1 << 16)
-    witness = Witness([tensor, freed(3)], [], [(freed(3), freed(3))])
+    witness = ChangeDetector([tensor, freed(3)], [], [(freed(3), freed(3))])
     witness.mark()
     assert witness.stands()
     assert witness.broken() == ""

@@ -29,7 +29,7 @@ LARGE_ARRAY = 64 * 2**10
 _DEVICE = re.compile(r"[a-z]{1,20}(:\d{1,4})?", re.ASCII)
 
 
-class _Encoder(Protocol):
+class _ValueEncoder(Protocol):
     """What is used of `encoder.Encoder`, which uses this module."""
 
     take_tensor: Callable[[torch.Tensor], str]
@@ -39,7 +39,7 @@ class _Encoder(Protocol):
     def refusal(self, value: Any, path: str, advice: str) -> Exception: ...
 
 
-class _Decoder(Protocol):
+class _ValueDecoder(Protocol):
     """What is used of `decoder.Decoder`, which uses this module."""
 
     give_tensor: Callable[[str], torch.Tensor]
@@ -47,7 +47,7 @@ class _Decoder(Protocol):
     def decode(self, raw: Any, depth: int) -> Any: ...
 
 
-def encode_foreign(value: Any, path: str, encoder: _Encoder) -> Any:
+def encode_foreign(value: Any, path: str, encoder: _ValueEncoder) -> Any:
     """The value as JSON, or None where it belongs to neither library (or is refused for being a subclass)."""
     if (torch := sys.modules.get("torch")) is not None:
         if isinstance(value, torch.Tensor):
@@ -75,7 +75,7 @@ def encode_foreign(value: Any, path: str, encoder: _Encoder) -> Any:
     return None
 
 
-def _tensor(torch: Any, value: Any, path: str, encoder: _Encoder) -> Any:
+def _tensor(torch: Any, value: Any, path: str, encoder: _ValueEncoder) -> Any:
     kind = type(value)
     if kind is torch.nn.Parameter:
         name = encoder.take_tensor(value)
@@ -87,7 +87,7 @@ def _tensor(torch: Any, value: Any, path: str, encoder: _Encoder) -> Any:
     return {"$": "tensor", "name": encoder.take_tensor(value)}
 
 
-def _array(numpy: Any, torch: Any, value: Any, path: str, encoder: _Encoder) -> Any:
+def _array(numpy: Any, torch: Any, value: Any, path: str, encoder: _ValueEncoder) -> Any:
     order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
     word = _dtype_word(numpy, value.dtype, value, path, encoder)
     raw = {"$": "numpy.ndarray", "dtype": word, "shape": list(value.shape), "order": order}
@@ -98,7 +98,7 @@ def _array(numpy: Any, torch: Any, value: Any, path: str, encoder: _Encoder) -> 
     return {**raw, "name": encoder.take_tensor(torch.from_numpy(flat.view(numpy.uint8)))}
 
 
-def _dtype_word(numpy: Any, dtype: np.dtype[Any], value: Any, path: str, encoder: _Encoder) -> str:
+def _dtype_word(numpy: Any, dtype: np.dtype[Any], value: Any, path: str, encoder: _ValueEncoder) -> str:
     if dtype.char not in _NUMPY_KINDS or dtype.metadata:
         raise encoder.refusal(
             value, f"{path} of dtype {str(dtype)[:40]}", "use an array of plain numbers, or strings"
@@ -121,7 +121,7 @@ def _dtype(word: Any) -> np.dtype[Any]:
     return dtype
 
 
-def _ndarray(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
+def _ndarray(decoder: _ValueDecoder, raw: dict[str, Any], depth: int) -> Any:
     import numpy
 
     dtype = _dtype(raw["dtype"])
@@ -145,7 +145,7 @@ def _ndarray(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
     return numpy.frombuffer(data, dtype).reshape(shape, order=order).copy(order)
 
 
-def _numpy_scalar(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
+def _numpy_scalar(decoder: _ValueDecoder, raw: dict[str, Any], depth: int) -> Any:
     import numpy
 
     dtype, data = _dtype(raw["dtype"]), unbase64(raw)
@@ -154,19 +154,19 @@ def _numpy_scalar(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
     return numpy.frombuffer(data, dtype)[0]
 
 
-def _numpy_str(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
+def _numpy_str(decoder: _ValueDecoder, raw: dict[str, Any], depth: int) -> Any:
     import numpy
 
     return numpy.str_(exactly(decoder.decode(raw["value"], depth), str))
 
 
-def _numpy_bytes(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
+def _numpy_bytes(decoder: _ValueDecoder, raw: dict[str, Any], depth: int) -> Any:
     import numpy
 
     return numpy.bytes_(unbase64(raw))
 
 
-def _parameter(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
+def _parameter(decoder: _ValueDecoder, raw: dict[str, Any], depth: int) -> Any:
     import torch
 
     tensor = decoder.give_tensor(exactly(raw["name"], str))
@@ -176,13 +176,13 @@ def _parameter(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
     return torch.nn.Parameter(tensor, requires_grad=wants)
 
 
-def _torch_size(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
+def _torch_size(decoder: _ValueDecoder, raw: dict[str, Any], depth: int) -> Any:
     import torch
 
     return torch.Size([int64(size) for size in exactly(raw["items"], list)])
 
 
-def _torch_dtype(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
+def _torch_dtype(decoder: _ValueDecoder, raw: dict[str, Any], depth: int) -> Any:
     import torch
 
     dtype = getattr(torch, exactly(raw["name"], str), None)
@@ -191,7 +191,7 @@ def _torch_dtype(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
     return dtype
 
 
-def _torch_device(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
+def _torch_device(decoder: _ValueDecoder, raw: dict[str, Any], depth: int) -> Any:
     import torch
 
     if _DEVICE.fullmatch(exactly(raw["name"], str)) is None:
@@ -202,7 +202,7 @@ def _torch_device(decoder: _Decoder, raw: dict[str, Any], depth: int) -> Any:
         raise Malformed(f"{raw['name']!r} is no device of torch {torch.__version__}") from error
 
 
-FOREIGN_READERS: dict[str, Callable[[_Decoder, dict[str, Any], int], Any]] = {
+FOREIGN_READERS: dict[str, Callable[[_ValueDecoder, dict[str, Any], int], Any]] = {
     "tensor": lambda decoder, raw, depth: decoder.give_tensor(exactly(raw["name"], str)),
     "parameter": _parameter,
     "numpy.ndarray": _ndarray,

@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spotguard.hooks.checkpoint.catalog import Whole
+from spotguard.hooks.checkpoint.catalog import WholeCheckpoint
 from spotguard.hooks.checkpoint.format.manifest import lacks
 from spotguard.hooks.interop import safetensors_export
-from spotguard.hooks.restore.progress import Meter
-from spotguard.hooks.restore.retrying_store import PatientStore
+from spotguard.hooks.restore.progress import ReadProgress
+from spotguard.hooks.restore.retrying_store import RetryingStore
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError, StoreError, UsageError
 from spotguard.providers.optional_deps import how_to_install
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     form, dest = _asked(arguments)
     meant = target(arguments)
     whole = meant.whole()
-    store = PatientStore(meant.store, SystemClock(), "Nothing was exported")
+    store = RetryingStore(meant.store, SystemClock(), "Nothing was exported")
     with appearing(dest) as path:
         tensors = (
             _safetensors(store, whole, path, everything=arguments.all)
@@ -115,7 +115,7 @@ def _refuse_what_is_there(dest: Path) -> None:
         raise UsageError(f"{dest} is there already, and nothing is overwritten: choose another name")
 
 
-def _safetensors(store: BlobStore, whole: Whole, path: Path, *, everything: bool) -> int:
+def _safetensors(store: BlobStore, whole: WholeCheckpoint, path: Path, *, everything: bool) -> int:
     names = (
         {name: name for name in whole.tensors} if everything else safetensors_export.weights(whole.manifests)
     )
@@ -135,7 +135,7 @@ def _safetensors(store: BlobStore, whole: Whole, path: Path, *, everything: bool
     return len(names)
 
 
-def _dcp(store: BlobStore, whole: Whole, path: Path) -> int:
+def _dcp(store: BlobStore, whole: WholeCheckpoint, path: Path) -> int:
     from spotguard.hooks.interop.dcp_export import to_dcp
 
     path.mkdir()
@@ -143,8 +143,8 @@ def _dcp(store: BlobStore, whole: Whole, path: Path) -> int:
         return to_dcp(store, whole, path, progress=meter.show)
 
 
-def _meter(whole: Whole) -> Meter:
-    return Meter(f"exporting step {whole.name.step}")
+def _meter(whole: WholeCheckpoint) -> ReadProgress:
+    return ReadProgress(f"exporting step {whole.name.step}")
 
 
 @contextmanager

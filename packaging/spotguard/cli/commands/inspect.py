@@ -12,7 +12,7 @@ from rich.text import Text
 
 from spotguard.hooks.arguments import in_words
 from spotguard.hooks.checkpoint.attempts import attempt_record
-from spotguard.hooks.checkpoint.catalog import Whole
+from spotguard.hooks.checkpoint.catalog import WholeCheckpoint
 from spotguard.hooks.checkpoint.format.manifest import lacks
 from spotguard.providers.text import amount, count
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def as_json(whole: Whole, url: str) -> dict[str, Any]:
+def as_json(whole: WholeCheckpoint, url: str) -> dict[str, Any]:
     """Everything but the values, as plain JSON."""
     first = whole.manifests[0]
     return {

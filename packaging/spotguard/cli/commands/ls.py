@@ -9,7 +9,7 @@ from typing import Literal
 from rich.table import Table
 from rich.text import Text
 
-from spotguard.hooks.checkpoint.catalog import Checkpoint, Partial, list_checkpoints
+from spotguard.hooks.checkpoint.catalog import Checkpoint, PartialCheckpoint, list_checkpoints
 from spotguard.hooks.checkpoint.format.codec import NewerFormatError
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError
@@ -89,7 +89,9 @@ def _corrected(each: Checkpoint, error: CheckpointError | None) -> Checkpoint:
     """The marker is a shortcut: what is not whole by the manifests is not, whatever it says."""
     if error is None or each.status != "whole":
         return each
-    return replace(each, status="partial" if isinstance(error, Partial) else "damaged", reason=str(error))
+    return replace(
+        each, status="partial" if isinstance(error, PartialCheckpoint) else "damaged", reason=str(error)
+    )
 
 
 def as_json(line: ListedCheckpoint) -> dict[str, object]:

@@ -6,12 +6,18 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from spotguard.hooks.checkpoint.catalog import Folder, Gone, Partial, examine, scan
+from spotguard.hooks.checkpoint.catalog import (
+    CheckpointFolder,
+    CheckpointGone,
+    PartialCheckpoint,
+    examine,
+    scan,
+)
 from spotguard.hooks.checkpoint.format.codec import NewerFormatError
 from spotguard.hooks.checkpoint.format.keys import CheckpointName, parse_manifest_name
 from spotguard.hooks.checkpoint.format.manifest import lacks
-from spotguard.hooks.restore.progress import Meter
-from spotguard.hooks.restore.retrying_store import PatientStore
+from spotguard.hooks.restore.progress import ReadProgress
+from spotguard.hooks.restore.retrying_store import RetryingStore
 from spotguard.hooks.restore.verify import verify
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import CheckpointError
@@ -58,7 +64,7 @@ def verdicts_of(
     """From the newest on, up to the first whole one: what is damaged before it is part of the answer."""
     chosen, folders = meant.chosen()
     # From here on: a store that never answered is said at once, one that fails in the middle of a long reading is not.
-    store = PatientStore(meant.store, clock, "What it holds is not known")
+    store = RetryingStore(meant.store, clock, "What it holds is not known")
     verdicts: dict[CheckpointName, dict[str, Any]] = {}
     while chosen:
         folder = chosen.pop(0)
@@ -74,15 +80,15 @@ def verdicts_of(
     return list(verdicts.values())
 
 
-def _verdict(store: BlobStore, folder: Folder, folders: list[Folder]) -> dict[str, Any]:
+def _verdict(store: BlobStore, folder: CheckpointFolder, folders: list[CheckpointFolder]) -> dict[str, Any]:
     said: dict[str, Any] = {"run_id": folder.run_id, "checkpoint": str(folder.name), "step": folder.name.step}
     try:
         whole = examine(store, folder, folders)
-        with Meter(f"verifying step {folder.name.step}") as meter:
+        with ReadProgress(f"verifying step {folder.name.step}") as meter:
             found = verify(store, whole, progress=meter.show)
-    except Gone:
+    except CheckpointGone:
         return {**said, **_REMOVED}
-    except Partial as error:
+    except PartialCheckpoint as error:
         return {**said, "status": "partial", "bytes": 0, "damage": [str(error)]}
     except NewerFormatError as error:
         return {**said, "status": "newer", "bytes": 0, "damage": [str(error)]}
@@ -97,7 +103,7 @@ def _verdict(store: BlobStore, folder: Folder, folders: list[Folder]) -> dict[st
     return {**said, "status": "damaged" if damage else "whole", "bytes": whole.nbytes, "damage": damage}
 
 
-def _is_removed(store: BlobStore, folder: Folder) -> bool:
+def _is_removed(store: BlobStore, folder: CheckpointFolder) -> bool:
     """Whether a prune was here: it takes manifests before what they name."""
     there = {info.key for info in store.list(folder.prefix)}
     return any(parse_manifest_name(name) and folder.prefix + name not in there for name in folder.files)

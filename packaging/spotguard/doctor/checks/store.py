@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from spotguard.hooks.checkpoint.store_probe import Probe, right_to
+from spotguard.hooks.checkpoint.store_probe import StoreProbe, right_to
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import DeniedError, FullError, NotFoundError, SpotguardError, StoreError
 from spotguard.providers.stores.base import BlobStore
@@ -95,7 +95,7 @@ def _enter(url: str) -> None:
 def rights(store: BlobStore, run_id: str, litter: Leftovers, clock: Clock) -> Rights:
     """Try each right on an object that no other probe has. A store that stands still is asked nothing more."""
     found = Rights()
-    probe = Probe(store, run_id, STEP)
+    probe = StoreProbe(store, run_id, STEP)
     litter.note(probe.key)
     unsure: list[BaseException] = []
 
@@ -177,7 +177,7 @@ def _judged(check: Check, name: str, asked: Aside[object], otherwise: str) -> Fi
 
 
 def _create(
-    tried: Callable[[Check, str, Callable[[], object]], Finding], probe: Probe, found: Rights
+    tried: Callable[[Check, str, Callable[[], object]], Finding], probe: StoreProbe, found: Rights
 ) -> None:
     """The conditional put: by it two starts of a run get different numbers."""
     refused: list[bool] = []
@@ -187,7 +187,7 @@ def _create(
         found.findings[-1] = warning("create", words, _START_ONE, right=asked.facts["right"])
 
 
-def _listed(probe: Probe, written: bool) -> None:
+def _listed(probe: StoreProbe, written: bool) -> None:
     probe.find(written=written)
     probe.miss()  # S3 says of what is not there that it may not be read, to who may not list
 

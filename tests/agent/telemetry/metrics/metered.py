@@ -12,7 +12,7 @@ from spotguard.agent.sources.poller import PollCount
 from spotguard.agent.telemetry.metrics.definitions import METRICS
 from spotguard.agent.telemetry.metrics.histogram import Histogram
 from spotguard.agent.telemetry.metrics.reading import MetricsFacts, Scrape
-from spotguard.agent.telemetry.metrics.recorder import Recorder
+from spotguard.agent.telemetry.metrics.recorder import MetricsRecorder
 from spotguard.hooks.ipc.protocol import Register
 from spotguard.providers.health import blind
 from tests.fakes.source import a_notice
@@ -25,7 +25,7 @@ class Life:
 
     def __init__(self, *, command: bool = False, window: float | None = None) -> None:
         self.machine = Machine(Policy(command=command, window=window))
-        self.meter = Recorder()
+        self.meter = MetricsRecorder()
         self.looks = PollCount()
         self.now = 1000.0
         self.outcomes: list[Outcome] = []

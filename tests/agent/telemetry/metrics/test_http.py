@@ -19,7 +19,7 @@ from spotguard.agent.telemetry.metrics import http as endpoints
 from spotguard.agent.telemetry.metrics import opening
 from spotguard.agent.telemetry.metrics.http import MOST, Endpoint
 from spotguard.agent.telemetry.metrics.reading import MetricsFacts, Scrape
-from spotguard.agent.telemetry.metrics.recorder import Recorder
+from spotguard.agent.telemetry.metrics.recorder import MetricsRecorder
 from spotguard.providers.errors import UsageError
 from tests.e2e.processes import eventually
 from tests.fakes.talk import TIMEOUT
@@ -28,7 +28,7 @@ FACTS = MetricsFacts("1.0", "run", "r", 30.0, False, None)
 
 
 def nothing() -> Scrape:
-    return Scrape(FACTS, Recorder().newest, 0.0, PollCount().totals)
+    return Scrape(FACTS, MetricsRecorder().newest, 0.0, PollCount().totals)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from spotguard.agent.core.machine import Machine, Policy
 from spotguard.agent.events import Event, Signalled
 from spotguard.agent.loop import Agent
 from spotguard.agent.process.supervisor import Supervisor
-from spotguard.agent.telemetry.metrics.recorder import Recorder
+from spotguard.agent.telemetry.metrics.recorder import MetricsRecorder
 from spotguard.agent.telemetry.status import AgentFacts
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
@@ -171,7 +171,7 @@ def test_a_taken_port_is_refused_before_the_command_is_started(
     assert not Path(options.socket).exists()
 
 
-class Broken(Recorder):
+class Broken(MetricsRecorder):
     """One that cannot count to one."""
 
     def take(self, event: Event | None, machine: Machine, now: float) -> None:

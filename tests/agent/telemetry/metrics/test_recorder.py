@@ -18,9 +18,9 @@ from spotguard.agent.events import (
     SourceGone,
 )
 from spotguard.agent.telemetry.metrics.histogram import Histogram
-from spotguard.agent.telemetry.metrics.recorder import Recorder, result_of
+from spotguard.agent.telemetry.metrics.recorder import MetricsRecorder, result_of
 from spotguard.agent.telemetry.metrics.snapshot import PURPOSES, RESULTS, STAGES
-from spotguard.hooks.ipc.protocol import Committed, Progress, Told
+from spotguard.hooks.ipc.protocol import Committed, Delivered, Progress
 from spotguard.providers.health import SEEING, STARTING, Health, Sight, wrong_server
 from spotguard.providers.notice import NoticeKind, Severity
 from tests.agent.telemetry.metrics.metered import UNREACHABLE, Life, notice
@@ -113,7 +113,7 @@ def test_what_is_left_is_told_at_each_stage_once() -> None:
     life.happens(notice())
     id, t = "n1", 0.0
     for stage, words in (
-        ("told", Told(id, t)),
+        ("told", Delivered(id, t)),
         ("gate", Progress(id, "gate", t, 7)),
         ("first-byte", Progress(id, "first-byte", t, 7)),
         ("written", Progress(id, "written", t, 7)),
@@ -121,7 +121,7 @@ def test_what_is_left_is_told_at_each_stage_once() -> None:
     ):
         life.says(words, after=1.0)
         assert life.left_at(stage) == 120.0 - (life.now - 1000.0)
-    life.says(Told(id, t))
+    life.says(Delivered(id, t))
     life.says(Progress(id, "a stage of my own", t))
     assert {key[0] for key in life.meter.newest.left} == set(STAGES)
     assert life.left_at("told") == 119.0
@@ -147,9 +147,9 @@ def test_a_drill_is_told_apart_to_its_last_commit() -> None:
 def test_who_answers_another_notice_or_none_is_at_no_stage() -> None:
     life = Life()
     life.joins()
-    life.says(Told("n0", 0.0))
+    life.says(Delivered("n0", 0.0))
     life.happens(notice())
-    life.says(Told("n0", 0.0))
+    life.says(Delivered("n0", 0.0))
     assert life.value("spotguard_stage_left_seconds", "told", "false").sum == 0
 
 
@@ -188,7 +188,7 @@ def test_every_result_stands_at_0_before_anything_has_happened() -> None:
 
 
 def test_restarts_are_told_apart_by_their_cause() -> None:
-    meter = Recorder()
+    meter = MetricsRecorder()
     for crashes in (0, 1, 1, 2):  # first start, crash, preemption, crash
         meter.launched(crashes)
     assert dict(meter.newest.restarts) == {("crash",): 2, ("preemption",): 1}

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from spotguard.hooks.checkpoint.attempts import newest_attempt
-from spotguard.hooks.checkpoint.catalog import Whole, find_whole, list_checkpoints, whole_checkpoints
+from spotguard.hooks.checkpoint.catalog import (
+    WholeCheckpoint,
+    find_whole,
+    list_checkpoints,
+    whole_checkpoints,
+)
 from spotguard.hooks.checkpoint.format.codec import decode_attempt
 from spotguard.hooks.checkpoint.format.keys import attempt_key
 from spotguard.hooks.checkpoint.format.manifest import LEVELS
@@ -33,7 +38,7 @@ def second() -> FileStore:
     return FileStore(FOLDER / "v2")
 
 
-def read(store: FileStore, whole: Whole, name: str) -> bytes:
+def read(store: FileStore, whole: WholeCheckpoint, name: str) -> bytes:
     """A tensor's bytes, put together from its chunks; every one of them is whole rows, or all."""
     merged = whole.tensors[name]
     parts = []

@@ -15,7 +15,7 @@ import pytest
 from spotguard.hooks.checkpoint.format.codec import decode_manifest, encode_manifest, open_manifest
 from spotguard.hooks.checkpoint.format.coverage import coverage
 from spotguard.hooks.checkpoint.format.manifest import Chunk, RankManifest, TensorEntry
-from spotguard.hooks.checkpoint.format.merging import Merging
+from spotguard.hooks.checkpoint.format.merging import StreamingCoverage
 from spotguard.providers.errors import CheckpointError
 from tests.cases import cases
 from tests.fakes.checkpoint import Save
@@ -71,8 +71,8 @@ def words(prove: Callable[[], object]) -> str:
     return ""
 
 
-def merge(manifests: list[RankManifest]) -> Merging:
-    merging = Merging()
+def merge(manifests: list[RankManifest]) -> StreamingCoverage:
+    merging = StreamingCoverage()
     for manifest in manifests:
         merging.add(manifest, manifest.tensors)
     merging.check()

@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spotguard.hooks.consensus.store import Store
+from spotguard.hooks.consensus.store import JobStore
 from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore, Request
 
@@ -95,7 +95,7 @@ class FatedChannel:
     """A job's store. Its calls are "set KEY …", "add KEY", "claim KEY", "hear KEY …", without what all keys
     begin with. (Asking and waiting change nothing, and are done any number of times.)"""
 
-    def __init__(self, store: Store, fates: Fates) -> None:
+    def __init__(self, store: JobStore, fates: Fates) -> None:
         self._store = store
         self._fates = fates
 

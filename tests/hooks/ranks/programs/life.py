@@ -18,7 +18,7 @@ from torch import nn
 
 import spotguard
 from spotguard.hooks.consensus.channel import Channel
-from spotguard.hooks.consensus.store import Store
+from spotguard.hooks.consensus.store import JobStore
 from spotguard.hooks.consensus.topology import this_machine
 from spotguard.hooks.guard import Guard
 from spotguard.providers.clock import SystemClock
@@ -112,7 +112,7 @@ class Life:
             return spotguard.register(url, run_id=run, **state)
         # As that does, with its stores between: every call of this process to them passes by its fates.
         clock, machine = SystemClock(), this_machine(os.environ.get("SPOTGUARD_SOCKET", ""))
-        job = FatedChannel(cast(Store, dist.distributed_c10d._get_default_store()), self.fates)
+        job = FatedChannel(cast(JobStore, dist.distributed_c10d._get_default_store()), self.fates)
         hosts = self.rank == 0 and not self.scenario["hosted"]
         channel = Channel.join(
             job, self.rank, self.world, machine.encode(), clock, meet=self._meet, hosts=hosts

@@ -12,13 +12,13 @@ pytest.importorskip("torch")
 from spotguard.hooks.checkpoint.catalog import whole_checkpoints
 from spotguard.hooks.checkpoint.format.keys import MARKER, CheckpointName, checkpoint_prefix, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import LEVELS
-from spotguard.hooks.save.cancel_scope import Effort
+from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.commit.committer import Committer, say_what_drifted
-from spotguard.hooks.save.commit.publish import Incomplete
-from spotguard.hooks.save.plan.partitioner import Roles
-from spotguard.hooks.save.plan.write_plan import Draft
-from spotguard.hooks.save.request import Agreed, Save
-from spotguard.hooks.save.upload.writer import Writer
+from spotguard.hooks.save.commit.publish import IncompleteError
+from spotguard.hooks.save.plan.partitioner import RankRoles
+from spotguard.hooks.save.plan.write_plan import WriteProgress
+from spotguard.hooks.save.request import SaveContext, SaveSpec
+from spotguard.hooks.save.upload.writer import ShardWriter
 from spotguard.hooks.state.state import State
 from tests.fakes.clock import Hurried
 from tests.fakes.store import FakeStore
@@ -32,15 +32,17 @@ def test_a_rank_that_goes_says_who_can_still_commit(others: frozenset[int]) -> N
     store, clock = FakeStore(), Hurried()
     state = State({"notes": {"a": 1}}, lambda frame: None, rank=1, world=3)
     state.at_boundary()
-    agreed = Agreed(40, 3, Roles(others | {1}))
-    save = Save(
-        state, state.collect(), agreed, iter([6]), "emergency", Effort(clock, 5.0), None, in_place=True
+    agreed = SaveSpec(40, 3, RankRoles(others | {1}))
+    save = SaveContext(
+        state, state.collect(), agreed, iter([6]), "emergency", CancelScope(clock, 5.0), None, in_place=True
     )
     committer = Committer("run", clock, rank=1, world=3, incarnation="nonce")
-    with closing(Writer(store, "run", 1, 3)) as writer:
-        draft = Draft(writer.outline(save.collected.leaves), roles=agreed.roles)
+    with closing(ShardWriter(store, "run", 1, 3)) as writer:
+        draft = WriteProgress(writer.outline(save.collected.leaves), roles=agreed.roles)
         written = writer.write(save.collected.leaves, NAME, save.effort, draft=draft)
-        with pytest.raises(Incomplete, match="out of time; ranks 0, 2 of 3 have put no manifest") as said:
+        with pytest.raises(
+            IncompleteError, match="out of time; ranks 0, 2 of 3 have put no manifest"
+        ) as said:
             committer.commit(save, NAME, "full", written, writer)
     hope = "What this rank had to write is in the store, and ranks 0, 2, which stay, can commit step 40 without it"
     assert (hope in str(said.value)) == (not others)
@@ -79,14 +81,14 @@ def test_what_lacks_moments_and_extras_is_of_the_lower_level_and_of_its_format(
     store = FakeStore()
     state = State({"notes": {"a": 1}}, lambda frame: None, rank=0, world=2)
     state.at_boundary()
-    agreed = Agreed(40, 3, Roles(absent=frozenset({1})), speaks=True)
+    agreed = SaveSpec(40, 3, RankRoles(absent=frozenset({1})), speaks=True)
     collected = replace(state.collect(), lacks=lacks)
-    save = Save(
-        state, collected, agreed, iter([6]), "emergency", Effort(Hurried(), None), None, in_place=True
+    save = SaveContext(
+        state, collected, agreed, iter([6]), "emergency", CancelScope(Hurried(), None), None, in_place=True
     )
     committer = Committer("run", Hurried(), rank=0, world=2, incarnation="nonce")
-    with closing(Writer(store, "run", 0, 2)) as writer:
-        draft = Draft(writer.outline(collected.leaves), roles=agreed.roles)
+    with closing(ShardWriter(store, "run", 0, 2)) as writer:
+        draft = WriteProgress(writer.outline(collected.leaves), roles=agreed.roles)
         written = writer.write(collected.leaves, NAME, save.effort, draft=draft)
         committer.commit(save, NAME, "full", written, writer)
     (whole,) = whole_checkpoints(store, "run", levels=LEVELS)

@@ -13,9 +13,9 @@ from spotguard.hooks.checkpoint.catalog import find_whole
 from spotguard.hooks.checkpoint.format.keys import MARKER, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import RankManifest
 from spotguard.hooks.checkpoint.marker import put_manifest, put_marker
-from spotguard.hooks.save.cancel_scope import Effort
-from spotguard.hooks.save.commit.publish import Incomplete, Published, publish_together
-from spotguard.hooks.save.upload.writer import Writer
+from spotguard.hooks.save.cancel_scope import CancelScope
+from spotguard.hooks.save.commit.publish import IncompleteError, Published, publish_together
+from spotguard.hooks.save.upload.writer import ShardWriter
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.base import BlobStore
@@ -35,8 +35,8 @@ def publish(
 ) -> Published:
     """As a rank does it whose objects are there."""
     clock = Hurried()
-    with closing(Writer(store, "run", mine.rank, mine.world)) as writer:
-        return publish_together(writer, mine, Effort(clock, seconds), clock, hopeless)
+    with closing(ShardWriter(store, "run", mine.rank, mine.world)) as writer:
+        return publish_together(writer, mine, CancelScope(clock, seconds), clock, hopeless)
 
 
 def test_who_comes_last_asks_for_each_manifest_once_and_marks_it() -> None:
@@ -69,7 +69,7 @@ def test_many_manifests_are_fetched_by_several_threads(folder: Path) -> None:
             meeting.wait(30)
 
     asked = CalledStore(store, meets)
-    with pytest.raises(Incomplete, match="rank 17 of 40 has put no manifest"):
+    with pytest.raises(IncompleteError, match="rank 17 of 40 has put no manifest"):
         publish(asked, last)
     assert save.prefix + MARKER not in store.objects
     put_manifest(store, others[17])
@@ -126,7 +126,7 @@ def test_a_manifest_that_never_comes_is_named() -> None:
     store, save = FakeStore(), Save(world=4)
     mine = [save.write_objects(store, rank) for rank in range(4)]
     put_manifest(store, mine[2])
-    with pytest.raises(Incomplete, match="out of time; ranks 1, 3 of 4 have put no manifest"):
+    with pytest.raises(IncompleteError, match="out of time; ranks 1, 3 of 4 have put no manifest"):
         publish(store, mine[0], 3.0)
     assert save.prefix + MARKER not in store.objects
     assert find_whole(store, "run") is None
@@ -135,7 +135,7 @@ def test_a_manifest_that_never_comes_is_named() -> None:
 def test_without_a_deadline_it_ends_all_the_same() -> None:
     """A rank that died unseen, and nobody says so."""
     store, save = FakeStore(), Save()
-    with pytest.raises(Incomplete, match="waited for 900 s; rank 1 of 2 has put no manifest"):
+    with pytest.raises(IncompleteError, match="waited for 900 s; rank 1 of 2 has put no manifest"):
         publish(store, save.write_objects(store, 0))
     assert save.prefix + MARKER not in store.objects
 
@@ -152,12 +152,13 @@ def test_who_can_never_write_is_not_waited_for() -> None:
         asked.append(rank)
         return gone.get(rank, "")
 
-    with pytest.raises(Incomplete, match="out of time; rank 1 of 3 has put no manifest"):
+    with pytest.raises(IncompleteError, match="out of time; rank 1 of 3 has put no manifest"):
         publish(store, mine[0], 3.0, hopeless)
     assert 0 not in asked
     del store.objects[save.prefix + manifest_name(2, 3)]
     with pytest.raises(
-        Incomplete, match=r"rank 2 of 3 will put no manifest: its machine was to go 3 s ago; ranks 1, 2 of 3"
+        IncompleteError,
+        match=r"rank 2 of 3 will put no manifest: its machine was to go 3 s ago; ranks 1, 2 of 3",
     ):
         publish(store, mine[0], None, hopeless)
     assert save.prefix + MARKER not in store.objects
@@ -170,7 +171,7 @@ def test_a_manifest_of_another_start_is_none_of_ours() -> None:
     put_manifest(
         store, RankManifest("run", 10, 1, 0, 1, 2, other.objects, other.tensors, incarnation="theirs")
     )
-    with pytest.raises(Incomplete, match="waited for 900 s; rank 1 of 2 has put no manifest"):
+    with pytest.raises(IncompleteError, match="waited for 900 s; rank 1 of 2 has put no manifest"):
         publish(store, mine)
     assert save.prefix + MARKER not in store.objects
 
@@ -214,15 +215,15 @@ def test_called_off_it_ends_at_once() -> None:
     store, save = FakeStore(), Save()
     mine = save.write_objects(store, 0)
     clock = SystemClock()
-    effort = Effort(clock)
+    effort = CancelScope(clock)
 
     def hopeless(rank: int) -> str:
         effort.abandon("the notice was withdrawn")
         return ""
 
     with (
-        closing(Writer(store, "run", 0, 2)) as writer,
-        pytest.raises(Incomplete, match="withdrawn; rank 1 of 2"),
+        closing(ShardWriter(store, "run", 0, 2)) as writer,
+        pytest.raises(IncompleteError, match="withdrawn; rank 1 of 2"),
     ):
         publish_together(writer, mine, effort, clock, hopeless)
     assert save.prefix + MARKER not in store.objects

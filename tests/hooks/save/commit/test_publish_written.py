@@ -19,13 +19,13 @@ from spotguard.hooks.checkpoint.local_stage import Stage
 from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.hooks.restore.reader import read
 from spotguard.hooks.restore.verify import verify
-from spotguard.hooks.save.cancel_scope import Effort
-from spotguard.hooks.save.commit.publish import Incomplete, Published, publish_together
-from spotguard.hooks.save.local_copy import Stager
-from spotguard.hooks.save.plan.partitioner import ALL_STAY, Roles
-from spotguard.hooks.save.plan.write_plan import ALL, Draft, Written
-from spotguard.hooks.save.upload.writer import Writer
-from spotguard.hooks.state.tensor_item import Leaf, Tier
+from spotguard.hooks.save.cancel_scope import CancelScope
+from spotguard.hooks.save.commit.publish import IncompleteError, Published, publish_together
+from spotguard.hooks.save.local_copy import StageWriter
+from spotguard.hooks.save.plan.partitioner import ALL_STAY, RankRoles
+from spotguard.hooks.save.plan.write_plan import ALL, WriteProgress, WrittenState
+from spotguard.hooks.save.upload.writer import ShardWriter
+from spotguard.hooks.state.tensor_item import StateTensor, Tier
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.file import FileStore
@@ -44,15 +44,15 @@ WORLD = 4
 WEIGHT, MOMENT, ROWS = torch.rand(900, 1000), torch.rand(1800, 1000), torch.rand(10, 1000)
 
 
-def leaves(rank: int, world: int) -> list[Leaf]:
+def leaves(rank: int, world: int) -> list[StateTensor]:
     everyone, rows = tuple(range(world)), -(-10 // world)
     first, last = min(rows * rank, 10), min(rows * (rank + 1), 10)
     return [
-        Leaf("model/weight", WEIGHT, holders=everyone),
-        Leaf("model/rows", ROWS[first:last], offsets=(first, 0), shape=(10, 1000)),
-        Leaf("model/mean", torch.full((8,), float(rank)), holders=(0,)),
-        Leaf("optimizer/weight/exp_avg", MOMENT, tier=Tier.MOMENTS, holders=everyone),
-        Leaf(private_name(rank, "rng"), torch.full((16,), rank)),
+        StateTensor("model/weight", WEIGHT, holders=everyone),
+        StateTensor("model/rows", ROWS[first:last], offsets=(first, 0), shape=(10, 1000)),
+        StateTensor("model/mean", torch.full((8,), float(rank)), holders=(0,)),
+        StateTensor("optimizer/weight/exp_avg", MOMENT, tier=Tier.MOMENTS, holders=everyone),
+        StateTensor(private_name(rank, "rng"), torch.full((16,), rank)),
     ]
 
 
@@ -64,15 +64,15 @@ class Rank:
     rank: int
     world: int = WORLD
     clock: Clock = field(default_factory=SystemClock)
-    roles: Roles = ALL_STAY
+    roles: RankRoles = ALL_STAY
     hopeless: Callable[[int], str] = lambda rank: ""
-    draft: Draft | None = None
+    draft: WriteProgress | None = None
 
     def __call__(self, seconds: float | None = 30.0) -> Published:
-        with closing(Writer(self.store, "run", self.rank, self.world)) as writer:
-            effort = Effort(self.clock, None if seconds is None else self.clock.monotonic() + seconds)
+        with closing(ShardWriter(self.store, "run", self.rank, self.world)) as writer:
+            effort = CancelScope(self.clock, None if seconds is None else self.clock.monotonic() + seconds)
             held = leaves(self.rank, self.world)
-            self.draft = Draft(writer.outline(held), roles=self.roles)
+            self.draft = WriteProgress(writer.outline(held), roles=self.roles)
             written = writer.write(held, NAME, effort, draft=self.draft)
             assert writer.unchanged(held, written, effort) == ""
             manifest = RankManifest(
@@ -86,7 +86,7 @@ def test_four_ranks_write_one_checkpoint(folder: Path, doomed: set[int]) -> None
     """All at once, over a real store. Each byte of the state is there once, and one that goes has put only what it alone
     holds; each of them hears that it is whole, and one at least has marked it."""
     store = FileStore(folder)
-    ranks = [Rank(store, rank, roles=Roles(frozenset(doomed))) for rank in range(WORLD)]
+    ranks = [Rank(store, rank, roles=RankRoles(frozenset(doomed))) for rank in range(WORLD)]
     with ThreadPoolExecutor(WORLD) as pool:
         results = [future.result(60) for future in [pool.submit(rank) for rank in ranks]]
     assert any(result.marked for result in results)
@@ -103,7 +103,7 @@ def test_four_ranks_write_one_checkpoint(folder: Path, doomed: set[int]) -> None
     else:
         assert max(puts) - min(puts) < 2**20 + 2**15
     saved = {"model/weight": WEIGHT, "model/rows": ROWS, "optimizer/weight/exp_avg": MOMENT}
-    into = {name: Leaf(name, torch.empty_like(tensor)) for name, tensor in saved.items()}
+    into = {name: StateTensor(name, torch.empty_like(tensor)) for name, tensor in saved.items()}
     read(store, Coverage(whole.manifests, whole.tensors), into)
     assert all(torch.equal(into[name].tensor, tensor) for name, tensor in saved.items())
 
@@ -140,7 +140,7 @@ def test_a_rank_that_dies_at_any_request_leaves_nothing_that_only_looks_whole(
     assert isinstance(results[0], Killed if life.over else Published)
     assert (whole is not None) == isinstance(results[1], Published)
     if whole is None:
-        assert isinstance(results[1], Incomplete)
+        assert isinstance(results[1], IncompleteError)
         assert PREFIX + MARKER not in store.objects
     at_any_moment = FakeStore()
     names = {PREFIX + manifest_name(rank, 2) for rank in range(2)}
@@ -154,12 +154,12 @@ def test_a_rank_that_dies_at_any_request_leaves_nothing_that_only_looks_whole(
 
 def test_a_rank_that_has_nothing_to_write_takes_part_all_the_same(folder: Path) -> None:
     """Its manifest says what it holds; without it the checkpoint would not be whole."""
-    store, effort = FileStore(folder), Effort(SystemClock(), SystemClock().monotonic() + 30)
-    held = [Leaf("model/weight", WEIGHT, holders=(0, 1))]
-    roles, manifests = Roles(frozenset({1})), []
+    store, effort = FileStore(folder), CancelScope(SystemClock(), SystemClock().monotonic() + 30)
+    held = [StateTensor("model/weight", WEIGHT, holders=(0, 1))]
+    roles, manifests = RankRoles(frozenset({1})), []
     for rank in range(2):
-        with closing(Writer(store, "run", rank, 2)) as writer:
-            draft = Draft(writer.outline(held), roles=roles)
+        with closing(ShardWriter(store, "run", rank, 2)) as writer:
+            draft = WriteProgress(writer.outline(held), roles=roles)
             assert (draft.share() == 0) == (rank == 1)
             written = writer.write(held, NAME, effort, draft=draft)
             assert (writer.second_look(held, draft.outline, roles) == 0) == (rank == 1)
@@ -177,25 +177,25 @@ def test_a_share_on_this_machines_disk_goes_to_the_store_as_it_is(folder: Path) 
     """Numbers of objects are those of the plan, of which this rank writes only some: also for another process that finds only
     the manifest there."""
     files, store = Stage(folder, "run"), FakeStore()
-    effort = Effort(SystemClock(), SystemClock().monotonic() + 30)
-    held, roles = leaves(1, WORLD), Roles(frozenset({0, 3}))
-    with closing(Writer(store, "run", 1, WORLD)) as writer:
-        stager = Stager(files, writer)
+    effort = CancelScope(SystemClock(), SystemClock().monotonic() + 30)
+    held, roles = leaves(1, WORLD), RankRoles(frozenset({0, 3}))
+    with closing(ShardWriter(store, "run", 1, WORLD)) as writer:
+        stager = StageWriter(files, writer)
         manifests: list[RankManifest] = []
 
-        def commit(written: Written, limit: Effort) -> None:
+        def commit(written: WrittenState, limit: CancelScope) -> None:
             manifests.append(RankManifest("run", 10, 1, 0, 1, WORLD, written.objects, written.tensors))
 
         outline = writer.outline(held)
         staged = stager.hold(held, outline, NAME, effort, str, commit, roles)
         assert staged is not None
         assert set(staged.draft.landed) == set(staged.draft.mine) != set(range(len(outline.objects)))
-        direct = writer.write((), NAME, effort, draft=Draft(outline, roles=roles), fill=staged.fill)
+        direct = writer.write((), NAME, effort, draft=WriteProgress(outline, roles=roles), fill=staged.fill)
         objects = dict(store.objects)
         assert len(objects) == len(staged.draft.mine)
         store.objects.clear()
         found = stager.left_behind(manifests[0], effort)
-        again = writer.write((), NAME, effort, draft=Draft(found.draft.outline), fill=found.fill)
+        again = writer.write((), NAME, effort, draft=WriteProgress(found.draft.outline), fill=found.fill)
         stager.writer.close()
     assert store.objects == objects
     assert again.objects == direct.objects == manifests[0].objects

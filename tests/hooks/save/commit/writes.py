@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
-from spotguard.hooks.save.cancel_scope import Effort
-from spotguard.hooks.save.plan.write_plan import Written
-from spotguard.hooks.save.upload.writer import Writer
-from spotguard.hooks.state.tensor_item import Leaf
+from spotguard.hooks.save.cancel_scope import CancelScope
+from spotguard.hooks.save.plan.write_plan import WrittenState
+from spotguard.hooks.save.upload.writer import ShardWriter
+from spotguard.hooks.state.tensor_item import StateTensor
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.store import FakeStore
@@ -18,13 +18,15 @@ from tests.fakes.store import FakeStore
 NAME = CheckpointName(1, 5, 0)
 
 
-def leaves(**tensors: torch.Tensor) -> list[Leaf]:
-    return [Leaf(name, tensor) for name, tensor in tensors.items()]
+def leaves(**tensors: torch.Tensor) -> list[StateTensor]:
+    return [StateTensor(name, tensor) for name, tensor in tensors.items()]
 
 
-def write(store: FakeStore | FileStore, what: list[Leaf], moved: Callable[[], str] = str) -> Written:
-    writer = Writer(store, "run")
+def write(
+    store: FakeStore | FileStore, what: list[StateTensor], moved: Callable[[], str] = str
+) -> WrittenState:
+    writer = ShardWriter(store, "run")
     try:
-        return writer.write(what, NAME, Effort(SystemClock()), moved=moved)
+        return writer.write(what, NAME, CancelScope(SystemClock()), moved=moved)
     finally:
         writer.close()

@@ -9,24 +9,38 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotguard.hooks.save.plan.budget import Choice, Earlier, Landed, Situation, Sizes, Underway, plan, replan
-from spotguard.hooks.save.plan.throughput import Rate
+from spotguard.hooks.save.plan.budget import (
+    BudgetChoice,
+    BudgetInputs,
+    EarlierCheckpoint,
+    SaveSizes,
+    StoredBytes,
+    UploadInProgress,
+    plan,
+    replan,
+)
+from spotguard.hooks.save.plan.throughput import LinkRate
 
 
-def small() -> Iterator[Situation]:
+def small() -> Iterator[BudgetInputs]:
     """Every one with small numbers: some twenty thousand."""
-    backgrounds = [None, Underway(9, 5.0, 2), Underway(10, 0.0, 2), Underway(7, 60.0, 3)]
+    backgrounds = [
+        None,
+        UploadInProgress(9, 5.0, 2),
+        UploadInProgress(10, 0.0, 2),
+        UploadInProgress(7, 60.0, 3),
+    ]
     for a, b, rounded, rate, left, commit in itertools.product(
         range(5), range(5), (None, 1, 2), (1, 2, 3), range(9), (0, 1, 2)
     ):
         for background in backgrounds:
-            at = Situation(
-                100.0, 100.0 + left, 10, Sizes(a, b, rounded), Rate.exactly(rate), commit, background
+            at = BudgetInputs(
+                100.0, 100.0 + left, 10, SaveSizes(a, b, rounded), LinkRate.exactly(rate), commit, background
             )
-            yield replace(at, last=Earlier(8, 30.0))
+            yield replace(at, last=EarlierCheckpoint(8, 30.0))
 
 
-def arrives(nbytes: int, at: Situation) -> bool:
+def arrives(nbytes: int, at: BudgetInputs) -> bool:
     """Whether so many bytes and a commit get through, sent one by one; time counts in turns of one byte."""
     assert at.rate is not None
     rate = int(at.rate.expected)
@@ -36,18 +50,18 @@ def arrives(nbytes: int, at: Situation) -> bool:
     return turns + int(at.commit) * rate <= int(at.deadline - at.now) * rate
 
 
-def best(at: Situation) -> Choice:
+def best(at: BudgetInputs) -> BudgetChoice:
     """By trying each, the best first."""
     sizes, found = at.sizes, at.background
     if found is not None and found.step == 10 and found.left < sizes.a + sizes.b and arrives(found.left, at):
-        return Choice.PROMOTE
+        return BudgetChoice.PROMOTE
     if arrives(sizes.a + sizes.b, at):
-        return Choice.FULL
+        return BudgetChoice.FULL
     if found is not None and found.step > 8 and arrives(found.left, at):
-        return Choice.PROMOTE
+        return BudgetChoice.PROMOTE
     if sizes.rounded is not None and sizes.rounded < sizes.b and arrives(sizes.a + sizes.rounded, at):
-        return Choice.FULL_LOSSY
-    return Choice.LOWER if arrives(sizes.a, at) else Choice.KEEP
+        return BudgetChoice.FULL_LOSSY
+    return BudgetChoice.LOWER if arrives(sizes.a, at) else BudgetChoice.KEEP
 
 
 def test_every_small_one_is_planned_as_trying_would() -> None:
@@ -56,10 +70,10 @@ def test_every_small_one_is_planned_as_trying_would() -> None:
         chosen = plan(at)
         assert chosen.choice is best(at), at
         seen.add(chosen.choice)
-    assert seen == set(Choice)
+    assert seen == set(BudgetChoice)
 
 
-def played(at: Situation, turns: list[int], chunk: int) -> tuple[list[Choice], str]:
+def played(at: BudgetInputs, turns: list[int], chunk: int) -> tuple[list[BudgetChoice], str]:
     """A writer that obeys, over a link that carries so many bytes in each turn of a second. Manifests go beside.
 
     Returns:
@@ -71,7 +85,7 @@ def played(at: Situation, turns: list[int], chunk: int) -> tuple[list[Choice], s
     whole = at.sizes.a + at.sizes.b
     for number, carried in enumerate(turns):
         now = at.now + number
-        if now + at.commit > at.deadline or current.choice is Choice.KEEP:
+        if now + at.commit > at.deadline or current.choice is BudgetChoice.KEEP:
             break
         if sent == whole:
             return held, "full"
@@ -79,10 +93,10 @@ def played(at: Situation, turns: list[int], chunk: int) -> tuple[list[Choice], s
             committed = "lower"
         sent = min(whole, sent + carried)
         if sent:
-            rate = rate or Rate.exactly(sum(turns[: number + 1]) / (number + 1))
+            rate = rate or LinkRate.exactly(sum(turns[: number + 1]) / (number + 1))
         landed = sent if sent == whole else sent // chunk * chunk
         a, b = min(landed, at.sizes.a), max(0, landed - at.sizes.a)
-        tiers = Landed(a, b, committed=bool(committed))
+        tiers = StoredBytes(a, b, committed=bool(committed))
         current = replan(current, replace(at, now=now + 1, rate=rate), tiers)
         held.append(current.choice)
     return held, committed
@@ -101,11 +115,13 @@ def test_a_plan_with_the_true_rate_is_never_regretted(
 ) -> None:
     """It stays to the end, and what it promised is what is committed."""
     # Whole seconds, as the link that is played has: what is sent in a part of one arrives at its end.
-    sizes, stays = Sizes(a * rate, b * rate), Earlier(8, 30.0)
-    at = Situation(50.0, 50.0 + left, 10, sizes, Rate.exactly(rate), float(commit), last=stays)
+    sizes, stays = SaveSizes(a * rate, b * rate), EarlierCheckpoint(8, 30.0)
+    at = BudgetInputs(50.0, 50.0 + left, 10, sizes, LinkRate.exactly(rate), float(commit), last=stays)
     held, committed = played(at, [rate] * (left + 1), 1 if chunk == 1 else rate)
     assert len(set(held)) == 1
-    assert committed == {Choice.FULL: "full", Choice.LOWER: "lower", Choice.KEEP: ""}[held[0]]
+    assert (
+        committed == {BudgetChoice.FULL: "full", BudgetChoice.LOWER: "lower", BudgetChoice.KEEP: ""}[held[0]]
+    )
 
 
 @given(
@@ -120,10 +136,15 @@ def test_no_link_leaves_nothing_where_a_writer_that_knew_it_had_something(
     turns: list[int], a: int, b: int, rate: float | None, commit: int, chunk: int
 ) -> None:
     """Whatever was believed of it: what is worth most is in first, and is committed in time."""
-    at = Situation(
-        0.0, float(len(turns)), 10, Sizes(a, b), None if rate is None else Rate.exactly(rate), float(commit)
+    at = BudgetInputs(
+        0.0,
+        float(len(turns)),
+        10,
+        SaveSizes(a, b),
+        None if rate is None else LinkRate.exactly(rate),
+        float(commit),
     )
-    if plan(at).choice is Choice.KEEP:
+    if plan(at).choice is BudgetChoice.KEEP:
         return
     _, committed = played(at, [*turns, 0], chunk)
     # Twice a commit's seconds before the end is the last moment that is looked for.

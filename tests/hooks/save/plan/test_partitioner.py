@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES, Item, PlannedObject
+from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES, PlannedObject, PlannedTensor
 from spotguard.hooks.save.plan.partitioner import (
     ALL_STAY,
-    Roles,
+    RankRoles,
     plan_shares,
     share_of,
     shared_target,
@@ -21,19 +21,24 @@ MIB = 2**20
 ALL = (0, 1, 2, 3)
 
 
-def replicas(holders: tuple[int, ...] = ALL, tier: Tier = Tier.WEIGHTS, name: str = "w") -> list[Item]:
+def replicas(
+    holders: tuple[int, ...] = ALL, tier: Tier = Tier.WEIGHTS, name: str = "w"
+) -> list[PlannedTensor]:
     """40 MiB that all of these hold."""
     return [
-        Item(f"{name}{index}", "float32", (1024, 1024), tier=tier, holders=holders) for index in range(10)
+        PlannedTensor(f"{name}{index}", "float32", (1024, 1024), tier=tier, holders=holders)
+        for index in range(10)
     ]
 
 
-def planned(items: list[Item], rank: int, alone: int = MIB, apart: bool = False) -> tuple[PlannedObject, ...]:
+def planned(
+    items: list[PlannedTensor], rank: int, alone: int = MIB, apart: bool = False
+) -> tuple[PlannedObject, ...]:
     nbytes = [4 * item.sizes[0] * item.sizes[1] for item in items]
     return plan_shares(items, rank, targets(items, nbytes, rank, alone, apart=apart))
 
 
-def dealt(items: list[Item], roles: Roles) -> list[int]:
+def dealt(items: list[PlannedTensor], roles: RankRoles) -> list[int]:
     """The bytes that each of four ranks writes."""
     sums = []
     for rank in ALL:
@@ -53,15 +58,15 @@ def test_replicas_write_a_part_each() -> None:
 @pytest.mark.parametrize("doomed", [{0}, {1, 3}, {0, 1, 2}])
 def test_who_goes_writes_nothing_that_another_holds(doomed: set[int]) -> None:
     """Those that stay share it."""
-    sums = dealt(replicas(), Roles(frozenset(doomed)))
+    sums = dealt(replicas(), RankRoles(frozenset(doomed)))
     assert {rank for rank, nbytes in enumerate(sums) if nbytes == 0} == doomed
     assert sum(sums) == sum(dealt(replicas(), ALL_STAY))
 
 
 def test_where_all_go_all_share() -> None:
     """Every machine was noticed; and so it is for a group whose every holder is among those that go."""
-    assert dealt(replicas(), Roles(frozenset(ALL))) == dealt(replicas(), ALL_STAY)
-    pair = dealt(replicas((0, 1)), Roles(frozenset({0, 1})))
+    assert dealt(replicas(), RankRoles(frozenset(ALL))) == dealt(replicas(), ALL_STAY)
+    pair = dealt(replicas((0, 1)), RankRoles(frozenset({0, 1})))
     assert all(pair[:2])
     assert pair[2:] == [0, 0]
 
@@ -69,17 +74,17 @@ def test_where_all_go_all_share() -> None:
 def test_what_nobody_trains_keeps_its_owner() -> None:
     """It is in the store since the first checkpoint, and who put it refers to it: who goes has nothing to send either way."""
     frozen = replicas(tier=Tier.FROZEN)
-    assert dealt(frozen, Roles(frozenset({2}))) == dealt(frozen, ALL_STAY)
+    assert dealt(frozen, RankRoles(frozenset({2}))) == dealt(frozen, ALL_STAY)
     assert all(dealt(frozen, ALL_STAY))
 
 
 def test_who_is_not_there_writes_nothing_at_all() -> None:
     """Not even what nobody trains, and not where all who are there go: of that the others keep what they had."""
-    everybody_goes = dealt(replicas(), Roles(frozenset(ALL), absent=frozenset({1})))
+    everybody_goes = dealt(replicas(), RankRoles(frozenset(ALL), absent=frozenset({1})))
     assert everybody_goes[1] == 0
     assert all(everybody_goes[rank] for rank in (0, 2, 3))
     frozen = planned(replicas(tier=Tier.FROZEN), 0)
-    roles = Roles(frozenset({2}), absent=frozenset({1}))
+    roles = RankRoles(frozenset({2}), absent=frozenset({1}))
     before, after = ([share_of(frozen, rank, each) for rank in ALL] for each in (ALL_STAY, roles))
     assert not after[1]
     assert frozenset().union(*after) == set(range(len(frozen)))
@@ -88,24 +93,27 @@ def test_who_is_not_there_writes_nothing_at_all() -> None:
 
 def test_what_is_held_alone_is_written_by_who_holds_it() -> None:
     """Also by one that goes: nobody else has it."""
-    own = [Item("@2/rng", "float32", (1024, 1024)), Item("b", "float32", (1024, 1024), holders=(2,))]
+    own = [
+        PlannedTensor("@2/rng", "float32", (1024, 1024)),
+        PlannedTensor("b", "float32", (1024, 1024), holders=(2,)),
+    ]
     objects = planned(own, 2)
-    assert share_of(objects, 2, Roles(frozenset({2}))) == set(range(len(objects)))
+    assert share_of(objects, 2, RankRoles(frozenset({2}))) == set(range(len(objects)))
     assert {each.holders for each in objects} == {()}
 
 
 def test_what_another_rank_writes_is_planned_nowhere_else() -> None:
     """Buffers that one rank broadcasts to the others."""
-    assert planned([Item("b", "float32", (1024, 1024), holders=(0,))], 1) == ()
+    assert planned([PlannedTensor("b", "float32", (1024, 1024), holders=(0,))], 1) == ()
 
 
 def test_in_what_order_a_rank_lists_its_tensors_does_not_matter() -> None:
     """Nor how many it has beside them, nor the width that it has learnt."""
     ours, theirs = [*replicas(), *replicas((1, 3), name="pair")], replicas()
-    theirs.append(Item("own", "float32", (8192, 1024)))
+    theirs.append(PlannedTensor("own", "float32", (8192, 1024)))
     random.Random(5).shuffle(theirs)
 
-    def shared(items: list[Item], rank: int, alone: int) -> list[tuple[bytes, int, list[str]]]:
+    def shared(items: list[PlannedTensor], rank: int, alone: int) -> list[tuple[bytes, int, list[str]]]:
         return [
             (each.header, each.size, [items[piece.item].name for piece in each.pieces])
             for each in planned(items, rank, alone)
@@ -120,7 +128,7 @@ def test_what_is_worth_most_leaves_first_whoever_holds_it() -> None:
     items = [
         *replicas((0, 1), Tier.MOMENTS, "m"),
         *replicas(ALL, Tier.WEIGHTS, "w"),
-        Item("own", "float32", (1024, 1024), tier=Tier.MOMENTS),
+        PlannedTensor("own", "float32", (1024, 1024), tier=Tier.MOMENTS),
         *replicas(ALL, Tier.FROZEN, "f"),
     ]
     tiers = [each.tier for each in planned(items, 0)]
@@ -138,12 +146,12 @@ def test_objects_of_a_group_are_a_few_for_each_holder() -> None:
 def test_ranks_whose_plans_differ_cut_what_both_hold_alike() -> None:
     """One has tensors that the other lacks, so its group has other bytes: the boxes of a tensor are the same all the same, and
     both of them write all of it."""
-    large = Item("w", "float32", (40, MIB), holders=ALL)
-    more = [Item(f"m{index}", "float32", (64, MIB), holders=ALL) for index in range(3)]
+    large = PlannedTensor("w", "float32", (40, MIB), holders=ALL)
+    more = [PlannedTensor(f"m{index}", "float32", (64, MIB), holders=ALL) for index in range(3)]
 
-    def boxes(items: list[Item], apart: bool) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+    def boxes(items: list[PlannedTensor], apart: bool) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
         objects = planned(items, 0, apart=apart)
-        assert share_of(objects, 3, Roles(whole_each=True)) == set(range(len(objects)))
+        assert share_of(objects, 3, RankRoles(whole_each=True)) == set(range(len(objects)))
         return {
             (piece.offsets, piece.sizes)
             for each in objects

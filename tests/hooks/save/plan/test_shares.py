@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from spotguard.hooks.checkpoint.format.coverage import coverage
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.checkpoint.format.manifest import RankManifest, private_name
-from spotguard.hooks.save.plan.partitioner import ALL_STAY, Roles
-from spotguard.hooks.save.plan.write_plan import ALL, WEIGHTS, Draft, Landed, Outline
-from spotguard.hooks.state.tensor_item import Leaf, Tier
+from spotguard.hooks.save.plan.partitioner import ALL_STAY, RankRoles
+from spotguard.hooks.save.plan.write_plan import ALL, WEIGHTS, StoredObject, WritePlan, WriteProgress
+from spotguard.hooks.state.tensor_item import StateTensor, Tier
 from spotguard.providers.errors import CheckpointError
 
 pytestmark = pytest.mark.torch
@@ -37,7 +37,7 @@ class Spread:
     kind: str
     holders: tuple[int, ...]
 
-    def leaf(self, rank: int, world: int) -> Leaf | None:
+    def leaf(self, rank: int, world: int) -> StateTensor | None:
         if self.kind == "own":
             return self._leaf(self.shape, name=private_name(rank, self.name))
         if self.kind == "first":
@@ -59,10 +59,10 @@ class Spread:
         name: str = "",
         offsets: tuple[int, ...] | None = None,
         holders: tuple[int, ...] = (),
-    ) -> Leaf:
+    ) -> StateTensor:
         tensor = torch.empty(sizes, device="meta")  # no byte of it is needed to plan
         shape = None if offsets is None else self.shape
-        return Leaf(name or self.name, tensor, False, self.tier, offsets, shape, holders)
+        return StateTensor(name or self.name, tensor, False, self.tier, offsets, shape, holders)
 
 
 @st.composite
@@ -90,13 +90,13 @@ def jobs(draw: st.DrawFn) -> tuple[int, list[Spread], set[int]]:
     return world, held, draw(st.sets(ranks))
 
 
-def draft_of(rank: int, world: int, held: list[Spread], roles: Roles) -> Draft:
+def draft_of(rank: int, world: int, held: list[Spread], roles: RankRoles) -> WriteProgress:
     leaves = [leaf for spread in held if (leaf := spread.leaf(rank, world)) is not None]
     random.Random(rank).shuffle(leaves)
-    return Draft(Outline.of(leaves, 2**20, rank, world, apart=roles.whole_each), roles=roles)
+    return WriteProgress(WritePlan.of(leaves, 2**20, rank, world, apart=roles.whole_each), roles=roles)
 
 
-def land(draft: Draft, name: CheckpointName = NAME, most: int = 10**6) -> None:
+def land(draft: WriteProgress, name: CheckpointName = NAME, most: int = 10**6) -> None:
     """Put what is missing of it, as far as so many objects go; a CRC tells what its bytes are."""
     outline = draft.outline
     for index in draft.missing()[:most]:
@@ -104,10 +104,10 @@ def land(draft: Draft, name: CheckpointName = NAME, most: int = 10**6) -> None:
             zlib.crc32(repr((outline.items[piece.item].name, piece.offsets, piece.sizes)).encode())
             for piece in outline.objects[index].pieces
         ]
-        draft.landed[index] = Landed(crcs, name)
+        draft.landed[index] = StoredObject(crcs, name)
 
 
-def manifest(draft: Draft, name: CheckpointName = NAME, *, full: bool = True) -> RankManifest:
+def manifest(draft: WriteProgress, name: CheckpointName = NAME, *, full: bool = True) -> RankManifest:
     written = draft.written(name, ALL if full else WEIGHTS)
     return RankManifest(
         "run",
@@ -142,7 +142,7 @@ def test_the_shares_are_the_whole_each_part_once(job: tuple[int, list[Spread], s
     """At both levels; the shares of those that stay are equal but for an object; nothing lies with one that goes that one
     that stays holds too; and without any one rank's manifest it is no checkpoint."""
     world, held, doomed = job
-    drafts = [draft_of(rank, world, held, Roles(frozenset(doomed))) for rank in range(world)]
+    drafts = [draft_of(rank, world, held, RankRoles(frozenset(doomed))) for rank in range(world)]
     loads: dict[tuple[tuple[int, ...], bool], dict[int, int]] = {}
     largest: dict[tuple[int, ...], int] = {}
     for rank, draft in enumerate(drafts):
@@ -180,7 +180,7 @@ def test_a_notice_in_its_middle_shares_the_rest_anew(
     drafts = [draft_of(rank, world, held, ALL_STAY) for rank in range(world)]
     for draft in drafts:
         land(draft, NAME, before)
-    later = [draft.with_roles(Roles(frozenset(doomed))) for draft in drafts]
+    later = [draft.with_roles(RankRoles(frozenset(doomed))) for draft in drafts]
     for first, second in zip(drafts, later, strict=True):
         kept = [index for index in first.landed if index in second.mine]
         land(second, NEXT)
@@ -198,7 +198,7 @@ def test_ranks_that_rely_on_nobody_write_all_that_they_hold(
     """One of them holds a tensor that the others know nothing of. What several wrote is the same boxes with the same bytes,
     and counts once."""
     world, held, doomed = job
-    roles = Roles(frozenset(doomed), whole_each=True)
+    roles = RankRoles(frozenset(doomed), whole_each=True)
     drafts = []
     for rank in range(world):
         more = [Spread("odd", (64, 40_000), Tier.WEIGHTS, "replica", (rank, 99))] if rank == odd else []
@@ -217,7 +217,7 @@ def test_the_others_can_do_without_a_rank_whose_state_they_hold(
     world, held, doomed = job
     gone %= world
     held = [spread for spread in held if spread.kind == "replica" and set(spread.holders) > {gone}]
-    roles = Roles(frozenset(doomed), absent=frozenset({gone}))
+    roles = RankRoles(frozenset(doomed), absent=frozenset({gone}))
     drafts = [draft_of(rank, world, held, roles) for rank in range(world)]
     assert not drafts[gone].mine
     for draft in drafts:
@@ -248,7 +248,7 @@ def test_a_part_without_elements_is_listed_and_written_by_nobody() -> None:
 def test_what_is_anothers_share_counts_for_nothing() -> None:
     """Not what is left of it, and not what has landed of it before it was another's."""
     held = [Spread(f"t{index}", (512, 1024), Tier(index % 3), "replica", (0, 1)) for index in range(12)]
-    alone, draft = (draft_of(0, 2, held, roles) for roles in (Roles(frozenset({1})), ALL_STAY))
+    alone, draft = (draft_of(0, 2, held, roles) for roles in (RankRoles(frozenset({1})), ALL_STAY))
     assert alone.left() == alone.share()
     assert draft.left() == draft.share() < alone.share()
     land(alone)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotguard.hooks.save.plan.throughput import Link, Rate
+from spotguard.hooks.save.plan.throughput import LinkRate, StoreLink
 
 MIB = 2**20
 
@@ -17,7 +17,7 @@ class Played:
     """A link and its clock."""
 
     def __init__(self) -> None:
-        self.link = Link()
+        self.link = StoreLink()
         self.now = 1000.0
         self.gone = 0
 
@@ -40,7 +40,7 @@ class Played:
         self.link.end(self.now)
 
     @property
-    def rate(self) -> Rate:
+    def rate(self) -> LinkRate:
         found = self.link.rate(self.now)
         assert found is not None
         return found
@@ -48,7 +48,7 @@ class Played:
 
 def test_nothing_known_is_none() -> None:
     """Also when a save began, and for what tells nothing: no bytes, no time, no save."""
-    link = Link()
+    link = StoreLink()
     assert link.rate(0.0) is None
     link.sent(5, 1.0)
     link.begin(2.0)
@@ -66,7 +66,7 @@ def test_nothing_known_is_none() -> None:
 )
 def test_a_steady_link_is_known_exactly(rate: float, saves: list[list[float]]) -> None:
     """However often it is looked at, and however short a save was."""
-    link = Link()
+    link = StoreLink()
     now = 0.0
     for waits in saves:
         now += 100.0
@@ -218,7 +218,7 @@ def test_a_store_that_stood_still_may_be_back() -> None:
 
 def test_seconds_with_nothing_to_send_are_not_the_link_s() -> None:
     """Neither behind bytes nor before the first."""
-    link = Link()
+    link = StoreLink()
     link.begin(0.0)
     link.paused(4.0)
     link.sent(100, 5.0)
@@ -239,7 +239,7 @@ def test_seconds_with_nothing_to_send_are_not_the_link_s() -> None:
 
 def test_a_commit_costs_what_most_of_the_last_few_did() -> None:
     """One bad one decides nothing beside two others; with a single other one it may come again."""
-    link = Link()
+    link = StoreLink()
     assert (link.commit, link.commit_at_best) == (None, None)
     said = []
     for seconds in (0.1, 3.0, 0.2, 0.3, 0.4):

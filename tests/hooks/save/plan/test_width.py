@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from spotguard.hooks.save.plan.throughput import Width
+from spotguard.hooks.save.plan.throughput import UploadWidth
 
 GIB = 2**30
 
 
-def settled(rate: Callable[[int], float], most: int = 12, saves: int = 6) -> Width:
-    width = Width(most)
+def settled(rate: Callable[[int], float], most: int = 12, saves: int = 6) -> UploadWidth:
+    width = UploadWidth(most)
     for _ in range(saves):
         width.learn(GIB, GIB / rate(width.count))
     return width
@@ -40,7 +40,7 @@ def test_small_objects_on_a_slow_link() -> None:
 
 def test_a_small_save_teaches_nothing() -> None:
     """It never filled the link."""
-    width = Width(12)
+    width = UploadWidth(12)
     width.learn(2**20, 100.0)
     assert (width.count, width.object_bytes) == (8, 32 * 2**20)
 

@@ -6,28 +6,28 @@ import pytest
 import torch
 
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
-from spotguard.hooks.save.plan.write_plan import ALL, WEIGHTS, Draft, Landed, Outline
-from spotguard.hooks.state.tensor_item import Leaf, Tier
+from spotguard.hooks.save.plan.write_plan import ALL, WEIGHTS, StoredObject, WritePlan, WriteProgress
+from spotguard.hooks.state.tensor_item import StateTensor, Tier
 
 pytestmark = pytest.mark.torch
 
 SIZE = 16 * 2**10
 FIRST, SECOND = CheckpointName(1, 5, 0), CheckpointName(1, 5, 1)
 LEAVES = [
-    Leaf("model/weight", torch.rand(64, 128)),
-    Leaf("model/base", torch.rand(32, 128), tier=Tier.FROZEN),
-    Leaf("optimizer/weight/exp_avg", torch.rand(64, 128), tier=Tier.MOMENTS),
-    Leaf("optimizer/weight/step", torch.tensor(3.0), tier=Tier.MOMENTS),
+    StateTensor("model/weight", torch.rand(64, 128)),
+    StateTensor("model/base", torch.rand(32, 128), tier=Tier.FROZEN),
+    StateTensor("optimizer/weight/exp_avg", torch.rand(64, 128), tier=Tier.MOMENTS),
+    StateTensor("optimizer/weight/step", torch.tensor(3.0), tier=Tier.MOMENTS),
 ]
 
 
-def outline(rounded: bool = False) -> Outline:
-    return Outline.of(LEAVES, SIZE, 0, 1, rounded)
+def outline(rounded: bool = False) -> WritePlan:
+    return WritePlan.of(LEAVES, SIZE, 0, 1, rounded)
 
 
-def land(draft: Draft, index: int, at: CheckpointName) -> None:
+def land(draft: WriteProgress, index: int, at: CheckpointName) -> None:
     pieces = draft.outline.objects[index].pieces
-    draft.landed[index] = Landed([0] * len(pieces), at)
+    draft.landed[index] = StoredObject([0] * len(pieces), at)
 
 
 def test_the_lower_level_is_planned_alike_rounded_or_not() -> None:
@@ -45,7 +45,7 @@ def test_the_lower_level_is_planned_alike_rounded_or_not() -> None:
 
 def test_what_is_left_is_what_has_not_left_for_the_store() -> None:
     """In the store, on its way, or only referred to: none of that is left."""
-    draft = Draft(outline())
+    draft = WriteProgress(outline())
     sizes = [planned.size for planned in draft.outline.objects]
     assert draft.left() == sum(sizes)
     land(draft, 0, FIRST)
@@ -57,7 +57,7 @@ def test_what_is_left_is_what_has_not_left_for_the_store() -> None:
 
 def test_what_is_referred_to_was_not_put() -> None:
     """It is in the store, and no byte of it is this save's."""
-    draft = Draft(outline())
+    draft = WriteProgress(outline())
     land(draft, 0, FIRST)
     land(draft, 1, SECOND)
     draft.spared.add(0)
@@ -68,7 +68,7 @@ def test_what_is_referred_to_was_not_put() -> None:
 
 def test_moments_wait_for_the_weights_when_they_are_told_to() -> None:
     """Until the last of them has landed, and no longer."""
-    draft = Draft(outline())
+    draft = WriteProgress(outline())
     assert not draft.holds_back(Tier.MOMENTS)
     draft.weights_first = True
     for index in draft.missing(WEIGHTS):
@@ -80,7 +80,7 @@ def test_moments_wait_for_the_weights_when_they_are_told_to() -> None:
 
 def test_moments_wait_until_the_last_byte_of_the_weights_has_left() -> None:
     """Nobody waits for the store's answer, and what is on its way goes on."""
-    draft = Draft(outline())
+    draft = WriteProgress(outline())
     assert not draft.waits(Tier.MOMENTS)
     draft.weights_ahead = True
     *others, last = draft.missing(WEIGHTS)
@@ -98,7 +98,7 @@ def test_moments_wait_until_the_last_byte_of_the_weights_has_left() -> None:
 
 def test_what_is_doubted_is_not_there_and_is_put_again_by_the_next_part() -> None:
     """A copy of it for other roles doubts by itself."""
-    draft = Draft(outline())
+    draft = WriteProgress(outline())
     for index in draft.missing():
         land(draft, index, FIRST)
     (moments,) = draft.outline.indices_of(Tier.MOMENTS)[:1]
@@ -115,7 +115,7 @@ def test_what_is_doubted_is_not_there_and_is_put_again_by_the_next_part() -> Non
 
 def test_a_manifest_of_either_level_comes_from_one_draft() -> None:
     """The lower one names nothing of the moments; the full one, of the next name, refers to where the rest lies."""
-    draft = Draft(outline())
+    draft = WriteProgress(outline())
     for index in draft.missing(WEIGHTS):
         land(draft, index, FIRST)
     lower = draft.written(FIRST, WEIGHTS)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spotguard.hooks.save.upload.buffers import Frame, as_bytes
+from spotguard.hooks.save.upload.buffers import HostBuffer, as_bytes
 from spotguard.hooks.state.device import SideStreams
 from tests.cases import cases
 
@@ -52,7 +52,7 @@ def test_what_is_rounded_on_the_way_is_what_torch_rounds(how: str, start: int) -
     """Also where a byte before it makes its start odd; and not a byte beside it is touched."""
     source = lying(random.Random(f"{how}-{start}"), how)
     wanted = rounded(source)
-    frame = Frame(start + len(wanted) + 1)
+    frame = HostBuffer(start + len(wanted) + 1)
     assert frame.copy_in(source, start, torch.bfloat16) == zlib.crc32(wanted)
     assert bytes(frame.view(0, frame.size)) == bytes(start) + wanted + b"\0"
 
@@ -62,7 +62,7 @@ def test_rounding_takes_a_mib_beside_the_frame(how: str) -> None:
     """Twelve threads with a copy of their whole object each would take as much again as their frames."""
     source = lying(random.Random(how), how)
     assert source.nbytes > 2 * MIB
-    frame = Frame(source.numel() * 2)
+    frame = HostBuffer(source.numel() * 2)
     allocated = Allocated()  # type: ignore[no-untyped-call]
     with allocated:
         frame.copy_in(source, 0, torch.bfloat16)
@@ -83,7 +83,7 @@ def test_what_is_launched_aside_has_a_stream_on_each_device() -> None:
         def synchronize(self) -> None:
             raise AssertionError("nobody waits here")
 
-    frame = Frame(8)
+    frame = HostBuffer(8)
     frame._streams = SideStreams(lambda device: Stream(device), under)
     with frame.aside(torch.device(name) for name in ("cuda:0", "cpu", "cuda:1")):
         assert current == ["cuda:0", "cuda:1"]
@@ -92,7 +92,7 @@ def test_what_is_launched_aside_has_a_stream_on_each_device() -> None:
 
 def test_what_is_not_rounded_is_copied_as_it_is() -> None:
     source = torch.arange(6, dtype=torch.float32).view(2, 3)
-    frame = Frame(24)
+    frame = HostBuffer(24)
     assert frame.copy_in(source, 0, torch.float32) == frame.copy_in(source, 0)
     assert frame.copy_in(source[:0], 0, torch.bfloat16) == 0
     assert bytes(frame.view(0, 24)) == as_bytes(source).numpy().tobytes()
@@ -102,7 +102,7 @@ def test_what_is_not_rounded_is_copied_as_it_is() -> None:
 def test_a_frame_takes_its_pages_when_it_is_told(touched: bool) -> None:
     """A save's at once, so that none is fresh at the notice; a reading's with the bytes that come."""
     before = resident()
-    frame = Frame(32 * MIB, touched=touched)
+    frame = HostBuffer(32 * MIB, touched=touched)
     assert (resident() - before > 24 * MIB) is touched
     assert bytes(frame.view(0, 8)) == bytes(8)
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoint_prefix
-from spotguard.hooks.save.cancel_scope import Effort
+from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
-from spotguard.hooks.save.plan.throughput import Link
-from spotguard.hooks.save.plan.write_plan import Draft
-from spotguard.hooks.save.upload.buffers import Frame
-from spotguard.hooks.save.upload.writer import Writer
-from spotguard.hooks.state.tensor_item import Leaf, Tier
+from spotguard.hooks.save.plan.throughput import StoreLink
+from spotguard.hooks.save.plan.write_plan import WriteProgress
+from spotguard.hooks.save.upload.buffers import HostBuffer
+from spotguard.hooks.save.upload.writer import ShardWriter
+from spotguard.hooks.state.tensor_item import StateTensor, Tier
 from spotguard.providers.clock import SystemClock
 from tests.fakes.called import CalledStore
 from tests.fakes.clock import Impatient, ManualClock
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.torch
 def test_a_second_look_names_what_changed() -> None:
     """Of the tensors that anybody may change; those that only an optimizer changes are not read twice."""
     mine, other = torch.zeros(5), torch.zeros(5)
-    what = [Leaf("mine", mine, still=True), Leaf("other", other)]
+    what = [StateTensor("mine", mine, still=True), StateTensor("other", other)]
     store = FakeStore()
-    writer, effort = Writer(store, "run"), Effort(SystemClock())
+    writer, effort = ShardWriter(store, "run"), CancelScope(SystemClock())
     written = writer.write(what, NAME, effort)
     assert writer.unchanged(what, written, effort) == ""
     mine.data.fill_(1)
@@ -38,17 +38,20 @@ def test_a_second_look_names_what_changed() -> None:
     assert writer.unchanged(what, written, effort) == "other"
 
 
-def adapted() -> list[Leaf]:
+def adapted() -> list[StateTensor]:
     """A base that nobody trains, and an adapter."""
-    return [Leaf("base", torch.arange(2.0**22), tier=Tier.FROZEN), Leaf("adapter", torch.ones(2**20))]
+    return [
+        StateTensor("base", torch.arange(2.0**22), tier=Tier.FROZEN),
+        StateTensor("adapter", torch.ones(2**20)),
+    ]
 
 
 def test_what_is_as_an_earlier_checkpoint_has_it_is_not_read_again() -> None:
     """Its bytes are those of a boundary; a part of it that moved has all of it looked at a second time."""
-    writer, effort = Writer(FakeStore(), "run"), Effort(SystemClock())
-    what = [*adapted(), Leaf("other", torch.zeros(8), tier=Tier.FROZEN)]
+    writer, effort = ShardWriter(FakeStore(), "run"), CancelScope(SystemClock())
+    what = [*adapted(), StateTensor("other", torch.zeros(8), tier=Tier.FROZEN)]
     base, adapter, other = [leaf.tensor for leaf in what]
-    draft = Draft(outline := writer.outline(what))
+    draft = WriteProgress(outline := writer.outline(what))
     assert writer.write(what, NAME, effort, draft=draft).as_before == frozenset()
     assert writer.second_look(what, outline) == (base.nbytes + other.nbytes + adapter.nbytes) / 1e9
     writer.committed(draft)
@@ -70,13 +73,13 @@ def test_what_is_as_an_earlier_checkpoint_has_it_is_not_read_again() -> None:
 def test_another_shape_elsewhere_is_no_reason_to_put_a_frozen_base_anew(moves: bool) -> None:
     """Unless its objects have another number by now: then it is whole where it is looked for."""
     store = FakeStore()
-    writer, effort = Writer(store, "run"), Effort(SystemClock())
-    base = Leaf("base", torch.arange(OBJECT_BYTES / 4), tier=Tier.FROZEN)
-    draft = Draft(writer.outline(what := [Leaf("cache", torch.zeros(3)), base]))
+    writer, effort = ShardWriter(store, "run"), CancelScope(SystemClock())
+    base = StateTensor("base", torch.arange(OBJECT_BYTES / 4), tier=Tier.FROZEN)
+    draft = WriteProgress(writer.outline(what := [StateTensor("cache", torch.zeros(3)), base]))
     writer.write(what, NAME, effort, draft=draft)
     writer.committed(draft)
-    what[0] = Leaf("cache", torch.zeros(OBJECT_BYTES // 2 if moves else 4))
-    draft = Draft(outline := writer.outline(what))
+    what[0] = StateTensor("cache", torch.zeros(OBJECT_BYTES // 2 if moves else 4))
+    draft = WriteProgress(outline := writer.outline(what))
     written = writer.write(what, name := CheckpointName(1, 6, 1), effort, draft=draft)
     assert draft.spared == (set() if moves else set(outline.indices_of(Tier.FROZEN)))
     for entry in written.objects:
@@ -84,15 +87,15 @@ def test_another_shape_elsewhere_is_no_reason_to_put_a_frozen_base_anew(moves: b
         assert folder is not None
         assert len(store.objects[checkpoint_prefix("run", folder) + entry.name]) == entry.size
     base.tensor[7] = -1.0
-    draft = Draft(outline)
+    draft = WriteProgress(outline)
     writer.write(what, CheckpointName(1, 7, 2), effort, draft=draft)
     assert len(draft.spared) == (0 if moves else len(outline.indices_of(Tier.FROZEN)) - 1)
     writer.close()
 
 
 def test_a_second_look_is_reckoned_by_what_the_last_one_took() -> None:
-    clock, writer = Impatient(), Writer(FakeStore(), "run")
-    effort = Effort(clock)
+    clock, writer = Impatient(), ShardWriter(FakeStore(), "run")
+    effort = CancelScope(clock)
     what = adapted()[:1]
     written = writer.write(what, NAME, effort)
 
@@ -110,22 +113,22 @@ def test_hashing_what_is_not_sent_is_not_the_link_s_time() -> None:
     clock = ManualClock()
     store = CalledStore(FakeStore(), lambda _: clock.advance(1.0))
     store.parallel = 1
-    what = [*adapted(), Leaf("moment", torch.ones(2**20), tier=Tier.MOMENTS)]
-    writer = Writer(store, "run")
+    what = [*adapted(), StateTensor("moment", torch.ones(2**20), tier=Tier.MOMENTS)]
+    writer = ShardWriter(store, "run")
     outline = writer.outline(what)
 
-    def fill(index: int, frame: Frame) -> list[int]:
+    def fill(index: int, frame: HostBuffer) -> list[int]:
         planned = outline.objects[index]
         clock.advance(60.0 if planned.tier is Tier.FROZEN else 0.0)
         frame.write(0, planned.header + bytes(planned.size - len(planned.header)))
         return [zlib.crc32(bytes(piece.end - piece.start)) for piece in planned.pieces]
 
-    draft = Draft(outline)
-    writer.write(what, NAME, Effort(clock), draft=draft, fill=fill)
+    draft = WriteProgress(outline)
+    writer.write(what, NAME, CancelScope(clock), draft=draft, fill=fill)
     writer.committed(draft)
-    writer.link = Link()
-    draft = Draft(outline)
-    writer.write(what, CheckpointName(1, 6, 1), Effort(clock), draft=draft, fill=fill)
+    writer.link = StoreLink()
+    draft = WriteProgress(outline)
+    writer.write(what, CheckpointName(1, 6, 1), CancelScope(clock), draft=draft, fill=fill)
     assert draft.spared == set(outline.indices_of(Tier.FROZEN))
     assert (known := writer.link.rate(clock.monotonic())) is not None
     assert known.expected == pytest.approx(4 * 2**20, rel=0.01)

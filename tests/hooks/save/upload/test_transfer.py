@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
-from spotguard.hooks.save.cancel_scope import Effort
-from spotguard.hooks.save.plan.throughput import Link
-from spotguard.hooks.save.plan.write_plan import Draft, Landed, Outline
-from spotguard.hooks.save.upload.transfer import Flight, Work
-from spotguard.hooks.state.tensor_item import Leaf
+from spotguard.hooks.save.cancel_scope import CancelScope
+from spotguard.hooks.save.plan.throughput import StoreLink
+from spotguard.hooks.save.plan.write_plan import StoredObject, WritePlan, WriteProgress
+from spotguard.hooks.save.upload.transfer import ObjectInFlight, Transfer
+from spotguard.hooks.state.tensor_item import StateTensor
 from tests.fakes.clock import ManualClock
 
 pytestmark = pytest.mark.torch
@@ -18,10 +18,10 @@ pytestmark = pytest.mark.torch
 SIZE = 4000
 
 
-def flight(*, sent: int, moved: float) -> Flight:
+def flight(*, sent: int, moved: float) -> ObjectInFlight:
     """Begun at 10.0."""
-    return Flight(
-        0, memoryview(bytes(SIZE)), 0, Landed([], CheckpointName(1, 5, 1)), 10.0, moved=moved, sent=sent
+    return ObjectInFlight(
+        0, memoryview(bytes(SIZE)), 0, StoredObject([], CheckpointName(1, 5, 1)), 10.0, moved=moved, sent=sent
     )
 
 
@@ -60,17 +60,19 @@ def test_within_a_second_nothing_is_late() -> None:
 def test_small_objects_say_nothing_of_large_ones() -> None:
     """On a slow link one of 32 MiB takes seconds, and lags behind nobody."""
     clock, name = ManualClock(), CheckpointName(1, 5, 1)
-    outline = Outline.of([Leaf(f"t{n}", torch.ones(2**10)) for n in range(8)], 2**12, 0, 1)
-    work = Work(Draft(outline), range(8), name, 1, Effort(clock, 2000.0), None, str, Link())
+    outline = WritePlan.of([StateTensor(f"t{n}", torch.ones(2**10)) for n in range(8)], 2**12, 0, 1)
+    work = Transfer(
+        WriteProgress(outline), range(8), name, 1, CancelScope(clock, 2000.0), None, str, StoreLink()
+    )
 
     def there(index: int, size: int, seconds: float) -> None:
-        flight = work.starts(index, memoryview(bytes(size)), 0, Landed([], name))
+        flight = work.starts(index, memoryview(bytes(size)), 0, StoredObject([], name))
         clock.advance(seconds)
         work.done(flight)
 
     for index in range(4):
         there(index, 100, 0.1)
-    large = work.starts(7, memoryview(bytes(SIZE)), 0, Landed([], name))
+    large = work.starts(7, memoryview(bytes(SIZE)), 0, StoredObject([], name))
     assert work._usual(large) is None
     for index in range(4, 7):
         there(index, SIZE // 2, 2.0)

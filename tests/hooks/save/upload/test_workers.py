@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
-from spotguard.hooks.save.cancel_scope import Abandoned, Effort
+from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
-from spotguard.hooks.save.upload.buffers import Frame
-from spotguard.hooks.save.upload.workers import Crew
-from spotguard.hooks.save.upload.writer import Writer
-from spotguard.hooks.state.tensor_item import Leaf
+from spotguard.hooks.save.upload.buffers import HostBuffer
+from spotguard.hooks.save.upload.workers import WorkerPool
+from spotguard.hooks.save.upload.writer import ShardWriter
+from spotguard.hooks.state.tensor_item import StateTensor
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UnavailableError
 from spotguard.providers.stores.base import BlobStore
@@ -27,20 +27,20 @@ from tests.fakes.watched_store import PATIENCE, WatchedStore
 
 pytestmark = pytest.mark.torch
 
-STATE = [Leaf("a", torch.arange(1000, dtype=torch.float32))]
-BIG = [Leaf(f"t{n}", torch.zeros(OBJECT_BYTES // 4)) for n in range(3)]
+STATE = [StateTensor("a", torch.arange(1000, dtype=torch.float32))]
+BIG = [StateTensor(f"t{n}", torch.zeros(OBJECT_BYTES // 4)) for n in range(3)]
 
 
 @contextmanager
-def writer_of(store: BlobStore) -> Iterator[Writer]:
-    writer = Writer(store, "run")
+def writer_of(store: BlobStore) -> Iterator[ShardWriter]:
+    writer = ShardWriter(store, "run")
     try:
         yield writer
     finally:
         writer.close()
 
 
-def saving(writer: Writer, effort: Effort) -> tuple[list[str], threading.Thread]:
+def saving(writer: ShardWriter, effort: CancelScope) -> tuple[list[str], threading.Thread]:
     """A save on a thread of its own; why it was given up, when it was."""
     ended: list[str] = []
 
@@ -60,7 +60,7 @@ def test_idle_threads_are_gone_when_the_writer_is_closed() -> None:
     putting: set[threading.Thread] = set()
     store = CalledStore(FakeStore(), lambda _: putting.add(threading.current_thread()))
     with writer_of(store) as writer:
-        writer.write(BIG, CheckpointName(1, 5, 0), Effort(SystemClock()))
+        writer.write(BIG, CheckpointName(1, 5, 0), CancelScope(SystemClock()))
         assert any(thread.is_alive() for thread in putting)
     assert not any(thread.is_alive() for thread in putting)
 
@@ -73,7 +73,7 @@ def test_the_threads_of_a_save_are_there_before_it() -> None:
         writer.warm(sum(leaf.tensor.nbytes for leaf in BIG))
         before = set(threading.enumerate())
         for save in range(2):
-            writer.write(BIG, CheckpointName(1, 5, save), Effort(SystemClock()))
+            writer.write(BIG, CheckpointName(1, 5, save), CancelScope(SystemClock()))
         assert putting <= before
         assert all(thread.daemon and thread.name.startswith("spotguard-writer-") for thread in putting)
     for thread in putting:
@@ -87,7 +87,7 @@ def test_a_put_that_hangs_is_left_behind(how: str) -> None:
     store, clock = WatchedStore(), ManualClock()
     with writer_of(store) as writer:
         store.hold(lambda key: "000000005" in key)
-        effort = Effort(clock, clock.monotonic() + 10)
+        effort = CancelScope(clock, clock.monotonic() + 10)
         ended, thread = saving(writer, effort)
         assert store.reached.wait(PATIENCE)
         if how == "deadline":
@@ -98,8 +98,8 @@ def test_a_put_that_hangs_is_left_behind(how: str) -> None:
         assert ended == ["out of time" if how == "deadline" else "a notice came"]
         assert store.objects == {}
         hung = writer._crew.hands[0]
-        other = [Leaf("a", torch.ones(1000))]
-        written = writer.write(other, CheckpointName(1, 6, 1), Effort(SystemClock()))
+        other = [StateTensor("a", torch.ones(1000))]
+        written = writer.write(other, CheckpointName(1, 6, 1), CancelScope(SystemClock()))
         assert hung not in writer._crew.hands
         store.let_go()
         hung.dismiss()
@@ -115,11 +115,11 @@ def test_threads_that_hang_keep_their_memory_from_others() -> None:
     size, most = 2**20, 6
     go, hung = threading.Event(), threading.Barrier(5)
 
-    def hang(frame: Frame) -> None:
+    def hang(frame: HostBuffer) -> None:
         hung.wait(PATIENCE)
         go.wait(PATIENCE)
 
-    made = Crew(most=most * size)
+    made = WorkerPool(most=most * size)
     try:
         behind = made.ready(4, size)
         for hand in behind:
@@ -140,7 +140,7 @@ def test_a_deadline_that_moves_earlier_is_kept_by_who_waits() -> None:
     store, clock = WatchedStore(), ManualClock()
     with writer_of(store) as writer:
         store.hold(lambda key: True)
-        effort = Effort(clock)
+        effort = CancelScope(clock)
         ended, thread = saving(writer, effort)
         assert store.reached.wait(PATIENCE)
         effort.tighten(clock.monotonic())
@@ -157,7 +157,7 @@ def test_what_the_store_said_last_is_kept_when_it_hangs() -> None:
         store.hold(lambda key: bool(store.calls))  # but for the first
         clock = SystemClock()
         with pytest.raises(Abandoned, match="out of time; the store said last: slow down"):
-            writer.write(STATE, CheckpointName(1, 5, 0), Effort(clock, clock.monotonic() + 0.3))
+            writer.write(STATE, CheckpointName(1, 5, 0), CancelScope(clock, clock.monotonic() + 0.3))
         store.let_go()
 
 
@@ -178,9 +178,13 @@ def test_a_plan_stays_as_long_as_names_and_shapes_do() -> None:
         writer.rehearse(STATE)
         planned = writer._outlines._held.get(False)
         assert planned is not None
-        writer.write([Leaf("a", torch.ones(1000))], CheckpointName(1, 5, 0), Effort(SystemClock()))
+        writer.write(
+            [StateTensor("a", torch.ones(1000))], CheckpointName(1, 5, 0), CancelScope(SystemClock())
+        )
         assert writer._outlines._held.get(False) is planned
         for save, other in enumerate((torch.ones(10, 100), torch.ones(1000).half()), 1):
-            written = writer.write([Leaf("a", other)], CheckpointName(1, 5, save), Effort(SystemClock()))
+            written = writer.write(
+                [StateTensor("a", other)], CheckpointName(1, 5, save), CancelScope(SystemClock())
+            )
             assert writer._outlines._held.get(False) is not planned
             assert written.tensors[0].shape == tuple(other.shape)

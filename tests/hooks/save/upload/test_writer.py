@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoint_prefix
-from spotguard.hooks.save.cancel_scope import Abandoned, Effort
+from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
-from spotguard.hooks.save.plan.write_plan import Draft
-from spotguard.hooks.save.upload.writer import Spoiled, Writer
+from spotguard.hooks.save.plan.write_plan import WriteProgress
+from spotguard.hooks.save.upload.writer import ShardWriter, StateChanged
 from spotguard.hooks.state.device import SideStreams
-from spotguard.hooks.state.tensor_item import Leaf, Tier
+from spotguard.hooks.state.tensor_item import StateTensor, Tier
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import DeniedError
 from spotguard.providers.stores.file import FileStore
@@ -42,20 +42,20 @@ def test_a_tensor_larger_than_an_object_is_split(folder: Path) -> None:
 def test_moments_that_wait_for_the_weights_go_by_all_hands_then(deadline: float | None) -> None:
     """Whether anybody is in a hurry or not."""
     store, meeting = WatchedStore(), threading.Barrier(3)
-    each = [Leaf(f"m{n}", torch.ones(2**14), tier=Tier.MOMENTS) for n in range(3)]
+    each = [StateTensor(f"m{n}", torch.ones(2**14), tier=Tier.MOMENTS) for n in range(3)]
 
     def meet(request: Request) -> None:
         if request.key.endswith(("/0001.safetensors", "/0002.safetensors", "/0003.safetensors")):
             meeting.wait(PATIENCE)
 
-    writer = Writer(CalledStore(store, meet), "run")
+    writer = ShardWriter(CalledStore(store, meet), "run")
     writer._width.object_bytes = 2**16
-    leaves = [Leaf("w", torch.ones(2**10)), *each]
-    draft = Draft(writer.outline(leaves), weights_ahead=True)
+    leaves = [StateTensor("w", torch.ones(2**10)), *each]
+    draft = WriteProgress(writer.outline(leaves), weights_ahead=True)
     assert draft.outline.indices_of(Tier.WEIGHTS) == [0]
     assert len(draft.outline.objects) > 3
     store.hold(lambda key: key.endswith("/0000.safetensors"))
-    going = writer.start(leaves, NAME, Effort(SystemClock(), deadline), draft=draft)
+    going = writer.start(leaves, NAME, CancelScope(SystemClock(), deadline), draft=draft)
     assert store.reached.wait(PATIENCE)
     assert store.calls == []
     store.let_go()
@@ -93,13 +93,13 @@ def _offset(label: str) -> int:
 def test_memory_stays_at_its_frames() -> None:
     """Whatever the size of the state: a few frames, reused for one object after the other and for the next save."""
     store = FakeStore()
-    writer = Writer(store, "run")
+    writer = ShardWriter(store, "run")
     what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(6)})
-    writer.write(what, NAME, Effort(SystemClock()))
+    writer.write(what, NAME, CancelScope(SystemClock()))
     frames = [hand.frame for hand in writer._crew.hands]
     assert len(frames) <= store.parallel
     assert sum(frame.size for frame in frames) <= FakeStore().parallel * OBJECT_BYTES < 512 * 2**20
-    writer.write(what, CheckpointName(1, 6, 1), Effort(SystemClock()))
+    writer.write(what, CheckpointName(1, 6, 1), CancelScope(SystemClock()))
     assert [hand.frame for hand in writer._crew.hands] == frames
     writer.close()
 
@@ -109,8 +109,8 @@ def test_the_last_object_written_is_the_last_word() -> None:
     heard: list[tuple[str, int, int]] = []
     store = FakeStore()
     what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(3)})
-    Writer(store, "run").write(
-        what, NAME, Effort(SystemClock()), lambda phase, done, total: heard.append((phase, done, total))
+    ShardWriter(store, "run").write(
+        what, NAME, CancelScope(SystemClock()), lambda phase, done, total: heard.append((phase, done, total))
     )
     phases = [phase for phase, _, _ in heard]
     assert phases[0] == "first-byte"
@@ -122,13 +122,13 @@ def test_the_last_object_written_is_the_last_word() -> None:
 def test_called_off_in_the_middle_it_stops(folder: Path) -> None:
     """No further object is begun; `Abandoned` says why."""
     store = WatchedStore()
-    effort = Effort(SystemClock())
+    effort = CancelScope(SystemClock())
     what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(5)})
     ended: list[str] = []
 
     def save() -> None:
         try:
-            Writer(store, "run").write(what, NAME, effort)
+            ShardWriter(store, "run").write(what, NAME, effort)
         except Abandoned as why:
             ended.append(str(why))
 
@@ -146,7 +146,7 @@ def test_called_off_in_the_middle_it_stops(folder: Path) -> None:
 def test_what_moved_while_it_was_read_is_not_put() -> None:
     """Asked after each object's bytes were read, before they are put."""
     store = FakeStore()
-    with pytest.raises(Spoiled, match="it moved"):
+    with pytest.raises(StateChanged, match="it moved"):
         write(store, leaves(a=torch.zeros(10)), moved=lambda: "it moved")
     assert store.objects == {}
 
@@ -162,7 +162,7 @@ def test_a_look_at_the_state_waits_for_no_kernel_of_training() -> None:
             yield
             log.append("off")
 
-    writer = Writer(FakeStore(), "run")
+    writer = ShardWriter(FakeStore(), "run")
     writer.warm(1)
     for hand in writer._crew.hands:
         hand.frame._streams = Streams()
@@ -172,7 +172,7 @@ def test_a_look_at_the_state_waits_for_no_kernel_of_training() -> None:
         log.append("look")
         return ""
 
-    writer.write(what, NAME, Effort(SystemClock()), moved=moved)
+    writer.write(what, NAME, CancelScope(SystemClock()), moved=moved)
     writer.close()
     assert log == ["on cpu", "look", "off"]
 
@@ -180,11 +180,11 @@ def test_a_look_at_the_state_waits_for_no_kernel_of_training() -> None:
 def test_several_threads_fail_as_one() -> None:
     """The first error comes out, once; the others stop, and wait for the next save."""
     store = FakeStore()
-    writer = Writer(store, "run")
+    writer = ShardWriter(store, "run")
     store.faults = [Fault(n, error=lambda: DeniedError("no")) for n in range(8)]
     what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(4)})
     with pytest.raises(DeniedError, match="no"):
-        writer.write(what, NAME, Effort(SystemClock()))
+        writer.write(what, NAME, CancelScope(SystemClock()))
     assert len(store.calls) <= FakeStore().parallel
     assert all(hand.free for hand in writer._crew.hands)
     writer.close()
@@ -211,9 +211,9 @@ def test_the_store_is_handed_the_crc_of_each_object() -> None:
 def test_how_far_it_is_counts_what_left(folder: Path) -> None:
     """By pieces, not by objects: it never goes back, and ends with all of it."""
     told: list[tuple[str, int, int]] = []
-    writer = Writer(FileStore(folder), "run")
+    writer = ShardWriter(FileStore(folder), "run")
     what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(3)})
-    writer.write(what, NAME, Effort(SystemClock()), lambda *words: told.append(words))
+    writer.write(what, NAME, CancelScope(SystemClock()), lambda *words: told.append(words))
     writer.close()
     assert [told[0][0], told[-1][0]] == ["first-byte", "written"]
     assert len(told) > 6

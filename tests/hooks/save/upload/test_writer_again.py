@@ -9,13 +9,13 @@ import torch
 
 from spotguard.hooks.checkpoint.format.crc import crc32
 from spotguard.hooks.checkpoint.format.keys import checkpoint_prefix
-from spotguard.hooks.save.cancel_scope import Abandoned, Effort, retry
+from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope, retry
 from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
-from spotguard.hooks.save.plan.throughput import Link
-from spotguard.hooks.save.plan.write_plan import Draft, Landed, Written
-from spotguard.hooks.save.upload.buffers import Frame
-from spotguard.hooks.save.upload.transfer import Work
-from spotguard.hooks.save.upload.writer import Writer
+from spotguard.hooks.save.plan.throughput import StoreLink
+from spotguard.hooks.save.plan.write_plan import StoredObject, WriteProgress, WrittenState
+from spotguard.hooks.save.upload.buffers import HostBuffer
+from spotguard.hooks.save.upload.transfer import Transfer
+from spotguard.hooks.save.upload.writer import ShardWriter
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CorruptError, StoreError, UnavailableError
 from spotguard.providers.stores.base import BlobStore
@@ -47,14 +47,14 @@ def test_pauses_grow_and_end_with_the_save() -> None:
         raise UnavailableError("not now")
 
     with pytest.raises(Abandoned, match="out of time; the store said last: not now"):
-        retry(Effort(clock, 6.0), ask)
+        retry(CancelScope(clock, 6.0), ask)
     assert clock.waits == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 0.9]
     assert offered == pytest.approx([6.0, 5.9, 5.7, 5.3, 4.5, 2.9, 0.9])
 
 
 def test_an_answer_takes_the_seconds_of_the_request_that_brought_it() -> None:
     """Not those for which the store was away: the next commit is planned by it."""
-    clock, writer, tries = Impatient(), Writer(FakeStore(), "run"), []
+    clock, writer, tries = Impatient(), ShardWriter(FakeStore(), "run"), []
 
     def ask(left: float | None) -> None:
         tries.append(left)
@@ -62,9 +62,9 @@ def test_an_answer_takes_the_seconds_of_the_request_that_brought_it() -> None:
         if len(tries) < 6:
             raise UnavailableError("away")
 
-    assert writer.ask(ask, Effort(clock)) == 0.25
+    assert writer.ask(ask, CancelScope(clock)) == 0.25
     assert clock.now > 5
-    assert writer.ask(ask, Effort(clock), again=False) == 0.25
+    assert writer.ask(ask, CancelScope(clock), again=False) == 0.25
     writer.close()
 
 
@@ -77,7 +77,7 @@ def test_an_error_that_cannot_heal_ends_at_once() -> None:
         raise StoreError("never")
 
     with pytest.raises(StoreError, match="never"):
-        retry(Effort(ManualClock()), ask)
+        retry(CancelScope(ManualClock()), ask)
     assert calls == [1]
 
 
@@ -101,11 +101,11 @@ def test_a_put_that_lags_is_sent_again() -> None:
     """Near a deadline, by a thread that has nothing else to do: the save is whole though the first one still hangs."""
     store, clock = WatchedStore(), ManualClock()
     lame = Lame(store)
-    writer = Writer(lame, "run")
+    writer = ShardWriter(lame, "run")
     what = leaves(**{f"t{n}": torch.full((OBJECT_BYTES // 4,), float(n)) for n in range(5)})
-    ended: list[Written] = []
+    ended: list[WrittenState] = []
     thread = threading.Thread(
-        target=lambda: ended.append(writer.write(what, NAME, Effort(clock, 2000.0))), name="saving"
+        target=lambda: ended.append(writer.write(what, NAME, CancelScope(clock, 2000.0))), name="saving"
     )
     thread.start()
     store.wait_for(lambda keys: len(keys) >= 5 and not any("0001.safetensors" in key for key in keys))
@@ -124,18 +124,20 @@ def test_a_put_that_lags_is_sent_again() -> None:
 def test_a_frame_that_is_in_use_again_is_not_sent_in_the_place_of_a_late_object() -> None:
     """The first put has come back while the second was copying: what was copied is another object's bytes."""
     store = FakeStore()
-    writer = Writer(store, "run")
+    writer = ShardWriter(store, "run")
     what = leaves(a=torch.ones(4))
     outline = writer.outline(what)
-    work = Work(Draft(outline), [0], NAME, 1, Effort(Impatient(), 2000.0), None, str, Link())
+    work = Transfer(
+        WriteProgress(outline), [0], NAME, 1, CancelScope(Impatient(), 2000.0), None, str, StoreLink()
+    )
     size = outline.nbytes
     reused, right = memoryview(bytes(size)), memoryview(b"x" * size)
-    late = work.starts(0, reused, crc32(right), Landed([0], NAME))
-    writer._send_again(work, Frame(size), late)
+    late = work.starts(0, reused, crc32(right), StoredObject([0], NAME))
+    writer._send_again(work, HostBuffer(size), late)
     assert store.calls == [], "nothing was sent"
     assert not work.draft.landed
     late.data = right
-    writer._send_again(work, Frame(size), late)
+    writer._send_again(work, HostBuffer(size), late)
     assert list(store.objects.values()) == [bytes(right)]
     writer.close()
 
@@ -144,9 +146,11 @@ def test_nobody_sends_twice_without_a_deadline() -> None:
     """A background save has time, and the link is training's too."""
     lame = Lame(FakeStore())
     threading.Timer(0.3, lame.go.set).start()
-    writer = Writer(lame, "run")
+    writer = ShardWriter(lame, "run")
     writer.write(
-        leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(3)}), NAME, Effort(SystemClock())
+        leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(3)}),
+        NAME,
+        CancelScope(SystemClock()),
     )
     writer.close()
     assert lame.puts() == 1

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from spotguard.hooks.checkpoint.format.keys import checkpoint_prefix
-from spotguard.hooks.save.cancel_scope import Abandoned, Effort
-from spotguard.hooks.save.plan.write_plan import ALL, Draft
-from spotguard.hooks.save.upload.writer import Writer
+from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
+from spotguard.hooks.save.plan.write_plan import ALL, WriteProgress
+from spotguard.hooks.save.upload.writer import ShardWriter
 from spotguard.providers.errors import StoreError, ThrottledError, UnavailableError
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import Hurried
@@ -44,10 +44,10 @@ class Away:
         self.below = FakeStore()
         self.below.parallel = parallel
         self.store = CalledStore(self.below, self._before)
-        self.writer = Writer(self.store, "run")
+        self.writer = ShardWriter(self.store, "run")
         self.writer._width.object_bytes = OBJECT
         self.leaves = leaves(**{f"t{n}": torch.full((OBJECT // 8,), float(n)) for n in range(2 * COUNT)})
-        self.draft = Draft(self.writer.outline(self.leaves))
+        self.draft = WriteProgress(self.writer.outline(self.leaves))
         self._at, self._error = at, error
         #: Whether the draft took all for there, at each listing.
         self.had_all: list[bool] = []
@@ -63,9 +63,9 @@ class Away:
     def asked(self, verb: str) -> int:
         return sum(each.verb == verb for each in self.store.requests)
 
-    def save(self, effort: Effort | None = None) -> None:
+    def save(self, effort: CancelScope | None = None) -> None:
         """All that its manifest would name is there, and nothing else."""
-        written = self.writer.write(self.leaves, NAME, effort or Effort(Hurried()), draft=self.draft)
+        written = self.writer.write(self.leaves, NAME, effort or CancelScope(Hurried()), draft=self.draft)
         named = {checkpoint_prefix("run", NAME) + each.name: each.size for each in written.objects}
         assert named == {key: len(data) for key, data in self.below.objects.items()}
 
@@ -135,7 +135,7 @@ def test_an_outage_at_the_last_object_is_seen_to_before_the_end(
 
 def test_what_an_outage_left_in_doubt_is_put_again_by_the_next_part(away: Callable[..., Away]) -> None:
     """The save was called off before anybody could look."""
-    effort = Effort(Hurried())
+    effort = CancelScope(Hurried())
 
     def withdrawn(objects: dict[str, bytes]) -> None:
         objects.clear()

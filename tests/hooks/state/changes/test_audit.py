@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.hooks.state.tensor_item import Leaf
+from spotguard.hooks.state.tensor_item import StateTensor
 from tests.fakes.clock import ManualClock
 
 np = pytest.importorskip("numpy")
@@ -29,7 +29,7 @@ class Audited:
     def __init__(self, *tensors: Any) -> None:
         self.clock = ManualClock()
         self.said: list[str] = []
-        self.leaves = [Leaf(f"model/{i}", tensor) for i, tensor in enumerate(tensors)]
+        self.leaves = [StateTensor(f"model/{i}", tensor) for i, tensor in enumerate(tensors)]
         self.audit = Audit(self.clock.monotonic, self.said.append)
         self.audit.follow(self.leaves, tensors)
 
@@ -243,7 +243,7 @@ def test_a_reference_names_what_differs_in_live_memory_and_in_a_copy() -> None:
     live = [torch.zeros(1000, 8), torch.zeros(3 * MIB)]
     job = Audited(*live)
     reference = job.reference()
-    copies = [Leaf(leaf.name, leaf.tensor.clone()) for leaf in job.leaves]
+    copies = [StateTensor(leaf.name, leaf.tensor.clone()) for leaf in job.leaves]
     assert reference.differs(job.leaves, no_pause) == reference.differs(copies, no_pause) == ""
     live[1].numpy()[-1] = 5
     assert reference.differs(copies, no_pause) == ""

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from spotguard.hooks.control.sigterm import Preempted
-from spotguard.hooks.state.changes.change_detector import Witness
+from spotguard.hooks.state.changes.change_detector import ChangeDetector
 from spotguard.hooks.state.state import State
 from spotguard.testing import preempt
 from tests.fakes.clock import ManualClock
@@ -319,7 +319,7 @@ def test_the_witness_says_what_moved() -> None:
     """Nothing for what stands; a few words for each way to move; and what only others own is not the optimizers'."""
     owned, other = torch.zeros(5), torch.zeros(5)
     alias = owned.detach()
-    witness = Witness([owned], [other], [(owned, alias)])
+    witness = ChangeDetector([owned], [other], [(owned, alias)])
     assert not witness.mark()
     assert witness.broken() == ""
     owned.data[2] = 1
@@ -339,7 +339,7 @@ def test_the_witness_says_what_moved() -> None:
 def test_the_witness_looks_at_every_shape_and_layout(shape: tuple[int, ...]) -> None:
     """Also at views, transposed ones, and none at what holds nothing."""
     base = torch.zeros(shape).mT if len(shape) > 1 else torch.zeros(shape)
-    witness = Witness([base], [], [])
+    witness = ChangeDetector([base], [], [])
     witness.mark()
     assert witness.broken() == ""
     base.data.fill_(1)
@@ -349,7 +349,7 @@ def test_the_witness_looks_at_every_shape_and_layout(shape: tuple[int, ...]) -> 
 def test_a_witness_keeps_what_it_looks_at() -> None:
     """Storage that is dropped by everybody else is still ours to look at."""
     tensors = [torch.rand(1000) for _ in range(100)]
-    witness = Witness(tensors, [], [])
+    witness = ChangeDetector(tensors, [], [])
     witness.mark()
     for tensor in tensors:
         tensor.data = torch.empty(0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spotguard.hooks.state.changes.change_detector import Witness
+from spotguard.hooks.state.changes.change_detector import ChangeDetector
 from spotguard.hooks.state.device import Event
 
 pytestmark = pytest.mark.torch
@@ -40,9 +40,11 @@ class Queue:
 ALWAYS = 2**30
 
 
-def witness(tensors: list[torch.Tensor], queue: Queue, others: list[torch.Tensor] | None = None) -> Witness:
+def witness(
+    tensors: list[torch.Tensor], queue: Queue, others: list[torch.Tensor] | None = None
+) -> ChangeDetector:
     """One whose tensors are all on a device."""
-    return Witness(tensors, others or [], [], readable=lambda tensor: False, record=queue.record)
+    return ChangeDetector(tensors, others or [], [], readable=lambda tensor: False, record=queue.record)
 
 
 def parameters() -> list[torch.Tensor]:
@@ -114,7 +116,7 @@ def test_what_is_nobodys_may_change_at_a_boundary() -> None:
 def test_a_change_on_a_gpu_is_reported() -> None:
     """With CUDA's own events, and beside a tensor on the host."""
     tensors = [torch.zeros(8, device="cuda"), torch.zeros(8)]
-    both = Witness(tensors, [], [])
+    both = ChangeDetector(tensors, [], [])
     both.mark()
     replay(tensors[:1])
     assert both.broken() != ""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.hooks.control.gate import Shut
+from spotguard.hooks.control.gate_rule import Shut
 from spotguard.hooks.guard import Guard
 from spotguard.providers.stores.base import BlobStore
 from spotguard.testing import preempt

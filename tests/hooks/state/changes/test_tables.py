@@ -12,7 +12,7 @@ from torch import nn
 
 from spotguard.hooks.control.sigterm import Preempted
 from spotguard.hooks.ipc import protocol
-from spotguard.hooks.state.changes.change_detector import Tables
+from spotguard.hooks.state.changes.change_detector import ModuleTables
 from spotguard.providers.errors import StateError
 from tests.cases import cases
 from tests.fakes.clock import ManualClock
@@ -307,13 +307,13 @@ def test_parameters_of_a_module_that_nobody_registered_are_refused_as_ever() -> 
 def test_a_module_that_stays_as_it_is_is_listed_once() -> None:
     """Replacing a buffer's tensor, training and evaluating hang nothing in; a scripted module is looked at too."""
     model = Model()
-    tables = Tables(model)
+    tables = ModuleTables(model)
     model.body[1].running_mean = torch.rand(4)
     model.body[0].weight = frozen(4, 4)
     model.eval().double()
     assert tables.same()
     free_buffer(model)
     assert not tables.same()
-    assert Tables(model).same()
-    assert Tables(nn.Identity()).same()
-    assert Tables(torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))).same()
+    assert ModuleTables(model).same()
+    assert ModuleTables(nn.Identity()).same()
+    assert ModuleTables(torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))).same()

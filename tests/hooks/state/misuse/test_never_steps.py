@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
-from spotguard.hooks.save.cancel_scope import Abandoned, Effort
-from spotguard.hooks.save.request import Job
+from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
+from spotguard.hooks.save.request import SaveRequest
 from spotguard.hooks.state.misuse.step_monitor import BETWEEN, NEITHER, NEVER, STOPPED, TOP, StepMonitor
 from spotguard.hooks.state.state import State
 from spotguard.providers.errors import CheckpointError, StateError
@@ -228,7 +228,7 @@ def test_a_notice_says_why_there_was_no_boundary() -> None:
     with watched(pair.values, clock, store) as guard:
         guard.restore()
         pair.turn()
-        late = Job("emergency", Effort(clock, clock.monotonic()))
+        late = SaveRequest("emergency", CancelScope(clock, clock.monotonic()))
         with pytest.raises(Abandoned) as caught:
             guard._saver._still.stand(late, boundary_only=False)
         guard._gate.open()
@@ -241,7 +241,7 @@ def test_a_notice_before_restore_says_so_too() -> None:
     with watched(pair.values, clock, store) as guard:
         unmarked(pair, clock, 20, 2.0)
         with pytest.raises(CheckpointError) as caught:
-            guard._saver._do(Job("emergency", Effort(clock)))
+            guard._saver._do(SaveRequest("emergency", CancelScope(clock)))
     assert str(caught.value) == NEITHER
     assert store.manifests() == []
 

@@ -15,7 +15,7 @@ from torch import nn
 from spotguard.hooks.checkpoint.catalog import find_whole, scan
 from spotguard.hooks.checkpoint.format.manifest import LEVELS
 from spotguard.hooks.control.sigterm import Preempted
-from spotguard.hooks.save.request import Saved
+from spotguard.hooks.save.request import SavedCheckpoint
 from spotguard.testing import preempt
 from tests.fakes.loops import Pair, Wrapper, said, watched
 from tests.fakes.training import PATIENCE, guarded, wait_shut
@@ -120,7 +120,7 @@ def test_it_is_full_again_when_the_registered_one_steps_and_the_other_does_not(
 ) -> None:
     store, job = WatchedStore(), Restarted()
     first, other = job.optimizer, job.made(3e-3)
-    saved: list[Saved] = []
+    saved: list[SavedCheckpoint] = []
     with watched(job.values, store=store) as guard:
         guard.restore()
         for steppers in ([first], [other], [other, first], [], [first], [first], [other]):

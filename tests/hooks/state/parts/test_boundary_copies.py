@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spotguard.hooks.state.parts.boundary_copies import Copies
+from spotguard.hooks.state.parts.boundary_copies import BoundaryCopies
 
 pytestmark = pytest.mark.torch
 
@@ -39,7 +39,7 @@ def shaken(tensors: list[torch.Tensor]) -> None:
 def test_a_copy_is_as_it_was_when_it_was_taken(make: str) -> None:
     """Alone, and between others: made at once, taken again and again, and untouched by what comes later."""
     for tensors in ([MAKES[make]()], [torch.ones(3), MAKES[make](), torch.ones(2, dtype=torch.int8)]):
-        copies = Copies(tensors)
+        copies = BoundaryCopies(tensors)
         for _ in range(3):
             expected = [t.clone() for t in tensors]
             copies.take()
@@ -53,7 +53,7 @@ def test_a_copy_is_as_it_was_when_it_was_taken(make: str) -> None:
 def test_before_the_first_time_they_are_as_they_were_made() -> None:
     """A save that comes before any boundary has something to save."""
     live = torch.ones(3)
-    copies = Copies([live])
+    copies = BoundaryCopies([live])
     live.zero_()
     assert copies.tensors()[0].tolist() == [1, 1, 1]
 
@@ -62,7 +62,7 @@ def test_memory_that_is_given_back_or_moved_stands_no_more() -> None:
     """It must not be read: not by its old address, and not by none."""
     for nbytes in (0, 8, 1 << 20):
         live = [torch.ones(3), torch.ones(1000)]
-        copies = Copies(live)
+        copies = BoundaryCopies(live)
         assert copies.stand()
         live[1].untyped_storage().resize_(nbytes)
         assert not copies.stand()
@@ -71,7 +71,7 @@ def test_memory_that_is_given_back_or_moved_stands_no_more() -> None:
 def test_what_replaces_the_data_is_not_what_is_read() -> None:
     """The block that is read by address stays alive, whoever lets go of it."""
     live = torch.ones(1 << 16)
-    copies = Copies([live])
+    copies = BoundaryCopies([live])
     live.data = torch.zeros(2)
     assert copies.stand()
     copies.take()
@@ -79,7 +79,7 @@ def test_what_replaces_the_data_is_not_what_is_read() -> None:
 
 
 def test_of_nothing_there_are_no_copies() -> None:
-    copies = Copies([])
+    copies = BoundaryCopies([])
     copies.take()
     assert copies.stand()
     assert copies.tensors() == []

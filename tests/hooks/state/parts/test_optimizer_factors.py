@@ -15,9 +15,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 
 from spotguard.hooks.checkpoint.format.coverage import MergedTensor
-from spotguard.hooks.state.collected import Collected
+from spotguard.hooks.state.collected import CollectedState
 from spotguard.hooks.state.state import State
-from spotguard.hooks.state.tensor_item import Leaf
+from spotguard.hooks.state.tensor_item import StateTensor
 from spotguard.providers.errors import CheckpointError, StateError
 from tests.fakes.ranks import rank_of
 from tests.fakes.several import Way, ddp, fsdp, hsdp, tp, tp_fsdp
@@ -158,16 +158,16 @@ def job(
     return state, made, list(model.parameters())
 
 
-def where(leaf: Leaf) -> tuple[Any, ...]:
+def where(leaf: StateTensor) -> tuple[Any, ...]:
     return leaf.offsets, leaf.shape, leaf.tensor.shape
 
 
 @dataclass
 class Saved:
-    ranks: list[Collected]
+    ranks: list[CollectedState]
 
     @property
-    def leaves(self) -> list[Leaf]:
+    def leaves(self) -> list[StateTensor]:
         return [leaf for each in self.ranks for leaf in each.leaves]
 
     @property

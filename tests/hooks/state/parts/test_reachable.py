@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from spotguard.hooks.state.parts import reachable
-from spotguard.hooks.state.parts.reachable import EXEMPT, Saved, unsaved
+from spotguard.hooks.state.parts.reachable import EXEMPT, SavedTensors, unsaved
 from spotguard.hooks.state.parts.values import tensors_in
 from spotguard.providers.errors import SpotguardError, StateError
 from tests.fakes import foreign_optimizers as foreign
@@ -413,7 +413,7 @@ class Holder:
 
 
 def ways(root: object, *saved: torch.Tensor) -> list[str]:
-    return unsaved("o", root, Saved(saved), {id(root)})
+    return unsaved("o", root, SavedTensors(saved), {id(root)})
 
 
 def test_nothing_else_is_taken_for_state() -> None:

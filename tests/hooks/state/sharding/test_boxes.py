@@ -9,7 +9,8 @@ import torch
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
-from spotguard.hooks.state.sharding.boxes import Box, Cut, box
+from spotguard.hooks.checkpoint.format.boxes import Box
+from spotguard.hooks.state.sharding.boxes import MeshCut, box
 from tests.cases import cases
 
 pytestmark = pytest.mark.torch
@@ -39,7 +40,7 @@ def chunk(tensor: torch.Tensor, count: int, index: int, dim: int) -> torch.Tenso
 def test_one_cut_is_a_chunk(shape: tuple[int, int], ranks: int, dim: int) -> None:
     whole = numbered(shape)
     for at in range(ranks):
-        found = box(shape, [ranks], [at], [Cut(dim)])
+        found = box(shape, [ranks], [at], [MeshCut(dim)])
         assert found is not None
         assert torch.equal(part(whole, found), chunk(whole, ranks, at, dim))
 
@@ -51,7 +52,7 @@ def test_cuts_follow_each_other_from_left_to_right(
     shape: tuple[int, int], mesh: tuple[int, int], first: int | None, second: int | None
 ) -> None:
     """Of both, the same dimension twice, and of replicas in between."""
-    cuts = [None if dim is None else Cut(dim) for dim in (first, second)]
+    cuts = [None if dim is None else MeshCut(dim) for dim in (first, second)]
     for coordinate in product(*map(range, mesh)):
         expected = numbered(shape)
         for cut, ranks, at in zip(cuts, mesh, coordinate, strict=True):
@@ -67,7 +68,7 @@ def test_rows_cut_by_tensor_parallel_first_and_then_by_fully_shard(mesh: tuple[i
     4 by 2 it describes wrongly: as no box, or of another size than the shard is. So that shard is refused.)"""
     placements = (_StridedShard(0, split_factor=mesh[1]), Shard(0))
     for rows, data, tensor in product(range(1, 34), range(mesh[0]), range(mesh[1])):
-        found = box((rows, 3), mesh, (data, tensor), [Cut(0, mesh[1]), Cut(0)])
+        found = box((rows, 3), mesh, (data, tensor), [MeshCut(0, mesh[1]), MeshCut(0)])
         if found is None:
             assert rows % (mesh[0] * mesh[1])
             continue
@@ -85,11 +86,11 @@ def test_rows_cut_by_tensor_parallel_first_and_then_by_fully_shard(mesh: tuple[i
 def test_replicas_hold_the_same_box() -> None:
     placements = [Replicate(), Shard(1)]
     for copy, at in product(range(2), range(3)):
-        found = box((4, 7), (2, 3), (copy, at), [None, Cut(1)])
+        found = box((4, 7), (2, 3), (copy, at), [None, MeshCut(1)])
         shape, offsets = _compute_local_shape_and_global_offset((4, 7), (2, 3), [copy, at], placements)
         assert found == Box(tuple(offsets), tuple(shape))
 
 
 def test_rows_from_here_and_there_are_no_box() -> None:
     """A strided cut that nothing before it explains."""
-    assert box((8,), [2], [0], [Cut(0, pieces=2)]) is None
+    assert box((8,), [2], [0], [MeshCut(0, pieces=2)]) is None

@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from spotguard.hooks.state.state import State
-from spotguard.hooks.state.tensor_item import Leaf, Tier
+from spotguard.hooks.state.tensor_item import StateTensor, Tier
 from spotguard.providers.errors import StateError
 from tests.fakes.ranks import rank_of
 from tests.fakes.several import Way, ddp, fsdp, hsdp, mesh_of, tp, tp_fsdp
@@ -44,7 +44,7 @@ def stepped(model: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
-def leaves(make: Way, rank: int, world: int) -> dict[str, Leaf]:
+def leaves(make: Way, rank: int, world: int) -> dict[str, StateTensor]:
     with rank_of(rank, world):
         model = make(Model(), world)
         values = {"model": model, "optimizer": stepped(model)}
@@ -54,7 +54,7 @@ def leaves(make: Way, rank: int, world: int) -> dict[str, Leaf]:
         return {leaf.name: leaf for leaf in state.collect().leaves}
 
 
-def where(leaf: Leaf) -> tuple[Any, ...]:
+def where(leaf: StateTensor) -> tuple[Any, ...]:
     return tuple(leaf.tensor.shape), leaf.offsets, leaf.shape, leaf.holders
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from spotguard.hooks.state.sharding.fingerprint import alone, digests, drifted
 from spotguard.hooks.state.state import State
-from spotguard.hooks.state.tensor_item import Leaf
+from spotguard.hooks.state.tensor_item import StateTensor
 from tests.fakes.ranks import rank_of
 from tests.fakes.several import WAYS, Model
 
@@ -64,17 +64,17 @@ def test_who_has_what_nobody_else_has() -> None:
     assert asked("hsdp", State.alone) == [False] * 4
     assert asked("hsdp", State.alone, Model) == [True] * 4
     assert asked("fsdp", State.alone) == [True] * 4
-    assert not alone([Leaf("empty", torch.empty(0))], 1)
+    assert not alone([StateTensor("empty", torch.empty(0))], 1)
 
 
 def test_replicas_that_drifted_apart_have_names() -> None:
-    def held(*values: float) -> list[Leaf]:
+    def held(*values: float) -> list[StateTensor]:
         return [
-            Leaf("same", torch.ones(3), holders=(0, 1)),
-            Leaf("other", torch.tensor(values), holders=(0, 1)),
-            Leaf("shard", torch.tensor(values), offsets=(4,), shape=(9,), holders=(0, 1)),
-            Leaf("alone", torch.tensor(values)),
-            Leaf("buffer", torch.tensor(values), holders=(0,)),
+            StateTensor("same", torch.ones(3), holders=(0, 1)),
+            StateTensor("other", torch.tensor(values), holders=(0, 1)),
+            StateTensor("shard", torch.tensor(values), offsets=(4,), shape=(9,), holders=(0, 1)),
+            StateTensor("alone", torch.tensor(values)),
+            StateTensor("buffer", torch.tensor(values), holders=(0,)),
         ]
 
     one, other = digests(held(1.0, 2.0), 0), digests(held(1.0, -2.0), 1)
@@ -85,5 +85,5 @@ def test_replicas_that_drifted_apart_have_names() -> None:
 
 def test_a_digest_is_of_the_values_however_they_lie() -> None:
     turned = torch.arange(6.0).reshape(2, 3).mT
-    leaf, straight = (Leaf("it", each, holders=(0, 1)) for each in (turned, turned.contiguous()))
+    leaf, straight = (StateTensor("it", each, holders=(0, 1)) for each in (turned, turned.contiguous()))
     assert digests([leaf], 0) == digests([straight], 0)

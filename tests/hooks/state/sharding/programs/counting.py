@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 import spotguard
-from spotguard.hooks.control.gate import Shut
+from spotguard.hooks.control.gate_rule import Shut
 from spotguard.hooks.guard import Guard
 
 #: Completed steps, of some ranks, when the notice comes; all save the next.

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spotguard.hooks.checkpoint.format.coverage import MergedTensor
 from spotguard.hooks.state.state import State
-from spotguard.hooks.state.tensor_item import Leaf
+from spotguard.hooks.state.tensor_item import StateTensor
 from tests.fakes.several import WAYS, Model, share_of, whole
 from tests.hooks.state.sharding.programs.counting import only_its_own
 
@@ -111,7 +111,7 @@ def full(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.
     return found
 
 
-def bytes_of(leaves: Sequence[Leaf]) -> dict[str, bytes]:
+def bytes_of(leaves: Sequence[StateTensor]) -> dict[str, bytes]:
     return {leaf.name: leaf.tensor.detach().numpy().tobytes() for leaf in leaves}
 
 
@@ -121,7 +121,7 @@ def gathered(value: Any) -> list[Any]:
     return everyone
 
 
-def put_together(leaves: Sequence[Leaf], rank: int) -> dict[str, torch.Tensor]:
+def put_together(leaves: Sequence[StateTensor], rank: int) -> dict[str, torch.Tensor]:
     """Every tensor from the boxes of those who hold it. Two that say they hold the same do."""
     mine = [
         (leaf.name, leaf.tensor.detach().clone(), leaf.offsets, leaf.shape, leaf.holders)
@@ -205,7 +205,7 @@ def mid_forward(way: str, rank: int, model: nn.Module, state: State) -> None:
     assert seen == [("", True)] * 2, f"{way}: {seen}"
 
 
-def fill(into: Mapping[str, Leaf], tensors: Mapping[str, torch.Tensor]) -> None:
+def fill(into: Mapping[str, StateTensor], tensors: Mapping[str, torch.Tensor]) -> None:
     """As the reader does: the box of each tensor."""
     for name, leaf in into.items():
         part = tensors[name]
