@@ -46,7 +46,7 @@ hook.say(Register(os.getpid(), os.environ["SPOTGUARD_RUN_ID"], "train.py", os.en
 hook.hear(Welcome)
 def commit(notice, step=7):
     now = time.monotonic()
-    hook.say(Told(notice.id, now), Progress(notice.id, "first-byte", now, step),
+    hook.say(Delivered(notice.id, now), Progress(notice.id, "first-byte", now, step),
              Committed(notice.id, step, 1000, 0.5, "file:///s/7", now))
 {body}
 """

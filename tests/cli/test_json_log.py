@@ -47,7 +47,7 @@ def drilled(answer):
     asker = FakeHook(path, Role.ANSWERER)
     asker.say(Ask("drill", 60.0))
     notice = hook.hear(Preempt)
-    hook.say(Told(notice.id, time.monotonic()), answer(notice.id))
+    hook.say(Delivered(notice.id, time.monotonic()), answer(notice.id))
     hook.hear(Resume)
     asker.close()
 commit = lambda id: Committed(id, 8, 1000, 0.5, "file:///s/8", time.monotonic())

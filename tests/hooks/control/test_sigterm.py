@@ -71,7 +71,7 @@ def look():
     looks.append(None)
     if len(looks) == {at}:
         signal.raise_signal(signal.SIGCHLD)
-    return signals.Hold.SAVING
+    return signals.SigtermHold.SAVING
 signals.hold_sigterm(look)
 try:
     os.kill(os.getpid(), signal.SIGTERM)

@@ -89,7 +89,7 @@ has("spotguard_expected_slack_seconds" + who + " 88.0")  # of 100 s, 10 in reser
 has("spotguard_checkpoint_step" + who + " 5.0")
 os.kill(os.getppid(), signal.SIGTERM)
 notice = hook.hear(Preempt)
-hook.say(Told(notice.id, time.monotonic()))
+hook.say(Delivered(notice.id, time.monotonic()))
 has("spotguard_notice_left_seconds ")
 has('spotguard_agent_phase{phase="saving"} 1.0')
 has('spotguard_notices_total{kind="signal",severity="terminal",source="SIGTERM"} 1.0')
@@ -147,7 +147,7 @@ for each in hung:
     each.sendall(b"GET /metrics HTTP/1.1\\r\\nHost:")
 os.kill(os.getppid(), signal.SIGTERM)
 notice = hook.hear(Preempt)
-hook.say(Told(notice.id, time.monotonic()), Committed(notice.id, 8, 1000, 0.5, "file:///s/8", time.monotonic()))
+hook.say(Delivered(notice.id, time.monotonic()), Committed(notice.id, 8, 1000, 0.5, "file:///s/8", time.monotonic()))
 sys.exit(hook.hear(Leave).code)
 """
     assert app.run(options, training(body)) == 75
