@@ -21,7 +21,8 @@ from ..providers.notice import NoticeSource
 from . import outcome
 from .config.options import PARENT, Options
 from .core.budget import expected_window
-from .core.machine import Machine, Policy
+from .core.machine import Machine
+from .core.state import Policy
 from .events import Event
 from .ipc.paths import SERVICE_SOCKET, is_socket, path_of
 from .ipc.server import Server

@@ -1,112 +1,113 @@
-"""The first half of the machine: what a notice asks for, and who is told. How it ends is in `machine`.
+"""What a notice asks for, and which sessions it is delivered to.
 
-Pure, as all of it: events and the time come in, actions go out.
+Pure, like all of `core`: events and the time come in, actions go out. How a notice ends is in `shutdown` (a command) and in
+`service`.
 """
 
 from __future__ import annotations
 
 import logging
 import signal
-from dataclasses import replace
 
 from ...hooks.ipc import protocol
 from ...providers.notice import Notice, NoticeKind, Severity
 from ...providers.text import TEXT, clip
-from ..actions import Announce, Publish, Send, SignalGroup, Tell
+from ..actions import Acknowledge, Announce, Publish, Send, SignalGroup, Tell
 from ..events import Asked
 from ..outcome import WITHDRAWN
-from .hearing import Hearing
-from .preemption import Preemption, one_end, same_notice
+from .command import CommandGroup, Restart
+from .notices import NoticeTracker
+from .preemption import Preemption
+from .session import Session, Sessions
+from .state import Turn
 
-#: A hook that lost its socket tries once a second (`hooks.ipc.client.RECONNECT`).
+#: Seconds for a session that lost its socket to come back: it tries once a second (`hooks.ipc.client.RECONNECT`).
 RETURN = 2.0
-#: Nobody knows whether a killed agent had training processes. SIGTERM costs one that is late all that it has not saved.
+#: Seconds for training processes of a killed agent to come back. The agent does not know whether there are any, and SIGTERM
+#: costs one that comes late everything that it has not saved.
 FOUND = 5.0
 
 
-class Delivery(Hearing):
-    """The notices that come, and the words about them."""
+class Delivery:
+    """Owns the active notice. Delivers it, its deadline and its withdrawal to the sessions."""
+
+    def __init__(
+        self, turn: Turn, sessions: Sessions, notices: NoticeTracker, command: CommandGroup, restart: Restart
+    ) -> None:
+        self._turn = turn
+        self._sessions = sessions
+        self._notices = notices
+        self._command = command
+        self._restart = restart
+        #: The notice that is being answered; None: no notice is.
+        self.active: Preemption | None = None
 
     # --- notices ---
 
-    def _seen(self, said: Notice) -> None:
-        """A source shows this. How severe it is decides whether anybody has to go."""
-        p = self.pending
-        if said.severity is Severity.ADVISORY:
-            self._say(self.horizon.advise(said, self._now))
-        elif said.severity is Severity.TERMINAL:
-            self.horizon.gone(said.id)  # what was far off has begun (Azure: `Started`)
-            self._begun(said)
-            self._noticed(said)
-        elif p is not None and not p.rehearsal and p.knows(said):
-            self._noticed(self.horizon.terminal(said, self._now))  # it has become the notice in hand
-        elif not self._had_its_end(said):
-            self._say(self.horizon.expect(said, self._now))
+    def seen(self, notice: Notice) -> None:
+        """A source shows this notice. Its severity decides whether anybody has to go."""
+        p, now, upcoming = self.active, self._turn.now, self._notices.upcoming
+        if notice.severity is Severity.ADVISORY:
+            self._warn(upcoming.advise(notice, now))
+        elif notice.severity is Severity.TERMINAL:
+            self._notices.begun(notice)
+            self.noticed(notice)
+        elif p is not None and not p.rehearsal and p.knows(notice):
+            self.noticed(upcoming.terminal(notice, now))  # it has become the active notice
+        elif not self._notices.had_its_end(notice):
+            self._warn(upcoming.expect(notice, now))
 
-    def _say(self, line: str) -> None:
+    def _warn(self, line: str) -> None:
         if line:
-            self._log(line, logging.WARNING)
+            self._turn.log(line, logging.WARNING)
 
-    def _look_ahead(self) -> None:
-        """What was far off and is near now."""
-        for notice in self.horizon.due(self._now):
-            self._came_due.add(notice.id)
-            self._noticed(notice)
+    def look_ahead(self) -> None:
+        """Answer the notices that were far off and are near now."""
+        for notice in self._notices.due(self._turn.now):
+            self.noticed(notice)
 
-    def _ask_for_a_checkpoint(self) -> None:
-        """Beside training, where something far off or a mere warning wants one. It waits until a notice or a drill is over."""
-        if self.pending is not None:
+    def ask_for_checkpoint(self) -> None:
+        """Ask for a checkpoint beside training if a far-off deadline or a warning calls for one, and no notice is active."""
+        if self.active is not None:
             return
-        wish = self.horizon.wish(self._now, anybody=any(s.checkpoints for s in self.sessions.values()))
+        open_sessions = self._sessions.open.values()
+        wish = self._notices.upcoming.wish(self._turn.now, anybody=any(s.checkpoints for s in open_sessions))
         if wish is not None:
-            self._log(f"asking for a checkpoint beside training: {wish.reason}")
-            for session in self.sessions.values():
-                self._checkpoint(session, wish.reason, going=wish.going)
+            self._turn.log(f"asking for a checkpoint beside training: {wish.reason}")
+            for session in open_sessions:
+                self.checkpoint(session, wish.reason, going=wish.going)
 
-    def _begun(self, said: Notice) -> None:
-        """What was told of its planned time, and outlived, begins now: that is a notice of its own, once."""
-        if said.id in self._came_due:
-            self._came_due.remove(said.id)
-            known = self._settled.get(said.id)
-            if known is not None and not same_notice(replace(known, id=""), said):
-                del self._settled[said.id]
+    def checkpoint(self, session: Session, reason: str, *, going: bool) -> None:
+        """Ask one session for a checkpoint beside training."""
+        if session.checkpoints and not session.left:
+            self._turn.do(Send(session.number, protocol.CheckpointNow(reason, going)))
 
-    def _had_its_end(self, notice: Notice) -> bool:
-        return any(same_notice(notice, known) or one_end(notice, known) for known in self._settled.values())
-
-    def _noticed(self, said: Notice) -> None:
-        """A notice that ends the machine, or the command."""
-        notice = self._as_trusted(said)
-        if self._had_its_end(notice):
+    def noticed(self, shown: Notice) -> None:
+        """Answer a notice that ends the machine, or the command."""
+        notice = self._notices.as_trusted(shown)
+        if self._notices.had_its_end(notice):
             return
         if notice.kind is NoticeKind.UNKNOWN:
-            self._log(
+            self._turn.log(
                 f"{notice.source} says what this spotguard does not know ({clip(notice.detail, TEXT)}): taken as the end "
                 "of this machine",
                 logging.ERROR,
             )
-        p = self.pending
+        p = self.active
         if p is not None and p.rehearsal:
-            self._rehearsed(p, "broken off: a real notice came")
+            self.rehearsed(p, "broken off: a real notice came")
             p = None
         if p is not None and p.published and not p.knows(notice):
-            self._forget(p)
+            self.forget(p)
             p = None
-        if self.policy.command and not self._running:
-            self._noticed_too_late(notice, said)
+        if self._turn.policy.command and not self._command.running:
+            self._noticed_too_late(notice, shown)
         elif p is None:
-            self._start(Preemption(notice, self._now, self.policy.reserve))
+            self.start(Preemption(notice, self._turn.now, self._turn.policy.reserve))
         else:
             self._another(p, notice)
-        if self.pending is not None:
-            self.pending.hear_cloud(said)
-
-    def _as_trusted(self, notice: Notice) -> Notice:
-        """With the window that the user counts on: shorter than the cloud's word, never longer."""
-        window = self.policy.window
-        if window is None or window >= notice.window or notice.kind is NoticeKind.SIGNAL:
-            return notice
-        return replace(notice, window=window, deadline=min(notice.deadline, notice.seen_at + window))
+        if self.active is not None:
+            self.active.hear_cloud(shown)
 
     def _another(self, p: Preemption, notice: Notice) -> None:
         if p.knows(notice):
@@ -115,50 +116,60 @@ class Delivery(Hearing):
             taken_over = p.stays
             p.join(notice)
             if taken_over:
-                p.take_over(notice, self._now)
-            self._log(f"another notice: {notice.kind} from {notice.source}", logging.WARNING)
+                p.take_over(notice, self._turn.now)
+            self._turn.log(f"another notice: {notice.kind} from {notice.source}", logging.WARNING)
             self._announce(p, notice)
-            for session in self.sessions.values():  # a drill of one user has become a notice for all
-                if p.takes(session) and session.number not in p.parts:
-                    self._do(Send(session.number, p.tell(session, self._now)))
-        if p.bring_forward(notice, self._now):
-            self._log(f"the deadline moved earlier: {p.deadline - self._now:.1f} s left", logging.WARNING)
+            self.deliver_to_newcomers(p)  # a drill of one user has become a notice for all
+        if p.bring_forward(notice, self._turn.now):
+            left = p.deadline - self._turn.now
+            self._turn.log(f"the deadline moved earlier: {left:.1f} s left", logging.WARNING)
             for number, part in p.parts.items():
                 if part.open and not part.done:
-                    self._do(Send(number, p.tell_again(part, self._now)))
+                    self._turn.do(Send(number, p.tell_again(part, self._turn.now)))
 
-    def _noticed_too_late(self, notice: Notice, said: Notice) -> None:
-        """The command has ended already: nothing is there to be saved, and no relaunch before this one is over."""
-        if self.pending is not None:
-            self._another(self.pending, notice)
+    def deliver_to_newcomers(self, p: Preemption) -> None:
+        """Deliver the notice to sessions that it concerns and that do not have it."""
+        for session in self._sessions.open.values():
+            if p.takes(session) and session.number not in p.parts:
+                self.deliver(p, session)
+
+    def deliver(self, p: Preemption, session: Session) -> None:
+        """Deliver the notice to one session."""
+        self._turn.do(Send(session.number, p.tell(session, self._turn.now)))
+
+    def _noticed_too_late(self, notice: Notice, shown: Notice) -> None:
+        """The command has ended already: nothing is left to be saved, and nothing starts before this notice is over."""
+        if self.active is not None:
+            self._another(self.active, notice)
             return
-        self._settled[notice.id] = notice
-        if self.outlive_at is not None:
-            self._again = ""
-            self._outlived.add(notice.id)
-            self.outlive_at = max(self.outlive_at, said.deadline + self._patience)
-        p = Preemption(notice, self._now, self.policy.reserve)
-        self._do(Publish(p.outcome("nothing was running", None, None)))
+        self._notices.settle([notice])
+        self._restart.prolong(notice.id, shown.deadline)
+        p = Preemption(notice, self._turn.now, self._turn.policy.reserve)
+        self._turn.do(Publish(p.outcome("nothing was running", None, None)))
 
-    def _start(self, p: Preemption) -> None:
-        self.pending = p
-        told = [s for s in self.sessions.values() if p.takes(s)]
-        if self.policy.command and not p.rehearsal:
-            # A command that somebody stopped (Ctrl-Z) can neither save nor obey a TERM.
-            self._do(SignalGroup(signal.SIGCONT))
-        for session in told:
-            self._do(Send(session.number, p.tell(session, self._now)))
-        # After the words to them: nothing may come before those.
-        self._log(f"{self._first_words(p)}, telling {len(told)} training process(es)", logging.WARNING)
+    def start(self, p: Preemption) -> None:
+        """Make this the active notice, and deliver it."""
+        self.active = p
+        now, command = self._turn.now, self._turn.policy.command
+        concerned = [session for session in self._sessions.open.values() if p.takes(session)]
+        if command and not p.rehearsal:
+            # A command that a person stopped (Ctrl-Z) can neither save nor obey a TERM.
+            self._turn.do(SignalGroup(signal.SIGCONT))
+        for session in concerned:
+            self.deliver(p, session)
+        # After the notice itself: nothing may come before that.
+        self._turn.log(
+            f"{self._first_line(p)}, telling {len(concerned)} training process(es)", logging.WARNING
+        )
         if (missing := self._missing(p)) and not p.rehearsal:
-            p.return_by = min(self._now + (FOUND if p.of_orphan else RETURN), (self._now + p.limit) / 2)
-            self._log(f"{missing} without a socket: {p.return_by - self._now:.1f} s to come back")
-        elif not told:
-            self._signal(p, "nobody is registered")
-        if not p.rehearsal and not p.stays and self._is_everybodys(p):
+            p.return_by = min(now + (FOUND if p.of_orphan else RETURN), (now + p.limit) / 2)
+            self._turn.log(f"{missing} without a socket: {p.return_by - now:.1f} s to come back")
+        elif not concerned:
+            self.signal(p, "nobody is registered")
+        if not p.rehearsal and not p.stays and self.is_everybodys(p):
             self._announce(p, p.notice)
 
-    def _first_words(self, p: Preemption) -> str:
+    def _first_line(self, p: Preemption) -> str:
         notice, left = p.notice, f"{p.left_at_first:.1f} s left"
         if p.of_orphan:
             return f"{notice.detail}: training there saves and ends before the command is started"
@@ -167,118 +178,144 @@ class Delivery(Hearing):
                 f"another machine of this job was noticed: {notice.detail} from {notice.source}, {left} there"
             )
         # A window that is (nearly) over is tried all the same (`preemption.LAST_TRY`), but it is not said to be longer.
-        if p.left_at_first < p.deadline - self._now:
-            left += f", {p.deadline - self._now:.1f} s tried all the same"
+        until_deadline = p.deadline - self._turn.now
+        if p.left_at_first < until_deadline:
+            left += f", {until_deadline:.1f} s tried all the same"
         return f"{notice.kind} notice from {notice.source}: {left}, {p.reserve:.1f} s in reserve"
 
-    def _is_everybodys(self, p: Preemption) -> bool:
-        """Whether this concerns all that the agent serves: on a shared service, one user's drill does not."""
-        return self.policy.command or p.uid is None
+    def is_everybodys(self, p: Preemption) -> bool:
+        """Whether the notice concerns all that the agent serves. On a shared service one user's drill does not."""
+        return self._turn.policy.command or p.uid is None
 
     def _announce(self, p: Preemption, notice: Notice) -> None:
-        """To the operator's own command: after the words to those who save."""
-        self._do(Announce(notice, p.deadline - self._now, p.limit))
+        """Start the operator's `--on-notice` command, after the sessions have the notice."""
+        self._turn.do(Announce(notice, p.deadline - self._turn.now, p.limit))
 
     def _missing(self, p: Preemption) -> str:
-        """How many live, had registered, and cannot be told now; "" for none."""
-        pid = self.command.pid if self.command is not None else 0
-        if p.of_orphan and all(part.session.pid != pid for part in p.parts.values()):
+        """For the log: how many live, had registered, and have no socket now. "" for none."""
+        if p.of_orphan and all(part.session.pid != self._command.pid for part in p.parts.values()):
             return "its training processes are"  # as many as had registered with the agent before this one
-        missing = sum(p.takes(s) and not s.left for s in self.lost.values())
+        missing = sum(p.takes(session) and not session.left for session in self._sessions.lost.values())
         return f"{missing} more" if missing else ""
 
-    def _signal(self, p: Preemption, why: str) -> None:
-        """For a command that is not, or no more, guarded from inside: its own handler, and the rest of the window."""
-        if not self.policy.command or self.policy.signal is None or p.signalled:
+    def signal(self, p: Preemption, why: str) -> None:
+        """Send the signal of `--signal` to a command that is not, or no more, guarded from inside. It has the rest of the
+        window."""
+        signum = self._turn.policy.signal
+        if not self._turn.policy.command or signum is None or p.signalled:
             return
         p.signalled = True
-        name = signal.Signals(self.policy.signal).name
-        self._log(f"{why}: {name} to the command, which has the rest of the window")
-        self._signal_group(self.policy.signal)
+        name = signal.Signals(signum).name
+        self._turn.log(f"{why}: {name} to the command, which has the rest of the window")
+        self._command.signal(signum)
 
-    def _signal_group(self, signum: int) -> None:
-        """Ask the command's group to end."""
-        if self.command is not None:
-            self.command.told = True
-        self._do(SignalGroup(signum))
-
-    def _await_return(self, p: Preemption) -> None:
-        """Whoever lost its socket just before the notice is back, is gone, or has had its time."""
-        if p.return_by is None or (self._missing(p) and self._now < p.return_by):
+    def await_return(self, p: Preemption) -> None:
+        """Go on without sessions that lost their socket just before the notice, once all are back, gone, or late."""
+        if p.return_by is None or (self._missing(p) and self._turn.now < p.return_by):
             return
         p.return_by = None
-        if not p.parts and self._running:
-            self._signal(p, "nobody is registered")
+        if not p.parts and self._command.running:
+            self.signal(p, "nobody is registered")
 
-    def _gone(self, notice_id: str) -> None:
-        if (far := self.horizon.gone(notice_id)) is not None:
-            self._log(f"{far.kind} from {far.source} was withdrawn: it stands no longer", logging.WARNING)
-        self._settled.pop(notice_id, None)  # shown again, it counts again
-        self._came_due.discard(notice_id)
-        if self.outlive_at is not None and notice_id in self._outlived:
-            self._outlived.remove(notice_id)
-            if not self._outlived:
-                self._log("the notice was withdrawn after the command had ended")
-                self.outlive_at = self._now
-        p = self.pending
+    # --- the end of a notice ---
+
+    def withdrawn(self, notice_id: str) -> None:
+        """No source shows this notice any more."""
+        if (far := self._notices.withdrawn(notice_id)) is not None:
+            self._turn.log(
+                f"{far.kind} from {far.source} was withdrawn: it stands no longer", logging.WARNING
+            )
+        if self._restart.withdrawn(notice_id, self._turn.now):
+            self._turn.log("the notice was withdrawn after the command had ended")
+        p = self.active
         if p is None or p.standing.pop(notice_id, None) is None or p.standing:
             return
-        if p.ending or (self.policy.command and not self._running):
+        if p.ending or (self._turn.policy.command and not self._command.running):
             p.withdrawn = True
             return
-        self._log("the notice was withdrawn: training goes on", logging.WARNING)
-        if p.signalled and self.command is not None:
-            self.command.leave_by = p.limit
-        self._release(p, WITHDRAWN)
+        self._turn.log("the notice was withdrawn: training goes on", logging.WARNING)
+        if p.signalled and self._command.current is not None:
+            self._command.current.leave_by = p.limit
+        self.release(p, WITHDRAWN)
 
-    def _release(self, p: Preemption, ended: str) -> None:
-        """Everybody who was not told to leave goes on training."""
+    def release(self, p: Preemption, ended: str) -> None:
+        """Let every session go on training that was not told to leave."""
         for number, part in p.parts.items():
             if part.open and not part.leave_sent:
-                self._do(Send(number, protocol.Withdrawn(part.told_as)))
+                self._turn.do(Send(number, protocol.Withdrawn(part.told_as)))
         if not p.published:
-            self._do(Publish(p.outcome(ended, None, None)))
-        self.pending = None
+            self._turn.do(Publish(p.outcome(ended, None, None)))
+        self.active = None
+
+    def forget(self, p: Preemption) -> None:
+        """This notice had its end: seen again, it changes nothing."""
+        self._notices.settle(p.standing.values())
+        self.active = None
+
+    def publish(self, p: Preemption, ended: str, returncode: int | None, code: int | None) -> None:
+        """Write the record of this notice, and let its cloud begin if everything is committed."""
+        outcome = p.outcome(ended, returncode, code)
+        p.published = True
+        self._turn.do(Publish(outcome))
+        if self._turn.policy.acknowledge and outcome.committed is not None and self._are_all_known(p):
+            self._turn.do(*(Acknowledge(id) for id in p.standing))
+        if p.asker is not None:
+            self._turn.do(Tell(p.asker, {"outcome": outcome.summary()}, True))
+
+    def _are_all_known(self, p: Preemption) -> bool:
+        """Whether the participants are everybody whose work the machine's end can cost, as far as the agent can know."""
+        return not (p.rehearsal or self._sessions.watching or self._sessions.lost.keys() - p.parts.keys())
 
     # --- drills ---
 
-    def _asked(self, event: Asked) -> None:
-        why = self._no_drill(event)
-        if why:
-            self._do(Tell(event.session, {"error": why}, True))
+    def asked(self, event: Asked) -> None:
+        """A person asks for a drill."""
+        if why := self._no_drill(event):
+            self._turn.do(Tell(event.session, {"error": why}, True))
             return
+        now = self._turn.now
         notice = Notice(
             # Unique for ever: a training process outlives an agent, and must not take this for an old drill.
-            id=f"drill-{self._now:.6f}",
+            id=f"drill-{now:.6f}",
             kind=NoticeKind.DRILL,
             source="spotguard drill",
-            deadline=self._now + event.window,
-            seen_at=self._now,
+            deadline=now + event.window,
+            seen_at=now,
             window=event.window,
         )
         uid = None if event.uid == 0 else event.uid
-        p = Preemption(notice, self._now, self.policy.reserve, rehearsal=not event.preempt, uid=uid)
+        p = Preemption(notice, now, self._turn.policy.reserve, rehearsal=not event.preempt, uid=uid)
         p.asker = event.session
-        self._start(p)
+        self.start(p)
 
     def _no_drill(self, event: Asked) -> str:
-        if self.pending is not None or self.outlive_at is not None or self._stopping:
+        """Why no drill can be had now; "" if it can."""
+        signum, sessions = self._turn.policy.signal, self._sessions.open
+        if self.active is not None or self._restart.at is not None or self._turn.stopping:
             return "a notice is being handled now: a drill would disturb it"
-        if any(event.uid in (0, s.uid) for s in self.sessions.values()):
+        if any(event.uid in (0, session.uid) for session in sessions.values()):
             return ""
-        if not self._running or self.policy.signal is None or self.sessions:
+        if not self._command.running or signum is None or sessions:
             return "no training process is registered here: nothing would be saved"
         if event.preempt:
             return ""
-        name = signal.Signals(self.policy.signal).name
+        name = signal.Signals(signum).name
         return (
             f"no training process is registered here; if the command saves by itself at {name}, rehearse that with "
             "spotguard drill --preempt, which ends it"
         )
 
-    def _rehearsed(self, p: Preemption, ended: str) -> None:
+    def rehearsed(self, p: Preemption, ended: str) -> None:
+        """End a drill: every session goes on training."""
         for number, part in p.parts.items():
             if part.open:
-                self._do(Send(number, protocol.Resume(p.id)))
-        self._publish(p, ended, None, None)
-        self.pending = None
+                self._turn.do(Send(number, protocol.Resume(p.id)))
+        self.publish(p, ended, None, None)
+        self.active = None
+
+    def advance_rehearsal(self, p: Preemption) -> None:
+        """End a drill that everybody has answered, or whose time is over."""
+        if p.all_done:
+            self.rehearsed(p, "training goes on")
+        elif self._turn.now >= p.limit:
+            self.rehearsed(p, "out of time; training goes on")

@@ -1,7 +1,8 @@
 """The pure machine: what happens goes in with the time, what is to be done comes out. No I/O, no clock.
 
-Two ways to be used, one machine. `spotguard run` guards one command: it ends it when everybody has committed, or
-at the reserve. `spotguard agent` serves the processes of many users: it tells, and never kills.
+`spotguard run` guards one command, and ends it when everybody has committed, or at the reserve. `spotguard agent` serves the
+processes of many users; it delivers notices, and never ends a process. `COMMAND` and `SERVICE` at the end of this file say
+what each event does in each state.
 
 The order that must hold, whatever happens (law 11): first the notice to the sessions, then their commits, then
 the end of the command. TERM goes out early in one case only: when nobody is registered who could save otherwise.
@@ -11,11 +12,13 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from types import NoneType
 from typing import Any
 
 from ...providers.notice import NoticeKind
-from ..actions import Action, Launch, Publish, Rest, SignalGroup
+from ...providers.text import span
+from ..actions import Action, Finish, Launch, Publish, Rest, SignalGroup
 from ..events import (
     PASSED_ON,
     Asked,
@@ -31,23 +34,27 @@ from ..events import (
     Signalled,
     Watching,
 )
-from ..outcome import BY_ITSELF, SIGNALLED
-from .hearing import OUTLIVED, Command, Policy
-from .peers import REJOIN
-from .preemption import Preemption
-from .service import MachineService
+from .answers import Answers
+from .command import OUTLIVED, Command, CommandGroup, Restart
+from .delivery import Delivery
+from .notices import NoticeTracker, Upcoming
+from .peers import LauncherNotices, Peers
+from .preemption import EndState, Preemption
+from .service import Service, sigterm
+from .session import Session, Sessions
+from .shutdown import Shutdown
+from .state import MachineState, Policy, Turn
 
-__all__ = ["Machine", "Policy"]
-
-#: A second SIGTERM or a SIGINT ends the command at once: so many seconds later it is killed.
+#: Seconds after a second SIGTERM, or a SIGINT, at which the command is killed.
 FORCE_GRACE = 5.0
-#: SIGTERMs of so many seconds are one: at a preemption and at a time limit Slurm sends it twice in a row (slurmd's
+#: SIGTERMs within this many seconds are one: at a preemption and at a time limit Slurm sends it twice in a row (slurmd's
 #: `_rpc_timelimit`, and `_rpc_terminate_job` behind it: seen), and nobody who means haste is that fast.
 ONE_TERM = 2.0
-#: The kernel tells of the command's end before the last words of its sessions are read from their sockets.
+#: Seconds after the command's end in which the last messages of its sessions may still be read from their sockets.
 LINGER = 0.5
-
-#: A notice that was seen so soon after the launch stood there before it: a first look takes a second, or a time-out or two.
+#: Seconds between a command that ended before its peers were there, and its next start.
+PAUSE = 1.0
+#: A notice seen within this many seconds of the launch was there before it: a first poll takes a second, or a time-out or two.
 FIRST_LOOK = 10.0
 #: A command that a person ended at the terminal did not crash.
 BY_HAND = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
@@ -57,218 +64,353 @@ BEYOND_US = 78
 OF_A_PERSON = frozenset({NoticeKind.SIGNAL, NoticeKind.DRILL, NoticeKind.ORPHAN})
 
 
-class Machine(MachineService):
-    """The agent's decisions. One thread feeds it; nothing else changes what it knows."""
+class Machine:
+    """The agent's decisions. One thread feeds it; nothing else changes what it knows.
+
+    Args:
+        policy: the options that decide how a notice ends.
+
+    Example:
+        >>> machine = Machine(Policy())
+        >>> machine.begin(now=0.0)
+        [Launch(moves=())]
+    """
 
     def __init__(self, policy: Policy) -> None:
-        super().__init__(policy)
+        self.policy = policy
         self.restarts = 0
-        self._force_at: float | None = None
+        self.finished = False
+        self._turn = Turn(policy)
+        self._sessions = Sessions()
+        self._notices = NoticeTracker(policy.window)
+        self._launchers = LauncherNotices()
+        self._command = CommandGroup(self._turn, self._sessions)
+        self._restart = Restart()
+        self._delivery = Delivery(self._turn, self._sessions, self._notices, self._command, self._restart)
+        self._peers = Peers(self._turn, self._sessions, self._command, self._delivery)
+        self._answers = Answers(
+            self._turn,
+            self._sessions,
+            self._notices,
+            self._command,
+            self._delivery,
+            self._peers,
+            self._launchers,
+        )
+        self._shutdown = Shutdown(self._turn, self._command, self._delivery)
+        self._service = Service(self._turn, self._sessions, self._delivery)
+        #: SIGTERMs to `spotguard run` that count.
+        self._terms = 0
         #: Until then a SIGTERM is still the first one.
         self._first_term_until = 0.0
-        self._on: dict[type[Any], Callable[[Any], None]] = {
-            NoticeSeen: lambda e: self._seen(e.notice),
-            NoticeGone: lambda e: self._gone(e.id),
-            Opened: self._opened,
-            Heard: self._heard,
-            Closed: self._closed,
-            Asked: self._asked,
-            Launched: self._launched,
-            GroupSeen: self._group_seen,
-            Signalled: lambda e: self._signalled(e.signum, e.going_down),
-            CommandEnded: self._ended,
-            Watching: self._watched,
-        }
+        #: When SIGKILL follows a forced end.
+        self._force_at: float | None = None
 
     # --- the ways in ---
 
     def begin(self, now: float, orphan: int | None = None) -> list[Action]:
-        """The first actions: the command is launched.
+        """Return the first actions: the command is launched.
 
         Args:
-            orphan: the command of an agent that was killed; 0 if only other processes of it are left. It ends before, with
+            orphan: pid of the command of an agent that was killed; 0 if only other processes of it are left. It ends first, with
                 its newest state saved: two that train under one run id would each restore the other's checkpoints.
         """
-        self._now = now
+        self._turn.now = now
         if orphan is not None:
-            self._inherit(orphan)
+            self._shutdown.inherit(orphan)
         elif self.policy.command:
-            self._do(Launch())
-        actions, self._actions = self._actions, []
-        return actions
+            self._turn.do(Launch())
+        return self._turn.take()
 
     def handle(self, event: Event | None, now: float) -> list[Action]:
-        """What to do now that this happened; with None, now that `next_wake` has come."""
+        """Return what to do now that this has happened; with None, now that `next_wake` has come."""
         if self.finished:
             return []
-        self._now = now
-        if event is not None and (handler := self._on.get(type(event))) is not None:
-            handler(event)
+        self._turn.now = now
+        if event is not None:
+            self._step(event)
         if not self.finished:
-            self._settle()
-        actions, self._actions = self._actions, []
-        return actions
+            self._delivery.look_ahead()
+            self._turn.do(*map(Publish, self._launchers.over(self._sessions.open.values(), now)))
+            self._step(None)
+        return self._turn.take()
+
+    def _step(self, event: Event | None) -> None:
+        """Do what the table says."""
+        table = COMMAND if self.policy.command else SERVICE
+        if (handler := table[self.state].get(type(event))) is not None:
+            handler(self, event)
+
+    # --- what others may ask ---
 
     @property
-    def next_wake(self) -> float | None:
-        """Monotonic seconds at which `handle(None, now)` is due, though nothing happens."""
+    def sessions(self) -> Mapping[int, Session]:
+        """Registered training processes, by number."""
+        return self._sessions.open
+
+    @property
+    def preemption(self) -> Preemption | None:
+        """The notice that is being answered."""
+        return self._delivery.active
+
+    @property
+    def upcoming(self) -> Upcoming:
+        """Notices that are far off, and warnings."""
+        return self._notices.upcoming
+
+    @property
+    def command(self) -> Command | None:
+        """The current start of the command."""
+        return self._command.current
+
+    @property
+    def state(self) -> MachineState:
+        """Where the machine stands."""
+        p, command = self._delivery.active, self._command.current
         if self.finished:
-            return None
-        p, times = self.pending, [self.outlive_at, self._force_at, *self.horizon.wakes]
-        if p is not None and p.rehearsal:
-            times.append(p.limit)
-        elif p is not None and not self.policy.command:
-            times.append(p.return_by)
-            times.append(p.machine_deadline + OUTLIVED if p.published else p.deadline)
-        elif p is not None and self._running and not p.killed:
-            times += [p.limit, p.term_at, p.again_at, p.return_by]
-        elif p is not None and self.command is not None and not self._running:
-            times += [self.command.ended_at + LINGER, p.return_by, p.limit]
-        times += self.launchers.wakes
-        if self.command is not None and not self._running:
-            times.append(self.command.look_at)
-            times += [self.command.ended_at + LINGER] if self.launchers else []
-        return min((t for t in times if t is not None and t > self._now), default=None)
-
-    @property
-    def doomed(self) -> bool:
-        """Whether a notice is pending that every training process is told of."""
-        # A call of one run says nothing to the others of this machine. Nor does one user's drill.
-        p = self.pending
-        return p is not None and not p.rehearsal and p.runs is None and self._is_everybodys(p)
+            return MachineState.FINISHED
+        if self._restart.at is not None:
+            return MachineState.WAITING
+        if command is not None and command.returncode is not None:
+            return MachineState.CLEARING
+        if p is None:
+            return MachineState.ENDING if self._turn.stopping else MachineState.WATCHING
+        if p.rehearsal:
+            return MachineState.REHEARSING
+        if p.published and not self.policy.command:
+            return MachineState.SERVED
+        return MachineState.ENDING if p.ending else MachineState.SAVING
 
     @property
     def phase(self) -> str:
         """For `status`: "watching", "saving", "ending", "outliving", "waiting" or "rejoining"."""
-        if self._again:
-            return "rejoining"
-        if self.outlive_at is not None:
+        if self._restart.at is not None:
+            if self._restart.reason:
+                return "rejoining"
             return "outliving" if self.policy.outlive else "waiting"
-        if self.pending is None:
-            return "ending" if self._stopping else "watching"
-        return "ending" if self.pending.ending or self.pending.published else "saving"
+        p = self._delivery.active
+        if p is None:
+            return "ending" if self._turn.stopping else "watching"
+        return "ending" if p.ending or p.published else "saving"
 
-    # --- spotguard's own signals ---
+    @property
+    def doomed(self) -> bool:
+        """Whether a notice is active that every training process gets."""
+        # A peer's preemption concerns one run, and one user's drill that user.
+        p = self._delivery.active
+        return p is not None and not p.rehearsal and p.runs is None and self._delivery.is_everybodys(p)
 
-    def _signalled(self, signum: int, going_down: bool) -> None:
-        if not self.policy.command:
-            if signum in (signal.SIGTERM, signal.SIGINT):
-                self._serve_no_more(signum, going_down)
-        elif not self._running and self.outlive_at is not None:
-            if signum == signal.SIGTERM:
-                self._finish(self.policy.exit_code)
-            elif signum in BY_HAND:  # 75 would have a shell's loop go on
-                self._finish(128 + signum)
-        elif signum in PASSED_ON:
-            self._do(SignalGroup(signum))
-        elif signum == signal.SIGTERM and self._now < self._first_term_until:
-            self._log("SIGTERM was sent again within a moment: it is taken for one", logging.DEBUG)
-        elif signum == signal.SIGINT or self._terms:
-            self._stop(signum)
-        elif signum == signal.SIGTERM:
-            self._terms += 1
-            self._first_term_until = self._now + ONE_TERM
-            self._noticed(self._sigterm())
+    @property
+    def next_wake(self) -> float | None:
+        """Monotonic seconds at which `handle(None, now)` is due although nothing happens."""
+        if self.finished:
+            return None
+        return min((at for at in self._wakes() if at is not None and at > self._turn.now), default=None)
 
-    def _stop(self, signum: int) -> None:
-        """End at once: somebody asked twice, or pressed Ctrl-C."""
-        if self._stopping:
-            self._log("asked again to end: SIGKILL to the command", logging.WARNING)
-            self._kill()
-            self._force_at = None
-            return
-        self._stopping = True
-        self._force_at = self._now + FORCE_GRACE
-        name = signal.Signals(signum).name
-        self._log(f"{name}: ending the command at once, SIGKILL in {FORCE_GRACE:.0f} s", logging.WARNING)
-        if self.pending is not None and not self.pending.rehearsal:
-            self.pending.ending = f"ended at once by {name}"
-            self.pending.term_at = self.pending.again_at = None
-            self.pending.end_all()
-        self._signal_group(signum)
+    def _wakes(self) -> Iterator[float | None]:
+        p, command, running = self._delivery.active, self._command.current, self._command.running
+        yield from (self._restart.at, self._force_at, *self._notices.upcoming.wakes, *self._launchers.wakes)
+        if p is not None and p.rehearsal:
+            yield p.limit
+        elif p is not None and not self.policy.command:
+            yield p.return_by
+            yield p.machine_deadline + OUTLIVED if p.published else p.deadline
+        elif p is not None and running and p.end_state is not EndState.KILLED:
+            yield from (p.limit, p.term_at, p.again_at, p.return_by)
+        elif p is not None and command is not None and not running:
+            yield from (command.ended_at + LINGER, p.return_by, p.limit)
+        if command is not None and not running:
+            yield command.look_at
+            if self._launchers:
+                yield command.ended_at + LINGER
 
-    def _kill(self) -> None:
-        """Whoever asked it to end has waited long enough."""
-        if self.pending is not None and not self.pending.rehearsal:
-            self.pending.then("killed")
-        self._kill_all()
+    # --- events ---
 
-    # --- the command ---
+    def _seen(self, event: NoticeSeen) -> None:
+        self._delivery.seen(event.notice)
+
+    def _gone(self, event: NoticeGone) -> None:
+        self._delivery.withdrawn(event.id)
+
+    def _opened(self, event: Opened) -> None:
+        self._answers.opened(event)
+
+    def _heard(self, event: Heard) -> None:
+        self._answers.heard(event)
+
+    def _closed(self, event: Closed) -> None:
+        self._answers.closed(event)
+
+    def _asked(self, event: Asked) -> None:
+        self._delivery.asked(event)
+
+    def _watched(self, event: Watching) -> None:
+        self._sessions.watching.add(event.session)
 
     def _launched(self, event: Launched) -> None:
-        self.command = Command(event.pid, since=self._now)
-        if self._stopping:  # the signal came while there was nothing to send it to
-            self._signal_group(signal.SIGTERM)
+        self._command.current = Command(event.pid, since=self._turn.now)
+        if self._turn.stopping:  # the signal came while there was nothing to send it to
+            self._command.signal(signal.SIGTERM)
 
     def _ended(self, event: CommandEnded) -> None:
-        command = self.command
-        if command is not None and command.pid == event.pid and command.returncode is None:
-            command.returncode, command.ended_at = event.returncode, self._now
+        self._command.ended(event)
 
-    def _settle(self) -> None:
-        """Whatever is due now, by the clock or because everybody has answered."""
-        self._look_ahead()
-        self._do(*map(Publish, self.launchers.over(self.sessions.values(), self._now)))
-        if self.pending is not None and self.pending.rehearsal:
-            self._settle_rehearsal(self.pending)
-        elif self.pending is not None:
-            self._await_return(self.pending)
-        self._ask_for_a_checkpoint()
-        if not self.policy.command:
-            if self.pending is not None:
-                self._serve(self.pending)
-            if self._terms and not self._somebody_saves():
-                self._end_service()
-        elif self._running:
-            if self._force_at is not None and self._now >= self._force_at:
-                self._force_at = None
-                self._log("the command did not end: SIGKILL", logging.WARNING)
-                self._kill()
-            if self.pending is not None and not self.pending.rehearsal:
-                self._towards_the_end(self.pending)
-        elif self.command is not None:
-            self._after(self.command)
-        if self.outlive_at is None or self._now < self.outlive_at:
+    def _group_seen(self, event: GroupSeen) -> None:
+        self._command.group_seen(event)
+
+    def _signal_to_service(self, event: Signalled) -> None:
+        if event.signum in (signal.SIGTERM, signal.SIGINT) and self._service.signalled(
+            event.signum, going_down=event.going_down
+        ):
+            self._service.stop()
+            self._finish(0)
+
+    def _signal_between_starts(self, event: Signalled) -> None:
+        if event.signum == signal.SIGTERM:
+            self._finish(self.policy.exit_code)
+        elif event.signum in BY_HAND:  # 75 would have a shell's loop go on
+            self._finish(128 + event.signum)
+
+    def _signal_to_run(self, event: Signalled) -> None:
+        signum = event.signum
+        if signum in PASSED_ON:
+            self._turn.do(SignalGroup(signum))
+        elif signum == signal.SIGTERM and self._turn.now < self._first_term_until:
+            self._turn.log("SIGTERM was sent again within a moment: it is taken for one", logging.DEBUG)
+        elif signum == signal.SIGINT or self._terms:
+            self._force(signum)
+        elif signum == signal.SIGTERM:
+            self._terms += 1
+            self._first_term_until = self._turn.now + ONE_TERM
+            self._delivery.noticed(sigterm(self._turn))
+
+    def _force(self, signum: int) -> None:
+        """End the command at once: a person asked twice, or pressed Ctrl-C."""
+        if self._turn.stopping:
+            self._turn.log("asked again to end: SIGKILL to the command", logging.WARNING)
+            self._kill()
             return
-        if self._again:
-            self._relaunch(self._again)
+        self._turn.stopping = True
+        self._force_at = self._turn.now + FORCE_GRACE
+        name = signal.Signals(signum).name
+        self._turn.log(f"{name}: ending the command at once, SIGKILL in {FORCE_GRACE:.0f} s", logging.WARNING)
+        p = self._delivery.active
+        if p is not None and not p.rehearsal:
+            p.end(EndState.TERMINATING, f"ended at once by {name}")
+            p.term_at = p.again_at = None
+            p.end_all()
+        self._command.signal(signum)
+
+    def _kill(self) -> None:
+        """Kill a command that was asked to end and has had its time."""
+        self._force_at = None
+        p = self._delivery.active
+        if p is not None and not p.rehearsal:
+            p.then("killed")
+        self._command.kill_all()
+
+    # --- what is due, by the clock or because everybody has answered ---
+
+    def _watch(self, _: None = None) -> None:
+        self._delivery.ask_for_checkpoint()
+
+    def _watch_command(self, _: None) -> None:
+        self._watch()
+        self._kill_if_forced()
+
+    def _rehearse(self, _: None = None) -> None:
+        if (p := self._delivery.active) is not None:
+            self._delivery.advance_rehearsal(p)
+        self._watch()
+
+    def _rehearse_with_command(self, _: None) -> None:
+        self._rehearse()
+        self._kill_if_forced()
+
+    def _save_with_command(self, _: None) -> None:
+        if (p := self._delivery.active) is not None:
+            self._delivery.await_return(p)
+        self._watch()
+        self._kill_if_forced()
+        if p is not None and self._command.running:
+            self._shutdown.advance(p)
+
+    def _kill_if_forced(self) -> None:
+        if self._command.running and self._force_at is not None and self._turn.now >= self._force_at:
+            self._turn.log("the command did not end: SIGKILL", logging.WARNING)
+            self._kill()
+
+    def _serve(self, _: None) -> None:
+        if (p := self._delivery.active) is not None:
+            self._delivery.await_return(p)
+            self._service.advance(p)
+        self._end_service_if_over()
+
+    def _rehearse_service(self, _: None) -> None:
+        self._rehearse()
+        self._end_service_if_over()
+
+    def _watch_service(self, _: None) -> None:
+        self._watch()
+        self._end_service_if_over()
+
+    def _end_service_if_over(self) -> None:
+        if self._service.over:
+            self._service.stop()
+            self._finish(0)
+
+    def _clear(self, _: None) -> None:
+        """The command has ended."""
+        p, command = self._delivery.active, self._command.current
+        if p is not None and p.rehearsal:
+            self._delivery.advance_rehearsal(p)
+        elif p is not None:
+            self._delivery.await_return(p)
+        self._watch()
+        if command is not None and not (self._launchers and self._turn.now < command.ended_at + LINGER):
+            self._turn.do(*map(Publish, self._launchers.end()))
+            self._conclude(command)
+        self._end_wait()
+
+    def _wait(self, _: None) -> None:
+        self._watch()
+        self._end_wait()
+
+    def _end_wait(self) -> None:
+        """Start the command again, or exit, if the wait for that is over."""
+        if self.finished or self._restart.at is None or self._turn.now < self._restart.at:
+            return
+        if self._restart.reason:
+            self._relaunch(self._restart.reason)
         elif self.policy.outlive:
             self._relaunch("this machine is still here")
         else:
             self._finish(self.policy.exit_code)
 
-    def _settle_rehearsal(self, p: Preemption) -> None:
-        if p.all_done:
-            self._rehearsed(p, "training goes on")
-        elif self._now >= p.limit:
-            self._rehearsed(p, "out of time; training goes on")
+    # --- what comes after the command ---
 
-    def _after(self, command: Command) -> None:
-        if self.launchers and self._now < command.ended_at + LINGER:
-            return  # last words of its ranks
-        self._do(*map(Publish, self.launchers.end()))
-        p = self.pending
+    def _conclude(self, command: Command) -> None:
+        p = self._delivery.active
         if p is not None and p.rehearsal:
-            self._rehearsed(p, "the command ended")
+            self._delivery.rehearsed(p, "the command ended")
             p = None
         if p is None:
-            self._after_all(command)
+            self._after_end(command)
         elif not self._still_talking(p, command) and self._nothing_left(p, command):
-            self._conclude(p, command)
+            self._after_notice(p, command)
 
     def _still_talking(self, p: Preemption, command: Command) -> bool:
-        """Whether last words are on their way, or a process that the launcher left behind still saves."""
-        for (
-            part
-        ) in p.parts.values():  # a socket closes in mid-exit, before its process can be seen to be gone
+        """Whether last messages are on their way, or a process that the launcher left behind still saves."""
+        for part in p.parts.values():
+            # A socket closes in mid-exit, before its process can be seen to be gone.
             part.dead = part.dead or (part.closed and part.session.pid == command.pid)
-        if self._now < command.ended_at + LINGER:
+        if self._turn.now < command.ended_at + LINGER:
             if any(part.open for part in p.parts.values()):
                 return True
         else:
             for part in p.parts.values():
                 part.dead = part.dead or part.session.pid == command.pid
-        if p.killed or self._stopping or self._now >= p.limit:
+        if p.end_state is EndState.KILLED or self._turn.stopping or self._turn.now >= p.limit:
             return False
         if p.return_by is not None:
             return True
@@ -276,39 +418,39 @@ class Machine(MachineService):
 
     def _nothing_left(self, p: Preemption, command: Command) -> bool:
         """Whether what comes next would find the machine clear; not asked of a command that was simply done."""
-        if p.killed or (self._stopping and self._force_at is None):
+        if p.end_state is EndState.KILLED or (self._turn.stopping and self._force_at is None):
             return True
         if command.returncode == 0 and not (p.signalled or p.ending or p.of_orphan):
             if any(not part.done for part in p.parts.values()):
-                self._kill_all()  # the launcher is gone, what it left behind is out of time
+                self._command.kill_all()  # the launcher is gone, what it left behind is out of time
             return True
-        self._saves_are_over(p)
-        return self._cleared(command, p.limit if self._force_at is None else min(p.limit, self._force_at))
+        self._shutdown.saves_are_over(p)
+        limit = p.limit if self._force_at is None else min(p.limit, self._force_at)
+        return self._shutdown.cleared(command, limit)
 
-    def _conclude(self, p: Preemption, command: Command) -> None:
-        """The command is gone after a notice: the outcome, and what comes next."""
+    def _after_notice(self, p: Preemption, command: Command) -> None:
+        """The command is gone after a notice: publish the outcome, and decide what comes next."""
         returncode = None if p.of_orphan else command.returncode
-        ended = p.ending or (SIGNALLED if p.signalled else BY_ITSELF)
-        asked = p.signalled or bool(p.ending)
+        asked = p.signalled or p.ending
         code = 0 if returncode == 0 and not asked else self.policy.exit_code
-        if code != 0 and p.stays and not self._stopping:
+        if code != 0 and p.stays and not self._turn.stopping:
             if p.parts or p.signalled or not p.of_orphan:  # else nothing was there to be ended
-                self._publish(p, ended, returncode, None)
-            self._forget(p)
+                self._delivery.publish(p, p.ended, returncode, None)
+            self._delivery.forget(p)
             self._start_here(p)
             return
-        outlive = code != 0 and self.policy.outlive and not self._stopping
+        outlive = code != 0 and self.policy.outlive and not self._turn.stopping
         outlive = outlive and (p.withdrawn or (p.machine_goes and not self._terms))
-        self._publish(p, ended, returncode, None if outlive else code)
-        self._forget(p)
+        self._delivery.publish(p, p.ended, returncode, None if outlive else code)
+        self._delivery.forget(p)
         if outlive and p.withdrawn:
             self._relaunch("the notice was withdrawn")
         elif outlive:
             self._wait_out(p, OUTLIVED)
         elif code != 0 and self._began_in_vain(p, command):
             self._wait_out(p, 0.0)
-            self._log(
-                f"the notice came before anything was trained: waiting {p.machine_deadline - self._now:.1f} s, until its "
+            self._turn.log(
+                f"the notice came before anything was trained: waiting {p.machine_deadline - self._turn.now:.1f} s, until its "
                 f"deadline, before exit code {code}, or a restart would find it again at once. SIGTERM or Ctrl-C: exit now",
                 logging.WARNING,
             )
@@ -316,63 +458,121 @@ class Machine(MachineService):
             self._finish(code, p.limit)
 
     def _start_here(self, p: Preemption) -> None:
-        """This machine stays: the job is started again at once, and that is no crash."""
+        """This machine stays: the job starts again at once, and that is no crash."""
         if p.of_orphan:
             self._relaunch("no training of the spotguard run that was killed is left")
             return
-        self._rejoin_until = self._now + REJOIN
+        self._peers.rejoin()
         self._relaunch("another machine of the job was noticed, this one stays")
 
     def _began_in_vain(self, p: Preemption, command: Command) -> bool:
         """Whether this machine was going away before anything was trained on it: whoever starts it again here at once (a
         shell's loop, systemd) would do so over and over until the machine is gone."""
-        if self._stopping or self._terms or all(n.kind in OF_A_PERSON for n in p.standing.values()):
+        if self._turn.stopping or self._terms or all(n.kind in OF_A_PERSON for n in p.standing.values()):
             return False
         seen = p.notice.seen_at
         return seen <= command.since + FIRST_LOOK and all(q.session.since >= seen for q in p.parts.values())
 
     def _wait_out(self, p: Preemption, patience: float) -> None:
-        self.command = None
-        self._patience = patience
-        self.outlive_at = p.machine_deadline + patience
-        self._outlived = set(p.standing)
-        self._do(Rest())
+        self._command.current = None
+        self._restart.wait(p.machine_deadline + patience, patience, notices=p.standing)
+        self._turn.do(Rest())
 
-    def _after_all(self, command: Command) -> None:
-        """The command is gone, and no notice stands."""
-        left = self._left_alive() or self._orphaned(command)
-        if self._force_at is not None and left and not self._cleared(command, self._force_at):
-            return  # somebody asked it to end at once: its workers too
+    def _after_end(self, command: Command) -> None:
+        """The command is gone, and no notice is active."""
+        left = self._command.left_alive() or self._command.orphaned(command)
+        if self._force_at is not None and left and not self._shutdown.cleared(command, self._force_at):
+            return  # a person asked it to end at once: its workers too
         returncode = command.returncode if command.returncode is not None else 0
         code = returncode if returncode >= 0 else 128 - returncode
+        by_hand = self._turn.stopping or code - 128 in BY_HAND
         if command.leave_by is not None and command.ended_at <= command.leave_by and code != 0:
-            if self.policy.outlive and not self._stopping:
+            if self.policy.outlive and not self._turn.stopping:
                 self._relaunch("the notice was withdrawn")
             else:
                 self._over(command, self.policy.exit_code)
-        elif code != 0 and not self._by_hand(code) and self._is_alone(command):
-            self._look_again(code)
-        elif (
-            code not in (0, BEYOND_US)
-            and not self._by_hand(code)
-            and self.restarts < self.policy.max_restarts
-        ):
+        elif code != 0 and not by_hand and (seconds := self._peers.seconds_to_rejoin(command)):
+            self._try_again(code, seconds)
+        elif code not in (0, BEYOND_US) and not by_hand and self.restarts < self.policy.max_restarts:
             self.restarts += 1
             self._relaunch(f"it crashed with {code}, restart {self.restarts} of {self.policy.max_restarts}")
         else:
             self._over(command, code)
 
+    def _try_again(self, code: int, seconds: float) -> None:
+        self._turn.log(
+            f"the command ended with {code} before a training process had registered: the job's other machines may not be "
+            f"there yet, so it is started again in {PAUSE:.0f} s, and for {span(seconds)} more",
+            logging.WARNING,
+        )
+        self._command.current = None
+        patience = OUTLIVED if self.policy.outlive else 0.0
+        self._restart.wait(
+            self._turn.now + PAUSE, patience, reason="the job's other machines may be there now"
+        )
+        self._turn.do(Rest())
+
     def _over(self, command: Command, code: int) -> None:
-        if code == 0 or self._stopping or self._swept(command):
+        if code == 0 or self._turn.stopping or self._shutdown.swept(command):
             self._finish(code)
 
-    def _by_hand(self, code: int) -> bool:
-        return self._stopping or code - 128 in BY_HAND
-
     def _relaunch(self, why: str) -> None:
-        self._log(f"starting the command again: {why}", logging.WARNING)
-        self._kill_all()  # whatever is there still holds the run id
-        self.outlive_at, self.command, self._again = None, None, ""
-        self._outlived = set()
-        self._do(Launch(tuple(self._moves.values())))
-        self._moves.clear()
+        self._turn.log(f"starting the command again: {why}", logging.WARNING)
+        self._command.kill_all()  # whatever is there still holds the run id
+        self._command.current = None
+        self._restart.over()
+        self._turn.do(Launch(self._peers.take_moves()))
+
+    def _finish(self, code: int, until: float = 0.0) -> None:
+        self._turn.do(*map(Publish, self._launchers.end()))
+        self.finished = True
+        self._turn.do(Finish(code, 0.0 if self._turn.stopping else until))
+
+
+_Handler = Callable[[Machine, Any], None]
+
+#: What does the same in every state.
+_ALWAYS: dict[type[Any], _Handler] = {
+    NoticeSeen: Machine._seen,
+    NoticeGone: Machine._gone,
+    Opened: Machine._opened,
+    Heard: Machine._heard,
+    Closed: Machine._closed,
+    Asked: Machine._asked,
+    Watching: Machine._watched,
+    Launched: Machine._launched,
+    CommandEnded: Machine._ended,
+    GroupSeen: Machine._group_seen,
+}
+
+#: `spotguard run`: by state and event; NoneType: the time has come for what is due.
+COMMAND: dict[MachineState, dict[type[Any], _Handler]] = {
+    MachineState.WATCHING: {**_ALWAYS, Signalled: Machine._signal_to_run, NoneType: Machine._watch_command},
+    MachineState.REHEARSING: {
+        **_ALWAYS,
+        Signalled: Machine._signal_to_run,
+        NoneType: Machine._rehearse_with_command,
+    },
+    MachineState.SAVING: {**_ALWAYS, Signalled: Machine._signal_to_run, NoneType: Machine._save_with_command},
+    MachineState.ENDING: {**_ALWAYS, Signalled: Machine._signal_to_run, NoneType: Machine._save_with_command},
+    MachineState.CLEARING: {**_ALWAYS, Signalled: Machine._signal_to_run, NoneType: Machine._clear},
+    MachineState.WAITING: {**_ALWAYS, Signalled: Machine._signal_between_starts, NoneType: Machine._wait},
+    MachineState.FINISHED: {},
+}
+
+#: `spotguard agent`: as above.
+SERVICE: dict[MachineState, dict[type[Any], _Handler]] = {
+    MachineState.WATCHING: {
+        **_ALWAYS,
+        Signalled: Machine._signal_to_service,
+        NoneType: Machine._watch_service,
+    },
+    MachineState.REHEARSING: {
+        **_ALWAYS,
+        Signalled: Machine._signal_to_service,
+        NoneType: Machine._rehearse_service,
+    },
+    MachineState.SAVING: {**_ALWAYS, Signalled: Machine._signal_to_service, NoneType: Machine._serve},
+    MachineState.SERVED: {**_ALWAYS, Signalled: Machine._signal_to_service, NoneType: Machine._serve},
+    MachineState.FINISHED: {},
+}

@@ -1,25 +1,25 @@
-"""Another machine of the job was noticed: its ranks go, and those here save with them, end, and start again without them.
+"""Notices that do not come from this machine's sources: of the job's other machines, and of a launcher.
 
-What a training process heard of the other rank becomes a notice of a kind of its own. No deadline stands behind it,
-for this machine stays: who saves here may go on after the other machine is gone. As soon as this machine is noticed
-too, its own notice is the one in hand.
+Another machine of the job was noticed: its ranks go. The ranks here save with them, end, and start again without them. This machine
+stays, so no deadline stands behind such a notice. If this machine is noticed too, its own notice becomes the active one.
 
-Pure, as all of it: events and the time come in, actions go out.
+Pure, like all of `core`: events and the time come in, actions go out.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 from ...hooks.ipc import protocol
 from ...providers.notice import Notice, NoticeKind
-from ...providers.text import NAME, TEXT, clip, span
-from ..actions import Rest, Send
-from ..events import Heard
+from ...providers.text import NAME, TEXT, clip
+from ..outcome import Outcome
+from .command import Command, CommandGroup
 from .delivery import Delivery
-from .hearing import OUTLIVED, Command, Policy
 from .preemption import Preemption
-from .session import Session
+from .session import Session, Sessions
+from .state import Turn
 
 #: Seconds from the call to the end of a save that never comes to one: longer than any other machine's warning, and than
 #: what its state takes on a slow link.
@@ -32,103 +32,105 @@ REJOIN = 1800.0
 PAUSE = 1.0
 #: Withdrawn calls that are remembered.
 _KEPT = 64
+#: Seconds in which all ranks of a launcher have told of its SIGTERM: one calls the others within milliseconds.
+TOLD = 2.0
+#: Seconds behind the deadline at which who has not answered is waited for no longer.
+LATE = 1.0
+#: How such a notice ends.
+ENDED = "the launcher ends its ranks"
+
+#: Whose ranks: the user and the run; and the notice's id, which is equal in other runs.
+_Key = tuple[tuple[int, str], str]
 
 
-class Peers(Delivery):
-    """The calls of the job's other machines."""
+class Peers:
+    """Preemptions of the job's other machines, as the sessions here report them."""
 
-    def __init__(self, policy: Policy) -> None:
-        super().__init__(policy)
-        #: Calls that were withdrawn, and the sessions that have said so.
+    def __init__(self, turn: Turn, sessions: Sessions, command: CommandGroup, delivery: Delivery) -> None:
+        self._turn = turn
+        self._sessions = sessions
+        self._command = command
+        self._delivery = delivery
+        #: By call that was withdrawn: the sessions that have said so.
         self._void: dict[str, set[int]] = {}
         #: By call: the names of the machine that goes, and where those that stay meet instead.
         self._moves: dict[str, tuple[frozenset[str], str]] = {}
+        #: Monotonic seconds until which a command that ends before anybody registers starts again without charge.
+        self._rejoin_until = 0.0
 
-    def _heard(self, event: Heard) -> None:
-        session = self.sessions.get(event.session)
-        if session is not None and isinstance(event.message, protocol.PeerPreempted):
-            self._called(session, event.message)
-        elif session is not None and isinstance(event.message, protocol.PeerCancelled):
-            self._uncalled(session, event.message.id)
-        else:
-            super()._heard(event)
-
-    def _called(self, session: Session, said: protocol.PeerPreempted) -> None:
-        if self._stopping or (self.policy.command and not self._running and self.pending is None):
+    def preempted(self, session: Session, call: protocol.PeerPreempted) -> None:
+        """A session reports that another machine of its job goes."""
+        command, p = self._turn.policy.command, self._delivery.active
+        if self._turn.stopping or (command and not self._command.running and p is None):
             return
-        if self._is_late(session, said.id):
+        if self._is_late(session, call.id):
             return
-        if said.gone and said.meet and not said.drill and self.policy.command:
-            self._moves[said.id] = (frozenset(said.gone.lower().split()), clip(said.meet, NAME))
-        p = self.pending
-        if p is not None and p.rehearsal and not said.drill:
-            self._rehearsed(p, "broken off: another machine of the job was noticed")
+        if call.gone and call.meet and not call.drill and command:
+            self._moves[call.id] = (frozenset(call.gone.lower().split()), clip(call.meet, NAME))
+        if p is not None and p.rehearsal and not call.drill:
+            self._delivery.rehearsed(p, "broken off: another machine of the job was noticed")
             p = None
         if p is None:
-            self._begin_call(session, said)
-        elif p.rehearsal or not said.drill:
-            self._another_call(p, session, said)
+            self._begin(session, call)
+        elif p.rehearsal or not call.drill:
+            self._join(p, session, call)
 
     def _is_late(self, session: Session, id: str) -> bool:
-        """Whether others have withdrawn this call, and this one has yet to hear of that. Who had withdrawn it itself calls
-        anew."""
+        """Whether other sessions have withdrawn this call, and this one has yet to hear of that. A session that has withdrawn
+        it itself calls anew."""
         if session.number in (void := self._void.get(id, set())):
             del self._void[id]
             return False
         return bool(void)
 
-    def _begin_call(self, session: Session, said: protocol.PeerPreempted) -> None:
-        p = Preemption(
-            _notice(session, said, self._now),
-            self._now,
-            self.policy.reserve,
-            rehearsal=said.drill,
-            name=clip(said.id, TEXT),
-        )
-        p.left_at_first = max(0.0, said.seconds_left)
-        if not self.policy.command:
+    def _begin(self, session: Session, call: protocol.PeerPreempted) -> None:
+        now, policy = self._turn.now, self._turn.policy
+        notice = _notice(session, call, now)
+        p = Preemption(notice, now, policy.reserve, rehearsal=call.drill, name=clip(call.id, TEXT))
+        p.left_at_first = max(0.0, call.seconds_left)
+        if not policy.command:
             p.runs = {session.run}  # other jobs of this machine have nothing to do with it
-        self._start(p)
+        self._delivery.start(p)
 
-    def _another_call(self, p: Preemption, session: Session, said: protocol.PeerPreempted) -> None:
+    def _join(self, p: Preemption, session: Session, call: protocol.PeerPreempted) -> None:
         """The same call from another rank of the job, or one of another machine or another job."""
-        notice = _notice(session, said, self._now)
+        notice = _notice(session, call, self._turn.now)
         if notice.id not in p.standing and not p.published:
-            p.join(notice, clip(said.id, TEXT))
-            self._log(f"another machine of the job was noticed: {notice.detail} from {notice.source}")
+            p.join(notice, clip(call.id, TEXT))
+            self._turn.log(f"another machine of the job was noticed: {notice.detail} from {notice.source}")
         if p.runs is not None and session.run not in p.runs:
             p.runs.add(session.run)
-            for other in self.sessions.values():
-                if p.takes(other) and other.number not in p.parts:
-                    self._do(Send(other.number, p.tell(other, self._now)))
+            self._delivery.deliver_to_newcomers(p)
 
-    def _uncalled(self, session: Session, id: str) -> None:
+    def cancelled(self, session: Session, id: str) -> None:
+        """A session reports that a call is void."""
         self._void.setdefault(id, set()).add(session.number)
         self._moves.pop(id, None)
         if len(self._void) > _KEPT:
             del self._void[next(iter(self._void))]
-        p = self.pending
+        p = self._delivery.active
         if p is not None and p.rehearsal and _key(id) in p.standing:
-            self._rehearsed(p, "called off; training goes on")
+            self._delivery.rehearsed(p, "called off; training goes on")
         elif p is not None and _key(id) in p.standing:
-            self._log("the other machine's notice was withdrawn", logging.WARNING)
-            self._gone(_key(id))
+            self._turn.log("the other machine's notice was withdrawn", logging.WARNING)
+            self._delivery.withdrawn(_key(id))
 
-    def _is_alone(self, command: Command) -> bool:
-        """Whether it ended because the others are not there yet: it was started again for a call, and never trained."""
-        return not command.joined and self._now < self._rejoin_until
+    # --- the next start without the machines that are gone ---
 
-    def _look_again(self, code: int) -> None:
-        left = self._rejoin_until - self._now
-        self._log(
-            f"the command ended with {code} before a training process had registered: the job's other machines may not be "
-            f"there yet, so it is started again in {PAUSE:.0f} s, and for {span(left)} more",
-            logging.WARNING,
-        )
-        self.command, self._outlived = None, set()
-        self._patience = OUTLIVED if self.policy.outlive else 0.0
-        self._again, self.outlive_at = "the job's other machines may be there now", self._now + PAUSE
-        self._do(Rest())
+    def rejoin(self) -> None:
+        """The command starts again for a call: for some time it may find the job's other machines not there yet."""
+        self._rejoin_until = self._turn.now + REJOIN
+
+    def seconds_to_rejoin(self, command: Command) -> float:
+        """Seconds for which a command may still start again because the job's other machines are not there yet. 0: it has
+        trained, or was not started for a call."""
+        return 0.0 if command.joined else max(0.0, self._rejoin_until - self._turn.now)
+
+    def take_moves(self) -> tuple[tuple[frozenset[str], str], ...]:
+        """The machines that are gone since the last start, for the next one."""
+        moves = tuple(self._moves.values())
+        self._moves.clear()
+        return moves
 
 
 def _key(id: str) -> str:
@@ -136,15 +138,80 @@ def _key(id: str) -> str:
     return f"peer {clip(id, TEXT)}"
 
 
-def _notice(session: Session, said: protocol.PeerPreempted, now: float) -> Notice:
-    detail = clip(said.kind, NAME) + (f": {clip(said.detail, TEXT)}" if said.detail else "")
+def _notice(session: Session, call: protocol.PeerPreempted, now: float) -> Notice:
+    detail = clip(call.kind, NAME) + (f": {clip(call.detail, TEXT)}" if call.detail else "")
     return Notice(
-        id=_key(said.id),
+        id=_key(call.id),
         kind=NoticeKind.PEER,
-        source=clip(said.source, NAME),
+        source=clip(call.source, NAME),
         deadline=now + PATIENCE,
         # One axis for all processes of a machine, and believed as far as it can be true.
-        seen_at=min(max(said.monotonic, session.since), now),
+        seen_at=min(max(call.monotonic, session.since), now),
         detail=detail,
         window=PATIENCE,
     )
+
+
+class LauncherNotices:
+    """Notices that a launcher makes: SIGTERM to its ranks because one has died, or because another machine joins.
+
+    The ranks report them. They save by themselves and the launcher ends them; the agent ends nothing, and keeps the outcome.
+    """
+
+    def __init__(self) -> None:
+        self._standing: dict[_Key, Preemption] = {}
+
+    def told(self, session: Session, said: protocol.Delivered, now: float) -> Preemption | None:
+        """A rank tells of one; returns it where it is new."""
+        key = (session.run, clip(said.id, TEXT))
+        new = None
+        if key not in self._standing:
+            left = max(0.0, said.seconds_left)
+            notice = Notice(
+                id=key[1],
+                kind=NoticeKind.LAUNCHER,
+                source=clip(said.source, NAME),
+                deadline=now + left,
+                seen_at=now,
+                window=left,
+            )
+            new = self._standing[key] = Preemption(notice, now, 0.0)
+        if session.number not in self._standing[key].parts:
+            self._standing[key].tell(session, now)
+        return new
+
+    def of(self, session: Session, id: str) -> Preemption | None:
+        """The one that this rank's word is about."""
+        return self._standing.get((session.run, clip(id, TEXT)))
+
+    def closed(self, number: int, *, alive: bool) -> None:
+        """A rank's socket is closed."""
+        for p in self._standing.values():
+            if (part := p.parts.get(number)) is not None:
+                part.closed, part.dead = True, part.dead or not alive
+
+    def over(self, sessions: Collection[Session], now: float) -> list[Outcome]:
+        """The outcomes of those of which every rank here has answered, or whose time is over."""
+        return [self._end(key) for key, p in list(self._standing.items()) if _is_over(key, p, sessions, now)]
+
+    def end(self) -> list[Outcome]:
+        """The outcomes of all: their ranks are gone."""
+        return [self._end(key) for key in list(self._standing)]
+
+    @property
+    def wakes(self) -> list[float]:
+        """Monotonic seconds at which `over` may have news though nothing happens."""
+        return [at for p in self._standing.values() for at in (p.notice.seen_at + TOLD, p.deadline + LATE)]
+
+    def __bool__(self) -> bool:
+        return bool(self._standing)
+
+    def _end(self, key: _Key) -> Outcome:
+        return self._standing.pop(key).outcome(ENDED, None, None)
+
+
+def _is_over(key: _Key, p: Preemption, sessions: Collection[Session], now: float) -> bool:
+    if now >= p.deadline + LATE:
+        return True
+    here = [each.number for each in sessions if each.run == key[0] and each.store and not each.left]
+    return p.all_done and (now >= p.notice.seen_at + TOLD or all(number in p.parts for number in here))

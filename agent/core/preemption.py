@@ -1,155 +1,44 @@
-"""One notice on its way to its end: its deadline, its time budget, and what each training process made of it.
+"""One notice that is being answered: its deadline, its time budget, its participants, and how far its end is.
 
-Pure: `now` comes in, messages and values go out. The rules of *time* are here, the rules of *ending* are in
-`machine`.
+Pure, like all of `core`: `now` comes in, messages and values go out. The rules of time are here, those of ending in
+`shutdown`.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
-from ...hooks.ipc.protocol import Committed, Delivered, Failed, Preempt, Progress
-from ...providers.notice import Notice, NoticeKind, Severity
-from ...providers.text import NAME, TEXT, clip
-from ..outcome import SIGNALLED, Outcome, SessionOutcome
+from ...hooks.ipc.protocol import Preempt
+from ...providers.notice import Notice, NoticeKind
+from ...providers.text import TEXT, clip
+from ..outcome import BY_ITSELF, SIGNALLED, Outcome, SessionOutcome
 from .budget import reserve_of
-from .participant import SaveProgress
-from .session import Session
+from .notices import MOVED, one_end, same_notice
+from .session import Participant, Session
 
 #: A notice without a window (hibernation, a deadline that is past) gets a try of so many seconds all the same:
 #: the machine may freeze at any instant, but where it does not, nothing is gained by giving up.
 LAST_TRY = 10.0
-#: Two notices of one cloud whose deadlines are this close are one notice under two ids (Azure's mock server gives
-#: the same event a new EventId; AWS's `time` has whole seconds).
-SAME = 2.0
-#: A deadline that moves by less than this has not moved: two readings of one wall-clock time differ a little.
-MOVED = 0.1
 #: Kinds behind which this machine stays, and the command is started here.
 _STAYS = frozenset({NoticeKind.PEER, NoticeKind.ORPHAN})
-#: Kinds by which a machine is taken back.
-_TAKEN_BACK = frozenset({NoticeKind.TERMINATE, NoticeKind.STOP, NoticeKind.HIBERNATE, NoticeKind.PREEMPT})
 
 
-def same_notice(a: Notice, b: Notice) -> bool:
-    """Whether two sightings are one warning: by id, else by content. One cloud may say it in two places (AWS:
-    `spot/instance-action` and `spot/termination-time`)."""
-    if a.id == b.id:
-        return True
-    return (a.kind, _who(a)) == (b.kind, _who(b)) and abs(a.deadline - b.deadline) <= SAME
+class EndState(enum.Enum):
+    """How far the end of a command is that has a notice."""
 
-
-def one_end(a: Notice, b: Notice) -> bool:
-    """Whether two warnings are of one end of this machine: a cloud takes it back once, and the earlier time stands.
-
-    AWS's public mock writes the time of each request into its answers, so that no two of them name one time.
-    """
-    if (a.kind, _who(a)) != (b.kind, _who(b)) or a.kind not in _TAKEN_BACK:
-        return False
-    both = a.severity is b.severity is Severity.TERMINAL
-    return both and max(a.seen_at, b.seen_at) <= min(a.deadline, b.deadline)
-
-
-def _who(notice: Notice) -> str:
-    """The cloud, of "aws spot/instance-action"."""
-    return notice.source.partition(" ")[0]
-
-
-@dataclass(slots=True)
-class Participant:
-    """What one training process made of this notice. The first answer counts, except that a commit always does."""
-
-    session: Session
-    sent_at: float
-    #: Under which name it was told of the notice, the last time.
-    told_as: str = ""
-    told_at: float | None = None
-    phase: str = ""
-    gate_at: float | None = None
-    first_byte_at: float | None = None
-    step: int | None = None
-    pace: SaveProgress = field(default_factory=SaveProgress)
-    committed: Committed | None = None
-    committed_at: float | None = None
-    failed: str = ""
-    #: Said goodbye: training had come to its end by itself.
-    left: bool = False
-    #: Its socket is closed.
-    closed: bool = False
-    #: Its process is gone.
-    dead: bool = False
-    #: We ended it: that it died says nothing.
-    ended_by_us: bool = False
-    leave_sent: bool = False
-
-    @property
-    def done(self) -> bool:
-        """Nothing more is to be waited for."""
-        return self.committed is not None or bool(self.failed) or self.left or self.dead
-
-    @property
-    def open(self) -> bool:
-        """Whether words still reach it."""
-        return not (self.closed or self.dead)
-
-    def hear(self, message: Delivered | Progress | Committed | Failed, now: float) -> None:
-        if isinstance(message, Failed):
-            self.failed = self.failed or clip(message.reason, TEXT) or "no reason given"
-            return
-        # CLOCK_MONOTONIC is one axis for all processes of a machine, but the peer's word is only believed as far
-        # as it can be true.
-        at = min(max(message.monotonic, self.sent_at), now)
-        if isinstance(message, Delivered):
-            self.told_at = self.told_at or at
-        elif isinstance(message, Progress):
-            self.step = message.step if message.step >= 0 else self.step
-            self.phase = clip(message.phase, 20)
-            if message.total_bytes > 0:
-                self.pace.hear(message.step, message.done_bytes, message.total_bytes, at)
-            if message.phase == "gate":
-                self.gate_at = self.gate_at or at
-            elif message.phase == "first-byte":
-                self.first_byte_at = self.first_byte_at or at
-        elif self.committed is None:
-            self.committed, self.committed_at = message, at
-            self.step = message.step if message.step >= 0 else self.step
-
-    def why(self, ended: str) -> str:
-        if self.committed is not None:
-            return ""
-        if self.failed:
-            return self.failed
-        if self.left:
-            return "training ended by itself"
-        if self.dead and not self.ended_by_us:
-            return "its process died before the commit"
-        return f"no commit before the end: {ended}"
-
-    def outcome(self, seen_at: float, ended: str) -> SessionOutcome:
-        who, saved = self.session, self.committed
-        return SessionOutcome(
-            pid=who.pid,
-            uid=who.uid,
-            run_id=who.run_id,
-            name=who.name,
-            rank=who.rank,
-            world=who.world,
-            told=None if self.told_at is None else self.told_at - self.sent_at,
-            step=self.step,
-            gate=None if self.gate_at is None else self.gate_at - seen_at,
-            first_byte=None if self.first_byte_at is None else self.first_byte_at - seen_at,
-            committed=None if self.committed_at is None else self.committed_at - seen_at,
-            bytes=max(0, saved.nbytes if saved else self.pace.done),
-            seconds=saved.seconds if saved else None,
-            url=clip(saved.url, TEXT) if saved else "",
-            level=clip(saved.level, NAME) if saved else "",
-            less=clip(saved.detail, TEXT) if saved else "",
-            why=self.why(ended),
-        )
+    #: Its sessions save, or nobody is registered and it has its signal.
+    SAVING = enum.auto()
+    #: Every session has answered and was told to leave.
+    LEAVING = enum.auto()
+    #: The command got SIGTERM, from the agent or because a person asked twice.
+    TERMINATING = enum.auto()
+    #: The reserve has begun: the command got SIGKILL.
+    KILLED = enum.auto()
 
 
 class Preemption:
-    """The notice in hand, with every other one that stands at the same time."""
+    """The active notice, with every other one that stands at the same time."""
 
     def __init__(
         self,
@@ -184,9 +73,9 @@ class Preemption:
         self.parts: dict[int, Participant] = {}
         #: The command was told to go by a signal at once, because nobody was registered.
         self.signalled = False
-        #: How it is coming to its end; "" while saves go on.
-        self.ending = ""
-        self.killed = False
+        self.end_state = EndState.SAVING
+        #: For the outcome: how the command was ended. "" while saves go on.
+        self._account = ""
         self.withdrawn = False
         self.published = False
         #: When a TERM follows a `Leave` that was not followed.
@@ -308,10 +197,28 @@ class Preemption:
         """Everybody had said goodbye: the command is on its way out by itself."""
         return bool(self.parts) and all(part.left for part in self.parts.values())
 
-    def then(self, done: str) -> None:
-        """What else was done to end it: the outcome says all of it, in order."""
-        before = self.ending or (SIGNALLED if self.signalled else "")
-        self.ending = f"{before}, then {done}" if before else done
+    @property
+    def ending(self) -> bool:
+        """Whether the command was asked to end."""
+        return self.end_state is not EndState.SAVING
+
+    @property
+    def ended(self) -> str:
+        """For the outcome: how the command came to its end."""
+        return self._account or (SIGNALLED if self.signalled else BY_ITSELF)
+
+    def end(self, end_state: EndState, account: str) -> None:
+        """The command is ended in this way. What was killed stays killed."""
+        self._account = account
+        if self.end_state is not EndState.KILLED:
+            self.end_state = end_state
+
+    def then(self, account: str, end_state: EndState = EndState.TERMINATING) -> None:
+        """Add what else was done to end the command. The outcome reports all of it, in order."""
+        before = self._account or (SIGNALLED if self.signalled else "")
+        self._account = f"{before}, then {account}" if before else account
+        if self.end_state is not EndState.KILLED:
+            self.end_state = end_state
 
     def end_all(self) -> None:
         """The group is signalled: whoever has not answered by now was ended by us."""

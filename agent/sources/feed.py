@@ -11,7 +11,7 @@ from typing import Any
 from ...hooks.ipc import protocol
 from ...hooks.ipc.protocol import Message
 from ...providers.notice import Notice, Severity
-from ..core.hearing import OUTLIVED
+from ..core.command import OUTLIVED
 from ..events import HealthChanged, NoticeGone, NoticeSeen, SourceGone, WindowTold
 
 #: Seconds between two signs of life: an agent that is stopped or stuck must not pass for one that sees nothing.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from ...providers.clock import Clock
 from ...providers.health import STARTING, Health, blind
 from ...providers.notice import JITTER, Acknowledging, Notice, NoticeSource, Promising, Severity, Sighting
-from ..core.upcoming import NEAR
+from ..core.notices import NEAR
 from ..events import Event, HealthChanged, NoticeGone, NoticeSeen, WindowTold
 from .health_log import CommonHealth, HealthLog
 

@@ -55,7 +55,7 @@ def answers(
         "notice": _notice(machine, now),
         "window": facts.window if facts.said else board.window or facts.window,
         "reserve": facts.reserve,
-        "standing": machine.horizon.status(now),
+        "standing": machine.upcoming.status(now),
         "last_outcome": None,
         "sessions": [],
     }
@@ -93,7 +93,7 @@ def _size(value: object) -> int:
 
 def in_a_line(machine: Machine, board: Feed) -> str:
     """The same in one line, without numbers that change by themselves: a service manager is told when it is another."""
-    guarded, p = len(machine.sessions), machine.pending
+    guarded, p = len(machine.sessions), machine.preemption
     who = f"{guarded} training process{'' if guarded == 1 else 'es'}"
     if p is not None:
         done = sum(part.committed is not None for part in p.parts.values())
@@ -111,7 +111,7 @@ def _command(machine: Machine) -> dict[str, Any] | None:
 
 
 def _notice(machine: Machine, now: float) -> dict[str, Any] | None:
-    p = machine.pending
+    p = machine.preemption
     if p is None:
         return None
     return {
@@ -127,7 +127,7 @@ def _notice(machine: Machine, now: float) -> dict[str, Any] | None:
 
 
 def _saving(machine: Machine, number: int, now: float) -> dict[str, Any]:
-    p = machine.pending
+    p = machine.preemption
     part = p.parts.get(number) if p is not None else None
     if p is None or part is None:
         return {"saving": None}

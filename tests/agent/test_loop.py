@@ -18,7 +18,8 @@ from spotguard.agent import app
 from spotguard.agent.actions import Action, Finish, Log, Look
 from spotguard.agent.config.options import Options
 from spotguard.agent.config.resolve import resolve
-from spotguard.agent.core.machine import Machine, Policy
+from spotguard.agent.core.machine import Machine
+from spotguard.agent.core.state import Policy
 from spotguard.agent.events import Event, GroupSeen, Signalled
 from spotguard.agent.ipc import control
 from spotguard.agent.loop import Agent

@@ -16,7 +16,8 @@ from spotguard.agent.actions import (
     SignalSession,
     Tell,
 )
-from spotguard.agent.core.machine import Machine, Policy
+from spotguard.agent.core.machine import Machine
+from spotguard.agent.core.state import Policy
 from spotguard.agent.events import (
     Asked,
     Closed,
@@ -181,8 +182,8 @@ class Story:
 
     @property
     def id(self) -> str:
-        assert self.machine.pending is not None
-        return self.machine.pending.id
+        assert self.machine.preemption is not None
+        return self.machine.preemption.id
 
     def all(self, kind: type[T]) -> list[T]:
         return [action for _, action in self.log if isinstance(action, kind)]

@@ -58,7 +58,7 @@ class MetricsRecorder:
             self._process(event.session, machine.sessions.get(event.session))
         elif isinstance(event, Closed):
             self._process(event.session, None)
-        self._stands(machine.pending, now)
+        self._stands(machine.preemption, now)
         if machine.phase != self.newest.phase:
             self.newest = replace(self.newest, phase=machine.phase)
 

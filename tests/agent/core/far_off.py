@@ -27,7 +27,7 @@ def advisory(story: Story, id: str = "warning") -> list[Action]:
 
 def undisturbed(story: Story) -> None:
     """Nobody was told to save or to go, and nothing was signalled."""
-    assert story.machine.pending is None
+    assert story.machine.preemption is None
     assert (story.sent(Preempt), story.sent(Withdrawn), story.signals) == ([], [], [])
     assert (story.outcomes, story.killed, story.code) == ([], False, None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from spotguard.agent.actions import Announce, Finish, Send
-from spotguard.agent.core.upcoming import WINDOW
+from spotguard.agent.core.notices import WINDOW
 from spotguard.providers.notice import NoticeKind, Severity
 from tests.agent.core.far_off import HOUR, advisory, later
 from tests.fakes.story import START, Story

@@ -34,7 +34,7 @@ def test_drills_remembered_for_ever() -> None:
     for drill in range(1, DRILLS + 1):
         story.asks(preempt=True)
         story.commits(training)
-        assert story.machine.pending is None
+        assert story.machine.preemption is None
         story.until(drill * APART)
     assert story.now == START + DRILLS * APART
     assert notices_in(story.machine) <= 1

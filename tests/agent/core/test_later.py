@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotguard.agent.core.upcoming import NEAR, WINDOW
+from spotguard.agent.core.notices import NEAR, WINDOW
 from spotguard.hooks.ipc.protocol import CheckpointNow, Preempt, Withdrawn
 from spotguard.providers.notice import NoticeKind
 from tests.agent.core.far_off import HOUR, advisory, later, logged, undisturbed
@@ -167,7 +167,7 @@ def test_a_notice_in_hand_seen_again_as_far_off_is_the_same_notice() -> None:
     later(story, HOUR)
     later(story, 60.0)
     assert [preempt.seconds_left for _, preempt in story.sent(Preempt)] == [WINDOW, 60.0]
-    assert story.machine.horizon.status(story.now) == []
+    assert story.machine.upcoming.status(story.now) == []
 
 
 def test_a_far_deadline_joins_a_notice_in_hand_when_it_is_due() -> None:
@@ -264,7 +264,7 @@ def test_status_says_what_will_be_done_and_when() -> None:
     later(story, HOUR)
     advisory(story)
     story.until(600)
-    one, two = story.machine.horizon.status(story.now)
+    one, two = story.machine.upcoming.status(story.now)
     assert (one["kind"], one["severity"], one["seconds_left"]) == ("reboot", "later", 3000.0)
     assert (one["then"], one["then_in"], one["for_seconds"]) == ("checkpoint", 2700.0, 600.0)
     assert (two["kind"], two["seconds_left"], two["then"], two["then_in"]) == (
@@ -274,5 +274,5 @@ def test_status_says_what_will_be_done_and_when() -> None:
         None,
     )
     story.until(HOUR - 200)
-    one = story.machine.horizon.status(story.now)[0]
+    one = story.machine.upcoming.status(story.now)[0]
     assert (one["then"], one["then_in"]) == ("terminal notice", 80.0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from spotguard.agent.actions import Action, Finish, KillGroup, Send, SignalGroup, SignalSession
-from spotguard.agent.core.preemption import Preemption
+from spotguard.agent.core.preemption import EndState, Preemption
 from spotguard.agent.events import NoticeSeen
 from spotguard.hooks.ipc.protocol import Bye, Committed, Failed, Leave, Preempt, Resume
 from spotguard.providers.notice import Notice, NoticeKind, Severity
@@ -95,7 +95,7 @@ class AnyStory(RuleBasedStateMachine):
     @rule(data=st.data(), what=st.sampled_from(["commit", "fail", "bye", "background"]))
     def speaks(self, data: st.DataObject, what: str) -> None:
         session = data.draw(st.sampled_from(sorted(self.open)))
-        p, now = self.story.machine.pending, self.story.now
+        p, now = self.story.machine.preemption, self.story.now
         number = p.id if p is not None else "n0"
         said = {
             "commit": Committed(number, 3, 10, 0.1, "u", now),
@@ -160,7 +160,7 @@ class AnyStory(RuleBasedStateMachine):
     # --- what must hold ---
 
     def check(self, now: float, action: Action) -> None:
-        p = self.story.machine.pending
+        p = self.story.machine.preemption
         if p is not None and now < p.notice.seen_at:
             p = None  # it was done before this notice came
         if isinstance(action, KillGroup) and self.asked_to_stop < 2 and p is not None:
@@ -190,7 +190,7 @@ class AnyStory(RuleBasedStateMachine):
 
     @invariant()
     def deadlines_never_move_later(self) -> None:
-        p = self.story.machine.pending if hasattr(self, "story") else None
+        p = self.story.machine.preemption if hasattr(self, "story") else None
         if p is not None and self.watched is not None and self.watched[0] is p:
             assert p.deadline <= self.watched[1]
             assert p.limit <= self.watched[2]
@@ -199,10 +199,10 @@ class AnyStory(RuleBasedStateMachine):
     @invariant()
     def a_notice_never_waits_past_its_limit(self) -> None:
         story = getattr(self, "story", None)
-        if story is None or story.code is not None or story.machine.pending is None:
+        if story is None or story.code is not None or story.machine.preemption is None:
             return
-        p, wake = story.machine.pending, story.machine.next_wake
-        assert p.killed or (wake is not None and wake <= p.limit)
+        p, wake = story.machine.preemption, story.machine.next_wake
+        assert p.end_state is EndState.KILLED or (wake is not None and wake <= p.limit)
 
     def teardown(self) -> None:
         """Everything that began comes to one end, however silent everybody is."""

@@ -228,8 +228,8 @@ def test_a_deadline_that_is_new_at_each_look_is_told_once() -> None:
         story.notice(120, id=f"look-{second}")
     assert len(story.sent(Preempt)) == 1
     assert not [a for _, a in story.log if isinstance(a, Log) and "another notice" in a.text]
-    assert story.machine.pending is not None
-    assert story.machine.pending.machine_deadline == START + 120
+    assert story.machine.preemption is not None
+    assert story.machine.preemption.machine_deadline == START + 120
     story.commits(session)
     story.ends(75)
     assert len(story.outcomes) == 1

@@ -180,8 +180,8 @@ def test_two_machines_that_were_told_with_equal_ids_are_two() -> None:
     story, (first, _) = torchrun()
     story.called(first, "n1")
     story.notice(60, id="n1")
-    assert story.machine.pending is not None
-    assert story.machine.pending.deadline == story.now + 60
+    assert story.machine.preemption is not None
+    assert story.machine.preemption.deadline == story.now + 60
     assert story.sent(Preempt)[-1][1].kind == "terminate"
 
 
@@ -210,10 +210,10 @@ def test_a_withdrawn_call_ends_nothing() -> None:
     story.called(second)
     story.uncalled(second)
     assert len(story.sent(Preempt)) == 2
-    assert story.machine.pending is None
+    assert story.machine.preemption is None
     assert not terms(story)
     story.called(first)  # and who knew it void calls anew
-    assert story.machine.pending is not None
+    assert story.machine.preemption is not None
 
 
 def test_a_call_that_is_withdrawn_after_the_commit_is_too_late() -> None:
@@ -239,7 +239,7 @@ def test_a_drill_on_another_machine_is_a_drill_here() -> None:
         story.commits(session)
     assert [n for n, _ in story.sent(Resume)] == sessions
     assert not terms(story)
-    assert story.machine.pending is None
+    assert story.machine.preemption is None
     (outcome,) = story.outcomes
     assert outcome.drill
     assert "another machine's drill" in outcome.line()
@@ -268,7 +268,7 @@ def test_a_service_tells_the_ranks_of_that_run_and_nobody_else() -> None:
     story.commits(first)
     story.commits(second)
     assert [n for n, _ in story.sent(Leave)] == [first, second]
-    assert story.machine.pending is None
+    assert story.machine.preemption is None
     assert [outcome.kind for outcome in story.outcomes] == ["peer"]
     story.opens(700, run="gpt")
     assert len(story.sent(Preempt)) == 2

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spotguard.agent.actions import KillGroup, Launch, Publish, Send, SignalGroup
 from spotguard.agent.events import Signalled
-from spotguard.hooks.ipc.protocol import Leave, Preempt, Withdrawn
+from spotguard.hooks.ipc.protocol import Leave, Preempt, Resume, Withdrawn
 from spotguard.providers.notice import NoticeKind
 from tests.fakes.story import START, Story
 
@@ -47,7 +47,7 @@ class Service:
             assert isinstance(uid, int)
             self.users[story.opens(pid=10_000 + len(self.users), uid=uid, run=str(run))] = uid
         elif what in ("commits", "fails"):
-            if (session := self.session(values[0])) and story.machine.pending is not None:
+            if (session := self.session(values[0])) and story.machine.preemption is not None:
                 _ = story.commits(session) if what == "commits" else story.fails(session)
         elif what == "closes":
             if session := self.session(values[0]):
@@ -86,7 +86,7 @@ class Service:
             if isinstance(action, Send) and isinstance(action.message, Preempt) and uid is not None:
                 assert self.users[action.session] == uid, "a drill reached another user"
             if isinstance(action, Send) and isinstance(action.message, Leave):
-                p = self.story.machine.pending
+                p = self.story.machine.preemption
                 if p is not None and action.session in p.parts:
                     group = next(g for g in p.groups() if p.parts[action.session] in g)
                     assert all(part.done for part in group), "told to leave before its job was done"
@@ -101,7 +101,7 @@ def test_a_service_in_any_story(first: list[tuple[object, ...]], steps: list[tup
         service.take(step)
     story = service.story
     story.until(story.now - START + 1000)
-    assert story.machine.pending is None
+    assert story.machine.preemption is None
     assert story.machine.next_wake is None
     named = Counter(id for outcome in story.outcomes for id in (outcome.id, *outcome.also))
     told = {message.id for _, message in story.sent(Preempt)}
@@ -197,3 +197,15 @@ def test_a_shutdown_with_nobody_there_ends_at_once() -> None:
     story = Story(command=False)
     story.on(Signalled(signal.SIGTERM, going_down=True))
     assert story.code == 0
+
+
+def test_a_drill_ends_no_training_though_one_run_has_answered_before_another() -> None:
+    """`Leave` would end the training of the run that was faster."""
+    story = Story(command=False)
+    fast, slow = story.opens(100, uid=1, run="a"), story.opens(101, uid=1, run="b")
+    story.asks(uid=1)
+    story.commits(fast)
+    assert story.sent(Leave) == []
+    story.commits(slow)
+    assert story.sent(Leave) == []
+    assert {session for session, _ in story.sent(Resume)} == {fast, slow}

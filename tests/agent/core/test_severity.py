@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from spotguard.agent.actions import Log
-from spotguard.agent.core.upcoming import COOL_DOWN, NEAR
+from spotguard.agent.core.notices import COOL_DOWN, NEAR
 from spotguard.hooks.ipc.protocol import CheckpointNow, Preempt, Withdrawn
 from spotguard.providers.notice import NoticeKind
 from tests.agent.core.far_off import HOUR, advisory, later, logged, undisturbed
@@ -91,7 +91,7 @@ def test_a_warning_that_becomes_a_notice_is_one() -> None:
     advisory(story)
     story.notice(120, id="warning")
     assert len(story.sent(Preempt)) == 1
-    assert story.machine.horizon.status(story.now) == []
+    assert story.machine.upcoming.status(story.now) == []
 
 
 # --- unknown, and one event in two places ---

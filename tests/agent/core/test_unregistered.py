@@ -209,7 +209,7 @@ def test_a_drill_is_refused_where_nobody_would_be_told(policy: dict[str, Any]) -
     story = Story(**policy)
     story.asks(preempt=True)
     assert story.tells[-1].body == {"error": "no training process is registered here: nothing would be saved"}
-    assert story.machine.pending is None
+    assert story.machine.preemption is None
     assert story.signals == []
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from spotguard.agent.core.upcoming import COOL_DOWN, NEAR, WINDOW, Upcoming
+from spotguard.agent.core.notices import COOL_DOWN, NEAR, WINDOW, Upcoming
 from spotguard.providers.notice import Notice, NoticeKind, Severity
 from spotguard.providers.text import span
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from spotguard.agent.actions import Send, SignalGroup
-from spotguard.agent.core.upcoming import COOL_DOWN, NEAR, WINDOW
+from spotguard.agent.core.notices import COOL_DOWN, NEAR, WINDOW
 from spotguard.agent.events import NoticeSeen
 from spotguard.hooks.ipc.protocol import CheckpointNow, Preempt
 from spotguard.providers.notice import Notice, NoticeKind, Severity
@@ -106,7 +106,7 @@ class FarStory(RuleBasedStateMachine):
         due = [at for at in self.standing.values() if story.now >= at - self.window]
         assert self.over == bool(due)
         if not self.over:
-            assert story.machine.pending is None
+            assert story.machine.preemption is None
             assert story.code is None
             assert (story.all(SignalGroup), story.outcomes, story.killed) == ([], [], False)
 
@@ -125,7 +125,7 @@ class FarStory(RuleBasedStateMachine):
         if story is not None and not self.over:
             shown = {
                 e["id"]: e["seconds_left"]
-                for e in story.machine.horizon.status(story.now)
+                for e in story.machine.upcoming.status(story.now)
                 if e["then_in"] is not None
             }
             assert shown.keys() == self.standing.keys()

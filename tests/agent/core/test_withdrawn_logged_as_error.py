@@ -8,7 +8,8 @@ import signal
 
 import pytest
 
-from spotguard.agent.core.machine import Machine, Policy
+from spotguard.agent.core.machine import Machine
+from spotguard.agent.core.state import Policy
 from spotguard.agent.events import NoticeGone, NoticeSeen, Opened, Signalled
 from spotguard.agent.loop import Agent
 from spotguard.agent.telemetry.status import AgentFacts

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from spotguard.agent.actions import Action, Finish, Tell
-from spotguard.agent.core.machine import Machine, Policy
+from spotguard.agent.core.machine import Machine
+from spotguard.agent.core.state import Policy
 from spotguard.agent.events import Asked, Opened
 from spotguard.agent.loop import Agent
 from spotguard.agent.sources.feed import Feed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotguard.agent.core.hearing import OUTLIVED
+from spotguard.agent.core.command import OUTLIVED
 from spotguard.agent.events import HealthChanged, NoticeSeen, SourceGone, WindowTold
 from spotguard.agent.sources.feed import BEAT, Feed
 from spotguard.hooks.ipc import protocol

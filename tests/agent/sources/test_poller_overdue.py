@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from spotguard.agent import loop
-from spotguard.agent.core.machine import Machine, Policy
+from spotguard.agent.core.machine import Machine
+from spotguard.agent.core.state import Policy
 from spotguard.agent.events import Event, HealthChanged, NoticeSeen, Signalled
 from spotguard.agent.ipc import control
 from spotguard.agent.ipc.client import AgentClient

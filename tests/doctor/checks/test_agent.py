@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.core.machine import Machine, Policy
+from spotguard.agent.core.machine import Machine
+from spotguard.agent.core.state import Policy
 from spotguard.agent.events import Event, Signalled
 from spotguard.agent.ipc.server import Server
 from spotguard.agent.loop import Agent

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from spotguard.agent.core.machine import Machine as Decisions
-from spotguard.agent.core.machine import Policy
+from spotguard.agent.core.state import Policy
 from spotguard.agent.events import Event, NoticeGone, NoticeSeen, Signalled
 from spotguard.agent.ipc.server import Server
 from spotguard.agent.loop import Agent

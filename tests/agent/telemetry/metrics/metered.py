@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from spotguard.agent.actions import Publish
-from spotguard.agent.core.machine import Machine, Policy
+from spotguard.agent.core.machine import Machine
+from spotguard.agent.core.state import Policy
 from spotguard.agent.events import Event, Heard, NoticeSeen, Opened
 from spotguard.agent.outcome import Outcome
 from spotguard.agent.sources.poller import PollCount

@@ -20,7 +20,8 @@ pytest.importorskip("prometheus_client")
 from spotguard.agent import app
 from spotguard.agent.config.options import Options
 from spotguard.agent.config.resolve import resolve
-from spotguard.agent.core.machine import Machine, Policy
+from spotguard.agent.core.machine import Machine
+from spotguard.agent.core.state import Policy
 from spotguard.agent.events import Event, Signalled
 from spotguard.agent.loop import Agent
 from spotguard.agent.process.supervisor import Supervisor

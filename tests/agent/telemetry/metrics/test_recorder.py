@@ -135,9 +135,9 @@ def test_a_drill_is_told_apart_to_its_last_commit() -> None:
     life = Life()
     life.joins()
     life.happens(Asked(9, 0, 30.0, False))
-    id = next(iter(life.machine.pending.ids)) if life.machine.pending else ""
+    id = next(iter(life.machine.preemption.ids)) if life.machine.preemption else ""
     life.says(Committed(id, 7, 1000, 1.0, "u", 0.0), after=2.0)
-    assert life.machine.pending is None
+    assert life.machine.preemption is None
     assert life.left_at("committed", "true") == 28.0
     assert life.value("spotguard_outcomes_total", "r", "committed", "true") == 1
     assert life.value("spotguard_outcomes_total", "r", "committed", "false") == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.core.participant import SaveProgress
+from spotguard.agent.core.session import SaveProgress
 from spotguard.agent.sources.feed import Feed
 from spotguard.agent.telemetry.status import AgentFacts, answers
 from spotguard.hooks.ipc.protocol import Progress

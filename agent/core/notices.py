@@ -1,20 +1,27 @@
-"""What stands further off than the notice in hand: deadlines that may be days away, and mere warnings.
+"""Which notices are one and the same, which had their end, and which are still far off.
 
-Pure: `now` comes in; notices whose time has come, and reasons for a checkpoint, come out. A deadline here only
-moves earlier, and what is withdrawn was never there. Nothing here ends anything: what comes out of `due` is an
-ordinary terminal notice, and what merely warns never comes out of it.
+Pure, like all of `core`. `NoticeTracker` knows every notice but those that are answered now, which are `Preemption`'s.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...providers.notice import Notice, Severity
+from ...providers.notice import Notice, NoticeKind, Severity
 from ...providers.text import TEXT, clip, span
-from .preemption import same_notice
 
+#: Two notices of one cloud whose deadlines are this close are one notice under two ids (Azure's mock server gives
+#: the same event a new EventId; AWS's `time` has whole seconds).
+SAME = 2.0
+#: A deadline that moves by less than this has not moved: two readings of one wall-clock time differ a little.
+MOVED = 0.1
+#: A far-off deadline that moves by less has not moved: its times have whole seconds.
+MOVED_FAR_OFF = 1.0
+#: Kinds by which a machine is taken back.
+_TAKEN_BACK = frozenset({NoticeKind.TERMINATE, NoticeKind.STOP, NoticeKind.HIBERNATE, NoticeKind.PREEMPT})
 #: Seconds before a deadline at which a checkpoint is asked for: should the last save fail, this one is there.
 NEAR = 300.0
 #: Seconds before a deadline at which it becomes a terminal notice, unless `--window` says otherwise: AWS's warning,
@@ -25,10 +32,86 @@ WINDOW = 120.0
 COOL_DOWN = 900.0
 #: A checkpoint that was asked for so many seconds ago is as good as a new one: 30 deadlines at once are one.
 FRESH = 60.0
-#: A deadline that moves by less is two readings of one.
-_MOVED = 1.0
 #: Of each sort so many are remembered: a source that numbers its events anew at each look must not fill the memory.
 _KEPT = 64
+
+
+def same_notice(a: Notice, b: Notice) -> bool:
+    """Whether two sightings are one warning: by id, else by content. One cloud may say it in two places (AWS:
+    `spot/instance-action` and `spot/termination-time`)."""
+    if a.id == b.id:
+        return True
+    return (a.kind, _who(a)) == (b.kind, _who(b)) and abs(a.deadline - b.deadline) <= SAME
+
+
+def one_end(a: Notice, b: Notice) -> bool:
+    """Whether two warnings are of one end of this machine: a cloud takes it back once, and the earlier time stands.
+
+    AWS's public mock writes the time of each request into its answers, so that no two of them name one time.
+    """
+    if (a.kind, _who(a)) != (b.kind, _who(b)) or a.kind not in _TAKEN_BACK:
+        return False
+    both = a.severity is b.severity is Severity.TERMINAL
+    return both and max(a.seen_at, b.seen_at) <= min(a.deadline, b.deadline)
+
+
+def _who(notice: Notice) -> str:
+    """The cloud, of "aws spot/instance-action"."""
+    return notice.source.partition(" ")[0]
+
+
+class NoticeTracker:
+    """The notices that a source has shown and that are not answered now.
+
+    Args:
+        window: seconds of `--window`; None: as the notice says.
+    """
+
+    def __init__(self, window: float | None) -> None:
+        self._window = window
+        #: Deadlines that are far off, and warnings: training goes on.
+        self.upcoming = Upcoming(window)
+        #: Notices that had their end: seen again, they change nothing.
+        self._settled: dict[str, Notice] = {}
+        #: Ids of notices that came near while they were far off, and of which no source has shown yet that they began.
+        self._came_due: set[str] = set()
+
+    def as_trusted(self, notice: Notice) -> Notice:
+        """The notice with the window that the user counts on: shorter than the cloud's, never longer."""
+        window = self._window
+        if window is None or window >= notice.window or notice.kind is NoticeKind.SIGNAL:
+            return notice
+        return replace(notice, window=window, deadline=min(notice.deadline, notice.seen_at + window))
+
+    def had_its_end(self, notice: Notice) -> bool:
+        """Whether this is a notice that was answered to its end."""
+        return any(same_notice(notice, known) or one_end(notice, known) for known in self._settled.values())
+
+    def settle(self, notices: Iterable[Notice]) -> None:
+        """These had their end."""
+        # A drill's id never comes again, and a service that lives for years plays many.
+        self._settled |= {notice.id: notice for notice in notices if notice.kind is not NoticeKind.DRILL}
+
+    def begun(self, notice: Notice) -> None:
+        """A notice that was far off begins (Azure: `Started`). If it had its end at its planned time, it counts once more."""
+        self.upcoming.gone(notice.id)
+        if notice.id in self._came_due:
+            self._came_due.remove(notice.id)
+            known = self._settled.get(notice.id)
+            if known is not None and not same_notice(replace(known, id=""), notice):
+                del self._settled[notice.id]
+
+    def due(self, now: float) -> Iterable[Notice]:
+        """The notices that were far off and are near now, each once."""
+        for notice in self.upcoming.due(now):
+            self._came_due.add(notice.id)
+            yield notice
+
+    def withdrawn(self, notice_id: str) -> Notice | None:
+        """No source shows it any more. Returns it if it was far off; shown again, it counts again."""
+        self._settled.pop(notice_id, None)
+        self._came_due.discard(notice_id)
+        return self.upcoming.gone(notice_id)
 
 
 @dataclass(slots=True)
@@ -81,7 +164,9 @@ class Upcoming:
         if moved > 0:
             known.notice = replace(known.notice, deadline=notice.deadline)
         return (
-            f"{_named(notice)} moved earlier: {span(notice.deadline - now)} left" if moved >= _MOVED else ""
+            f"{_named(notice)} moved earlier: {span(notice.deadline - now)} left"
+            if moved >= MOVED_FAR_OFF
+            else ""
         )
 
     def advise(self, notice: Notice, now: float) -> str:

@@ -1,0 +1,162 @@
+"""The command that `spotguard run` supervises: its process group, what it leaves behind, and the wait for its next start.
+
+Pure, like all of `core`: events and the time come in, actions go out.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..actions import KillGroup, SignalGroup, SignalOrphans, SignalSession
+from ..events import CommandEnded, GroupSeen
+from .session import Session, Sessions
+from .state import Turn
+
+#: A machine that is still there this many seconds after its deadline was not taken back.
+OUTLIVED = 60.0
+#: Seconds from the end of one look at what is left of the group to the next look.
+LOOK = 0.2
+
+
+@dataclass(slots=True)
+class Command:
+    """One start of the command, from `Launched` on."""
+
+    pid: int
+    #: Monotonic seconds of the launch.
+    since: float = 0.0
+    returncode: int | None = None
+    ended_at: float = 0.0
+    #: A training process of this start has registered.
+    joined: bool = False
+    #: Pids of its training processes. Below a launcher each may lead a group of its own.
+    trained: set[int] = field(default_factory=set)
+    #: The command got the signal of a notice that was then withdrawn: an end before this instant is that signal's doing.
+    leave_by: float | None = None
+    #: Its group got a signal that asks it to end.
+    told: bool = False
+    #: After its end: whether other processes of its group exist. None: the loop has not looked yet.
+    group_left: bool | None = None
+    #: After its end: whether anybody is left of the training processes that the loop looked for.
+    orphans_left: bool = False
+    #: Training processes that the last look covered.
+    looked: frozenset[int] = frozenset()
+    #: Monotonic seconds of the next look.
+    look_at: float = 0.0
+    #: Training processes that the next look is asked to cover.
+    asked: frozenset[int] = frozenset()
+    #: Training processes whose own groups were told to end.
+    parted: frozenset[int] = frozenset()
+    #: The processes that it left behind were told to end.
+    parting: bool = False
+    #: When SIGTERM follows a `Leave` to the processes that it left behind.
+    term_at: float | None = None
+
+
+class CommandGroup:
+    """The running command, and every training process that belongs to it, wherever that process has gone."""
+
+    def __init__(self, turn: Turn, sessions: Sessions) -> None:
+        self._turn = turn
+        self._sessions = sessions
+        #: None before the first launch, and while nothing runs between two starts.
+        self.current: Command | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether a command was launched and has not ended."""
+        return self.current is not None and self.current.returncode is None
+
+    @property
+    def pid(self) -> int:
+        """Of the command; 0 if there is none."""
+        return self.current.pid if self.current is not None else 0
+
+    def joined(self, session: Session) -> None:
+        """Note that a training process of this start has registered."""
+        if self.current is not None and session.store:
+            self.current.joined = True
+            self.current.trained.add(session.pid)
+
+    def ended(self, event: CommandEnded) -> None:
+        """Note the exit code, once."""
+        command = self.current
+        if command is not None and command.pid == event.pid and command.returncode is None:
+            command.returncode, command.ended_at = event.returncode, self._turn.now
+
+    def group_seen(self, event: GroupSeen) -> None:
+        """Note what the loop found of the ended command."""
+        command = self.current
+        if command is not None and command.pid == event.pid:
+            command.group_left, command.orphans_left = event.group, event.orphans
+            command.looked, command.look_at = event.looked, self._turn.now + LOOK
+
+    def signal(self, signum: int) -> None:
+        """Ask the command's process group to end."""
+        if self.current is not None:
+            self.current.told = True
+        self._turn.do(SignalGroup(signum))
+
+    def left_alive(self) -> list[Session]:
+        """Registered processes other than the command itself.
+
+        A worker of torchrun has a session of its own: no signal to the command's group reaches it.
+        """
+        return [session for session in self._sessions.every() if session.pid != self.pid]
+
+    def orphaned(self, command: Command) -> frozenset[int]:
+        """Groups of training processes that are gone, without the command itself."""
+        there = {session.pid for session in self.left_alive()}
+        return frozenset(command.trained - there - {command.pid})
+
+    def kill_all(self, *, group: bool = True) -> None:
+        """Send SIGKILL to everything that belongs to the command; without `group`, to its training processes alone."""
+        pid = self.pid
+        if group:
+            self._turn.do(KillGroup())
+        for session in self.left_alive():
+            self._turn.do(SignalSession(session.number, signal.SIGKILL, pid if group else 0))
+        if self.current is not None and (groups := frozenset(self.current.trained - {pid})):
+            self._turn.do(SignalOrphans(signal.SIGKILL, groups))
+
+
+class Restart:
+    """The wait between the command's end and its next start, or the exit of `spotguard run`."""
+
+    def __init__(self) -> None:
+        #: Monotonic seconds at which the wait is over; None: nothing waits.
+        self.at: float | None = None
+        #: Why the command starts again then. "": `--outlive` decides.
+        self.reason = ""
+        #: Ids of the notices that are waited out.
+        self._notices: set[str] = set()
+        #: Seconds to wait behind each of their deadlines.
+        self._patience = OUTLIVED
+
+    def wait(self, at: float, patience: float, *, notices: Iterable[str] = (), reason: str = "") -> None:
+        """Wait until `at`; a notice that comes meanwhile prolongs the wait to `patience` behind its deadline."""
+        self.at, self.reason = at, reason
+        self._notices, self._patience = set(notices), patience
+
+    def prolong(self, notice_id: str, deadline: float) -> None:
+        """Wait out this notice too. It came while the command did not run."""
+        if self.at is not None:
+            self.reason = ""
+            self._notices.add(notice_id)
+            self.at = max(self.at, deadline + self._patience)
+
+    def withdrawn(self, notice_id: str, now: float) -> bool:
+        """Take a withdrawn notice from the wait; True if none is left, and the wait is over."""
+        if self.at is None or notice_id not in self._notices:
+            return False
+        self._notices.remove(notice_id)
+        if self._notices:
+            return False
+        self.at = now
+        return True
+
+    def over(self) -> None:
+        """End the wait."""
+        self.at, self.reason, self._notices = None, "", set()

@@ -1,0 +1,76 @@
+"""States of the agent's machine, and what its parts share while they handle one event: policy, time and actions.
+
+Pure, like all of `core`: events and the time come in, actions go out.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import signal
+from dataclasses import dataclass
+
+from ..actions import Action, Log
+
+
+class MachineState(enum.Enum):
+    """Where the machine stands. `machine` has the table of what each event does in each state."""
+
+    #: No notice is being answered.
+    WATCHING = "watching"
+    #: A drill after which training goes on.
+    REHEARSING = "rehearsing"
+    #: Sessions have the notice and save.
+    SAVING = "saving"
+    #: The running command was asked to end.
+    ENDING = "ending"
+    #: The command has ended. Processes that it left behind may still save, or have to end.
+    CLEARING = "clearing"
+    #: Service only: the outcome is published, and the machine may still be there.
+    SERVED = "served"
+    #: Between the command's end and its next start, or the exit of `spotguard run`.
+    WAITING = "waiting"
+    #: `Finish` was the last action.
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The options that decide how a notice ends."""
+
+    #: True: guards one command. False: a service, which ends nothing.
+    command: bool = True
+    #: Seconds of warning to count on if the notice promises more (`--window`).
+    window: float | None = None
+    reserve: float | None = None
+    #: Sent to a command of which no process has registered.
+    signal: int | None = signal.SIGTERM
+    max_restarts: int = 0
+    outlive: bool = False
+    exit_code: int = 75
+    #: Let the cloud begin once everything is committed, if it waits for an acknowledgement.
+    acknowledge: bool = False
+
+
+class Turn:
+    """One event on its way through the machine: the time, and the actions that the parts ask for, in order."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.now = 0.0
+        #: A second SIGTERM, or a SIGINT, has come: the command ends at once and nothing new begins.
+        self.stopping = False
+        self._actions: list[Action] = []
+
+    def do(self, *actions: Action) -> None:
+        """Ask the loop for these actions, after those that it was asked for before."""
+        self._actions += actions
+
+    def log(self, text: str, level: int = logging.INFO) -> None:
+        """Ask the loop for a log line, at its place among the actions."""
+        self._actions.append(Log(level, text))
+
+    def take(self) -> list[Action]:
+        """Return the actions of this turn, and begin the next one with none."""
+        actions, self._actions = self._actions, []
+        return actions
