@@ -1,5 +1,6 @@
-"""What lies in a store: found, proved whole, claimed, pruned. No torch.
+"""Checkpoints in a store: listing, proof of completeness, attempts, retention. No module here imports torch.
 
-`catalog` lists the checkpoints of a run and says which are whole, `ranking` in which order a restore tries them, `retention`
-which go. `attempts` are the starts of a job, `marker` the two requests that commit. `format` is the bytes.
+`catalog` lists the checkpoints of a run and says which are whole. `ranking` orders them for a restore, and
+`retention` decides which ones to delete. `attempts` are the starts of a job, `marker` makes the two requests that
+commit, and `format` holds the bytes.
 """

@@ -1,7 +1,8 @@
-"""The steps by which a save becomes a checkpoint, and by which a start of the job becomes an attempt.
+"""Attempts: the steps by which a save becomes a checkpoint, and a start of the job becomes an attempt.
 
-Order is all: objects, then this rank's manifest, then (by whoever sees the set complete) the marker. A process that
-dies in between leaves what no restore takes. Nothing here asks another rank anything; the store is the only witness.
+The order of a save is fixed: objects, then this rank's manifest, then the marker, by any rank that sees the set
+complete. If the process dies in between, no restore takes the remains. No rank asks another one here; the store is
+the only witness.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .format.codec import decode_attempt, encode_attempt
 from .format.keys import CheckpointName, attempt_key, attempts_prefix, checkpoints_prefix, parse_attempt
 from .format.manifest import AttemptRecord
 
-#: More starts than that at the same moment: the store is not telling the truth.
+#: Simultaneous starts beyond this number mean that the store gives false answers.
 _MAX_RIVALS = 1000
 
 
@@ -30,14 +31,17 @@ def claim_attempt(
     created: float = 0.0,
     timeout: float | None = None,
 ) -> int:
-    """The number of this start of the job: above all others, and nobody else's.
+    """Claim a number for this start of the job, above all others and unique, and return it.
 
-    Claim before choosing what to restore: a prune by an older attempt that began earlier leaves what is newest then,
-    and one that begins later sees this claim and deletes nothing.
+    Claim before choosing what to restore. A prune by an older attempt may have begun before the claim; it keeps the
+    newest checkpoint of that moment. A prune that begins after the claim sees it and deletes nothing.
 
-    The record is read back, for a store's conditional create may be none (Swift's looks first and puts then): of two
-    that were both told yes, the one that was written over goes on to the next number. It is no proof, since somebody
-    may write over it later still; nothing that six verbs can do is.
+    The record is read back, because a store's conditional create may not be atomic (Swift checks first and puts
+    then). If two starts both got a yes, the start whose record was overwritten goes on to the next number. The read
+    is no proof, since another start may overwrite the record later still. The six verbs of a store allow no proof.
+
+    Raises:
+        StoreError: 1000 attempts in a row were taken by others, or the store failed.
     """
     incarnation = incarnation or uuid.uuid4().hex  # no two claims have the same bytes
     number = 1 + newest_attempt(store, run_id, timeout=timeout)
@@ -56,13 +60,13 @@ def _reads(store: BlobStore, key: str, data: memoryview, timeout: float | None) 
     try:
         return store.get(key, timeout=timeout) == data
     except NotFoundError:
-        return False  # taken away again: the number is spent, as any other
+        return False  # removed since: the number is spent, like any other
 
 
 def attempt_starts(
     store: BlobStore, run_id: str, *, last: int = 20, timeout: float | None = None
 ) -> list[float]:
-    """When the newest attempts began, in wall seconds; one that cannot be read is left out."""
+    """Return when the newest `last` attempts began, in wall seconds; unreadable records are left out."""
     claims = [
         parse_attempt(run_id, info.key) for info in store.list(attempts_prefix(run_id), timeout=timeout)
     ]
@@ -76,7 +80,11 @@ def attempt_starts(
 def attempt_record(
     store: BlobStore, run_id: str, attempt: int, *, timeout: float | None = None
 ) -> AttemptRecord | None:
-    """What one start has said of itself; None where that cannot be read: of a newer format, or pruned. Raises StoreError."""
+    """Return the record of one start, or None if it cannot be read: a newer format, or pruned.
+
+    Raises:
+        StoreError: the store failed.
+    """
     key = attempt_key(run_id, attempt)
     try:
         return decode_attempt(store.get(key, timeout=timeout), key)
@@ -85,15 +93,15 @@ def attempt_record(
 
 
 def newest_claim(store: BlobStore, run_id: str, *, timeout: float | None = None) -> int:
-    """The highest attempt that has a record, 0 for none."""
+    """Return the highest attempt that has a record, 0 for none."""
     claims = store.list(attempts_prefix(run_id), timeout=timeout)
     return max((parse_attempt(run_id, info.key) or 0 for info in claims), default=0)
 
 
 def newest_attempt(store: BlobStore, run_id: str, *, timeout: float | None = None) -> int:
-    """The highest attempt that left a trace, 0 for none."""
+    """Return the highest attempt that left a trace, 0 for none."""
     newest = newest_claim(store, run_id, timeout=timeout)
-    # Records may have been removed by hand; what they saved still counts.
+    # Somebody may have removed records by hand; the checkpoints of those attempts still count.
     prefix = checkpoints_prefix(run_id)
     for info in store.list(prefix, timeout=timeout):
         name = CheckpointName.parse(info.key[len(prefix) :].partition("/")[0])

@@ -1,7 +1,7 @@
-"""What checkpoints a run has, and which of them are whole: one listing, then manifests by name.
+"""Catalog of a run: its checkpoints, and which of them are whole. One listing, then manifests by name.
 
-The marker is a shortcut for listings meant for people. A restore never trusts it: it needs the manifests anyway, and
-they say more.
+The marker is a shortcut for listings meant for people. A restore never trusts it: a restore needs the manifests
+anyway, and they say more.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from .format.manifest import CommitMarker, Kind, Level, RankManifest, most_bytes
 
 log = logging.getLogger("spotguard")
 
-#: Manifests of many ranks come side by side: each is one small request, and requests have latency.
+#: Threads that fetch manifests in parallel: each manifest is one small request, and requests have latency.
 _FETCHERS = 16
 
-#: "newer": of a format that only a newer spotguard reads; it may be good.
+#: "newer": the format needs a newer spotguard; the checkpoint may be good.
 Status = Literal["whole", "partial", "damaged", "newer"]
 
 
 class PartialCheckpoint(CheckpointError):
-    """A checkpoint lacks a rank's manifest: a save that is under way, or that never ended."""
+    """Error for a checkpoint that lacks a rank's manifest: its save is under way, or never ended."""
 
 
 class CheckpointGone(PartialCheckpoint):
-    """It was there when the store was listed, and is not any more: pruned, perhaps."""
+    """Error for a checkpoint that the listing had and the store has no longer, perhaps because it was pruned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,34 +53,34 @@ class CheckpointFolder:
 
     run_id: str
     name: CheckpointName
-    #: Size by name inside the folder.
+    #: Size of each file by its name inside the folder.
     files: Mapping[str, int]
 
     @property
     def prefix(self) -> str:
-        """What the keys of its objects begin with."""
+        """Prefix of the keys of its objects."""
         return checkpoint_prefix(self.run_id, self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class WholeCheckpoint:
-    """A checkpoint whose every byte is known by place and CRC, and said by the store to be there."""
+    """Checkpoint whose every byte is known by place and CRC, and whose objects the store lists."""
 
     run_id: str
     name: CheckpointName
     manifests: tuple[RankManifest, ...]
     tensors: Mapping[str, MergedTensor]
-    #: By rank whose extras are missing: the one whose extras stand in for them (`ranking.stand_ins`).
+    #: For each rank whose extras are missing, the rank whose extras replace them (`ranking.stand_ins`).
     stand_ins: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its objects, and of those in earlier checkpoints' folders that it refers to."""
+        """Return the bytes of its objects, and of those in earlier checkpoints' folders that it refers to."""
         return self.written + sum(referred(self.manifests).values())
 
     @property
     def written(self) -> int:
-        """Bytes of its own objects."""
+        """Return the bytes of its own objects."""
         return sum(manifest.nbytes for manifest in self.manifests)
 
     @property
@@ -89,25 +89,25 @@ class WholeCheckpoint:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Ranks whose extras it lacks."""
+        """Return the ranks whose extras it lacks."""
         return self.manifests[0].missing
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A line of `spotguard ls`."""
+    """One line of `spotguard ls`."""
 
     run_id: str
     name: CheckpointName
     status: Status
-    #: Why it is not whole, else "".
+    #: Reason why it is not whole, else "".
     reason: str
-    #: Bytes of all objects in its folder; of a whole one, also of those elsewhere that it refers to.
+    #: Bytes of all objects in its folder; for a whole checkpoint, also of those elsewhere that it refers to.
     nbytes: int
     marked: bool
-    #: As the names in its folder say it; None where they disagree, or say nothing.
+    #: Number of ranks from the names in its folder; None if the names disagree or give no number.
     world: int | None = None
-    #: None where no marker and no manifest could be read.
+    #: None if no marker and no manifest could be read.
     level: Level | None = None
     kind: Kind | None = None
     created: float | None = None
@@ -116,14 +116,14 @@ class Checkpoint:
 
 
 def scan(store: ReadableStore, run_id: str, *, timeout: float | None = None) -> list[CheckpointFolder]:
-    """All checkpoints of a run, newest first, in one listing."""
+    """Return all checkpoints of a run, newest first, from one listing."""
     prefix = checkpoints_prefix(run_id)
-    found: dict[CheckpointName, dict[str, int]] = {}
+    sizes: dict[CheckpointName, dict[str, int]] = {}
     for info in store.list(prefix, timeout=timeout):
         folder, _, rest = info.key[len(prefix) :].partition("/")
         if rest and (name := CheckpointName.parse(folder)) is not None:
-            found.setdefault(name, {})[rest] = info.size
-    return [CheckpointFolder(run_id, name, found[name]) for name in sorted(found, reverse=True)]
+            sizes.setdefault(name, {})[rest] = info.size
+    return [CheckpointFolder(run_id, name, sizes[name]) for name in sorted(sizes, reverse=True)]
 
 
 def examine(
@@ -133,11 +133,11 @@ def examine(
     *,
     timeout: float | None = None,
 ) -> WholeCheckpoint:
-    """Read a checkpoint's manifests and hold them against the listing.
+    """Read a checkpoint's manifests and compare them with the listing.
 
     Raises:
-        Partial: a rank's manifest is not there; `CheckpointGone`, where the listing had it.
-        CheckpointError: it is damaged; says where.
+        PartialCheckpoint: a rank's manifest is missing; `CheckpointGone` if the listing had it.
+        CheckpointError: the checkpoint is damaged; the message says where.
     """
     world = _world(folder)
     names = [manifest_name(rank, world) for rank in range(world)]
@@ -158,7 +158,7 @@ def examine(
 
 
 def check_size(folder: CheckpointFolder, name: str, world: int) -> None:
-    """Raise CheckpointError where a manifest is too large to be one: before it is read into memory."""
+    """Raise CheckpointError if a manifest is too large to be one, before it is read into memory."""
     if (size := folder.files[name]) > (most := most_bytes(world)):
         raise CheckpointError(
             f"{name} has {size} bytes, and no manifest of {world} ranks has more than {most}"
@@ -174,19 +174,21 @@ def whole_checkpoints(
     skipped: Callable[[CheckpointName, CheckpointError], None] | None = None,
     timeout: float | None = None,
 ) -> Iterator[WholeCheckpoint]:
-    """Whole checkpoints, newest first, each examined when it is asked for: a restore falls back along this.
+    """Yield whole checkpoints, newest first. A restore falls back along this order.
+
+    Each checkpoint is examined only when the caller asks for it.
 
     Args:
-        store: where.
-        run_id: whose.
-        step: only those of this step.
-        levels: which may be restored.
-        skipped: told of each that is not whole, with the reason; without it `passed_over` is.
-        timeout: of each request.
+        store: the store that holds them.
+        run_id: the run.
+        step: only checkpoints of this step.
+        levels: the levels that may be restored.
+        skipped: called for each checkpoint that is not whole, with the reason. The default is `passed_over`.
+        timeout: seconds for each request.
 
     Raises:
-        NewerFormatError: the next one was written by a newer spotguard. It may be good, and going back behind it
-            unasked would throw its steps away.
+        NewerFormatError: a newer spotguard wrote the next checkpoint. It may be good, and falling back to an older
+            one without being asked would throw its steps away.
     """
     folders = scan(store, run_id, timeout=timeout)
     for folder in folders:
@@ -207,7 +209,7 @@ def whole_checkpoints(
 
 
 def passed_over(run_id: str, name: CheckpointName, error: CheckpointError) -> None:
-    """Say of a checkpoint that it is not whole, where that is damage."""
+    """Log that a checkpoint is not whole, if the reason is damage."""
     if not isinstance(error, PartialCheckpoint):
         log.warning("checkpoint %s of run %s is passed over: %s", name, run_id, error)
 
@@ -220,41 +222,43 @@ def find_whole(
     levels: tuple[Level, ...] = ("full",),
     timeout: float | None = None,
 ) -> WholeCheckpoint | None:
-    """The newest whole checkpoint: highest (attempt, step, save)."""
+    """Return the newest whole checkpoint: highest (attempt, step, save)."""
     return next(whole_checkpoints(store, run_id, step=step, levels=levels, timeout=timeout), None)
 
 
 def list_checkpoints(
     store: BlobStore, run_id: str, *, deep: bool = False, timeout: float | None = None
 ) -> list[Checkpoint]:
-    """Every checkpoint of a run with its status, newest first. No checkpoint any more, and left out, is a folder of which
-    pruning has left only what newer ones refer to.
+    """Return every checkpoint of a run with its status, newest first.
+
+    Pruning can leave a folder that holds only objects of newer checkpoints. Such a folder is no checkpoint any
+    more, and is left out.
 
     Args:
-        store: where.
-        run_id: whose.
-        deep: read all manifests even where the marker and the listing agree.
-        timeout: of each request.
+        store: the store that holds them.
+        run_id: the run.
+        deep: whether to read all manifests even if the marker and the listing agree.
+        timeout: seconds for each request.
     """
     folders = scan(store, run_id, timeout=timeout)
-    found = [_describe(store, folder, folders, deep, timeout) for folder in folders]
+    checkpoints = [_describe(store, folder, folders, deep, timeout) for folder in folders]
     bare = [folder for folder in folders if not any(map(parse_manifest_name, folder.files))]
     needed: set[str] = set()
-    for each, folder in zip(found, folders, strict=True):
+    for each, folder in zip(checkpoints, folders, strict=True):
         refers = each.status == "whole" and each.nbytes > _objects(folder)[1]
         if refers and any(other.name.attempt == each.name.attempt for other in bare):
-            with suppress(CheckpointError, NotFoundError):  # the next look says it of this one
+            with suppress(CheckpointError, NotFoundError):  # the next listing reports this one
                 needed |= referred(examine(store, folder, folders, timeout=timeout).manifests).keys()
     kept = {each.name for each in bare if {each.prefix + file for file in each.files} <= needed}
-    return [each for each in found if each.name not in kept]
+    return [each for each in checkpoints if each.name not in kept]
 
 
 def list_runs(store: BlobStore, *, timeout: float | None = None) -> list[str]:
-    """The ids of all runs in a store."""
+    """Return the ids of all runs in a store."""
     runs: dict[str, None] = {}
     for info in store.list("", timeout=timeout):
         run_id, _, rest = info.key.partition("/")
-        # (A bucket may hold other things.)
+        # A bucket may hold other things, too.
         if is_run_id(run_id) and rest.startswith(("attempts/", "checkpoints/")):
             runs[run_id] = None
     return list(runs)
@@ -272,12 +276,12 @@ def _describe(
     status: Status = "whole"
     reason = ""
     try:
-        if marked and not deep and (said := _said(store, folder, timeout)) is not None:
-            names = [manifest_name(rank, said.world) for rank in range(said.world)]
-            if (said.objects, said.nbytes) == (objects, nbytes) and folder.files.keys() >= set(names):
+        if marked and not deep and (marker := _said(store, folder, timeout)) is not None:
+            names = [manifest_name(rank, marker.world) for rank in range(marker.world)]
+            if (marker.objects, marker.nbytes) == (objects, nbytes) and folder.files.keys() >= set(names):
                 return Checkpoint(
-                    folder.run_id, folder.name, "whole", "", nbytes + said.elsewhere, True,
-                    said.world, said.level, said.kind, said.created, said.missing,
+                    folder.run_id, folder.name, "whole", "", nbytes + marker.elsewhere, True,
+                    marker.world, marker.level, marker.kind, marker.created, marker.missing,
                 )  # fmt: skip
         whole = examine(store, folder, folders, timeout=timeout)
         first = whole.manifests[0]
@@ -297,13 +301,13 @@ def _describe(
 
 
 def _objects(folder: CheckpointFolder) -> tuple[int, int]:
-    """How many it has, and their bytes."""
+    """Return the number of its objects, and their bytes."""
     sizes = [size for name, size in folder.files.items() if parse_object_name(name)]
     return len(sizes), sum(sizes)
 
 
 def _said(store: BlobStore, folder: CheckpointFolder, timeout: float | None) -> CommitMarker | None:
-    """What the marker says; None where it cannot be read, which unmakes nothing: the manifests say more."""
+    """Return the marker, or None if it cannot be read. The checkpoint stays valid then: the manifests say more."""
     key = folder.prefix + MARKER
     try:
         return decode_marker(store.get(key, timeout=timeout), key)
@@ -328,13 +332,14 @@ def _fetch(store: ReadableStore, keys: list[str], timeout: float | None) -> list
 
 
 def side_by_side(get: Callable[[str], bytes], keys: Sequence[str]) -> list[bytes]:
-    """The objects of these keys, in order, got by several threads of which the caller is one.
+    """Return the objects of these keys, in order, fetched by several threads; the caller is one of them.
 
-    No thread pool: at interpreter exit none takes work, and Python 3.12 starts no thread either (python/cpython#104690).
-    The caller then gets all objects alone, because the last checkpoint of a job is marked and pruned at exit.
+    No thread pool: at interpreter exit a pool takes no work, and Python 3.12 starts no thread either
+    (python/cpython#104690). The caller then fetches all objects alone. That matters because the last checkpoint of
+    a job is marked and pruned at exit.
 
     Raises:
-        Exception: what `get` raised, of the first key in order that failed.
+        Exception: the error of `get` for the first key in order that failed.
     """
     waiting = deque(enumerate(keys))
     got: dict[int, bytes] = {}
@@ -348,7 +353,7 @@ def side_by_side(get: Callable[[str], bytes], keys: Sequence[str]) -> list[bytes
                 return
             try:
                 got[at] = get(key)
-            except Exception as error:  # noqa: BLE001 - raised below, by the caller
+            except Exception as error:  # noqa: BLE001 - the caller raises it below
                 failed[at] = error
 
     helpers: list[threading.Thread] = []
@@ -362,7 +367,7 @@ def side_by_side(get: Callable[[str], bytes], keys: Sequence[str]) -> list[bytes
             helpers.append(helper)
         work()
     finally:
-        waiting.clear()  # Ctrl-C: nothing more is begun
+        waiting.clear()  # Ctrl-C: start no further request
         for helper in helpers:
             helper.join()
     if failed:
@@ -377,7 +382,7 @@ def _belongs(merged: Coverage, folder: CheckpointFolder) -> None:
 
 
 def _check_objects(merged: Coverage, folder: CheckpointFolder, folders: list[CheckpointFolder]) -> None:
-    """Every object that a manifest names is in the listing, with its size."""
+    """Check that every object that a manifest names is in the listing, with its size."""
     elsewhere = {str(each.name): each.files for each in folders}
     for manifest in merged.manifests:
         for entry in manifest.objects:
@@ -390,7 +395,7 @@ def _check_objects(merged: Coverage, folder: CheckpointFolder, folders: list[Che
 
 
 class ReadableStore(Protocol):
-    """What a catalog asks of a store."""
+    """Operations of a store that a catalog needs."""
 
     url: str
 

@@ -1,9 +1,11 @@
-"""A folder on a disk of this machine, where a background checkpoint goes first: what of it may be believed.
+"""Stage: a folder on a disk of this machine, where a background checkpoint goes first.
 
-What lies there is an ordinary checkpoint, committed like any other, so a restart on the same machine restores from it. It
-counts as committed for nobody else, for the machine may be gone. And the folder may speak of another history: it was
-used with another store, or with one that was emptied since. So a staged checkpoint is believed only where the store holds
-the very record of its attempt, byte for byte, that was laid down beside it.
+A staged checkpoint is an ordinary checkpoint, committed like any other, so a restart on the same machine restores
+from it. For every other purpose it does not count as committed, because the machine may be gone.
+
+The folder may also belong to another history: it was used with another store, or with one that was emptied since.
+So the stage keeps a copy of each attempt's record. A staged checkpoint is trusted only if the store holds the very
+same record, byte for byte.
 """
 
 from __future__ import annotations
@@ -27,25 +29,25 @@ from .store_probe import probe
 
 log = logging.getLogger("spotguard")
 
-#: File systems that are memory: they count as the host's, and end with the machine's restart.
+#: File systems in memory: their files count as host memory, and end with a reboot.
 MEMORY = ("tmpfs", "ramfs")
 _MOUNTS = Path("/proc/self/mounts")
-#: Space, tab, newline and backslash in a mount's name (proc_pid_mounts(5)).
+#: Escape of space, tab, newline and backslash in the name of a mount (proc_pid_mounts(5)).
 _ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
 
 
 @dataclass(frozen=True, slots=True)
 class StagedCheckpoint(WholeCheckpoint):
-    """A whole checkpoint that lies on this machine's disk."""
+    """Whole checkpoint on this machine's disk."""
 
 
 class Stage:
-    """The folder, for one run. Any thread.
+    """Staging folder of one run. Any thread may use it.
 
     Args:
-        folder: absolute; it is made.
-        run_id: whose.
-        nbytes: of a checkpoint, as far as is known.
+        folder: absolute path; it is created.
+        run_id: the run.
+        nbytes: expected bytes of a checkpoint, as far as known.
 
     Raises:
         UsageError: nothing can be written there.
@@ -55,12 +57,12 @@ class Stage:
         self.folder = folder
         self.files = usable(folder, run_id)
         self.run_id = run_id
-        #: Why nothing is staged any more; "" while it is.
+        #: Reason why staging is switched off; "" while it is on.
         self.off = ""
         self._look(nbytes)
 
     def _look(self, nbytes: int) -> None:
-        """Warn of a folder that will not do."""
+        """Warn if the folder is in memory, or has too little room."""
         if (kind := file_system(self.folder)) in MEMORY:
             log.warning(
                 "--stage %s lies in memory (%s): each checkpoint there takes host memory; name a folder on a disk",
@@ -77,17 +79,21 @@ class Stage:
             )
 
     def room(self) -> int:
-        """Bytes that may still be written there."""
-        found = os.statvfs(self.folder)
-        return found.f_bavail * found.f_frsize
+        """Return the bytes that may still be written there."""
+        stats = os.statvfs(self.folder)
+        return stats.f_bavail * stats.f_frsize
 
     def begin(self, store: BlobStore, attempt: int) -> None:
-        """Attempt `attempt` was claimed in `store`: what it stages from here on can be told from all else."""
+        """Prepare the folder for attempt `attempt`, which was claimed in `store`.
+
+        From here on, the checkpoints that this attempt stages can be told from all others.
+        """
         key = attempt_key(self.run_id, attempt)
         record = store.get(key)
         try:
-            # A number is claimed once: who staged under it did so beside another store. So did who staged under a higher one
-            # that this store does not know; kept, it would pass for newer, and what is staged from here on for what may go.
+            # A store gives each number once. So a checkpoint under this number was staged beside another store. The
+            # same holds for a higher number that this store does not know. If it stayed, it would pass for newer,
+            # and this attempt's checkpoints would be pruned.
             folders = [each for each in scan(self.files, self.run_id) if each.name.attempt >= attempt]
             higher = {each.name.attempt for each in folders} - {attempt}
             known = {number for number in higher if self._same_record(store, number)}
@@ -97,7 +103,7 @@ class Stage:
             self.switch_off(str(error))
 
     def switch_off(self, why: str) -> None:
-        """Nothing is staged from here on."""
+        """Switch staging off from here on, and warn."""
         self.off = why
         log.warning(
             "nothing is staged in %s any more, background checkpoints are copied to host memory: %s",
@@ -105,17 +111,17 @@ class Stage:
             why,
         )
 
-    # --- what is there ---
+    # --- reading ---
 
     def wholes(self, store: BlobStore, *, step: int | None = None) -> Iterator[StagedCheckpoint]:
-        """What may be believed and is whole, newest first, each examined when it is asked for."""
-        found = whole_checkpoints(self.files, self.run_id, step=step)
-        believed: dict[int, bool] = {}
+        """Yield the trusted whole checkpoints, newest first; each is examined when it is asked for."""
+        candidates = whole_checkpoints(self.files, self.run_id, step=step)
+        trusted: dict[int, bool] = {}
         while True:
             try:
-                whole = next(found, None)
+                whole = next(candidates, None)
             except (StoreError, NewerFormatError) as error:
-                # The guarantee is what the store holds: what cannot be read here is a restart's time, and some steps.
+                # Only the store is guaranteed. An unreadable stage costs a restart its time, and some steps.
                 log.warning(
                     "what is staged in %s cannot be read, the store's is taken: %s", self.folder, error
                 )
@@ -123,9 +129,9 @@ class Stage:
             if whole is None:
                 return
             attempt = whole.name.attempt
-            if attempt not in believed:
-                believed[attempt] = self._same_record(store, attempt)
-            if believed[attempt]:
+            if attempt not in trusted:
+                trusted[attempt] = self._same_record(store, attempt)
+            if trusted[attempt]:
                 yield StagedCheckpoint(whole.run_id, whole.name, whole.manifests, whole.tensors)
 
     def _same_record(self, store: BlobStore, attempt: int) -> bool:
@@ -133,17 +139,22 @@ class Stage:
         try:
             ours = self.files.get(key)
         except StoreError:
-            return False  # whoever cannot be told from a stranger is one
+            return False  # without a record it cannot be told from another history
         try:
             return store.get(key) == ours
         except NotFoundError:
             return False
 
-    # --- what goes ---
+    # --- deleting ---
 
     def prune(self, name: CheckpointName, nbytes: int) -> bool:
-        """`name` is in the store: what is older goes, and where there is no room for another of `nbytes`, it goes too.
-        Then True."""
+        """Delete what `name`, which is now in the store, makes superfluous: the older checkpoints.
+
+        If there is then no room for another checkpoint of `nbytes`, delete `name` too.
+
+        Returns:
+            Whether `name` was deleted.
+        """
         for keys in plan_pruning(self.files, self.run_id, keep=1).steps():
             self.files.delete(keys)
         if self.room() >= nbytes:
@@ -152,7 +163,7 @@ class Stage:
         return True
 
     def discard(self, name: CheckpointName) -> None:
-        """Remove what is there of one that came to nothing."""
+        """Delete the remains of a checkpoint whose save failed."""
         self._remove(each for each in scan(self.files, self.run_id) if each.name == name)
 
     def _remove(self, folders: Iterable[CheckpointFolder]) -> None:
@@ -164,12 +175,12 @@ class Stage:
 def newest_first(
     staged: Iterator[StagedCheckpoint], stored: Iterator[WholeCheckpoint]
 ) -> Iterator[WholeCheckpoint]:
-    """Both by age; of one that is in both places the staged one first, for a disk is nearer."""
+    """Merge both by age. If a checkpoint is in both places, the staged one comes first: a disk is nearer."""
     return heapq.merge(staged, stored, key=lambda whole: whole.name, reverse=True)
 
 
 def usable(folder: Path, run_id: str) -> FileStore:
-    """The folder as a store, which is made, and tried.
+    """Create the folder, try it, and return it as a store.
 
     Raises:
         UsageError: nothing can be written there.
@@ -183,20 +194,20 @@ def usable(folder: Path, run_id: str) -> FileStore:
 
 
 def file_system(folder: Path, mounts: Path = _MOUNTS) -> str:
-    """The type of the file system that `folder` lies on; "" where nobody says."""
+    """Return the type of the file system that holds `folder`; "" if unknown."""
     return mounted(folder, mounts)[1]
 
 
 def mounted(folder: Path, mounts: Path = _MOUNTS) -> tuple[str, str]:
-    """Where the file system that `folder` lies on is mounted, and its type; "" both where nobody says."""
+    """Return the mount point of the file system that holds `folder`, and its type; both "" if unknown."""
     try:
         lines = [line.split(b" ") for line in mounts.read_bytes().split(b"\n")]  # a name need not be UTF-8
     except OSError:
         return "", ""
     real = os.fsencode(os.path.realpath(folder))
     # The later of two mounts on one place hides the first.
-    found = [(_ESCAPED.sub(_unescaped, words[1]), words[2]) for words in lines if len(words) > 2]
-    over = [(len(place), at, place, kind) for at, (place, kind) in enumerate(found) if _below(real, place)]
+    listed = [(_ESCAPED.sub(_unescaped, words[1]), words[2]) for words in lines if len(words) > 2]
+    over = [(len(place), at, place, kind) for at, (place, kind) in enumerate(listed) if _below(real, place)]
     _, _, place, kind = max(over, default=(0, 0, b"", b""))
     return os.fsdecode(place), os.fsdecode(kind)
 

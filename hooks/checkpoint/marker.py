@@ -1,4 +1,4 @@
-"""New."""
+"""The two requests that commit a checkpoint: each rank's manifest, then the marker."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def put_manifest(
     timeout: float | None = None,
     most: Callable[[int], int] = most_bytes,
 ) -> str:
-    """Say what this rank wrote, once all of it is in the store; returns the key.
+    """Put this rank's manifest, once all its objects are in the store, and return its key.
 
     Args:
-        store: where.
-        manifest: what to say.
-        timeout: of the request.
-        most: by the number of ranks, the bytes of the largest manifest that is read back.
+        store: the store.
+        manifest: the manifest of this rank.
+        timeout: seconds for the request.
+        most: returns the largest size in bytes that is read back, for a number of ranks.
 
     Raises:
         CheckpointError: the manifest is too large to be read back.
@@ -46,7 +46,7 @@ def put_manifest(
 def put_marker(
     store: BlobStore, manifests: Iterable[RankManifest], *, created: float, timeout: float | None = None
 ) -> CommitMarker:
-    """Mark a checkpoint whose full set of manifests was seen. Two that do so write the same but for the time."""
+    """Mark a checkpoint whose full set of manifests was seen. Two writers put the same marker but for the time."""
     marker = CommitMarker.of(manifests, created)
     key = checkpoint_prefix(marker.run_id, marker.checkpoint) + MARKER
     store.put(key, memoryview(encode_marker(marker)), timeout=timeout)
@@ -54,7 +54,11 @@ def put_marker(
 
 
 def is_marked(store: BlobStore, run_id: str, name: CheckpointName, *, timeout: float | None = None) -> bool:
-    """Whether its marker is there and can be read: else it is written anew. One request; raises StoreError."""
+    """Whether its marker is in the store and can be read; otherwise the caller writes it again. One request.
+
+    Raises:
+        StoreError: the store failed.
+    """
     key = checkpoint_prefix(run_id, name) + MARKER
     try:
         decode_marker(store.get(key, timeout=timeout), key)
@@ -66,7 +70,9 @@ def is_marked(store: BlobStore, run_id: str, name: CheckpointName, *, timeout: f
 def is_complete(
     store: BlobStore, run_id: str, name: CheckpointName, world: int, *, timeout: float | None = None
 ) -> bool:
-    """Whether the manifests of all its ranks are there, marked or not: each was put after its objects. One listing."""
+    """Whether the manifests of all its ranks are in the store, marked or not. Each was put after its objects. One
+    listing.
+    """
     prefix = checkpoint_prefix(run_id, name)
     there = {info.key.removeprefix(prefix) for info in store.list(prefix, timeout=timeout)}
     return all(manifest_name(rank, world) in there for rank in range(world))
@@ -75,10 +81,11 @@ def is_complete(
 def mark_alone(
     store: BlobStore, mine: RankManifest, *, created: float, timeout: float | None = None
 ) -> CommitMarker:
-    """After `put_manifest`, in a job of one process: see that this manifest is a whole, and mark it. (`together` does so for
-    several.)
+    """Prove that this manifest is a whole checkpoint, and mark it, in a job of one process.
+
+    Call it after `put_manifest`. `hooks.save.commit` does the same for several ranks.
 
     Raises:
-        CheckpointError: it is none; nothing is marked.
+        CheckpointError: the manifest is not a whole checkpoint; nothing is marked.
     """
     return put_marker(store, coverage([mine]).manifests, created=created, timeout=timeout)

@@ -1,5 +1,7 @@
-"""In which order whole checkpoints are tried, where some are not full. Without torch: a command that only asks what a
-restore takes may have none."""
+"""Order in which a restore tries whole checkpoints, if some are not full.
+
+This module needs no torch: a command that only asks which checkpoint a restore takes may run without it.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,18 @@ from .format.manifest import lacks, private_name
 
 log = logging.getLogger("spotguard")
 
-#: Steps that the moments are worth: Adam's second moment takes that many to recover, with its usual beta of 0.999.
+#: Steps that the moments are worth: Adam's second moment takes 1000 to recover, with its usual beta of 0.999.
 MOMENTS_WORTH = 1000
 #: Steps that the extras of dead ranks are worth, unless `--extras-worth` says otherwise.
 EXTRAS_WORTH = 100
 
 
 def counts(step: int, complete: int) -> bool:
-    """Whether a restore would take the weights of this step alone.
+    """Whether a restore would take weights of this step without their moments.
 
     Args:
-        complete: the step of the newest checkpoint that has its moments. -1: there is none.
+        step: the step of the weights.
+        complete: the step of the newest checkpoint that has its moments; -1 for none.
     """
     return complete < 0 or step - complete >= MOMENTS_WORTH
 
@@ -31,11 +34,16 @@ def counts(step: int, complete: int) -> bool:
 def worth_it(
     newest_first: Iterator[WholeCheckpoint], extras_worth: int = EXTRAS_WORTH
 ) -> Iterator[WholeCheckpoint]:
-    """Full checkpoints, and of the others those that are newer by more than what they lack is worth.
+    """Yield checkpoints in the order in which a restore tries them.
+
+    These are the full checkpoints, and each of a lower level that is newer by more steps than its missing parts are
+    worth.
 
     Args:
-        extras_worth: steps that the extras of dead ranks are worth. Where those of each missing rank were the very same as
-            another's in the full checkpoint, they are worth nothing: the other's stand in for them.
+        newest_first: whole checkpoints.
+        extras_worth: steps that the extras of dead ranks are worth. They are worth nothing if each missing rank had
+            the very same extras as a present rank in the full checkpoint; the present rank's then stand in for
+            them.
     """
     lower: list[WholeCheckpoint] = []
     for whole in newest_first:
@@ -57,41 +65,46 @@ def worth_it(
                 whole.name.step,
                 light.name.step,
             )
-        yield whole  # who comes back for more found it damaged: the others are held against the next full one
+        # a caller that asks for more found it damaged: the others are compared with the next full one
+        yield whole
     yield from sorted(lower, key=lambda light: light.name.step - _worth(light, extras_worth), reverse=True)
 
 
 def _ahead(light: WholeCheckpoint, full: WholeCheckpoint, extras_worth: int) -> int:
-    """Steps by which it is newer than what it lacks is worth; 0 and below, where the full one is worth more."""
+    """Return by how many steps `light` is newer than its missing parts are worth. At 0 or below, the full one is
+    worth more.
+    """
     rebuilt = light.level != "weights" and bool(stand_ins(light, full))
     return light.name.step - full.name.step - (0 if rebuilt else _worth(light, extras_worth))
 
 
 def _worth(light: WholeCheckpoint, extras_worth: int) -> int:
-    """Steps that what it lacks is worth."""
+    """Return the steps that its missing parts are worth."""
     return MOMENTS_WORTH - 1 if light.level == "weights" else extras_worth
 
 
 def stand_ins(light: WholeCheckpoint, full: WholeCheckpoint) -> dict[int, int]:
-    """By missing rank another one, which is there, and whose state was the very same in the full checkpoint; none, where one
-    of the missing ranks had a state of its own, as with a seed of its own.
+    """Return for each missing rank a present one whose state was the very same in the full checkpoint.
+
+    The result is empty if one of the missing ranks had a state of its own, such as its own seed.
 
     Args:
-        light: lacks the extras of some ranks.
-        full: an older one.
+        light: a checkpoint that lacks the extras of some ranks.
+        full: an older full one.
     """
     if not light.missing or len(full.manifests) != len(light.manifests):
         return {}
-    there = [rank for rank in range(len(full.manifests)) if rank not in light.missing]
-    states = {rank: _comparable(full, rank) for rank in [*light.missing, *there]}
-    found = {
-        rank: next((other for other in there if states[other] == states[rank]), -1) for rank in light.missing
+    present = [rank for rank in range(len(full.manifests)) if rank not in light.missing]
+    states = {rank: _comparable(full, rank) for rank in [*light.missing, *present]}
+    matches = {
+        rank: next((other for other in present if states[other] == states[rank]), -1)
+        for rank in light.missing
     }
-    return {} if -1 in found.values() else found
+    return {} if -1 in matches.values() else matches
 
 
 def _comparable(whole: WholeCheckpoint, rank: int) -> Mapping[str, Any]:
-    """A rank's state, its own tensors by what they hold and not by their names."""
+    """Return a rank's state with its own tensors as their content instead of their names."""
     own = private_name(rank, "")
 
     def seen(value: Any) -> Any:

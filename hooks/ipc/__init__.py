@@ -1,4 +1,4 @@
-"""The socket to the machine's agent, from the training process.
+"""Connection from the training process to the machine's agent, over a Unix socket. No module here imports torch.
 
-`messages` are the messages, `protocol` says which may come when, `client` is the thread that listens. No torch.
+`messages` defines the messages, and `protocol` their order. `client` is the thread that receives them.
 """

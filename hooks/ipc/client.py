@@ -1,7 +1,7 @@
-"""The hook's end of the socket: one thread that listens, for as long as the process lives.
+"""Training process's end of the agent socket: one thread that listens until the process ends.
 
-Whatever the agent does (never there, killed, restarted) training goes on: a lost agent is one warning,
-a reconnection attempt every second, and `unguarded` in the meantime.
+Training goes on whatever happens to the agent: never started, killed or restarted. If the agent is lost, the client
+logs one warning, tries to connect every second, and reports `unguarded` until it succeeds.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ from .protocol import Message, Peer, Refused, Register, Role, Welcome
 log = logging.getLogger("spotguard")
 
 _INT = struct.Struct("i")
-#: Seconds between attempts to find a lost agent, and between two `Position`s.
+#: Seconds between attempts to reach a lost agent, and between two `Position` messages.
 RECONNECT = 1.0
 POSITION_EVERY = 2.0
-#: Seconds for which a droppable word waits for another thread that is just sending.
+#: Seconds that a droppable message waits for another thread that is sending.
 _DROP_AFTER = 0.02
-#: A send that takes longer has an agent at the other end that is not reading.
+#: Seconds until a send fails. A slower send means that the agent does not read.
 SEND_TIMEOUT = 5.0
 
 
 class SocketClient:
-    """The connection to the agent, kept up by a daemon thread named "spotguard-listener".
+    """Connection to the agent, maintained by a daemon thread named "spotguard-listener".
 
     Args:
-        path: the agent's Unix socket.
-        hello: makes the `Register` of each new connection (state may have moved on since the last).
+        path: path of the agent's Unix socket.
+        hello: makes the `Register` of each new connection (state may have changed since the last one).
         on_message: called on the listener thread with each message of the agent. It must not block.
-        position: makes the `Position` that is sent after each welcome and then every few seconds; None while there is none.
-        on_lost: called on the listener thread when an agent that had welcomed us is gone.
-        on_welcome: called on the listener thread when an agent has welcomed us.
-        reconnect: seconds between attempts to find a lost agent.
+        position: makes the `Position` that the client sends after each welcome and then every 2 s; returns None
+            while there is none.
+        on_lost: called on the listener thread when an agent that had sent a `Welcome` is gone.
+        on_welcome: called on the listener thread with each `Welcome`.
+        reconnect: seconds between attempts to reach a lost agent.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class SocketClient:
         self._on_lost = on_lost
         self._on_welcome = on_welcome
         self._reconnect = reconnect
-        self._lock = threading.Lock()  # guards _socket for senders on other threads
+        self._lock = threading.Lock()  # guards _socket against senders on other threads
         self._socket: socket.socket | None = None
         self._connecting: socket.socket | None = None
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -72,9 +73,9 @@ class SocketClient:
         self._joined = threading.Event()
         self._answered = threading.Event()
         self._warned = False
-        #: Why the agent will not have this process; "" while it has not said so.
+        #: Reason why the agent refuses this process; "" if it has sent no refusal.
         self.refused = ""
-        #: The agent's first words were that a notice is pending.
+        #: Whether the `Welcome` of the current agent reported a pending notice.
         self.doomed = False
         self._thread = threading.Thread(target=self._run, name="spotguard-listener", daemon=True)
 
@@ -83,21 +84,25 @@ class SocketClient:
 
     @property
     def guarded(self) -> bool:
-        """Whether an agent has welcomed us and the connection stands."""
+        """Whether the agent has sent `Welcome` and the connection still stands."""
         return self._joined.is_set()
 
     def wait_answered(self, timeout: float) -> None:
-        """Wait for the agent's first `Welcome` or `Refused`."""
+        """Wait for the agent's first `Welcome` or `Refused`, at most `timeout` seconds."""
         self._answered.wait(timeout)
 
     def send(self, message: Message, *, droppable: bool = False) -> bool:
-        """Send from any thread. False: there is no agent now (it learns from `Register` when it is back).
+        """Send a message from any thread.
 
         Args:
-            droppable: a word that another will follow: an agent that does not read is not waited for.
+            droppable: whether a later message replaces this one. A droppable message does not wait for an agent
+                that does not read.
+
+        Returns:
+            False if the message was not sent. A lost agent learns the state from `Register` when it is back.
         """
         if not self._lock.acquire(timeout=_DROP_AFTER if droppable else -1):
-            return False  # somebody waits for that agent already
+            return False  # another thread already waits for that agent
         try:
             if self._socket is None:
                 return False
@@ -108,7 +113,7 @@ class SocketClient:
                 return True
             except OSError as error:
                 log.debug("the agent's socket broke while sending %s: %s", message.type, error)
-                # A frame may be half sent: the listener is to connect anew.
+                # The frame may be half sent, so the listener has to connect again.
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
                 return False
@@ -116,12 +121,12 @@ class SocketClient:
             self._lock.release()
 
     def tell_position(self) -> None:
-        """Say where training stands: now, and not only when its time comes."""
+        """Send the current `Position` now, ahead of its interval."""
         if (position := self._position()) is not None:
             self.send(position, droppable=True)
 
     def close(self, reason: str = "") -> None:
-        """Say goodbye and join the thread."""
+        """Send `Bye` and join the listener thread."""
         if self._stop.is_set():
             return
         self.send(protocol.Bye(reason))
@@ -130,10 +135,12 @@ class SocketClient:
         self._thread.join(timeout=SEND_TIMEOUT)
 
     def forget(self) -> None:
-        """In a forked child: close the inherited descriptors at once. The parent's connection is untouched:
-        closing a descriptor is not shutting the socket down."""
+        """Close the inherited descriptors in a forked child.
+
+        The parent's connection stays intact, because closing a descriptor does not shut the socket down.
+        """
         self._stop.set()
-        self._lock = threading.Lock()  # the other may be held by a thread that the child has not
+        self._lock = threading.Lock()  # a parent thread that the child lacks may hold the old lock
         interpreter_lock.forget()
         for inherited in (self._socket, self._connecting):
             if inherited is not None and inherited.fileno() >= 0:
@@ -151,7 +158,8 @@ class SocketClient:
             except (OSError, ProtocolError) as error:
                 self._unguarded(str(error))
             except Exception as error:
-                # A mistake of ours must not end the only thread that hears notices: it connects anew.
+                # A bug in spotguard must not end the only thread that receives notices, so the thread connects
+                # again.
                 log.exception("spotguard failed inside; please report this")
                 self._unguarded(f"{type(error).__name__}: {error}")
             lost = self._joined.is_set()
@@ -177,21 +185,23 @@ class SocketClient:
         )
 
     def _readable(self, seconds: float, *others: int) -> set[int]:
-        """Which of the wake-up pipe and the others can be read. (`poll`: `select` ends at descriptor 1023.)"""
+        """Return the descriptors that are readable, among the wake-up pipe and `others`. (`poll`, because `select`
+        ends at descriptor 1023.)
+        """
         poll = select.poll()
         for fd in (self._wake_read, *others):
             poll.register(fd, select.POLLIN)
         return {fd for fd, _ in poll.poll(seconds * 1000)}
 
     def _talk(self) -> None:
-        """One connection's life. Returns or raises when it is over."""
+        """Run one connection until it ends; return or raise then."""
         connection = self._connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(SEND_TIMEOUT)
         connection.connect(self._path)
         self._check_owner(connection)
         interpreter_lock.announce(connection)
         connection.sendall(protocol.encode(self._hello()))
-        with self._lock:  # only now: a sender never waits for a connection that is being made
+        with self._lock:  # set only now, so that a sender never waits for a connection that is being made
             self._socket = connection
         peer = Peer(Role.AGENT_NEW)
         while not self._stop.is_set():
@@ -203,7 +213,7 @@ class SocketClient:
                 finally:
                     interpreter_lock.relax("message")
             elif not readable and self._joined.is_set():
-                self.tell_position()  # the lock is not held by one who is not heard
+                self.tell_position()  # droppable, so an agent that does not read cannot hold up the lock
 
     def _hear(self, connection: socket.socket, peer: Peer) -> None:
         data = connection.recv(65536)
@@ -241,7 +251,10 @@ class SocketClient:
 
 
 def _has_room(connection: socket.socket) -> bool:
-    """Whether less than an eighth of the buffer is waiting to be read. (From a quarter on a Unix socket is not writable,
-    `unix_writable`: so what must be said never waits for what was not worth it.)"""
+    """Whether less than an eighth of the send buffer is still unread.
+
+    A Unix socket is not writable once a quarter of the buffer is unread (`unix_writable`). With an eighth as the
+    limit, important messages never wait for droppable ones.
+    """
     waiting: int = _INT.unpack(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(_INT.size)))[0]
     return waiting < connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 8

@@ -1,8 +1,9 @@
-"""Have this package's threads get the interpreter's lock (GIL) in time, whatever the training thread does.
+"""Timely access to the interpreter's lock (GIL) for spotguard's threads, whatever the training thread does.
 
-A thread that waits for the lock asks for it after the switch interval, 5 ms. It starts to count anew each time the holder
-releases the lock for a moment (`take_gil`, Python/ceval_gil.c). A training thread that releases it every millisecond and
-takes it back at once, as one that reads lines does, keeps a single waiting thread out: 18.9 s until the first byte, measured.
+A thread that waits for the lock requests it after the switch interval, 5 ms. The thread restarts that interval each
+time the holder releases the lock for a moment (`take_gil`, Python/ceval_gil.c). A training thread that reads lines
+releases the lock every millisecond and takes it back at once. Such a thread keeps a single waiting thread out; the
+first byte came after 18.9 s (measured).
 """
 
 from __future__ import annotations
@@ -16,27 +17,32 @@ import threading
 import time
 from types import FrameType
 
-#: Its default action is none, so that a message harms nobody whose handler is gone. Go's runtime interrupts by it, too.
+#: The default action of this signal is none, so a message does no harm if the handler is gone. Go's runtime
+#: interrupts by it, too.
 _SIGNAL = signal.SIGURG
-#: Seconds for which the training thread stands aside for the listener, which reads and answers meanwhile.
+#: Seconds that the training thread sleeps while the listener reads and answers.
 _ASIDE = 0.005
-#: The switch interval while somebody is in a hurry, in seconds. The kernel's timers add 0.05 ms. Told to first byte, beside a
-#: main thread that holds the lock for 1.2 ms at a time: 67 ms at 0.01, 33 at 0.1, 18 at 0.5. At 0.5 one that holds it for
-#: 0.25 ms let no save begin in a minute.
+#: Switch interval in seconds while a thread is in a hurry. The kernel's timers add 0.05 ms. From the delivered
+#: notice to the first byte, beside a main thread that holds the lock for 1.2 ms at a time: 67 ms at 0.01, 33 at
+#: 0.1, 18 at 0.5. At 0.5, a main thread that holds the lock for 0.25 ms let no save begin in a minute.
 _HURRIED = 1e-4
 
-#: Guards what follows. The signal's handler never takes it: it may have interrupted whoever holds it.
+#: Guards the variables below. The signal handler never takes this lock: the handler may have interrupted the thread
+#: that holds it.
 _lock = threading.Lock()
 _hurried: set[str] = set()
-#: The interval before the first was in a hurry.
+#: Switch interval before the first `hurry`.
 _usual = 0.0
 
 
 def stand_aside() -> None:
-    """Have the main thread release the lock at each message of an `announced` socket.
+    """Make the main thread release the lock at each message of an announced socket (`announce`).
 
-    For a main thread that trains. One that waits for signals, as a program with `on_notice` may, takes ours for its own.
-    Does nothing off the main thread, where no handler can be set, and where the program handles the signal itself.
+    This is for a main thread that trains. A main thread that waits for signals, as a program with `on_notice` may,
+    would take this signal for one of its own.
+
+    The call does nothing off the main thread, where Python allows no handler. It does nothing either if the program
+    handles the signal itself.
     """
     if threading.current_thread() is threading.main_thread() and signal.getsignal(_SIGNAL) == signal.SIG_DFL:
         signal.signal(_SIGNAL, _release)
@@ -48,7 +54,7 @@ def _release(signum: int, frame: FrameType | None) -> None:
 
 
 def announce(connection: socket.socket) -> None:
-    """Have the kernel signal this process when the socket has something to read."""
+    """Ask the kernel to signal this process when the socket has something to read."""
     if signal.getsignal(_SIGNAL) is _release:
         fcntl.fcntl(connection, fcntl.F_SETSIG, _SIGNAL)
         fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
@@ -56,7 +62,7 @@ def announce(connection: socket.socket) -> None:
 
 
 def hurry(why: str) -> None:
-    """From here on a thread that waits for the lock asks for it at once."""
+    """Let waiting threads request the lock after the short switch interval, until `relax`."""
     global _usual
     with _lock:
         if not _hurried:
@@ -66,7 +72,7 @@ def hurry(why: str) -> None:
 
 
 def relax(why: str) -> None:
-    """The switch interval is again what it was, unless somebody else is in a hurry."""
+    """Restore the switch interval, unless another caller of `hurry` still needs the short one."""
     with _lock:
         if why in _hurried:
             _hurried.remove(why)
@@ -75,7 +81,10 @@ def relax(why: str) -> None:
 
 
 def forget() -> None:
-    """In a forked child: nobody is in a hurry there, and a thread that it has not may hold what guards that."""
+    """Restore the switch interval in a forked child.
+
+    In the child no thread is in a hurry. The lock is replaced, because a thread that the child lacks may hold it.
+    """
     global _lock
     _lock = threading.Lock()
     for why in tuple(_hurried):

@@ -1,8 +1,10 @@
-"""The words of the socket protocol: each message is a frozen value that crosses as one JSON object.
+"""Messages of the socket protocol: frozen dataclasses, each sent as one JSON object.
 
-Who may say which, and when, is `protocol`'s table. *Seconds left* cross the socket, not clock times: each side
-anchors them on its own monotonic clock. (The `monotonic` fields are the one exception, for the timeline:
-CLOCK_MONOTONIC is one axis for all processes of a machine, and only differences are shown.)
+`protocol` holds the table of which peer may send which message, and when. A deadline crosses the socket as *seconds
+left*, not as a clock time: each side anchors the seconds on its own monotonic clock.
+
+The `monotonic` fields are the one exception; they serve the timeline. CLOCK_MONOTONIC is one axis for all processes
+of a machine, and only differences are shown.
 """
 
 from __future__ import annotations
@@ -10,21 +12,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-#: Raised when a message changes meaning. Peers of different versions refuse each other by name.
+#: Increase this number when a message changes meaning. Peers of different versions refuse each other by name.
 VERSION = 1
-#: The kind of notice that an agent makes of a `PeerPreempted`: another machine of the job goes, and this one stays.
+#: Kind of the notice that an agent makes from a `PeerPreempted`: another machine of the job goes, and this one
+#: stays.
 PEER = "peer"
-#: The kind of notice that is a launcher's SIGTERM to its ranks: one of them has died, or another machine joins.
+#: Kind of the notice for a launcher's SIGTERM to its ranks: one rank has died, or another machine joins.
 LAUNCHER = "launcher"
 
 
 class Message:
-    """The base of all messages; `type` is the word on the wire."""
+    """Base class of all messages; `type` is the name on the wire."""
 
     type: ClassVar[str]
 
 
-#: Word on the wire -> message.
+#: Message class by its name on the wire.
 TYPES: dict[str, type[Message]] = {}
 
 
@@ -33,40 +36,40 @@ def _on_the_wire(cls: type[Message]) -> type[Message]:
     return cls
 
 
-# --- a training process says ----------------------------------------------------------------------------
+# --- sent by a training process ------------------------------------------------------------------------
 
 
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class Register(Message):
-    """First words of a training process. The agent answers `Welcome` or `Refused`."""
+    """First message of a training process. The agent answers `Welcome` or `Refused`."""
 
     type: ClassVar[str] = "register"
     pid: int
     run_id: str
     #: The script's name, for `status`.
     name: str
-    #: "" where only `on_notice` callbacks are registered.
+    #: Store URL; "" if only `on_notice` callbacks are registered.
     store: str = ""
     rank: int = 0
     world: int = 1
-    #: Bytes a full save would write, 0 where not known yet.
+    #: Bytes that a full save would write; 0 while unknown.
     nbytes: int = 0
     version: int = VERSION
-    #: It understands `CheckpointNow`; who does not say so is not sent one.
+    #: Whether the process understands `CheckpointNow`. The agent sends none to a process that does not set it.
     checkpoints: bool = False
 
 
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class Delivered(Message):
-    """The notice has reached the hook."""
+    """Report that the notice has reached the hook."""
 
     type: ClassVar[str] = "told"
     id: str
     monotonic: float
-    #: Of a notice that no agent sent (`LAUNCHER`): its kind, where it came from, and what it leaves. An older agent passes
-    #: over what becomes of it.
+    #: Kind, source and seconds left of a notice that no agent sent (`LAUNCHER`). An older agent ignores its
+    #: outcome.
     kind: str = ""
     source: str = ""
     seconds_left: float = 0.0
@@ -75,8 +78,11 @@ class Delivered(Message):
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class Progress(Message):
-    """How far an emergency save is. Phases in order: "gate" (the step is fixed), "first-byte", "writing",
-    "written" (every object is in the store; the manifest follows)."""
+    """Phase of an emergency save.
+
+    Phases in order: "gate" (the step is fixed), "first-byte", "writing", "written" (every object is in the store;
+    the manifest follows).
+    """
 
     type: ClassVar[str] = "progress"
     id: str
@@ -91,7 +97,7 @@ class Progress(Message):
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class Committed(Message):
-    """A whole checkpoint is in the store, marker and all. `id` is "" for a background checkpoint."""
+    """Report of a whole checkpoint in the store, marker included. `id` is "" for a background checkpoint."""
 
     type: ClassVar[str] = "committed"
     id: str
@@ -102,17 +108,20 @@ class Committed(Message):
     #: The checkpoint's URL.
     url: str
     monotonic: float
-    #: As in its manifest: "full"; "partial-extras", which lacks what dead ranks had each of its own; or "weights", which lacks
-    #: the optimizer's moments. An older hook only knows full ones.
+    #: Level as in the manifest. "partial-extras" lacks the own state of each dead rank. "weights" lacks the
+    #: optimizer's moments. An older hook knows only "full".
     level: str = "full"
-    #: Why it is not everything as it stood at the notice, with the numbers that decided; "" where it is.
+    #: Why the checkpoint is not the complete state at the notice, with the deciding numbers; "" if it is.
     detail: str = ""
 
 
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class Failed(Message):
-    """This process will not commit for this notice. `last_step` is the newest committed one, -1 for none."""
+    """Report that this process will not commit for this notice.
+
+    `last_step` is the step of the newest committed checkpoint, -1 for none.
+    """
 
     type: ClassVar[str] = "failed"
     id: str
@@ -123,38 +132,41 @@ class Failed(Message):
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class Position(Message):
-    """Where training stands, every few seconds, for `status`."""
+    """Current step and checkpoint of a training process, sent every few seconds for `status`."""
 
     type: ClassVar[str] = "position"
     step: int
-    #: Newest committed checkpoint: its step (-1: none) and its age in seconds.
+    #: Newest committed checkpoint: its step (-1 for none) and its age in seconds.
     checkpoint_step: int = -1
     checkpoint_age: float = 0.0
     #: As in `Committed`.
     checkpoint_level: str = "full"
-    #: "window" (saves start at the notice) or "boundary" (at the next `guard.step()`), and why.
+    #: "window" (saves start at the notice) or "boundary" (saves start at the next `guard.step()`), and the reason.
     mode: str = "window"
     detail: str = ""
-    #: What an emergency save of this process would take by what its last saves have shown: seconds (below 0: not known
-    #: yet), and bytes a second to the store (0: not known yet). Of ranks, where all share the work.
+    #: Estimate for an emergency save of this process, from its last saves: seconds (negative while unknown) and
+    #: bytes a second to the store (0 while unknown). If several ranks share the work, the estimate covers all of
+    #: them.
     save_seconds: float = -1.0
     rate: float = 0.0
-    #: Seconds between background checkpoints; 0: switched off.
+    #: Seconds between background checkpoints; 0 if they are switched off.
     interval: float = 0.0
-    #: Seconds since training began here, or went back to a checkpoint; below 0: not yet (or an older hook, which does not say).
+    #: Seconds since training began here or went back to a checkpoint. Negative: not yet, or an older hook, which
+    #: does not report it.
     restored_age: float = -1.0
-    #: Optimizer steps since the last `guard.step()`, since training began before the first; below 0: an older hook.
+    #: Optimizer steps since the last `guard.step()`; before the first call, since training began. Negative: an
+    #: older hook.
     unmarked_steps: int = -1
-    #: There was a `guard.step()` since training began.
+    #: Whether the script has called `guard.step()` since training began.
     marked: bool = True
-    #: What is wrong with how the script uses spotguard; what to do about it stands behind the first semicolon.
+    #: How the script misuses spotguard. The remedy stands after the first semicolon.
     misuse: str = ""
 
 
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class Bye(Message):
-    """Training ended by itself; the closed socket that follows is no accident."""
+    """Report that training ended by itself, so the closed socket that follows is no accident."""
 
     type: ClassVar[str] = "bye"
     reason: str = ""
@@ -163,39 +175,42 @@ class Bye(Message):
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class PeerPreempted(Message):
-    """Another machine of this job was noticed: this process saves with the others, and then leaves. Only to an agent whose
-    `Welcome` has `calls`. Each process of the job says it, again on each new connection, and before it answers: they
-    are one call. The agent tells all of them, by a `Preempt` of kind `PEER`."""
+    """Report that another machine of this job got a notice: this process saves with the others, and then leaves.
+
+    Each process of the job sends it, before it answers, and again on each new connection. Together these messages
+    are one call. The agent then sends all of them a `Preempt` of kind `PEER`. A process sends it only to an agent
+    whose `Welcome` has `calls`.
+    """
 
     type: ClassVar[str] = "called"
-    #: Of the call, the same in every process of the job. The answers (`Delivered` … `Failed`) may carry it.
+    #: Id of the call, the same in every process of the job. The answers (`Delivered` … `Failed`) may carry it.
     id: str
-    #: What the other machine's agent was told.
+    #: Kind and source of the other machine's notice.
     kind: str
     source: str
-    #: Until that machine may be gone. This one has no deadline.
+    #: Seconds until the other machine may be gone. This machine has no deadline.
     seconds_left: float
     monotonic: float
     detail: str = ""
-    #: After the commit training goes on.
+    #: Whether training goes on after the commit.
     drill: bool = False
-    #: The names and addresses of that machine, with spaces between; "" where they are not known.
+    #: Names and addresses of the other machine, separated by spaces; "" while unknown.
     gone: str = ""
-    #: A name or an address of a machine that stays, the same in every process of the job: where they meet from now on, if
-    #: the one that goes held the launchers' rendezvous.
+    #: Name or address of a machine that stays, the same in every process of the job. The processes meet there from
+    #: now on, if the machine that goes held the launchers' rendezvous.
     meet: str = ""
 
 
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class PeerCancelled(Message):
-    """The call is void; training goes on."""
+    """Cancellation of the call; training goes on."""
 
     type: ClassVar[str] = "uncalled"
     id: str
 
 
-# --- the agent says to a training process -----------------------------------------------------------------
+# --- sent by the agent to a training process -----------------------------------------------------------
 
 
 @_on_the_wire
@@ -205,16 +220,18 @@ class Welcome(Message):
     session: int
     pid: int
     version: int = VERSION
-    #: A notice is pending: a `Preempt` follows, and whoever has not begun to train waits for it.
+    #: Whether a notice is pending. A `Preempt` follows then, and a process that has not begun to train waits for
+    #: it.
     notice: bool = False
-    #: It understands `PeerPreempted` and `PeerCancelled`; one that does not say so is told neither.
+    #: Whether the agent understands `PeerPreempted` and `PeerCancelled`. A process sends neither to an agent that
+    #: does not set it.
     calls: bool = False
 
 
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class Refused(Message):
-    """The peer may not join; the connection closes after it."""
+    """Refusal of the peer; the connection closes after it."""
 
     type: ClassVar[str] = "refused"
     reason: str
@@ -223,35 +240,39 @@ class Refused(Message):
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class Preempt(Message):
-    """Save now. Sent again with fewer seconds when a deadline moves earlier, never later."""
+    """Order to save now. The agent sends it again, with fewer seconds, when a deadline moves earlier. A deadline
+    never moves later.
+    """
 
     type: ClassVar[str] = "preempt"
     id: str
-    #: Until the machine may be gone. `reserve` of them belong to the agent: be done before.
+    #: Seconds until the machine may be gone. The last `reserve` seconds belong to the agent: the save must be done
+    #: before them.
     seconds_left: float
     reserve: float
     kind: str
     source: str
-    #: After the commit training goes on (`spotguard drill`).
+    #: Whether training goes on after the commit (`spotguard drill`).
     drill: bool = False
 
 
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class CheckpointNow(Message):
-    """Make a checkpoint beside training, soon. Nobody leaves, and there is no answer but the `Committed`."""
+    """Request for a checkpoint beside training, soon. Every process stays, and `Committed` is the only answer."""
 
     type: ClassVar[str] = "checkpoint"
-    #: Why, in words for the log.
+    #: Reason, for the log.
     reason: str
-    #: The machine goes, at a deadline that is near: also where background checkpoints are switched off.
+    #: Whether the machine goes at a near deadline. The process then saves even if background checkpoints are
+    #: switched off.
     going: bool = False
 
 
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class Withdrawn(Message):
-    """The notice is void; go on training."""
+    """Cancellation of the notice; training goes on."""
 
     type: ClassVar[str] = "withdrawn"
     id: str
@@ -260,7 +281,7 @@ class Withdrawn(Message):
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class Resume(Message):
-    """The drill is over; go on training."""
+    """End of the drill; training goes on."""
 
     type: ClassVar[str] = "resume"
     id: str
@@ -269,25 +290,25 @@ class Resume(Message):
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class Leave(Message):
-    """Everybody is committed (or out of time): end now, with this exit code."""
+    """Order to end now, with this exit code: every process has committed, or is out of time."""
 
     type: ClassVar[str] = "leave"
     id: str
     code: int
 
 
-# --- a person, or another agent, asks ---------------------------------------------------------------------
+# --- exchanged with a person, or with another agent ----------------------------------------------------
 
 
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class Ask(Message):
-    """`what` is "status" or "drill". `window` is the seconds a drill pretends to have."""
+    """Question of a person. `what` is "status" or "drill"; `window` is the seconds that a drill pretends to have."""
 
     type: ClassVar[str] = "ask"
     what: str
     window: float = 30.0
-    #: For a drill: play it to the end, as a preemption.
+    #: For a drill: run it to the end, as a preemption.
     preempt: bool = False
     version: int = VERSION
 
@@ -295,7 +316,7 @@ class Ask(Message):
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class Answer(Message):
-    """The answer to `Ask`, as plain JSON. `last` False: more answers follow on this connection."""
+    """Answer to `Ask`, as plain JSON. If `last` is False, more answers follow on this connection."""
 
     type: ClassVar[str] = "answer"
     body: dict[str, Any] = field(default_factory=dict)
@@ -305,25 +326,27 @@ class Answer(Message):
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class Watch(Message):
-    """First words of a `spotguard run` that lets the machine's service agent do the polling."""
+    """First message of a `spotguard run` that lets the machine's service agent poll the sources."""
 
     type: ClassVar[str] = "watch"
     pid: int
     version: int = VERSION
-    #: It understands `FeedNotice.severity`; who does not say so is told of terminal notices only, for it would
-    #: take every notice for one.
+    #: Whether the watcher understands `FeedNotice.severity`. Otherwise the agent sends it terminal notices only,
+    #: because the watcher would take every notice for a terminal one.
     severity: bool = False
 
 
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class Watched(Message):
-    """First answer to `Watch`, and again every few seconds, as a sign of life. What the sources see follows it."""
+    """First answer to `Watch`, repeated every few seconds as a sign of life. Notices and health of the sources
+    follow it.
+    """
 
     type: ClassVar[str] = "watched"
-    #: Through how many sources the agent looks. With 0 it would never tell of a notice.
+    #: Number of sources that the agent polls. With 0 it would never report a notice.
     sources: int
-    #: Seconds before the end at which the cloud's own service says that its notice comes; 0: it says nothing.
+    #: Seconds of warning that the cloud's own service announces; 0 if it announces none.
     window: float = 0.0
 
 
@@ -337,7 +360,7 @@ class FeedNotice(Message):
     seconds_left: float
     window: float
     detail: str = ""
-    #: As in `providers.notice.Severity`. An older agent knows terminal notices only.
+    #: Severity as in `providers.notice.Severity`. An older agent knows terminal notices only.
     severity: str = "terminal"
 
 
@@ -357,5 +380,5 @@ class FeedHealth(Message):
     reason: str = ""
     detail: str = ""
     advice: str = ""
-    #: For how long it has been seeing, or not. An older agent does not say.
+    #: Seconds for which the source has had this sight. An older agent does not send it.
     seconds: float = 0.0

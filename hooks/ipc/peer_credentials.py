@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket, as the kernel tells it (unix(7), `struct ucred`)."""
+"""Identity of the process at the other end of a Unix socket, as the kernel reports it (unix(7), `struct ucred`)."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from pathlib import Path
 
 _UCRED = struct.Struct("iII")  # pid, uid, gid
 
-#: The room for one sender's credentials beside the bytes that it sent.
+#: Bytes of ancillary data for one sender's credentials.
 ROOM = socket.CMSG_SPACE(_UCRED.size)
 
 
 def peer(sock: socket.socket) -> tuple[int, int]:
-    """Pid and uid of whoever connected, or listens."""
+    """Return pid and uid of the process that connected, or that listens."""
     pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return pid, uid
 
 
 def stranger(sock: socket.socket, path: str | Path) -> int | None:
-    """The uid of whoever listens at `path`, where it must not be believed: it could end this process, keep a notice from it or
-    invent one. Believed is root, who we are, and the user of a service: whose folder is that user's, made where only root
-    can (as systemd makes /run/spotguard, RuntimeDirectory= in systemd.exec(5)).
+    """Return the uid of the process that listens at `path` if it must not be trusted, else None.
 
-    Of who is outside of our user namespace the kernel tells no uid (a pod with `hostUsers: false`; user_namespaces(7)). It is the
-    service where nobody but the owner of such a folder can have put the socket there.
+    An untrusted listener could end this process, hide a notice from it or invent one. Trusted are root, our own
+    user and the user of a service. A service's user owns the folder of the socket, in a place where only root can
+    make folders (as systemd makes /run/spotguard, RuntimeDirectory= in systemd.exec(5)).
+
+    The kernel reports no uid for a process outside our user namespace (a pod with `hostUsers: false`;
+    user_namespaces(7)). Such a listener is trusted if only the owner of such a folder can have put the socket
+    there.
     """
     _, uid = peer(sock)
     if uid in (0, os.geteuid()):
@@ -40,12 +43,12 @@ def stranger(sock: socket.socket, path: str | Path) -> int | None:
 
 
 def _untold() -> int:
-    """What stands for a uid that is not of this user namespace."""
+    """Return the uid by which the kernel replaces uids of other user namespaces."""
     return int(Path("/proc/sys/kernel/overflowuid").read_text())
 
 
 def sender(ancillary: list[tuple[int, int, bytes]]) -> int:
-    """The pid of whoever sent what came with this; 0 where it is not told."""
+    """Return the pid of the sender from the ancillary data, 0 if it is absent."""
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
             return int(_UCRED.unpack(data[: _UCRED.size])[0])

@@ -1,12 +1,12 @@
-"""The socket protocol without a socket: messages, frames, and who may say what when.
+"""Socket protocol without a socket: messages, frames, and which peer may send which message when.
 
-A frame is a 4-byte big-endian length and that many bytes of UTF-8 JSON, one object with a `type`. Bytes go in,
-messages come out (`Peer.feed`); nothing here reads, writes, waits or knows the time, so both ends run in tests
-byte by byte. Only JSON crosses the socket: a peer that is not who it says can send wrong words, never code.
+A frame is a 4-byte big-endian length and that many bytes of UTF-8 JSON: one object with a `type`. Bytes go in,
+messages come out (`Peer.feed`). Nothing here reads, writes, waits or knows the time, so tests run both ends byte by
+byte. Only JSON crosses the socket: an impostor can send wrong messages, never code.
 
-Unknown fields are skipped, so that a newer peer may say more; an unknown type, a missing field or a wrong
-type is a `ProtocolError`, and the peer is dropped. So a message that is newer than `VERSION`, or a field that changes what
-another means, goes only to a peer that has said in its first words that it knows it.
+The parser skips unknown fields, so that a newer peer may send more. An unknown type, a missing field or a wrong
+type is a `ProtocolError`, and the receiver drops the peer. So some additions go only to a peer whose first message
+has announced that it knows them: a message newer than `VERSION`, or a field that changes the meaning of another.
 """
 
 from __future__ import annotations
@@ -84,17 +84,18 @@ __all__ = [
     "encode",
 ]
 
-#: The largest frame, in bytes. A status answer for hundreds of sessions fits; a 1 GiB header is dropped unread.
+#: Largest frame in bytes. A status answer for hundreds of sessions fits. A header that announces 1 GiB is refused
+#: unread.
 MAX_FRAME = 256 * 1024
 
 _HEADER = struct.Struct(">I")
 
 
 def encode(message: Message) -> bytes:
-    """The message as one frame.
+    """Return the message as one frame.
 
     Raises:
-        ProtocolError: it is larger than `MAX_FRAME`, or holds what JSON cannot say.
+        ProtocolError: the message is larger than `MAX_FRAME`, or holds a value that JSON cannot represent.
     """
     body: dict[str, Any] = {"type": message.type}
     for f in dataclasses.fields(message):  # type: ignore[arg-type]
@@ -122,7 +123,7 @@ def _no_constants(word: str) -> float:
 
 
 def _finite(word: str) -> float:
-    """JSON has no infinity, but 1e999 is one to Python: seconds and sizes from a peer are always finite."""
+    """Return the number, which must be finite: JSON has no infinity, but Python parses 1e999 as one."""
     value = float(word)
     if not math.isfinite(value):
         raise ProtocolError(f"{word[:20]} is out of range")
@@ -147,7 +148,7 @@ def _decode(data: bytes) -> Message:
                 raise ProtocolError(f"{word} lacks {f.name}")
             continue
         value: Any = body[f.name]
-        # Nothing here counts so far, and floats end to be exact.
+        # No count here is that large, and floats are exact only up to 2**53.
         if isinstance(value, int) and abs(value) > 2**53:
             raise ProtocolError(f"{word}.{f.name} is out of range")
         allowed = _JSON_TYPES[str(f.type)]
@@ -158,19 +159,20 @@ def _decode(data: bytes) -> Message:
 
 
 class Role(Enum):
-    """What the *other* side of a connection has shown itself to be."""
+    """Role that the *other* side of a connection has taken by its messages."""
 
-    NEW = auto()  # has connected, has said nothing
+    NEW = auto()  # connected, no message yet
     HOOK = auto()  # a training process
-    ASKER = auto()  # a person's `status` or `drill`: one question, then it only listens
-    WATCHER = auto()  # another agent that lets us poll: it only listens
+    ASKER = auto()  # a person's `status` or `drill`: sends one question, then only listens
+    WATCHER = auto()  # another agent that lets this one poll: only listens
     AGENT_NEW = auto()  # the agent, before its Welcome (seen from a training process)
     AGENT = auto()
     ANSWERER = auto()  # the agent, seen from `status`, `drill` or a watching agent
-    GONE = auto()  # has said goodbye or was refused: nothing more counts
+    GONE = auto()  # sent `Bye` or was refused: its further messages do not count
 
 
-#: (role, message) -> role after it. What is not in this table is a ProtocolError: the state machine is this table.
+#: Role after a message, by the role before it. A pair outside this table is a ProtocolError: the table is the whole
+#: state machine.
 _TABLE: dict[tuple[Role, type[Message]], Role] = {
     (Role.NEW, Register): Role.HOOK,
     (Role.NEW, Ask): Role.ASKER,
@@ -200,9 +202,9 @@ _TABLE: dict[tuple[Role, type[Message]], Role] = {
 
 
 class Peer:
-    """One end's view of the other: feed it the bytes that came, take the messages that are whole.
+    """One end's view of the other: `feed` takes received bytes and returns the complete messages.
 
-    After a `ProtocolError` the peer is not to be believed again: every later `feed` raises too.
+    After a `ProtocolError` the peer is never trusted again: every later `feed` raises too.
     """
 
     def __init__(self, role: Role) -> None:
@@ -212,15 +214,15 @@ class Peer:
 
     @property
     def mid_frame(self) -> bool:
-        """Whether the peer owes the rest of a frame: silence now is a stall, not idleness."""
+        """Whether the rest of a frame is outstanding: silence is then a stall, not idleness."""
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[Message]:
-        """Take bytes in, in any pieces.
+        """Take received bytes, in pieces of any size, and return the messages that are complete.
 
         Raises:
-            ProtocolError: and the connection is to be dropped. Messages that were whole before the offence in
-                the same piece of bytes are lost with it: a peer that breaks the protocol is believed in nothing.
+            ProtocolError: the peer broke the protocol; drop the connection. Complete messages before the offence in
+                the same piece are lost, because such a peer is not trusted in anything.
         """
         if self._broken is not None:
             raise self._broken

@@ -1,4 +1,7 @@
-"""Values on their way between ranks: JSON objects of a few typed fields, since all ranks may read what one has written."""
+"""Values that ranks exchange: JSON objects with a few typed fields.
+
+Every field is checked, because all ranks may read what one rank has written.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ from typing import Any, TypeVar
 
 from ...providers.errors import ProtocolError
 
-#: Raised when a value on the wire, or the order of what is said, changes meaning. Ranks of different versions refuse
-#: each other when they meet.
+#: Increase this number when a value on the wire, or the order of messages, changes meaning. Ranks of different
+#: versions refuse each other when they meet.
 VERSION = 1
 
 T = TypeVar("T")
 
-#: Annotation -> what JSON may hold there.
+#: JSON types that each annotation allows.
 _TYPES: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "int": (int,),
@@ -27,14 +30,15 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def encode(value: dict[str, Any]) -> str:
-    """ASCII, and the same text for the same value."""
+    """Return ASCII JSON; equal values give equal text."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False)
 
 
 def decode(raw: bytes | str) -> dict[str, Any]:
-    """
+    """Return the JSON object.
+
     Raises:
-        ProtocolError: this is no JSON object.
+        ProtocolError: `raw` is not a JSON object.
     """
     try:
         body = json.loads(raw)
@@ -46,17 +50,17 @@ def decode(raw: bytes | str) -> dict[str, Any]:
 
 
 def build(cls: type[T], body: dict[str, Any]) -> T:
-    """The dataclass from its fields, each of which must be there and of its type; others are passed over.
+    """Return the dataclass made from its fields. Other fields are skipped.
 
     Raises:
-        ProtocolError: a field is missing, or is of another type.
+        ProtocolError: a field is missing, or has another type.
     """
     values: dict[str, Any] = {}
     for each in dataclasses.fields(cls):  # type: ignore[arg-type]
         value: Any = body.get(each.name)
         allowed = _TYPES.get(str(each.type))
         if allowed is None:
-            values[each.name] = value  # read by the caller, before
+            values[each.name] = value  # the caller has parsed it before
             continue
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
             raise ProtocolError(f"{cls.__name__}.{each.name} must be {each.type}, not {str(value)[:40]!r}")
@@ -67,10 +71,10 @@ def build(cls: type[T], body: dict[str, Any]) -> T:
 
 
 def integers(body: dict[str, Any], name: str) -> tuple[int, ...]:
-    """A list of whole numbers.
+    """Return a list of integers as a tuple.
 
     Raises:
-        ProtocolError: it is something else.
+        ProtocolError: the field is something else.
     """
     value = body.get(name)
     if not isinstance(value, list) or any(type(each) is not int for each in value):
