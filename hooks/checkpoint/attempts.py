@@ -37,8 +37,8 @@ def claim_attempt(
     newest checkpoint of that moment. A prune that begins after the claim sees it and deletes nothing.
 
     The record is read back, because a store's conditional create may not be atomic (Swift checks first and puts
-    then). If two starts both got a yes, the start whose record was overwritten goes on to the next number. The read
-    is no proof, since another start may overwrite the record later still. The six verbs of a store allow no proof.
+    then). If two starts both got a yes, the start whose record was overwritten goes on to the next number. This
+    proves nothing, since another start may overwrite the record later still. The six verbs of a store allow no proof.
 
     Raises:
         StoreError: 1000 attempts in a row were taken by others, or the store failed.
@@ -101,7 +101,7 @@ def newest_claim(store: BlobStore, run_id: str, *, timeout: float | None = None)
 def newest_attempt(store: BlobStore, run_id: str, *, timeout: float | None = None) -> int:
     """Return the highest attempt that left a trace, 0 for none."""
     newest = newest_claim(store, run_id, timeout=timeout)
-    # Somebody may have removed records by hand; the checkpoints of those attempts still count.
+    # Records may have been removed by hand; the checkpoints of those attempts still count.
     prefix = checkpoints_prefix(run_id)
     for info in store.list(prefix, timeout=timeout):
         name = CheckpointName.parse(info.key[len(prefix) :].partition("/")[0])

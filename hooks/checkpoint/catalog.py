@@ -231,8 +231,8 @@ def list_checkpoints(
 ) -> list[Checkpoint]:
     """Return every checkpoint of a run with its status, newest first.
 
-    Pruning can leave a folder that holds only objects of newer checkpoints. Such a folder is no checkpoint any
-    more, and is left out.
+    Pruning can leave a folder that holds only objects of newer checkpoints. The
+    list omits such a folder, because it is not a checkpoint any more.
 
     Args:
         store: the store that holds them.

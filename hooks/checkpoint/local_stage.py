@@ -86,7 +86,7 @@ class Stage:
     def begin(self, store: BlobStore, attempt: int) -> None:
         """Prepare the folder for attempt `attempt`, which was claimed in `store`.
 
-        From here on, the checkpoints that this attempt stages can be told from all others.
+        From here on, the checkpoints that this attempt stages can be distinguished from all others.
         """
         key = attempt_key(self.run_id, attempt)
         record = store.get(key)
@@ -139,7 +139,7 @@ class Stage:
         try:
             ours = self.files.get(key)
         except StoreError:
-            return False  # without a record it cannot be told from another history
+            return False  # without a record it may belong to another history
         try:
             return store.get(key) == ours
         except NotFoundError:

@@ -70,8 +70,9 @@ def is_marked(store: BlobStore, run_id: str, name: CheckpointName, *, timeout: f
 def is_complete(
     store: BlobStore, run_id: str, name: CheckpointName, world: int, *, timeout: float | None = None
 ) -> bool:
-    """Whether the manifests of all its ranks are in the store, marked or not. Each was put after its objects. One
-    listing.
+    """Whether the manifests of all its ranks are in the store, marked or not; one listing.
+
+    Each manifest was put after its objects, so the checkpoint is complete then.
     """
     prefix = checkpoint_prefix(run_id, name)
     there = {info.key.removeprefix(prefix) for info in store.list(prefix, timeout=timeout)}

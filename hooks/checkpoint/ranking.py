@@ -71,8 +71,9 @@ def worth_it(
 
 
 def _ahead(light: WholeCheckpoint, full: WholeCheckpoint, extras_worth: int) -> int:
-    """Return by how many steps `light` is newer than its missing parts are worth. At 0 or below, the full one is
-    worth more.
+    """Return by how many steps `light` is newer than its missing parts are worth.
+
+    At 0 or below, the full one is worth more.
     """
     rebuilt = light.level != "weights" and bool(stand_ins(light, full))
     return light.name.step - full.name.step - (0 if rebuilt else _worth(light, extras_worth))

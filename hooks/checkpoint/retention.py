@@ -1,11 +1,17 @@
-"""What may be deleted, and in which order: the newest K whole checkpoints stay, one of every N steps, and much else by rule.
+"""Retention: which checkpoints may be deleted, and in which order.
 
-Never touched: the last good one; anything newer than it (a save under way); anything at all once a newer attempt has
-claimed its number, for it may be reading; an object that a kept checkpoint refers to; what a newer format wrote.
+The newest K whole checkpoints stay, and one of every N steps. Pruning also never touches:
+- the last good checkpoint;
+- anything newer than the last good one, since it may be a save under way;
+- anything at all once a newer attempt has claimed its number, since that attempt may be reading;
+- an object that a kept checkpoint refers to;
+- a checkpoint in a newer format.
 
-What goes, goes so that a death between any two deletions leaves nothing that looks whole and is not: the marker
-of each first, then all manifests, then the objects. Leftovers of saves that never ended go with the rest, once something newer is
-whole: a save of a dead attempt that is still uploading somewhere loses nothing by it, because a newer one is there.
+Pruning deletes the marker of each checkpoint first, then all manifests, then the objects. So a death between any
+two deletions leaves nothing that seems whole and is not.
+
+Leftovers of saves that never ended are deleted with the rest, once a newer checkpoint is whole. A save of a dead
+attempt may still be uploading somewhere. It loses nothing, because a newer checkpoint exists.
 """
 
 from __future__ import annotations
@@ -25,50 +31,52 @@ from .format.manifest import RankManifest, referred
 
 log = logging.getLogger("spotguard")
 
-#: "3", or "3+1000". `agent.config.parsers.keep` has the same, for who may not load this.
+#: "3", or "3+1000". `agent.config.parsers.keep` holds the same pattern, because the agent may not load this module.
 _KEEP = re.compile("([1-9][0-9]{0,8})(?:[+]([1-9][0-9]{0,8}))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How many whole checkpoints of the full level stay."""
+    """Number of whole checkpoints of the full level that stay."""
 
-    #: The newest. And as many of each lower level that are newer than these.
+    #: How many of the newest stay. As many of each lower level stay, if they are newer than these.
     newest: int
-    #: And of the older ones the first at or after each multiple of so many steps. 0: none of them.
+    #: Step interval: of the older checkpoints, the first at or after each multiple of this number of steps stays,
+    #: too. 0: none of them.
     every: int = 0
 
     @classmethod
     def of(cls, text: str) -> Keep:
-        """From "3", or "3+1000".
+        """Parse "3", or "3+1000".
 
         Raises:
-            ValueError: it is neither.
+            ValueError: the text has neither form.
         """
-        if (found := _KEEP.fullmatch(text)) is None:
+        if (match := _KEEP.fullmatch(text)) is None:
             raise ValueError(text)
-        return cls(int(found[1]), int(found[2] or 0))
+        return cls(int(match[1]), int(match[2] or 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """What to keep and what to delete, decided before the first deletion."""
+    """Decision about which checkpoints to keep and which to delete, made before the first deletion."""
 
     kept: tuple[CheckpointName, ...]
-    #: Oldest first.
+    #: Checkpoints to delete, the oldest first.
     doomed: tuple[CheckpointFolder, ...]
-    #: Keys in doomed folders that something kept refers to.
+    #: Keys in doomed folders that a kept checkpoint refers to.
     protected: frozenset[str]
-    #: What is newer than all that is kept, has its manifests and is not whole; and why. The newest first.
+    #: Reason by name for each damaged checkpoint: newer than all that are kept, its manifests there, and not whole.
+    #: The newest comes first.
     damaged: Mapping[CheckpointName, str] = field(default_factory=dict)
-    #: The newer attempt that has begun: nothing is deleted. 0: there is none.
+    #: The newer attempt that has begun, so that nothing is deleted; 0 for none.
     fenced_by: int = 0
 
     def steps(self) -> Iterator[list[str]]:
-        """Keys to delete, group after group; a group only when all before it are gone.
+        """Yield groups of keys to delete. Delete a group only when all groups before it are gone.
 
-        All markers, then all manifests, then all objects, and not checkpoint by checkpoint: one of the doomed may
-        refer to the objects of another.
+        The groups are all markers, then all manifests, then all objects. The order is not checkpoint by checkpoint,
+        because one doomed checkpoint may refer to the objects of another.
         """
         for ours in (MARKER.__eq__, parse_manifest_name, parse_object_name):
             keys = [
@@ -88,7 +96,7 @@ def prune(
     protect: Iterable[CheckpointName] = (),
     timeout: float | None = None,
 ) -> list[CheckpointName]:
-    """Delete what `plan_pruning` says, and return the names of the checkpoints that are gone.
+    """Delete the checkpoints that `plan_pruning` selects, and return their names.
 
     Raises:
         UsageError: `keep` is below 1.
@@ -111,21 +119,26 @@ def plan_pruning(
     protect: Iterable[CheckpointName] = (),
     timeout: float | None = None,
 ) -> Pruning:
-    """Decide; nothing is deleted.
+    """Decide what to prune; delete nothing.
 
     Args:
-        store: where.
-        run_id: whose.
+        store: the store.
+        run_id: the run.
         keep: how many whole checkpoints of the full level stay, the newest.
         every: as in `Keep`.
-        attempt: the attempt that prunes. Where a newer one has claimed its number, nothing goes. None: a person asks.
+        attempt: the attempt that prunes. If a newer attempt has claimed its number, nothing is deleted. None: a
+            person asks.
         protect: checkpoints whose objects the caller is about to refer to.
-        timeout: of each request.
+        timeout: seconds for each request.
+
+    Raises:
+        UsageError: `keep` is below 1.
     """
     if keep < 1:
         raise UsageError(f"keep {keep} would delete the last good checkpoint; use 1 or more")
     folders = scan(store, run_id, timeout=timeout)
-    # Claims are read after the listing: who claims later than this lists later, and finds what is kept here.
+    # Read the claims after the listing: an attempt that claims later also lists later, and finds the kept
+    # checkpoints.
     if attempt is not None and (newest := _newest(store, run_id, folders, timeout)) > attempt:
         log.info("attempt %d of run %s deletes nothing: attempt %d has begun", attempt, run_id, newest)
         return Pruning((), (), frozenset(), fenced_by=newest)
@@ -148,7 +161,7 @@ def plan_pruning(
 
 
 def _newest(store: BlobStore, run_id: str, folders: list[CheckpointFolder], timeout: float | None) -> int:
-    """The highest attempt that has begun."""
+    """Return the highest attempt that has begun."""
     return max([newest_claim(store, run_id, timeout=timeout), *(folder.name.attempt for folder in folders)])
 
 
@@ -159,9 +172,16 @@ def _sort(
     timeout: float | None,
     damaged: dict[CheckpointName, str],
 ) -> tuple[list[WholeCheckpoint], list[WholeCheckpoint], list[CheckpointFolder], list[CheckpointFolder]]:
-    """The whole full ones that stay, those of each lower level that stay before them (a run whose optimizer is not saved
-    makes no others: no more stay than of full ones, and none of them costs one that lacks less its place), all else that is newer than the newest full one (what is `damaged` of
-    that is noted), and the rest that may go."""
+    """Sort the folders into four lists: kept, light, newer, older.
+
+    - kept: the whole full checkpoints that stay.
+    - light: those of each lower level that stay and are newer than the newest full one.
+    - newer: all others that are newer than the newest full one; `damaged` gets the reasons.
+    - older: the rest, which may be deleted.
+
+    A run whose optimizer is not saved makes no full checkpoints. So no more of each lower level stay than of full
+    ones. None of them takes the place of a checkpoint that lacks less.
+    """
     kept: list[WholeCheckpoint] = []
     light: list[WholeCheckpoint] = []
     newer: list[CheckpointFolder] = []
@@ -173,7 +193,7 @@ def _sort(
         try:
             whole = examine(store, folder, folders, timeout=timeout)
         except NewerFormatError:
-            continue  # not ours to judge: it stays
+            continue  # this version cannot judge it: it stays
         except CheckpointError as error:
             (older if kept else newer).append(folder)
             if not kept and not isinstance(error, PartialCheckpoint):
@@ -195,8 +215,11 @@ def _milestones(
     every: int,
     timeout: float | None,
 ) -> list[WholeCheckpoint]:
-    """Of the older ones the first whole full one at or after each multiple, newest first. Who went back left a branch
-    behind: what lies on it beyond that step is no milestone of the way that was gone."""
+    """Return the older checkpoints that `every` keeps, newest first.
+
+    These are the first whole full checkpoints at or after each multiple of `every`. A run that goes back to an
+    earlier step leaves a branch behind. Checkpoints of that branch beyond that step are no milestones.
+    """
     by_multiple: dict[int, list[CheckpointFolder]] = {}
     for folder in older:
         name = folder.name
@@ -205,7 +228,7 @@ def _milestones(
         )
         if name.step >= every and not left_behind:
             by_multiple.setdefault(name.step // every, []).append(folder)
-    found = []
+    milestones = []
     for candidates in by_multiple.values():
         for folder in sorted(candidates, key=lambda each: each.name.step):
             try:
@@ -213,13 +236,13 @@ def _milestones(
             except CheckpointError:
                 continue
             if whole.level == "full":
-                found.append(whole)
+                milestones.append(whole)
                 break
-    return sorted(found, key=lambda whole: whole.name, reverse=True)
+    return sorted(milestones, key=lambda whole: whole.name, reverse=True)
 
 
 def _of_newer_format(store: BlobStore, folder: CheckpointFolder, timeout: float | None) -> bool:
-    """Whether one manifest says so; one is enough, a save has one writer's format."""
+    """Whether one manifest has a newer format. One is enough, because a save has one writer's format."""
     name = next((name for name in sorted(folder.files) if parse_manifest_name(name)), None)
     if name is None:
         return False
@@ -239,10 +262,10 @@ def _manifest(store: BlobStore, folder: CheckpointFolder, name: str, timeout: fl
 
 
 def _readable(store: BlobStore, folder: CheckpointFolder, timeout: float | None) -> Iterator[RankManifest]:
-    """The manifests that a save under way has put so far: what they refer to must stay."""
+    """Yield the manifests that a save under way has put so far: the objects that they refer to must stay."""
     for name in folder.files:
         if parse_manifest_name(name):
             try:
                 yield _manifest(store, folder, name, timeout)
             except (CheckpointError, NotFoundError):
-                continue  # unreadable, so it will never restore, so it needs nothing
+                continue  # unreadable, so no restore can use it, and it needs no objects

@@ -1,7 +1,8 @@
-"""Whether a checkpoint could be saved at all: a small object is written, claimed again, read, found and removed.
+"""Probe of a store: whether a job could save there at all.
 
-Asked at `register`, before an attempt is claimed: a job that could never save says so in its first seconds, not in its
-last, and leaves nothing behind that would fence another. `doctor` asks the same, and goes on where one is refused.
+The probe writes a small object, claims it again, reads, lists and deletes it. `register` runs the probe before it
+claims an attempt. So a job that could never save reports that in its first seconds, not in its last. Such a job
+leaves nothing behind that would fence another. `doctor` runs the same steps, and continues if one is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .format.keys import probe_key
 
 log = logging.getLogger("spotguard")
 
-#: What the clouds call the right to each verb.
+#: Name of the right for each verb, by cloud.
 _RIGHTS = {
     "s3": {
         "write": "s3:PutObject",
@@ -41,24 +42,28 @@ _RIGHTS = {
     },
 }
 
-#: Seconds for the last step, which fails nobody.
+#: Seconds for the last step, whose failure stops no job.
 _DELETE = 10.0
 
 
 def right_to(url: str, verb: str) -> str:
-    """The cloud's own word for a right in the store at `url`: "s3:PutObject". "" where it has none, as a folder."""
+    """Return the cloud's own name for a right in the store at `url`, such as "s3:PutObject".
+
+    The name is "" for a store without such rights, as a folder.
+    """
     return _RIGHTS.get(urlsplit(url).scheme, {}).get(verb, "")
 
 
 class StoreProbe:
-    """What a job needs of its store, step by step, on an object that no other probe ever has.
+    """Operations that a job needs from its store, one method each, on an object that no other probe uses.
 
-    Call in order, each once: `write`, `create`, `read`, `find`, `miss`, and `remove` whatever became of the others. `miss`,
-    and `find` of nothing, may also be asked where nothing could be written. Each raises `StoreError` leaves.
+    Call `write`, `create`, `read`, `find` and `miss` in this order, each once, and `remove` in any case. If nothing
+    could be written, `miss` and `find(written=False)` may still be called. Each raises subclasses of `StoreError`.
 
     Args:
-        run_id: below whose folder the object lies.
-        timeout: seconds for each step; None: for as long as the store takes.
+        store: the store to probe.
+        run_id: the run whose folder holds the object.
+        timeout: seconds for each step; None for no limit.
     """
 
     def __init__(self, store: BlobStore, run_id: str, timeout: float | None = None) -> None:
@@ -71,7 +76,7 @@ class StoreProbe:
         self._store.put(self.key, self._data, timeout=self._timeout)
 
     def create(self) -> bool:
-        """Create it once more. Whether that was refused, as it has to be: it is there."""
+        """Create the object once more; return whether the store refused, as it must for an existing object."""
         return not self._store.put_if_absent(self.key, self._data, timeout=self._timeout)
 
     def read(self) -> None:
@@ -79,15 +84,18 @@ class StoreProbe:
             raise CorruptError(f"{self._store.url} gives back other bytes than were put: look at {self.key}")
 
     def find(self, *, written: bool = True) -> None:
-        found = [(info.key, info.size) for info in self._store.list(self.key, timeout=self._timeout)]
-        if written and found != [(self.key, len(self._data))]:
+        listed = [(info.key, info.size) for info in self._store.list(self.key, timeout=self._timeout)]
+        if written and listed != [(self.key, len(self._data))]:
             raise StoreError(
                 f"{self._store.url} does not list what was put a moment ago ({self.key}): a restore would miss the newest "
                 "checkpoint; use a store whose listings are consistent"
             )
 
     def miss(self) -> None:
-        """Read what is not there: S3 says "denied" of that to who may not list, and a save needs to hear "not found"."""
+        """Read a missing object, which must give "not found".
+
+        S3 answers "denied" to a caller that may not list, and a save needs to see "not found".
+        """
         with suppress(NotFoundError):
             self._store.get(f"{self.key}-none", timeout=self._timeout)
 
@@ -96,23 +104,23 @@ class StoreProbe:
 
 
 def probe(store: BlobStore, run_id: str) -> None:
-    """Try what a job needs of its store.
+    """Try the operations that a job needs from its store.
 
     Args:
-        store: asked through a patient one, it may be away for a moment.
-        run_id: below whose folder the object lies.
+        store: a store that retries, since it may be away for a moment.
+        run_id: the run whose folder holds the object.
 
     Raises:
-        DeniedError: a right is missing; says which.
-        StoreError: the store fails otherwise, or does not give back what was put.
+        DeniedError: a right is missing; the message names it.
+        StoreError: the store fails otherwise, or returns other bytes than were put.
     """
-    asked = StoreProbe(store, run_id)
+    steps = StoreProbe(store, run_id)
     with _needs(store, "write"):
-        asked.write()
+        steps.write()
     try:
         with _needs(store, "write"):
-            if not asked.create():
-                # Safety rests on unique keys: of two starts at the same moment, both may count themselves the same.
+            if not steps.create():
+                # Safety needs unique keys: of two starts at the same moment, both may get the same number.
                 log.warning(
                     "%s creates an object that is there already: two starts of run %s at the same moment may "
                     "get the same attempt number; start one at a time",
@@ -120,18 +128,18 @@ def probe(store: BlobStore, run_id: str) -> None:
                     run_id,
                 )
         with _needs(store, "read"):
-            asked.read()
+            steps.read()
         with _needs(store, "list"):
-            asked.find()
-            asked.miss()
+            steps.find()
+            steps.miss()
     finally:
-        _remove(store, asked)
+        _remove(store, steps)
 
 
-def _remove(store: BlobStore, asked: StoreProbe) -> None:
+def _remove(store: BlobStore, steps: StoreProbe) -> None:
     try:
-        asked.remove()
-    except StoreError as error:  # training goes on: the store grows, and that is said
+        steps.remove()
+    except StoreError as error:  # training goes on; the warning says that the store will grow
         log.warning(
             "nothing can be deleted there, so old checkpoints will pile up and cost: %s%s",
             error,
@@ -150,6 +158,6 @@ def _needs(store: BlobStore, right: str) -> Iterator[None]:
 
 
 def _right(store: BlobStore, right: str) -> str:
-    """What is missing, in the cloud's own word where there is one."""
+    """Return the end of a message that names the missing right, in the cloud's own word if it has one."""
     name = right_to(store.url, right)
     return f"; the right to {right} is missing{f': {name}' if name else ''}"

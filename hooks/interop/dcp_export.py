@@ -1,8 +1,9 @@
-"""A checkpoint as `torch.distributed.checkpoint` would have written it itself: a folder that stock `dcp.load` reads, with no
-spotguard.
+"""Export of a checkpoint as a folder in the format of `torch.distributed.checkpoint` (DCP).
 
-DCP's own writer writes it, so its files are what this torch's are; here it is told what there is, and given one verified
-chunk after the other. DCP's `.metadata` is a pickle, and so is a value that is no tensor: the one exception to writing none.
+Stock `dcp.load` reads the folder without spotguard. DCP's own writer writes the folder, so its files are those of
+the installed torch. This module gives the writer the contents, and then one verified chunk after the other. DCP's
+`.metadata` is a pickle, and so is each value that is not a tensor. That is the only exception to the rule that
+spotguard writes none.
 """
 
 from __future__ import annotations
@@ -45,17 +46,29 @@ from .dcp_reader import metadata_of, saved_bytes
 def to_dcp(
     store: BlobStore, whole: WholeCheckpoint, folder: Path, *, progress: Progress | None = None
 ) -> int:
-    """Write a checkpoint into an empty folder; returns how many tensors. Memory: a chunk, and the reading's frames.
+    """Write a checkpoint into an empty folder.
+
+    It needs memory for one chunk, and for the buffers of the reader.
+
+    Args:
+        store: the store that holds the checkpoint.
+        whole: the checkpoint.
+        folder: an empty folder.
+        progress: called with the bytes done and the bytes in total.
+
+    Returns:
+        The number of tensors.
 
     Raises:
-        CheckpointError: bytes are not the ones that were saved.
+        CheckpointError: bytes differ from the saved ones.
         StoreError: the store failed.
-        OSError: the folder cannot be written to.
+        OSError: the folder cannot be written.
     """
     planner = _Planner(store, whole, progress)
     writer = FileSystemWriter(folder, single_file_per_rank=True, thread_count=1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about being alone, and torch's own about its typed storages
+        # Ignored are the warning about saving in one process, and torch's own about its typed storages.
+        warnings.simplefilter("ignore")
         try:
             save({}, storage_writer=writer, planner=planner)
         except CheckpointException as error:
@@ -64,7 +77,10 @@ def to_dcp(
 
 
 def _reason(error: BaseException) -> BaseException:
-    """On a full disk `torch.save` says that a position is unexpected, and the system's own words stand behind it."""
+    """Return the cause of an error that DCP wrapped.
+
+    On a full disk `torch.save` reports an unexpected position; the system's own error is its cause.
+    """
     behind: BaseException | None = error
     while behind is not None and not isinstance(behind, (OSError, SpotguardError)):
         behind = behind.__cause__ or behind.__context__
@@ -72,7 +88,7 @@ def _reason(error: BaseException) -> BaseException:
 
 
 class _Planner(SavePlanner):
-    """Says what the checkpoint holds, and reads it piece by piece as the writer asks."""
+    """Planner that lists the contents of the checkpoint, and reads them piece by piece as the writer asks."""
 
     def __init__(self, store: BlobStore, whole: WholeCheckpoint, progress: Progress | None) -> None:
         self._store = store
@@ -86,7 +102,7 @@ class _Planner(SavePlanner):
         self._total = 0
 
     def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
-        """There is no state dict: the checkpoint is asked instead."""
+        """Ignore the state dict, which is empty: the planner reads from the checkpoint."""
 
     def create_local_plan(self) -> SavePlan:
         items: list[WriteItem] = []

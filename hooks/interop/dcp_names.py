@@ -1,11 +1,13 @@
-"""What a checkpoint holds, under the names by which `torch.distributed.checkpoint` calls it.
+"""Contents of a checkpoint under the names that `torch.distributed.checkpoint` (DCP) uses.
 
-DCP flattens a nested state dict: `{"model": {"fc.weight": …}}` is `model.fc.weight`, and an optimizer's state dict, as
-`get_state_dict` gives it, is `optimizer.state.fc.weight.exp_avg` and `optimizer.param_groups.0.lr`. The saved trees hold the
-same values, so they are brought into that form and flattened by the very function with which DCP flattens the user's.
+DCP flattens a nested state dict: `{"model": {"fc.weight": …}}` becomes `model.fc.weight`. An optimizer's state dict
+from `get_state_dict` becomes `optimizer.state.fc.weight.exp_avg` and `optimizer.param_groups.0.lr`. The saved trees
+hold the same values. So this module brings them into that form, and flattens them with the function that DCP uses
+for the user's state dict.
 
-What several ranks have each of its own (a scheduler, RNG states, a buffer that nobody shares) has one name there, and is
-the first rank's, as with DCP itself. Every tensor also keeps its name in the checkpoint: `@00003/model/bn.running_mean`.
+Several ranks may each have their own value: a scheduler, RNG states, a buffer that is not shared. DCP has one name
+for all of them, and that name gives the first rank's value, as with DCP itself. Every tensor also keeps its name in
+the checkpoint: `@00003/model/bn.running_mean`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from ..restore.reader import ReadTarget, parts_of
 from ..state.parts.trees import check_well_formed
 from ..state.tensor_item import StateTensor
 
-#: Where a value stands in the nested state dict.
+#: Path of a value in the nested state dict.
 Path = tuple[str | int, ...]
 
 
@@ -38,51 +40,55 @@ class SavedTree(NamedTuple):
 
 @dataclass(slots=True)
 class FlatCheckpoint:
-    """Names to what they stand for."""
+    """Contents of a checkpoint by DCP's names."""
 
-    #: The tensor's name in the checkpoint.
+    #: Name in the checkpoint of each tensor.
     tensors: dict[str, str] = field(default_factory=dict)
-    #: The tree that a value that is no tensor is in.
+    #: Tree of each value that is not a tensor.
     values: dict[str, SavedTree] = field(default_factory=dict)
-    #: Of each name.
+    #: Path of each name.
     paths: dict[str, Path] = field(default_factory=dict)
 
 
 def flat(whole: Coverage, *, twice: bool = True) -> FlatCheckpoint:
-    """Every name that DCP has for what is in a checkpoint.
+    """Return every name that DCP has for the contents of a checkpoint.
 
     Args:
-        twice: an optimizer's values also by the names of `flatten_optimizer_state_dict`.
+        whole: the checkpoint.
+        twice: whether an optimizer's values also get the names of `flatten_optimizer_state_dict`.
 
     Raises:
-        CheckpointError: the state is not as this version writes it.
-        StateError: it needs a library that is not here.
+        CheckpointError: the state is not in the form that this version writes.
+        StateError: the state needs a library that is not installed.
     """
-    found = FlatCheckpoint()
+    contents = FlatCheckpoint()
     seen: dict[str, list[Any]] = {}
     for manifest in whole.manifests:
         for part, raw in manifest.state.items():
             if raw in (before := seen.setdefault(part, [])):
-                continue  # FSDP's ranks say the same of their model: looked at once
+                continue  # FSDP's ranks save the same tree of their model: read it once
             before.append(raw)
             source = SavedTree(manifest.rank, part)
             outline = _Outline(whole.tensors)
             leaves, paths = _leaves(whole, source, outline.give, twice)
             for name, value in leaves.items():
-                if name in found.paths:
+                if name in contents.paths:
                     continue
-                found.paths[name] = paths[name]
+                contents.paths[name] = paths[name]
                 tensor = outline.name_of(value)
                 if tensor is not None:
-                    found.tensors[name] = tensor
+                    contents.tensors[name] = tensor
                 else:
-                    found.values[name] = source
-    return found
+                    contents.values[name] = source
+    return contents
 
 
 def values_of(whole: Coverage, source: SavedTree, inner: list[ReadTarget]) -> Mapping[str, Any]:
-    """What a saved tree holds by its names, tensors left out, but for those inside of a value (a tuple of them): these
-    are whole when `inner`, which is added to, has been read."""
+    """Return the values of a saved tree by DCP's names, with outlines in place of tensors.
+
+    Tensors inside a value (a tuple of them) are real. Their reads are appended to `inner`, and they are complete
+    when the caller has read these.
+    """
     outline = _Outline(whole.tensors)
     leaves, _ = _leaves(whole, source, outline.give)
     within = outline.within(leaves)
@@ -101,11 +107,12 @@ def values_of(whole: Coverage, source: SavedTree, inner: list[ReadTarget]) -> Ma
 
 
 class _Outline:
-    """Tensors that have no memory, and say whose they stand for."""
+    """Tensors without memory, each in place of a tensor of the checkpoint."""
 
     def __init__(self, entries: Mapping[str, MergedTensor]) -> None:
         self._entries = entries
-        #: By their storage, which a `Parameter` made of one shares. Held: an address may be given anew.
+        #: Outlines by storage, which a `Parameter` made of one shares. The reference keeps the address from being
+        #: given again.
         self._given: dict[int, tuple[torch.Tensor, str]] = {}
 
     def give(self, name: str) -> torch.Tensor:
@@ -115,13 +122,13 @@ class _Outline:
         return made
 
     def name_of(self, value: Any) -> str | None:
-        """None for what is none of them."""
+        """Return the name of the tensor that the outline `value` replaces; None if `value` is not a tensor."""
         if not isinstance(value, torch.Tensor):
             return None
         return self._given[value.untyped_storage()._cdata][1]
 
     def within(self, leaves: Mapping[str, Any]) -> set[str]:
-        """The names of those that are no leaf, but stand inside of one."""
+        """Return the names of the outlines that are not values themselves, but stand inside of one."""
         alone = {
             value.untyped_storage()._cdata for value in leaves.values() if isinstance(value, torch.Tensor)
         }
@@ -137,19 +144,23 @@ def _entry(entries: Mapping[str, MergedTensor], name: str) -> MergedTensor:
 def _leaves(
     whole: Coverage, source: SavedTree, give: Callable[[str], torch.Tensor], twice: bool = True
 ) -> tuple[dict[str, Any], dict[str, Path]]:
-    """A saved tree's values by DCP's names, and their paths; nothing where two would have one name, which no user's
-    state dict could ask for either."""
+    """Return a saved tree's values by DCP's names, and their paths.
+
+    A form of the tree in which two values would get one name is left out. No user's state dict could ask for such a
+    name either.
+    """
     state = whole.manifests[source.rank].state
     raw = state[source.part]
     if is_optimizer(raw):
-        raw = {key: value for key, value in raw.items() if key != "other"}  # no state dict of torch's has it
+        # torch's state dicts do not have it
+        raw = {key: value for key, value in raw.items() if key != "other"}
     tree = decode(raw, give)
     leaves: dict[str, Any] = {}
     paths: dict[str, Path] = {}
     for form in _forms(source.part, tree, state)[: 2 if twice else 1]:
         try:
             values, mapping = flatten_state_dict({source.part: form})
-        except ValueError:  # two of one name
+        except ValueError:  # two values with one name
             continue
         leaves.update(values)
         paths.update(mapping)
@@ -157,13 +168,16 @@ def _leaves(
 
 
 def _forms(part: str, tree: Any, registered: Mapping[str, Any]) -> list[Any]:
-    """A tree as `get_state_dict` would give it; an optimizer's also as with `flatten_optimizer_state_dict`."""
+    """Return a tree in the form of `get_state_dict`.
+
+    For an optimizer, a second form follows, as with `flatten_optimizer_state_dict`.
+    """
     if not is_optimizer(tree):
         return [tree]
     check_well_formed(part, tree)
 
     def short(name: str) -> str:
-        """A parameter's name in its module: "fc.weight" for "model/fc.weight"."""
+        """Return a parameter's name in its module: "fc.weight" for "model/fc.weight"."""
         module, _, key = name.partition("/")
         return key if key and module in registered else name
 

@@ -1,9 +1,10 @@
-"""Checkpoints of this format for `torch.distributed.checkpoint`: `dcp.load` reads them into any mesh.
+"""Reader of spotguard checkpoints for `torch.distributed.checkpoint` (DCP), into any mesh.
 
-DCP plans by our manifests, which say of each tensor which box lies in which chunk, and asks for parts of chunks. Those
-are read as a restore reads them: by ranges, in parallel, each chunk verified before a byte of it is copied. A value that is
-no tensor is typed JSON in the checkpoint, and decoded here; DCP wants it as `torch.save` would have written it, so it gets
-those bytes out of this process's memory. No pickle is ever read from a store.
+DCP plans by our manifests, which list for each tensor the box in each chunk, and then asks for parts of chunks. The
+reader fetches them as a restore does: by ranges, in parallel, each chunk verified before a byte of it is copied.
+
+A value that is not a tensor is typed JSON in the checkpoint, and this module decodes it. DCP wants the bytes that
+`torch.save` would have written, so this module makes them in memory. spotguard never reads a pickle from a store.
 """
 
 from __future__ import annotations
@@ -44,15 +45,22 @@ log = logging.getLogger("spotguard")
 
 
 class StorageReader(storage.StorageReader):
-    """Reads a checkpoint of spotguard's for `dcp.load`, into any number of ranks and any mesh.
+    """Storage reader that loads a spotguard checkpoint with `dcp.load`, into any number of ranks and any mesh.
+
+    If the ranks find different checkpoints, `dcp.load` fails. If a checkpoint is damaged, `dcp.load` fails too, and
+    falls back to no older one: pass the `step` of an older one then.
+
+    Example:
+        >>> state = {"model": model.state_dict()}
+        >>> dcp.load(state, storage_reader=StorageReader("s3://bucket/prefix", "my-run", step=500))
 
     Args:
         url: the store, as in `spotguard run --store`.
-        run_id: whose checkpoint.
-        step: of this step; None for the newest that is whole.
+        run_id: the run that saved the checkpoint.
+        step: load the checkpoint of this step; None for the newest whole one.
 
     Raises:
-        UsageError: no store, or no run, can be called so.
+        UsageError: `url` names no store, or `run_id` is not valid.
     """
 
     def __init__(self, url: str, run_id: str, step: int | None = None) -> None:
@@ -66,10 +74,13 @@ class StorageReader(storage.StorageReader):
         self._flat = FlatCheckpoint()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin anew, so that the newest is looked for again.
+        """Forget the checkpoint, so that the next load searches for the newest one again.
+
+        Args:
+            checkpoint_id: must be None; the constructor names the checkpoint.
 
         Raises:
-            UsageError: a `checkpoint_id` was said.
+            UsageError: a `checkpoint_id` was passed.
         """
         if checkpoint_id is not None:
             raise UsageError(
@@ -79,15 +90,18 @@ class StorageReader(storage.StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Nothing is chosen by an id: a run is named as well."""
+        """Return False: an id alone selects no checkpoint, because a run must be named as well."""
         return False
 
     def read_metadata(self) -> Metadata:
-        """Find the checkpoint, and say what it holds.
+        """Find the checkpoint, and return its contents as DCP's metadata.
+
+        Returns:
+            Every tensor with its dtype, global shape and chunks, and every other value.
 
         Raises:
-            CheckpointError: there is none that is whole.
-            NewerFormatError: this version cannot read it.
+            CheckpointError: the run has no whole checkpoint.
+            NewerFormatError: this version cannot read the checkpoint.
             StoreError: the store failed.
         """
         whole = find_whole(self._store, self._run_id, step=self._step) or find_whole(
@@ -108,31 +122,34 @@ class StorageReader(storage.StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Nothing is left to do."""
+        """Do nothing: `read_metadata` has prepared everything."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Say which checkpoint was found here."""
+        """Return the plan with the name of the checkpoint that this rank found."""
         return replace(plan, storage_data=str(self._found().name))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """See that all ranks have found the same one.
+        """Check that all ranks have found the same checkpoint.
 
         Raises:
-            CheckpointError: one was committed, or pruned, in between.
+            CheckpointError: a checkpoint was committed, or pruned, while the ranks searched.
         """
-        found = {str(plan.storage_data) for plan in plans}
-        if len(found) > 1:
+        names = {str(plan.storage_data) for plan in plans}
+        if len(names) > 1:
             raise CheckpointError(
-                f"ranks have found different checkpoints ({' and '.join(sorted(found))}): one was committed while they "
+                f"ranks have found different checkpoints ({' and '.join(sorted(names))}): one was committed while they "
                 "looked. Load again, or say the step"
             )
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Fill what is asked for.
+        """Fill the tensors and values of the plan.
+
+        Returns:
+            A future that is done.
 
         Raises:
-            CheckpointError: bytes are not the ones that were saved. Tensors may be partly filled.
+            CheckpointError: bytes differ from the saved ones. Tensors may be partly filled.
             StoreError: the store failed.
         """
         whole = self._found()
@@ -174,10 +191,13 @@ class StorageReader(storage.StorageReader):
 
 
 def metadata_of(whole: WholeCheckpoint, names: FlatCheckpoint, *, own: bool = True) -> Metadata:
-    """What DCP plans by.
+    """Return the metadata by which DCP plans.
 
     Args:
-        own: every tensor under its name in the checkpoint, too. Else only what is shared and stands in no tree.
+        whole: the checkpoint.
+        names: its contents by DCP's names; tensors that are in no tree are added.
+        own: whether every tensor also gets its name in the checkpoint. Otherwise only shared tensors that are in no
+            tree do.
     """
     tensors = {name: _metadata(entry) for name, entry in whole.tensors.items()}
     entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
@@ -196,7 +216,7 @@ def metadata_of(whole: WholeCheckpoint, names: FlatCheckpoint, *, own: bool = Tr
 
 
 def saved_bytes(value: Any) -> io.BytesIO:
-    """A value as DCP has it in its files."""
+    """Return a value as the bytes that DCP has in its files."""
     into = io.BytesIO()
     torch.save(value, into)
     into.seek(0)
@@ -215,7 +235,10 @@ def _metadata(entry: MergedTensor) -> TensorStorageMetadata:
 
 
 def _chunk(entry: MergedTensor, item: ReadItem) -> int:
-    """Which chunk DCP means: it says the corner, and where it found it."""
+    """Return the index of the chunk that DCP means.
+
+    DCP passes the corner of the chunk, and the index at which it found the chunk.
+    """
     hint, corner = item.storage_index.index, tuple(item.storage_index.offset or ())
     if hint is not None and hint < len(entry.chunks) and entry.chunks[hint][1].offsets == corner:
         return hint

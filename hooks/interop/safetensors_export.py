@@ -1,7 +1,7 @@
-"""A checkpoint's tensors as one safetensors file, whole: for tools that know nothing of ranks and chunks.
+"""Export of a checkpoint's tensors as one safetensors file, for tools that know nothing of ranks and chunks.
 
-Where each tensor's bytes lie in the file is known before the first is read, so chunks go straight to their places, in
-whatever order they come, and no tensor is ever held. Nothing here needs torch.
+The place of each tensor in the file is known before the first byte is read. So chunks go straight to their places,
+in any order, and no whole tensor is ever in memory. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -27,29 +27,32 @@ from ..restore.fetch import Fetch, Progress
 from ..restore.ranges import WantedChunk, plan
 from ..restore.sink import BufferSpan, PlainBuffer, StrictSink
 
-#: What a private name begins with (`manifest.private_name`), of any rank.
+#: Prefix of a private name (`manifest.private_name`), of any rank.
 _OWN = re.compile(r"@\d{5,}/", re.ASCII)
 
 
 def weights(manifests: Sequence[RankManifest]) -> dict[str, str]:
-    """The entries of the registered modules' state dicts, by their keys, and the tensors that they are.
+    """Return the tensor names of the registered modules' state dicts, by their keys.
 
-    With several modules a key begins with the module's name. A tied weight is there under each of its keys. What each rank
-    has of its own is the first rank's.
+    With several modules, each key begins with the module's name. A tied weight appears under each of its keys. If
+    ranks have own values, the result names the first rank's.
     """
-    found: dict[str, dict[str, str]] = {}
+    parts: dict[str, dict[str, str]] = {}
     for manifest in manifests:
         for part, tree in manifest.state.items():
             for key, name in _entries(part, tree):
-                found.setdefault(part, {}).setdefault(key, name)
-    if len(found) == 1:
-        return next(iter(found.values()))
-    return {f"{part}.{key}": name for part, entries in found.items() for key, name in entries.items()}
+                parts.setdefault(part, {}).setdefault(key, name)
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    return {f"{part}.{key}": name for part, entries in parts.items() for key, name in entries.items()}
 
 
 def _entries(part: str, tree: Any) -> list[tuple[str, str]]:
-    """A module's keep their keys in their names, behind the number of the rank that they are of, where they are one's own.
-    (An optimizer's stand deeper, and other tensors have numbers.)"""
+    """Return (key, tensor name) of the entries of a module's state dict; nothing for other trees.
+
+    The name of a module's tensor ends with its key. A tensor of one rank alone has the rank's number before it. (An
+    optimizer's entries are deeper, and other tensors have numbers as names.)
+    """
     if not isinstance(tree, dict) or "$" in tree:
         return []
     return [
@@ -63,10 +66,10 @@ def _entries(part: str, tree: Any) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class ExportLayout:
-    """What the file begins with, and where each tensor's bytes are in it."""
+    """Plan of the file: its header, and the place of each tensor."""
 
     header: bytes
-    #: By the tensor's name in the checkpoint: once for each label that it has.
+    #: Offsets in the file, in bytes, by the name of the tensor in the checkpoint: one for each of its labels.
     places: Mapping[str, Sequence[int]]
     size: int
 
@@ -75,23 +78,24 @@ def layout(whole: WholeCheckpoint, names: Mapping[str, str]) -> ExportLayout:
     """Plan a file.
 
     Args:
-        names: the tensors' names in the checkpoint, by what they are called in the file.
+        whole: the checkpoint.
+        names: names of the tensors in the checkpoint, by their labels in the file.
 
     Raises:
-        CheckpointError: the state names a tensor that is not there.
+        CheckpointError: the state names a tensor that no rank wrote.
     """
     entries: list[tuple[str, MergedTensor]] = []
     for label, name in names.items():
         if (tensor := whole.tensors.get(name)) is None:
             raise CheckpointError(f"its state names tensor {name!r}, and no rank wrote it")
         entries.append((label, tensor))
-    # As safetensors itself does: by falling size of an element, so that all are aligned.
+    # Order by falling item size, as safetensors itself does, so that all tensors are aligned.
     entries.sort(key=lambda entry: (-_itemsize(entry[1]), entry[0]))
     pieces = [(label, _dtype(tensor), tensor.shape, _nbytes(tensor)) for label, tensor in entries]
     notes = {"format": "pt", "spotguard": f"run {whole.run_id}, checkpoint {whole.name}"}
     foreign = {label: dtype for label, dtype, shape, _ in pieces if _is_bytes(dtype)}
     if foreign:
-        notes["dtypes"] = json.dumps(foreign)  # of what safetensors has no word for, and is stored as bytes
+        notes["dtypes"] = json.dumps(foreign)  # dtypes that safetensors lacks, and that are stored as bytes
     first = header(pieces, notes)
     at = len(first)
     places: dict[str, list[int]] = {}
@@ -110,10 +114,20 @@ def write(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Write a planned file into an open one, every byte verified first. Memory: the reading's frames.
+    """Write a planned file into an open one; every byte is verified first.
+
+    It needs memory for the buffers of the reader only.
+
+    Args:
+        store: the store that holds the checkpoint.
+        whole: the checkpoint.
+        planned: the plan of the file.
+        file: an open file descriptor.
+        progress: called with the bytes done and the bytes in total.
+        clock: the clock for the fetch; None for the system's.
 
     Raises:
-        CheckpointError: bytes are not the ones that were saved.
+        CheckpointError: bytes differ from the saved ones.
         StoreError: the store failed.
         OSError: the file cannot be written.
     """
@@ -130,7 +144,7 @@ def write(
 
 @dataclass(frozen=True, slots=True)
 class _IntoFile(StrictSink):
-    """The file, as what verified bytes are for."""
+    """Sink that writes verified bytes into the file."""
 
     whole: WholeCheckpoint
     planned: ExportLayout
@@ -155,7 +169,7 @@ def _put(file: int, view: memoryview, at: int) -> None:
 
 
 def _dtype(tensor: MergedTensor) -> str:
-    """Of its bytes: moments may have been rounded."""
+    """Return the dtype of the stored bytes: moments may have been rounded."""
     return tensor.stored or tensor.dtype
 
 

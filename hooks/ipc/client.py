@@ -1,7 +1,7 @@
 """Training process's end of the agent socket: one thread that listens until the process ends.
 
-Training goes on whatever happens to the agent: never started, killed or restarted. If the agent is lost, the client
-logs one warning, tries to connect every second, and reports `unguarded` until it succeeds.
+Training goes on if the agent was never started, was killed, or restarts. If the agent is lost, the client logs one
+warning, tries to connect every second, and reports `unguarded` until it succeeds.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class SocketClient:
 
     @property
     def guarded(self) -> bool:
-        """Whether the agent has sent `Welcome` and the connection still stands."""
+        """Whether the agent has sent `Welcome` and the connection is still open."""
         return self._joined.is_set()
 
     def wait_answered(self, timeout: float) -> None:
@@ -185,8 +185,9 @@ class SocketClient:
         )
 
     def _readable(self, seconds: float, *others: int) -> set[int]:
-        """Return the descriptors that are readable, among the wake-up pipe and `others`. (`poll`, because `select`
-        ends at descriptor 1023.)
+        """Return the readable descriptors among the wake-up pipe and `others`.
+
+        It uses `poll`, because `select` ends at descriptor 1023.
         """
         poll = select.poll()
         for fd in (self._wake_read, *others):

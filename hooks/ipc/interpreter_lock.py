@@ -1,4 +1,4 @@
-"""Timely access to the interpreter's lock (GIL) for spotguard's threads, whatever the training thread does.
+"""Timely access to the interpreter's lock (GIL) for spotguard's threads, beside any training thread.
 
 A thread that waits for the lock requests it after the switch interval, 5 ms. The thread restarts that interval each
 time the holder releases the lock for a moment (`take_gil`, Python/ceval_gil.c). A training thread that reads lines

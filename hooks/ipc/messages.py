@@ -159,14 +159,14 @@ class Position(Message):
     unmarked_steps: int = -1
     #: Whether the script has called `guard.step()` since training began.
     marked: bool = True
-    #: How the script misuses spotguard. The remedy stands after the first semicolon.
+    #: How the script misuses spotguard. The remedy follows the first semicolon.
     misuse: str = ""
 
 
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class Bye(Message):
-    """Report that training ended by itself, so the closed socket that follows is no accident."""
+    """Report that training ended by itself, so that the agent takes the closed socket for no failure."""
 
     type: ClassVar[str] = "bye"
     reason: str = ""
@@ -240,8 +240,9 @@ class Refused(Message):
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class Preempt(Message):
-    """Order to save now. The agent sends it again, with fewer seconds, when a deadline moves earlier. A deadline
-    never moves later.
+    """Order to save now.
+
+    The agent sends it again, with fewer seconds, when a deadline moves earlier. A deadline never moves later.
     """
 
     type: ClassVar[str] = "preempt"
@@ -339,8 +340,9 @@ class Watch(Message):
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class Watched(Message):
-    """First answer to `Watch`, repeated every few seconds as a sign of life. Notices and health of the sources
-    follow it.
+    """First answer to `Watch`, repeated every few seconds as a sign of life.
+
+    Notices and health of the sources follow it.
     """
 
     type: ClassVar[str] = "watched"

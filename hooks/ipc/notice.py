@@ -39,11 +39,11 @@ class PreemptionNotice:
 
 def alarm_of(notice: Preempt, now: float) -> PreemptionNotice:
     """Return the agent's notice with its deadlines on this process's own clock."""
-    left = notice.seconds_left - notice.reserve
+    until_reserve = notice.seconds_left - notice.reserve
     return PreemptionNotice(
         ids=[notice.id],
         deadline=now + notice.seconds_left,
-        save_by=now + left - min(_LAST_WORDS, left / 10),
+        save_by=now + until_reserve - min(_LAST_WORDS, until_reserve / 10),
         source=notice.source,
         kind=notice.kind,
         drill=notice.drill,

@@ -1,5 +1,6 @@
-"""A checkpoint as values and bytes: keys, manifests, headers, chunks. Pure: no thread, no store, no torch.
+"""Checkpoint format as values and bytes: keys, manifests, headers, chunks. Pure: no thread, no store, no torch.
 
-Read `keys` (where everything lies) and `manifest` (what a rank says it wrote), then `codec` (their JSON) and
-`coverage` (whether a set of them is a checkpoint). `values` is typed JSON for all that is no tensor.
+Read `keys` (the layout in a store) and `manifest` (the record of what a rank wrote) first. Then read `codec` (their
+JSON) and `coverage` (whether a set of manifests is a checkpoint). `values` is typed JSON for everything that is not
+a tensor.
 """

@@ -1,7 +1,7 @@
-"""Boxes of a tensor: where two of them meet, and which lie in one piece in memory. Values in, values out.
+"""Boxes of a tensor: their intersection, and their contiguous pieces in memory. Pure functions.
 
-A checkpoint was cut by the ranks that wrote it, and is read by ranks that hold other parts: all that one needs to know is
-where the box that was written and the box that is wanted meet. A 0-d tensor is one box, `((), ())`.
+The ranks that wrote a checkpoint cut it into boxes; the ranks that read it hold other boxes. A reader only needs
+the intersection of a written box and a wanted box. A 0-d tensor is one box, `((), ())`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Box(NamedTuple):
-    """A part of a tensor, or of another box: its corner, and its extent in each dimension."""
+    """Part of a tensor, or of another box: the offset of its corner, and its size in each dimension."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -23,12 +23,12 @@ class Box(NamedTuple):
         return prod(self.sizes)
 
     def inside(self, other: Box) -> Box:
-        """The same elements, counted from the corner of a box that holds them."""
+        """Return the same elements, with offsets from the corner of `other`, a box that holds them."""
         return Box(tuple([a - b for a, b in zip(self.offsets, other.offsets, strict=True)]), self.sizes)
 
 
 def common(one: Box, other: Box) -> Box | None:
-    """The elements in both; None where there are none."""
+    """Return the box of the elements in both; None if there are none."""
     offsets, sizes = [], []
     for a, n, b, m in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True):
         first = max(a, b)
@@ -41,7 +41,10 @@ def common(one: Box, other: Box) -> Box | None:
 
 
 def runs(part: Box, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """A part's elements, in order, as row-major pieces of a box of these sizes: (first element, how many)."""
+    """Yield the elements of a part, in order, as contiguous pieces of a row-major box of these sizes.
+
+    Each piece is (first element, number of elements).
+    """
     strides = [prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
     cut = max((dim for dim, size in enumerate(sizes) if part.sizes[dim] != size), default=0)
     count = prod(part.sizes[cut:])
@@ -52,8 +55,8 @@ def runs(part: Box, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def run(part: Box, sizes: Sequence[int]) -> int | None:
-    """The first element of a part, if its elements lie in one row-major piece of a box of these sizes; else None."""
-    cut = False  # in a dimension behind this one
+    """Return the first element of a part that is one contiguous piece of a row-major box of these sizes, else None."""
+    cut = False  # whether a dimension behind this one is cut
     first, stride = 0, 1
     for offset, size, whole in zip(
         reversed(part.offsets), reversed(part.sizes), reversed(sizes), strict=True

@@ -1,12 +1,12 @@
-"""Manifests, markers and attempt records as bytes: plain JSON that carries a CRC of itself.
+"""Manifests, markers and attempt records as bytes: plain JSON that carries its own CRC.
 
-A file is `{"crc32":N,"manifest":{...}}`, and N is zlib's CRC32 of the exact bytes of the inner value, as they stand in
-the file: any tool reads it as JSON, and a flipped bit anywhere is noticed before the first value is believed.
+A file is `{"crc32":N,"manifest":{...}}`. N is zlib's CRC32 of the exact bytes of the inner value in the file. Any
+tool reads the file as JSON, and a flipped bit anywhere is noticed before the first value is trusted.
 
-Everything is validated on the way in (law 10): types, bounds, names confined to the checkpoint's own folder or to
-one of the same attempt, boxes inside shapes, byte ranges inside objects. What fails is a `CheckpointError` that names
-the key and the reason. Unknown fields are skipped, so that a newer writer may say more; a newer *format* is refused
-by name.
+The decoder validates everything (law 10): types, bounds, boxes inside shapes, byte ranges inside objects. Names
+must stay inside the checkpoint's own folder, or inside one of the same attempt. A failure is a `CheckpointError`
+that names the key and the reason. The decoder skips unknown fields, so that a newer writer may add some. It refuses
+a newer *format* by name.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from .manifest import (
 
 _HEAD = re.compile(rb'\{"crc32":(\d{1,10}),"([a-z]+)":')
 _TAIL = b"}\n"
-#: The list of tensors as it is written: between the objects and the state.
+#: Delimiters of the list of tensors as the encoder writes it: between the objects and the state.
 _TENSORS, _AFTER_TENSORS = b'"tensors":[', b'],"state":'
 
 T = TypeVar("T")
 
 
 class NewerFormatError(CheckpointError):
-    """A newer spotguard wrote this: it may be good, so it is neither restored nor deleted."""
+    """Error for a file that a newer spotguard wrote. It may be good, so it is neither restored nor deleted."""
 
 
 class _Newer(InvalidField):
@@ -64,32 +64,32 @@ class _Newer(InvalidField):
 
 
 def encode_manifest(manifest: RankManifest) -> bytes:
-    """The bytes of a rank's manifest."""
+    """Return the bytes of a rank's manifest."""
     parts = {"objects": objects_out(manifest.objects), "tensors": tensors_out(manifest.tensors)}
     return _seal("manifest", manifest, parts)
 
 
 def encode_marker(marker: CommitMarker) -> bytes:
-    """The bytes of COMMIT.json."""
+    """Return the bytes of COMMIT.json."""
     return _seal("commit", marker, {})
 
 
 def encode_attempt(record: AttemptRecord) -> bytes:
-    """The bytes of an attempt's record."""
+    """Return the bytes of an attempt's record."""
     return _seal("attempt", record, {})
 
 
 def decode_manifest(data: bytes, key: str) -> RankManifest:
-    """The manifest in the object at `key`.
+    """Return the manifest in the object at `key`.
 
     Raises:
-        CheckpointError: it is damaged, of a newer format, or says what cannot be.
+        CheckpointError: the manifest is damaged, has a newer format, or contradicts itself.
     """
     return next(_decoded([(key, data)]))
 
 
 def decode_manifests(files: Iterable[tuple[str, bytes]]) -> list[RankManifest]:
-    """Many manifests, given as (key, bytes), at the speed that 128 ranks need."""
+    """Return many manifests, given as (key, bytes), at the speed that 128 ranks need."""
     with collector_at_rest():
         return list(_decoded(files))
 
@@ -103,13 +103,15 @@ def _decoded(files: Iterable[tuple[str, bytes]]) -> Iterator[RankManifest]:
 def open_manifest(
     data: bytes, key: str, known: dict[str, DescribedTensor] | None = None
 ) -> tuple[RankManifest, Iterator[TensorEntry]]:
-    """The manifest without its tensors, and these one after the other, none of which is kept.
+    """Return the manifest without its tensors, and an iterator over these that keeps none of them.
 
     Args:
-        known: as of `entries.tensors_in`.
+        data: the bytes of the object.
+        key: the key of the object, for errors.
+        known: as in `entries.tensors_in`.
 
     Raises:
-        CheckpointError: as `decode_manifest`; of a tensor, when it is its turn.
+        CheckpointError: as for `decode_manifest`; the iterator raises errors of its tensors.
     """
     with _of(key):
         raw, tensors = _apart(_unseal(data, "manifest"))
@@ -118,19 +120,19 @@ def open_manifest(
 
 
 def decode_marker(data: bytes, key: str) -> CommitMarker:
-    """The marker in the object at `key`; raises `CheckpointError`."""
+    """Return the marker in the object at `key`; raise `CheckpointError` as `decode_manifest` does."""
     return _open(data, key, "commit", _marker)
 
 
 def decode_attempt(data: bytes, key: str) -> AttemptRecord:
-    """The attempt's record in the object at `key`; raises `CheckpointError`."""
+    """Return the attempt's record in the object at `key`; raise `CheckpointError` as `decode_manifest` does."""
     return _open(data, key, "attempt", _attempt)
 
 
 def _seal(kind: str, value: RankManifest | CommitMarker | AttemptRecord, parts: Mapping[str, Any]) -> bytes:
     names = ["format", *(name for name in value.__dataclass_fields__ if name != "format")]
     fields = {name: parts[name] if name in parts else getattr(value, name) for name in names}
-    # ASCII, so that what a lone surrogate in somebody's string becomes is JSON's business and not UTF-8's.
+    # ASCII, so that JSON escapes a lone surrogate in a string; UTF-8 could not encode it.
     body = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode("ascii")
     return b'{"crc32":%d,"%s":' % (zlib.crc32(body), kind.encode()) + body + _TAIL
 
@@ -142,7 +144,7 @@ def _open(data: bytes, key: str, kind: str, parse: Callable[[dict[str, Any]], T]
 
 @contextmanager
 def _of(key: str) -> Iterator[None]:
-    """What is wrong inside is wrong with what lies there."""
+    """Translate an `InvalidField` inside into an error that names the key."""
     try:
         yield
     except _Newer as error:
@@ -157,10 +159,10 @@ def _each(key: str, tensors: Iterator[TensorEntry]) -> Iterator[TensorEntry]:
 
 
 def _apart(body: bytes) -> tuple[dict[str, Any], Iterator[Any]]:
-    """A manifest whose list of tensors is empty, and what is in it, parsed as it is asked for.
+    """Return the manifest with an empty list of tensors, and an iterator that parses the list on demand.
 
-    Where that list lies is taken from how it is written: a quote inside a string has a backslash. What is written otherwise
-    is parsed as a whole.
+    The position of the list follows from the encoder's form: a quote inside a string has a backslash. A manifest in
+    another form is parsed as a whole.
     """
     first = body.find(_TENSORS) + len(_TENSORS)
     last = body.find(_AFTER_TENSORS, first)
@@ -170,7 +172,7 @@ def _apart(body: bytes) -> tuple[dict[str, Any], Iterator[Any]]:
         except _Newer:
             raise
         except InvalidField:
-            pass  # another list than ours: the whole tells
+            pass  # the match was not the list of tensors: parse the whole
         else:
             if raw.get("tensors") == []:
                 return raw, _parsed(body[first:last].decode("ascii", "replace"))
@@ -180,7 +182,7 @@ def _apart(body: bytes) -> tuple[dict[str, Any], Iterator[Any]]:
 
 
 def _parsed(text: str) -> Iterator[Any]:
-    """What a JSON list without its brackets holds."""
+    """Yield the values of a JSON list without its brackets."""
     at = 0
     while at < len(text) or at:
         try:
@@ -257,7 +259,10 @@ def _manifest(raw: dict[str, Any], known: dict[str, DescribedTensor]) -> RankMan
 
 
 def _level(raw: dict[str, Any], world: int) -> tuple[Level, tuple[int, ...]]:
-    """The level, and the ranks whose extras are missing. Manifests and markers of format 1 may not say these."""
+    """Return the level, and the ranks whose extras are missing.
+
+    Manifests and markers of format 1 may omit the ranks.
+    """
     level, missing = word(raw, "level", LEVELS), raw.get("missing", [])
     if raw["format"] < format_of(level):
         raise InvalidField(f"level {level!r} needs format {format_of(level)}, not {raw['format']}")
@@ -271,11 +276,11 @@ def _level(raw: dict[str, Any], world: int) -> tuple[Level, tuple[int, ...]]:
 
 
 def _digests(raw: dict[str, Any]) -> dict[str, int]:
-    """Older manifests have none."""
-    found = raw.get("digests", {})
-    if not isinstance(found, dict) or not all(type(each) is int for each in found.values()):
+    """Return the digests by name; older manifests have none."""
+    digests = raw.get("digests", {})
+    if not isinstance(digests, dict) or not all(type(each) is int for each in digests.values()):
         raise InvalidField("digests are not numbers by name")
-    return found
+    return digests
 
 
 def _marker(raw: dict[str, Any]) -> CommitMarker:

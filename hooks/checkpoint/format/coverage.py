@@ -1,6 +1,6 @@
-"""Whether a set of manifests is a checkpoint: every rank's is there, they agree, and their chunks tile each tensor.
+"""Proof that a set of manifests is a checkpoint: all ranks are there and agree, and chunks tile each tensor.
 
-Pure: manifests in, the merged tensors out. Nothing here asks a store whether an object is really there.
+Pure: manifests in, merged tensors out. This module asks no store whether an object exists.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from .manifest import Chunk, RankManifest, collector_at_rest
 
 @dataclass(slots=True)
 class MergedTensor:
-    """One tensor of the whole checkpoint: what all ranks wrote of it, in order of offsets, without duplicates."""
+    """One tensor of the whole checkpoint: all chunks that the ranks wrote, in order of offsets, without duplicates."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     stored: str
-    #: (rank, chunk): the chunk's `object` counts in that rank's manifest.
+    #: (rank, chunk); the chunk's `object` is an index into that rank's manifest.
     chunks: list[tuple[int, Chunk]]
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """A full set of manifests, in order of ranks, that agree and tile every tensor."""
+    """Full set of manifests, in order of ranks, that agree and tile every tensor."""
 
     manifests: tuple[RankManifest, ...]
     tensors: Mapping[str, MergedTensor]
@@ -38,7 +38,7 @@ def coverage(manifests: Iterable[RankManifest]) -> Coverage:
     """Merge the manifests of all ranks of one checkpoint.
 
     Raises:
-        CheckpointError: a rank is missing, two of them do not belong together, or a tensor is not tiled.
+        CheckpointError: a rank is missing, two manifests do not belong together, or a tensor is not tiled.
     """
     full = full_set(manifests)
     tensors: dict[str, MergedTensor] = {}
@@ -65,7 +65,7 @@ def _merge(full: tuple[RankManifest, ...], tensors: dict[str, MergedTensor]) -> 
 def disagree(
     rank: int, name: str, dtype: str, shape: tuple[int, ...], merged: MergedTensor
 ) -> CheckpointError:
-    """What is wrong with a tensor that is another for this rank than for those before it."""
+    """Return the error for a tensor that this rank describes differently from the ranks before it."""
     return CheckpointError(
         f"tensor {name!r} is {dtype}{list(shape)} for rank {rank}, "
         f"{merged.dtype}{list(merged.shape)} for another"
@@ -73,7 +73,11 @@ def disagree(
 
 
 def full_set(manifests: Iterable[RankManifest]) -> tuple[RankManifest, ...]:
-    """In order of ranks, each once, all of one save of one process group; raises `CheckpointError`."""
+    """Return the manifests in order of ranks.
+
+    Raises:
+        CheckpointError: a rank is missing or there twice, or they are not all of one save of one process group.
+    """
     full = tuple(sorted(manifests, key=lambda manifest: manifest.rank))
     if not full:
         raise CheckpointError("no manifest of any rank is there")
@@ -96,8 +100,13 @@ def full_set(manifests: Iterable[RankManifest]) -> tuple[RankManifest, ...]:
 
 
 def tile(tensor: MergedTensor) -> None:
-    """Prove that the chunks cover the tensor, each element once (or twice with the same bytes), and order them; raises
-    `CheckpointError`."""
+    """Prove that the chunks cover the tensor, and sort them.
+
+    Each element must be covered once, or several times with the same bytes.
+
+    Raises:
+        CheckpointError: elements are in no chunk, or chunks overlap without being the same.
+    """
     if _in_rows(tensor):
         return
     chunks = tensor.chunks = _distinct(tensor.name, tensor.chunks)
@@ -110,7 +119,7 @@ def tile(tensor: MergedTensor) -> None:
 
 
 def _in_rows(tensor: MergedTensor) -> bool:
-    """The plainest tiling, and by far the commonest: whole rows, rank after rank, from the first to the last."""
+    """Whether the tiling is the simplest and most common one: whole rows, rank after rank, from first to last."""
     if not tensor.shape:
         return len(tensor.chunks) == 1
     rest = tensor.shape[1:]
@@ -125,13 +134,13 @@ def _in_rows(tensor: MergedTensor) -> bool:
 
 
 def _distinct(name: str, chunks: Sequence[tuple[int, Chunk]]) -> list[tuple[int, Chunk]]:
-    """Replicas' equal boxes once, empty boxes never; sorted by offsets.
+    """Return the chunks sorted by offsets, with equal boxes of replicas once, and without empty boxes.
 
     Raises:
         CheckpointError: replicas disagree in bytes.
     """
     kept: list[tuple[int, Chunk]] = []
-    # A stable sort of the tuples themselves: offsets first, and no call for each of them.
+    # A stable sort of the tuples themselves: by offsets first.
     last: Chunk | None = None
     for rank, chunk in sorted(chunks, key=_offsets_and_sizes):
         if 0 in chunk.sizes:
@@ -152,8 +161,11 @@ def _offsets_and_sizes(placed: tuple[int, Chunk]) -> tuple[int, ...] | tuple[tup
 
 
 def _overlap(chunks: Sequence[tuple[int, Chunk]]) -> bool:
-    """Whether two boxes share an element. A sweep along the dimension that tells most of them apart. (A 0-d tensor has
-    one box: all of them are the same.)"""
+    """Whether two boxes share an element.
+
+    The sweep runs along the dimension with the most distinct offsets. (A 0-d tensor has one box: all of them are
+    the same.)
+    """
     boxes = [(chunk.offsets, chunk.sizes) for _, chunk in chunks]
     spread = [len({offsets[dim] for offsets, _ in boxes}) for dim in range(len(boxes[0][0]))]
     dim = spread.index(max(spread))

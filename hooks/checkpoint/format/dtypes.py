@@ -1,9 +1,9 @@
-"""Every dtype of torch by name: its bytes, and how a safetensors file says it.
+"""Dtypes of torch by name: their size, and their form in a safetensors file.
 
-The table holds words only, so that manifests are read and merged without torch. What safetensors lacks, or has
-had only since lately (its C64 and float8 variants came with 0.6 and 0.7, readers in the field are older), is
-stored as its bytes (U8), and the manifest keeps the name of the dtype. Quantized dtypes carry scale and zero point
-beside their bytes, so they are refused by name.
+The table holds names only, so that manifests are read and merged without torch. Some dtypes are missing from
+safetensors, or are recent there: its C64 and float8 variants came with 0.6 and 0.7, and readers in the field are
+older. Such a dtype is stored as its bytes (U8), and the manifest keeps the name. Quantized dtypes carry scale and
+zero point beside their bytes, so they are refused by name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ....providers.errors import StateError
 if TYPE_CHECKING:
     import torch
 
-#: Names as torch prints them, without "torch.".
+#: Bytes of one element, by the name that torch prints, without "torch.".
 ITEMSIZE: dict[str, int] = {
     "float64": 8,
     "float32": 4,
@@ -67,7 +67,7 @@ _SAFETENSORS = {
 
 
 def safetensors_form(dtype: str, shape: Sequence[int]) -> tuple[str, tuple[int, ...]]:
-    """How a safetensors header calls a piece of this dtype: its word, and the shape in units of that word."""
+    """Return the dtype in a safetensors header for a piece of this dtype, and the shape in units of that dtype."""
     if (word := _SAFETENSORS.get(dtype)) is not None:
         return word, tuple(shape)
     size = ITEMSIZE[dtype]
@@ -75,7 +75,7 @@ def safetensors_form(dtype: str, shape: Sequence[int]) -> tuple[str, tuple[int, 
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name that a manifest keeps.
+    """Return the name that a manifest keeps.
 
     Raises:
         StateError: tensors of this dtype cannot be saved.
@@ -94,10 +94,10 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The dtype itself.
+    """Return the torch dtype of this name.
 
     Raises:
-        StateError: this torch has none of that name.
+        StateError: this torch has no dtype of that name.
     """
     import torch
 

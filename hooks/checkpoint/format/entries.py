@@ -1,8 +1,8 @@
-"""The long part of a manifest, its objects and tensors, as JSON and back.
+"""Objects and tensors of a manifest, its long part, to JSON and back.
 
-A tensor is an object with named fields, and each of its chunks an array in the order of `Chunk`'s fields:
-`[[offsets], [sizes], object, start, end, crc32]`. (Named fields for chunks too would make the manifests of 128 ranks
-58 MB instead of 45, and their parsing the slowest part of a restore's start.)
+A tensor is an object with named fields. Each of its chunks is an array in the order of `Chunk`'s fields:
+`[[offsets], [sizes], object, start, end, crc32]`. (Named fields for chunks too would make the manifests of 128
+ranks 58 MB instead of 45. Parsing them would then be the slowest part of a restore's start.)
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _MAX_NAME = 4096
 
 _INT = {int}
 
-#: A NamedTuple's own constructor is a Python function that does this, at three times the price.
+#: The constructor of a NamedTuple is a Python function that makes this call, and takes three times as long.
 _new = tuple.__new__
 
 
 def objects_out(objects: tuple[ObjectEntry, ...]) -> list[dict[str, Any]]:
-    """What `objects_in` takes."""
+    """Return the JSON form that `objects_in` takes."""
     raw = []
     for entry in objects:
         fields = {name: getattr(entry, name) for name in entry.__dataclass_fields__}
@@ -36,7 +36,7 @@ def objects_out(objects: tuple[ObjectEntry, ...]) -> list[dict[str, Any]]:
 
 
 def tensors_out(tensors: tuple[TensorEntry, ...]) -> list[dict[str, Any]]:
-    """What `tensors_in` takes."""
+    """Return the JSON form that `tensors_in` takes."""
     raw = []
     for entry in tensors:
         fields = entry._asdict()
@@ -47,7 +47,7 @@ def tensors_out(tensors: tuple[TensorEntry, ...]) -> list[dict[str, Any]]:
 
 
 def objects_in(raw: list[Any], name: CheckpointName, rank: int, world: int) -> tuple[ObjectEntry, ...]:
-    """The objects that a manifest of this rank and checkpoint names, each in a place where it may be."""
+    """Return the objects that a manifest of this rank and checkpoint names, each in an allowed place."""
     entries: list[ObjectEntry] = []
     seen: set[tuple[str, str]] = set()
     for index, fields in enumerate(raw):
@@ -70,7 +70,10 @@ def objects_in(raw: list[Any], name: CheckpointName, rank: int, world: int) -> t
 
 
 def _confine(entry: ObjectEntry, name: CheckpointName, rank: int, world: int) -> None:
-    """Objects lie in this rank's folder, or in an earlier checkpoint of this attempt: no path leads anywhere else."""
+    """Refuse an object outside this rank's folder, except in an earlier checkpoint of this attempt.
+
+    No path leads anywhere else.
+    """
     place = parse_object_name(entry.name)
     if place is None:
         raise InvalidField(f"object name {entry.name!r} is none of ours")
@@ -88,7 +91,7 @@ def _confine(entry: ObjectEntry, name: CheckpointName, rank: int, world: int) ->
 
 
 class DescribedTensor(NamedTuple):
-    """What a tensor is, checked: as it stands in the JSON, and then as values."""
+    """Checked description of a tensor: first as in the JSON, then as values."""
 
     dtype: str
     stored: str
@@ -101,11 +104,13 @@ class DescribedTensor(NamedTuple):
 def tensors_in(
     raw: list[Any], objects: tuple[ObjectEntry, ...], known: dict[str, DescribedTensor]
 ) -> tuple[TensorEntry, ...]:
-    """The tensors, each chunk inside its shape and its bytes inside their object.
+    """Return the tensors, each chunk inside its shape and its bytes inside their object.
 
     Args:
-        known: what the manifests of other ranks have said of tensors, by name; it grows. What is said once more in the
-            same words is neither checked nor kept again: nearly all, in all manifests but the first.
+        raw: the JSON list.
+        objects: the objects of the same manifest.
+        known: descriptions of tensors from the manifests of other ranks, by name; it grows. An equal description is
+            neither checked nor kept again. In all manifests but the first, nearly all are equal.
     """
     return tuple(each_tensor_in(raw, objects, known))
 
@@ -113,7 +118,7 @@ def tensors_in(
 def each_tensor_in(
     raw: Iterable[Any], objects: tuple[ObjectEntry, ...], known: dict[str, DescribedTensor]
 ) -> Iterator[TensorEntry]:
-    """The same, one after the other."""
+    """Yield the same tensors one after the other."""
     seen: set[str] = set()
     bounds = [(entry.header, entry.size) for entry in objects]
     for fields in raw:
@@ -129,23 +134,23 @@ def each_tensor_in(
         seen.add(name)
         if type(shape) is not list or type(chunks) is not list:
             raise InvalidField(f"tensor {name!r} has no list of sizes and of chunks")
-        said = known.get(name)
+        described = known.get(name)
         if (
-            said is None
-            or (said.dtype, said.stored, said.sizes) != (dtype, stored, shape)
+            described is None
+            or (described.dtype, described.stored, described.sizes) != (dtype, stored, shape)
             or not _plain(shape)
         ):
             itemsize = _itemsize(name, dtype, stored)
-            said = known[name] = DescribedTensor(
+            described = known[name] = DescribedTensor(
                 dtype, stored, shape, name, _shape(name, shape, itemsize), itemsize
             )
-        _, _, _, name, box, itemsize = said
+        _, _, _, name, box, itemsize = described
         made = tuple([_chunk(chunk, name, box, itemsize, bounds) for chunk in chunks])
-        yield _new(TensorEntry, (name, said.dtype, box, made, said.stored))
+        yield _new(TensorEntry, (name, described.dtype, box, made, described.stored))
 
 
 def _plain(sizes: list[Any]) -> bool:
-    """Whether these equal others to the letter, if they equal them: True and 1.0 are no 1 here."""
+    """Whether sizes that equal others are also of the same type: True and 1.0 equal 1, but are refused here."""
     return set(map(type, sizes)) <= _INT
 
 
@@ -154,7 +159,7 @@ def _itemsize(name: str, dtype: Any, stored: Any) -> int:
         if dtype in ITEMSIZE and type(stored) is str:
             return ITEMSIZE[stored or dtype]
     except (TypeError, KeyError):
-        pass  # no string, or no dtype: refused like any other that is unknown
+        pass  # not a string, or not a dtype: refused below like any unknown one
     raise InvalidField(f"tensor {name!r} has dtype {str(stored or dtype)[:40]!r}, unknown to this version")
 
 
@@ -170,13 +175,15 @@ def _shape(name: str, shape: list[Any], itemsize: int) -> tuple[int, ...]:
 def _chunk(
     raw: Any, name: str, shape: tuple[int, ...], itemsize: int, bounds: list[tuple[int, int]]
 ) -> Chunk:
-    # A quarter of a million of these at 128 ranks: what is right passes in plain comparisons, words are for what fails.
+    # 128 ranks have a quarter of a million chunks. So a correct chunk passes in plain comparisons, and only a wrong
+    # one costs a message.
     try:
         offsets, sizes, index, start, end, crc32 = raw
         volume, dims = itemsize, len(shape)
         if len(offsets) != dims or len(sizes) != dims:
             raise ValueError("another number of dimensions")
-        for offset, size, limit in zip(offsets, sizes, shape):  # noqa: B905 (just compared, in half the time)
+        # The lengths were just compared, and zip without `strict` takes half the time.
+        for offset, size, limit in zip(offsets, sizes, shape):  # noqa: B905
             if not type(offset) is type(size) is int or offset < 0 or size < 0 or offset + size > limit:
                 raise InvalidField(f"a chunk of tensor {name!r} lies outside its shape {shape}")
             volume *= size
@@ -202,23 +209,24 @@ def _chunk(
     return _new(Chunk, (tuple(offsets), tuple(sizes), index, start, end, crc32))
 
 
-# Single fields of a JSON object from a store, checked one by one: the ground that `codec` and `entries` stand on.
+# Checks for single fields of a JSON object from a store. `codec` and `entries` use them.
 
-#: Bytes and elements: what a signed 64-bit size can say.
+#: Largest number of bytes or elements: the maximum of a signed 64-bit size.
 MAX_SIZE = 2**63 - 1
 
-#: Wall seconds at the end of the year 9998: what Python's dates, which end with 9999, can show in any zone.
+#: Wall seconds at the end of the year 9998. Python's dates end with 9999, so every time zone can show an earlier
+#: time.
 _LAST_SECOND = 253_370_764_800
 
 T = TypeVar("T")
 
 
 class InvalidField(Exception):
-    """A value is not what it must be. `codec` turns it into a `CheckpointError` that names the key."""
+    """Error for a value that is not valid. `codec` turns it into a `CheckpointError` that names the key."""
 
 
 def typed(raw: dict[str, Any], name: str, kind: type[T]) -> T:
-    """The field, of exactly this type: True is no 1 here."""
+    """Return the field, which must have exactly this type: True does not count as 1."""
     value = raw.get(name)
     if type(value) is not kind:
         raise InvalidField(f"{name} must be {kind.__name__}, not {type(value).__name__}")
@@ -240,7 +248,7 @@ def text(raw: dict[str, Any], name: str, limit: int) -> str:
 
 
 def word(raw: dict[str, Any], name: str, words: tuple[T, ...]) -> T:
-    """The field, one of a closed set."""
+    """Return the field, which must be one of a closed set."""
     value = raw.get(name)
     for each in words:
         if value == each:
@@ -249,7 +257,7 @@ def word(raw: dict[str, Any], name: str, words: tuple[T, ...]) -> T:
 
 
 def seconds(raw: dict[str, Any], name: str) -> float:
-    """A wall-clock time: finite, and not from another age of the world."""
+    """Return a wall-clock time: finite, and within the years that Python can show."""
     value = raw.get(name)
     if type(value) not in (int, float) or not 0 <= value < _LAST_SECOND:  # type: ignore[operator]
         raise InvalidField(f"{name} is {str(value)[:40]!r}, not a time")

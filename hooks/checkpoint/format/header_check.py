@@ -1,12 +1,13 @@
-"""A manifest held against itself, with no request, and without the registered objects.
+"""Check of a manifest against itself, without any request and without the registered objects.
 
-Damage and a wrong registration look alike from outside: a tensor of another shape, a name that nobody has. They differ
-here. A header follows from its pieces' names, dtypes and boxes (`safetensors_header.header`), and a manifest keeps its CRC; and each
-tensor that a rank lists has a place in that rank's state. A manifest that was changed later contradicts itself in one of
-these. A sound checkpoint of another script contradicts only what is registered.
+Damage and a wrong registration look alike from outside: a tensor of another shape, or an unknown name. This check
+tells them apart by two rules. First, a header follows from the names, dtypes and boxes of its pieces
+(`safetensors_header.header`), and the manifest holds its CRC. Second, each tensor that a rank lists has a place in
+that rank's state. A manifest that was changed later contradicts one of these rules. A sound checkpoint of another
+script contradicts only the registration.
 
-Both rules are part of the format: a writer that makes other headers, or lists a tensor that its state does not name, needs
-a new number.
+Both rules are part of the format. A writer that makes other headers, or lists a tensor that its state does not
+name, needs a new format number.
 """
 
 from __future__ import annotations
@@ -20,33 +21,33 @@ from .crc import crc32
 from .manifest import RankManifest
 from .safetensors_header import header, labels
 
-#: As `manifest.private_name` writes it.
+#: Prefix of a private name, as `manifest.private_name` writes it.
 _PRIVATE = re.compile(r"\A@\d{5,}/", re.ASCII)
-#: Encoded values that name a tensor.
+#: Types of encoded values that name a tensor.
 _TENSORS = frozenset({"tensor", "parameter", "numpy.ndarray"})
 
 
 def check_headers(manifest: RankManifest, objects: Collection[int] | None = None) -> None:
-    """See that the tensors of a manifest give the headers that its own objects have.
+    """Check that the tensors of a manifest give the headers of its own objects.
 
-    An object of an earlier checkpoint may hold tensors that are not referred to: nothing is said of it.
+    Objects of earlier checkpoints are skipped, because they may hold tensors that this manifest does not refer to.
 
     Args:
-        manifest: of one rank.
+        manifest: the manifest of one rank.
         objects: indices of the objects to check; None for all.
 
     Raises:
         CheckpointError: an object holds other tensors than the manifest says.
     """
     wanted = range(len(manifest.objects)) if objects is None else objects
-    held: dict[int, list[tuple[Any, ...]]] = {
+    pieces_of: dict[int, list[tuple[Any, ...]]] = {
         index: [] for index in wanted if not manifest.objects[index].checkpoint
     }
     for name, dtype, shape, chunks, stored in manifest.tensors:
         for offsets, sizes, index, start, end, _ in chunks:
-            if index in held:
-                held[index].append((start, end, name, stored or dtype, shape, offsets, sizes))
-    for index, pieces in held.items():
+            if index in pieces_of:
+                pieces_of[index].append((start, end, name, stored or dtype, shape, offsets, sizes))
+    for index, pieces in pieces_of.items():
         entry = manifest.objects[index]
         pieces.sort()
         called = labels((name, shape, offsets, sizes) for _, _, name, _, shape, offsets, sizes in pieces)
@@ -63,15 +64,15 @@ def check_headers(manifest: RankManifest, objects: Collection[int] | None = None
 
 
 def check_names(manifest: RankManifest) -> None:
-    """See that the state of a manifest names the tensors that the manifest lists, each under its own registered name.
+    """Check that the state names exactly the tensors that the manifest lists, each under its own registered name.
 
     An optimizer that was registered twice names its tensors by its first name only, both times.
 
     Raises:
-        CheckpointError: a tensor has lost its place in the state, or stands in a strange one.
+        CheckpointError: the state lacks a tensor, or names one in the wrong place.
     """
     if manifest.level != "full":
-        return  # the lower levels leave parts of the state out
+        return  # the lower levels omit parts of the state
     own: dict[str, set[str]] = {part: set() for part in manifest.state}
     for tensor in manifest.tensors:
         part = _owner(tensor.name, own)
@@ -98,19 +99,19 @@ def check_names(manifest: RankManifest) -> None:
 
 
 def _owner(name: str, parts: Collection[str]) -> str | None:
-    """The registered name that a tensor's name begins with."""
+    """Return the registered name with which a tensor's name begins."""
     name = _PRIVATE.sub("", name)
     ends = [at for at, letter in enumerate(name) if letter in "/#"]
     return next((name[:end] for end in [len(name), *reversed(ends)] if name[:end] in parts), None)
 
 
 def _after(name: str, parts: Collection[str]) -> str:
-    """A tensor's name behind its registered name."""
+    """Return the rest of a tensor's name after its registered name."""
     return _PRIVATE.sub("", name).removeprefix(_owner(name, parts) or "")
 
 
 def _named(tree: Any) -> Iterator[str]:
-    """The names of the tensors in an encoded value."""
+    """Yield the names of the tensors in an encoded value."""
     waiting = [tree]
     while waiting:
         value = waiting.pop()

@@ -1,8 +1,8 @@
-"""Where everything of a run lies in a store: names in, keys out, and back again.
+"""Layout of a run in a store: names in, keys out, and back.
 
-No two saves ever share a key: the folder of a checkpoint says step, attempt, and the save's number within the
-attempt. Everything that a listing or a manifest says is parsed here, strictly: what is not written exactly as
-we write it is not ours.
+No two saves ever share a key. The folder of a checkpoint is named by step, attempt, and the save's number within
+the attempt. This module parses names from listings and manifests strictly: a name in any other form than ours is
+not ours.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from ....providers.run_id import RUN_ID, is_run_id
 
 MARKER = "COMMIT.json"
 
-#: No folder of ours may hold more: ranks are five digits wide by convention, and an int from a store is bounded.
+#: Largest world, and bound of attempt, step and save. Ranks are five digits wide by convention, and an integer from
+#: a store is bounded.
 MAX_WORLD = 1_000_000
 MAX_NUMBER = 10**15
 
@@ -27,7 +28,10 @@ _ATTEMPT = re.compile(r"(\d{4,15})\.json", re.ASCII)
 
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointName:
-    """One save of a run. Larger is newer: a later attempt beats a higher step, since it began from what it chose."""
+    """Name of one save of a run.
+
+    Larger is newer. A later attempt beats a higher step, since it began from the checkpoint that it chose.
+    """
 
     attempt: int
     step: int
@@ -38,7 +42,7 @@ class CheckpointName:
 
     @classmethod
     def parse(cls, text: str) -> CheckpointName | None:
-        """The name of a checkpoint's folder, or None where this is none of ours."""
+        """Return the name of a checkpoint's folder, or None if the text is not one of ours."""
         if (match := _CHECKPOINT.fullmatch(text)) is None:
             return None
         step, attempt, save = map(int, match.groups())
@@ -47,7 +51,7 @@ class CheckpointName:
 
 
 def check_run_id(run_id: object) -> str:
-    """The run id itself, when it can be a folder in every store.
+    """Return the run id if it can be the name of a folder in every store.
 
     Raises:
         UsageError: it cannot.
@@ -66,7 +70,7 @@ def attempt_key(run_id: str, attempt: int) -> str:
 
 
 def parse_attempt(run_id: str, key: str) -> int | None:
-    """The number of the attempt whose record lies at `key`."""
+    """Return the number of the attempt whose record has this key, or None."""
     match = _ATTEMPT.fullmatch(key.removeprefix(attempts_prefix(run_id)))
     if match is None or attempt_key(run_id, int(match[1])) != key:
         return None
@@ -74,19 +78,22 @@ def parse_attempt(run_id: str, key: str) -> int | None:
 
 
 def outcome_key(run_id: str, attempt: int, number: int, rank: int = 0) -> str:
-    """What became of the attempt's notices: a record for people, read by nothing of ours. Each rank counts its own: who
-    writes it for a first rank that is gone does not know how many that one has written."""
+    """Return the key for the outcome of one of the attempt's notices.
+
+    The outcome is a record for people, and spotguard never reads it. Each rank counts its own records, because a
+    rank that writes one for a first rank that is gone does not know that rank's count.
+    """
     other = f"-{rank:05d}" if rank else ""
     return f"{run_id}/outcomes/{attempt:04d}-{number:02d}{other}.json"
 
 
 def anew_key(run_id: str) -> str:
-    """Up to which damaged checkpoint `--begin-anew` was spent."""
+    """Return the key of the record that says up to which damaged checkpoint `--begin-anew` was spent."""
     return f"{run_id}/begun-anew.json"
 
 
 def probe_key(run_id: str, token: str) -> str:
-    """What a start writes and removes to see that it may: of no meaning once it is over."""
+    """Return the key of an object that a start writes and deletes to test its rights. It means nothing afterwards."""
     return f"{run_id}/probes/{token}"
 
 
@@ -95,7 +102,7 @@ def checkpoints_prefix(run_id: str) -> str:
 
 
 def checkpoint_prefix(run_id: str, name: CheckpointName | str) -> str:
-    """The folder of one checkpoint, with its slash: every name inside is put right behind it."""
+    """Return the folder of one checkpoint with its slash, to which the names inside are appended."""
     return f"{run_id}/checkpoints/{name}/"
 
 
@@ -112,7 +119,7 @@ def object_name(rank: int, world: int, index: int) -> str:
 
 
 def parse_manifest_name(name: str) -> tuple[int, int] | None:
-    """(rank, world) of a manifest, named inside its checkpoint's folder."""
+    """Return (rank, world) of a manifest, from its name inside its checkpoint's folder."""
     if (match := _MANIFEST.fullmatch(name)) is None:
         return None
     rank, world = int(match[1]), int(match[2])
@@ -120,7 +127,7 @@ def parse_manifest_name(name: str) -> tuple[int, int] | None:
 
 
 def parse_object_name(name: str) -> tuple[int, int, int] | None:
-    """(rank, world, index) of an object, named inside its checkpoint's folder."""
+    """Return (rank, world, index) of an object, from its name inside its checkpoint's folder."""
     if (match := _OBJECT.fullmatch(name)) is None:
         return None
     rank, world, index = map(int, match.groups())

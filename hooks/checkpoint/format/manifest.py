@@ -1,6 +1,6 @@
-"""A checkpoint's values on disk: what one rank has written, where, and what else it had to say.
+"""Values of a checkpoint on disk: what one rank wrote, to which place, and with which state.
 
-These are the values alone; `codec` turns them into bytes and back, `keys` says where they lie.
+This module holds the values alone. `codec` turns them into bytes and back, and `keys` names their places.
 """
 
 from __future__ import annotations
@@ -15,77 +15,77 @@ from typing import Any, Literal, NamedTuple
 from .dtypes import ITEMSIZE
 from .keys import CheckpointName, checkpoint_prefix
 
-#: The newest format that this version reads. Raised when a reader of the old format would misread the new one. Unknown
-#: fields are skipped, so saying more is free.
+#: Newest format that this version reads. Increase it when a reader of the old format would misread the new one. A
+#: new field needs no new format, because readers skip unknown fields.
 FORMAT = 2
 
-#: "full" continues bit for bit. "partial-extras" lacks what ranks that were gone had each of its own. "weights" lacks the
-#: optimizer's moments. `checkpoint.ranking` says when a restore takes one that is not full.
+#: "full" continues bit for bit. "partial-extras" lacks the own state of ranks that were gone. "weights" lacks the
+#: optimizer's moments. `checkpoint.ranking` decides when a restore takes one that is not full.
 Level = Literal["full", "partial-extras", "weights"]
 LEVELS: tuple[Level, ...] = ("full", "partial-extras", "weights")
 
 
 def format_of(level: Level) -> int:
-    """The lowest format whose readers understand this level: an older spotguard may read the same store."""
+    """Return the lowest format whose readers understand this level: an older spotguard may read the same store."""
     return 2 if level == "partial-extras" else 1
 
 
 def lacks(level: Level, missing: Sequence[int]) -> str:
-    """What a checkpoint does not hold, for a person; "" where it holds everything."""
+    """Return, as text for a person, the parts that a checkpoint lacks; "" if it is complete."""
     gone = ["the optimizer's moments"] if level == "weights" else []
     return " and ".join([*gone, *([f"the extras of {named(missing)}"] if missing else [])])
 
 
 def named(ranks: Sequence[int]) -> str:
-    """Ranks, for a person."""
+    """Return ranks as text for a person."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     few = ", ".join(map(str, ranks[:8]))
     return f"ranks {few}{' …' if len(ranks) > 8 else ''}"
 
 
-#: Tensors that one rank holds at most: three times those of 100,000 experts with two moments each.
+#: Largest number of tensors of one rank: three times the tensors of 100,000 experts with two moments each.
 _MOST_TENSORS = 2**20
 #: Bytes of one tensor's entry, its chunks and its digest: 319 with a name of 80 letters and the largest numbers.
 _TENSOR_BYTES = 512
-#: Bytes of the plain values, and of a rank's number among `missing`.
+#: Bytes of the plain values, and of one rank number in `missing`.
 _MOST_STATE, _RANK_BYTES = 64 * 2**20, 8
 
-#: What a save was made for. Shown to people, decides nothing.
+#: Occasion of a save. It is shown to people and decides nothing.
 Kind = Literal["emergency", "background", "manual"]
 KINDS: tuple[Kind, ...] = ("emergency", "background", "manual")
 
 
 class Chunk(NamedTuple):
-    """A box of one tensor, row-major, in one object. (A tuple, because 128 ranks make a quarter of a million.)"""
+    """One box of a tensor, row-major, in one object. (A tuple, because 128 ranks make a quarter of a million.)"""
 
-    #: Of the box in the global tensor; () for a 0-d one.
+    #: Offsets of the box in the global tensor, and its sizes; () for a 0-d tensor.
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    #: Which of the manifest's `objects`.
+    #: Index into the manifest's `objects`.
     object: int
-    #: Bytes in the object, its safetensors header counted.
+    #: Byte range in the object, counted from its start, safetensors header included.
     start: int
     end: int
-    #: zlib's, of exactly these bytes.
+    #: CRC32 by zlib of exactly these bytes.
     crc32: int
 
 
 class TensorEntry(NamedTuple):
-    """One tensor as this rank holds it. No chunks: it holds the tensor, and another rank writes it."""
+    """One tensor as this rank holds it. Without chunks, the rank holds the tensor and another rank writes it."""
 
     name: str
-    #: As torch says it, without "torch.".
+    #: Dtype by torch's name, without "torch.".
     dtype: str
-    #: The global one.
+    #: Shape of the global tensor.
     shape: tuple[int, ...]
     chunks: tuple[Chunk, ...]
-    #: The dtype of the bytes where they are not `dtype` (moments rounded to bfloat16), else "".
+    #: Dtype of the stored bytes if it differs from `dtype` (moments rounded to bfloat16), else "".
     stored: str = ""
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element, as stored."""
+        """Return the bytes of one element, as stored."""
         return ITEMSIZE[self.stored or self.dtype]
 
 
@@ -93,19 +93,22 @@ class TensorEntry(NamedTuple):
 class ObjectEntry:
     """One immutable object: a safetensors file."""
 
-    #: "00000-of-00008/0000.safetensors", inside the checkpoint's folder.
+    #: Name inside the checkpoint's folder, such as "00000-of-00008/0000.safetensors".
     name: str
     size: int
-    #: Bytes before the first tensor's, and their CRC: with the chunks' CRCs every byte is checked.
+    #: Bytes before the first tensor, and their CRC. With the CRCs of the chunks, every byte is checked.
     header: int
     header_crc32: int
-    #: The folder of an earlier checkpoint of the same attempt, where the object lies there; "" for this one's own.
+    #: Folder of an earlier checkpoint of the same attempt that holds the object; "" for this checkpoint's own.
     checkpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RankManifest:
-    """All that one rank put into one checkpoint. Put after its objects, so that it never names what is not there."""
+    """Record of everything that one rank put into one checkpoint.
+
+    The rank puts its manifest after its objects, so that the manifest never names a missing object.
+    """
 
     run_id: str
     step: int
@@ -115,40 +118,41 @@ class RankManifest:
     world: int
     objects: tuple[ObjectEntry, ...] = ()
     tensors: tuple[TensorEntry, ...] = ()
-    #: Encoded values (`encoding.encode`) by registered name.
+    #: Encoded values (`values.encoder.encode`) by registered name.
     state: Mapping[str, Any] = field(default_factory=dict)
-    #: torch's version, device, threads, python: plain JSON, for a warning and for people.
+    #: Versions of torch and Python, device, threads: plain JSON, for a warning and for people.
     environment: Mapping[str, Any] = field(default_factory=dict)
     level: Level = "full"
     kind: Kind = "background"
-    #: The nonce of the process group. Manifests of two groups that were given one attempt number never mix.
+    #: Nonce of the process group. Manifests of two groups that got the same attempt number never mix.
     incarnation: str = ""
-    #: Wall seconds, for people.
+    #: Wall-clock seconds of the save, for people.
     created: float = 0.0
-    #: CRC32 of what other ranks should hold bit for bit as this one does, where it was taken: replicas may drift apart.
+    #: CRC32 of state that other ranks should hold bit for bit like this one, if it was taken: replicas may drift
+    #: apart.
     digests: Mapping[str, int] = field(default_factory=dict)
-    #: Ranks that were gone, in order: what was each one's own (generators, loaders, dicts) is in no manifest.
+    #: Ranks that were gone, in order. The own state of each (generators, loaders, dicts) is in no manifest.
     missing: tuple[int, ...] = ()
     format: int = 1
 
     @property
     def checkpoint(self) -> CheckpointName:
-        """The checkpoint that it is a part of."""
+        """Return the checkpoint that it is a part of."""
         return CheckpointName(self.attempt, self.step, self.save)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the objects that this rank wrote for this checkpoint."""
+        """Return the bytes of the objects that this rank wrote for this checkpoint."""
         return sum(entry.size for entry in self.objects if not entry.checkpoint)
 
     def object_key(self, index: int) -> str:
-        """Where the object of a chunk lies in the store."""
+        """Return the key in the store of the object at this index."""
         entry = self.objects[index]
         return checkpoint_prefix(self.run_id, entry.checkpoint or self.checkpoint) + entry.name
 
 
 def referred(manifests: Iterable[RankManifest]) -> dict[str, int]:
-    """Size by key of the objects in earlier checkpoints' folders: several ranks may name the same one."""
+    """Return size by key of the objects in earlier checkpoints' folders; several ranks may name the same object."""
     return {
         checkpoint_prefix(manifest.run_id, entry.checkpoint) + entry.name: entry.size
         for manifest in manifests
@@ -159,33 +163,33 @@ def referred(manifests: Iterable[RankManifest]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class CommitMarker:
-    """Says that the checkpoint was seen whole. A shortcut for listings: its absence proves nothing."""
+    """Statement that the checkpoint was seen whole. It is a shortcut for listings: its absence proves nothing."""
 
     run_id: str
     step: int
     attempt: int
     save: int
     world: int
-    #: The checkpoint's own objects, so that a listing alone shows whether one is gone.
+    #: Number of the checkpoint's own objects, so that a listing alone shows whether one is gone.
     objects: int
     nbytes: int
     level: Level = "full"
     kind: Kind = "background"
     created: float = 0.0
-    #: As in the manifests.
+    #: Ranks that were gone, as in the manifests.
     missing: tuple[int, ...] = ()
-    #: Bytes of the objects in earlier checkpoints' folders that it refers to. Older markers do not say it.
+    #: Bytes of the objects in earlier checkpoints' folders that it refers to. Older markers lack it.
     elsewhere: int = 0
     format: int = 1
 
     @property
     def checkpoint(self) -> CheckpointName:
-        """The checkpoint that it marks."""
+        """Return the checkpoint that it marks."""
         return CheckpointName(self.attempt, self.step, self.save)
 
     @classmethod
     def of(cls, manifests: Iterable[RankManifest], created: float) -> CommitMarker:
-        """The marker of a full set of manifests."""
+        """Return the marker of a full set of manifests."""
         full = tuple(manifests)
         first = full[0]
         own = [entry for manifest in full for entry in manifest.objects if not entry.checkpoint]
@@ -208,41 +212,45 @@ class CommitMarker:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """One start of the job. Its number is claimed by conditional create, and orders all that it saves."""
+    """Record of one start of the job. A conditional create claims its number, which orders all its saves."""
 
     run_id: str
     attempt: int
     incarnation: str = ""
     world: int = 1
-    #: Plain JSON for people: host, command, what it restored from.
+    #: Plain JSON for people: host, command, restored checkpoint.
     info: Mapping[str, Any] = field(default_factory=dict)
     created: float = 0.0
     format: int = 1
 
 
 def most_bytes(world: int) -> int:
-    """The largest manifest that one rank of so many may put, and that is read back."""
+    """Return the size of the largest manifest that a rank in a job of `world` ranks may put, and that is read back."""
     return _MOST_STATE + _MOST_TENSORS * _TENSOR_BYTES + world * _RANK_BYTES
 
 
 def private_name(rank: int, name: str) -> str:
-    """The name of a tensor that belongs to one rank alone (its RNG state): equal names of several ranks are one tensor."""
+    """Return the name of a tensor that belongs to one rank alone, such as its RNG state.
+
+    The rank is part of the name, because equal names of several ranks are one tensor.
+    """
     return f"@{rank:05d}/{name}"
 
 
-# The cyclic garbage collector at rest, where millions of values are made of which none is garbage.
+# Pause of the cyclic garbage collector, for code that makes millions of values of which none is garbage.
 
 
 @contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """Look for no cyclic garbage inside: reading the manifests of 128 ranks takes a third of the time.
+    """Pause the cyclic garbage collector inside: reading the manifests of 128 ranks then takes a third of the time.
 
-    What was made meanwhile is old at the end, unseen: to look through it once more would cost a quarter again. (To freeze and
-    unfreeze is what moves it there, at no cost; not where something is frozen already: by somebody, or by Python 3.12 itself,
-    which starts with some hundred objects frozen.)
+    Objects made inside are moved to the oldest generation at the end, unexamined: one more examination would cost a
+    quarter again. Freeze and unfreeze move them there, at no cost. They are skipped if something is frozen already,
+    by other code or by Python 3.12 itself, which starts with some hundred objects frozen.
 
-    On the main thread only: the switch is the whole process's, and what a training script does to it while a thread of
-    ours reads would be undone at the end. It is only put off; who has switched the collector off keeps it so.
+    The pause works on the main thread only, because the switch belongs to the whole process. On another thread, the
+    end of the pause would undo a change that the training script made meanwhile. A collector that the script has
+    switched off stays off.
     """
     if threading.current_thread() is not threading.main_thread() or not gc.isenabled():
         yield

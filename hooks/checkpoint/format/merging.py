@@ -1,9 +1,9 @@
-"""The same proof as `coverage`, of manifests that are read and forgotten one after the other.
+"""The same proof as `coverage`, for manifests that are read and dropped one after the other.
 
-Where a rank commits for all others it does so beside training, on a thread. All manifests of 128 ranks at once are two
-million values, and the garbage collector, which is not ours to switch off there, goes through them and through all of
-training's time and again: 5 s of 7, and each time the GIL is held (measured). So a chunk is kept as its numbers, in an
-array, which the collector never looks into; and no more than one tensor is put together again at a time.
+A rank that commits for all others does so beside training, on a thread. All manifests of 128 ranks at once are two
+million values. The garbage collector, which must not be switched off there, would examine them and all of
+training's objects again and again. That took 5 s of 7, each time with the GIL held (measured). So a chunk is kept
+as its numbers in an array, which the collector never examines. Only one tensor at a time is built again.
 """
 
 from __future__ import annotations
@@ -17,34 +17,35 @@ from .coverage import MergedTensor, disagree, full_set, tile
 from .entries import DescribedTensor
 from .manifest import Chunk, RankManifest, TensorEntry
 
-#: As in `entries`.
+#: Constructor of a NamedTuple, as in `entries`.
 _new = tuple.__new__
-#: Of each chunk, in this order, and then its offsets and sizes: rank, object, start, end, crc32.
+#: Count of the fixed numbers of a chunk: rank, object, start, end, crc32. Its offsets and sizes follow.
 _FIXED = 5
 
 
 @dataclass(slots=True)
 class StreamingCoverage:
-    """Manifests of one checkpoint. Add them in the order of their ranks: it is the fastest."""
+    """Manifests of one checkpoint, added one by one. The order of ranks is the fastest."""
 
-    #: By rank, without their tensors and state.
+    #: Manifests by rank, without their tensors and state.
     manifests: dict[int, RankManifest] = field(default_factory=dict)
-    #: For `open_manifest`, of all that are added here.
+    #: Descriptions for `open_manifest`, from all manifests added here.
     known: dict[str, DescribedTensor] = field(default_factory=dict)
     _tensors: dict[str, tuple[MergedTensor, array[int]]] = field(default_factory=dict)
 
     def add(self, manifest: RankManifest, tensors: Iterable[TensorEntry]) -> None:
-        """One more. Where it raises, nothing more can be said of them all.
+        """Add one manifest. After an error, this object proves nothing any more.
 
         Raises:
-            CheckpointError: one of its tensors is another than before; and whatever reading them raises.
+            CheckpointError: one of its tensors differs from an earlier manifest's. Errors of `tensors` pass
+                through.
         """
         rank, known = manifest.rank, self._tensors
         for name, dtype, shape, chunks, stored in tensors:
-            held = known.get(name)
-            if held is None:
-                held = known[name] = (MergedTensor(name, dtype, shape, stored, []), array("q"))
-            merged, numbers = held
+            entry = known.get(name)
+            if entry is None:
+                entry = known[name] = (MergedTensor(name, dtype, shape, stored, []), array("q"))
+            merged, numbers = entry
             if merged.dtype != dtype or merged.shape != shape or merged.stored != stored:
                 raise disagree(rank, name, dtype, shape, merged)
             for offsets, sizes, index, start, end, crc32 in chunks:
@@ -52,7 +53,7 @@ class StreamingCoverage:
         self.manifests[rank] = replace(manifest, tensors=(), state={})
 
     def check(self) -> None:
-        """Raises CheckpointError where they are no whole: as `coverage` does."""
+        """Raise CheckpointError if the manifests are not a whole checkpoint, as `coverage` does."""
         full_set(self.manifests.values())
         for merged, numbers in self._tensors.values():
             if _in_rows(merged.shape, numbers):
@@ -62,8 +63,10 @@ class StreamingCoverage:
 
 
 def _in_rows(shape: tuple[int, ...], numbers: array[int]) -> bool:
-    """Whether these are whole rows, one chunk after the other, from the first to the last: as `coverage` asks first, too, but
-    of columns of numbers."""
+    """Whether these are whole rows, one chunk after the other, from the first to the last.
+
+    `coverage` asks the same first; here the input is columns of numbers.
+    """
     dims = len(shape)
     if not dims:
         return False

@@ -1,1 +1,4 @@
-"""Typed JSON for everything that is not a tensor: `encoder` writes it, `decoder` reads it, `sameness` compares values."""
+"""Typed JSON for all values that are not tensors.
+
+`encoder` writes it, `decoder` reads it, and `sameness` compares values.
+"""

@@ -1,4 +1,4 @@
-"""Single fields of typed JSON, each of the type that it must have."""
+"""Checks for single fields of typed JSON: each must have the right type."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class Malformed(Exception):
-    """The JSON is not what `encode` writes."""
+    """Error for JSON that `encode` does not write."""
 
 
 def exactly(value: Any, *kinds: type) -> Any:
-    """The value, of one of these types and no other."""
+    """Return the value, which must have exactly one of these types."""
     if type(value) not in kinds:
         raise Malformed(
             f"{type(value).__name__} where {' or '.join(kind.__name__ for kind in kinds)} belongs"
@@ -20,7 +20,7 @@ def exactly(value: Any, *kinds: type) -> Any:
 
 
 def int64(value: Any) -> int:
-    """The integer, of 64 bits: a larger one is written in hexadecimal."""
+    """Return the integer, which must fit 64 bits: `encode` writes a larger one in hexadecimal."""
     if not -(2**63) <= exactly(value, int) < 2**63:
         raise Malformed("an integer of more than 64 bits stands as a plain number")
     return int(value)

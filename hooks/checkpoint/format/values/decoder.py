@@ -1,7 +1,7 @@
-"""Typed JSON back into values: total over any JSON, and never code.
+"""Decoder from typed JSON to values: it handles any JSON, and never runs code.
 
-Each "$" word has one reader below, and each reader makes one builtin type. What is not as `encoder` writes it is a
-`CheckpointError`, whatever it is: the bytes may come from anybody who can write to the store.
+Each "$" word has one reader below, and each reader makes one builtin type. Any JSON that differs from the form of
+`encoder` is a `CheckpointError`, because anybody who can write to the store may have written the bytes.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
     GiveTensor = Callable[[str], torch.Tensor]
 
-#: A container takes at most three levels of JSON: the object, its items, a pair.
+#: Limit of nesting in JSON. A container takes at most three levels of JSON: the object, its items, a pair.
 _MAX_JSON_DEPTH = 3 * MAX_DEPTH + 8
 _HEX = re.compile(r"-?0x[0-9a-f]{1,1000000}", re.ASCII)
 
 
 def decode(raw: Any, give_tensor: GiveTensor) -> Any:
-    """The value that `encode` was given.
+    """Return the value that was passed to `encode`.
 
     Args:
-        raw: what `encode` returned, through JSON or not.
-        give_tensor: the tensor of a name; its own errors pass through.
+        raw: the result of `encode`, through JSON or not.
+        give_tensor: returns the tensor of a name; its own errors pass through.
 
     Raises:
-        CheckpointError: this is nothing that `encode` writes.
-        StateError: it needs a library that is not here.
+        CheckpointError: `encode` writes no such JSON.
+        StateError: the value needs a library that is not installed.
     """
     try:
         return Decoder(give_tensor).decode(raw, 0)
@@ -46,7 +46,7 @@ def decode(raw: Any, give_tensor: GiveTensor) -> Any:
 
 
 class Decoder:
-    """One walk through JSON, with the way to the tensors."""
+    """One pass through JSON, with access to the tensors."""
 
     def __init__(self, give_tensor: GiveTensor) -> None:
         self.give_tensor = give_tensor
@@ -81,7 +81,7 @@ class Decoder:
         try:
             return read(self, raw, depth)
         except ImportError as error:
-            # No damage: the checkpoint is good, and going back to an older one would help nobody.
+            # The checkpoint is not damaged, so falling back to an older one would not help.
             raise StateError(
                 f"the saved state holds a {word}, and {error.name} is not installed here: install it"
             ) from error
@@ -94,11 +94,11 @@ class Decoder:
         return [self.decode(each, depth + 1) for each in exactly(raw["items"], list)]
 
     def pairs(self, raw: dict[str, Any], depth: int) -> list[tuple[Any, Any]]:
-        found = []
+        decoded = []
         for pair in exactly(raw["items"], list):
             key, value = exactly(pair, list)
-            found.append((self.decode(key, depth + 2), self.decode(value, depth + 2)))
-        return found
+            decoded.append((self.decode(key, depth + 2), self.decode(value, depth + 2)))
+        return decoded
 
 
 def _key(key: Any) -> str:

@@ -1,14 +1,15 @@
-"""Values that are not tensors, as typed JSON: what comes back has the value and the type that went in.
+"""Encoder of values that are not tensors, as typed JSON: a decoded value has the same value and type.
 
-No pickle is read and none written (law 7), so a checkpoint can never run code. `None`, booleans, 64-bit integers,
-finite floats, strings, lists and string-keyed dicts are themselves in JSON; everything else is an object whose "$"
-says what it is: `{"$":"tuple","items":[…]}`. A tensor is `{"$":"tensor","name":…}`, and its bytes go elsewhere.
+spotguard reads and writes no pickle (law 7), so a checkpoint can never run code. `None`, booleans, 64-bit integers,
+finite floats, strings, lists and string-keyed dicts are themselves in JSON. Everything else is an object whose "$"
+names its type: `{"$":"tuple","items":[…]}`. A tensor is `{"$":"tensor","name":…}`, and its bytes are stored
+elsewhere.
 
-What would not come back exactly (functions, instances of one's own classes, subclasses of plain types, quantized
-arrays) is refused with a `StateError` that names the path to it: at `register`, not at the notice. Shared references are not
-kept: a list held twice comes back as two equal lists.
+Some values would not come back exactly: functions, instances of user classes, subclasses of plain types, quantized
+arrays. The encoder refuses them with a `StateError` that names the path, at `register` and not at the notice.
+Shared references are not kept: a list that is referenced twice comes back as two equal lists.
 
-`foreign` does the same for numpy's values and torch's; neither is imported unless it is loaded already.
+`foreign` does the same for values of numpy and torch. Encoding imports neither library.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
 
     TakeTensor = Callable[[torch.Tensor], str]
 
-#: Containers inside containers. State dicts have five; a list that holds itself has no end.
+#: Deepest nesting of containers. State dicts have five levels; a list that contains itself has no end.
 MAX_DEPTH = 64
 
-#: Factories by which a defaultdict comes back; anything else could be code.
+#: Allowed factories of a defaultdict, by name; any other could be code.
 FACTORIES: dict[str, Callable[[], Any]] = {
     factory.__name__: factory
     for factory in (
@@ -57,21 +58,21 @@ _ADVICE = "register plain values (numbers, strings, lists, dicts, tensors), or g
 
 
 def encode(value: Any, take_tensor: TakeTensor, path: str = "") -> Any:
-    """The value as JSON.
+    """Return the value as JSON.
 
     Args:
-        value: what to encode; it is not changed, and nothing of it is kept.
-        take_tensor: called for each tensor, gives the name that stands for it.
-        path: where the value stands, for errors: "scheduler".
+        value: the value to encode; `encode` does not change it, and keeps no reference to it.
+        take_tensor: called for each tensor; returns the name that stands for it.
+        path: place of the value, for errors, such as "scheduler".
 
     Raises:
-        StateError: something in it would not come back with its value and type.
+        StateError: a part would not come back with its value and type.
     """
     return Encoder(take_tensor).encode(value, path)
 
 
 def refusal(value: Any, path: str, advice: str = _ADVICE) -> StateError:
-    """What is said about a value that would not come back."""
+    """Return the error for a value that would not come back exactly."""
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     article = "an" if name[:1].lower() in "aeiou" else "a"
@@ -82,9 +83,9 @@ def refusal(value: Any, path: str, advice: str = _ADVICE) -> StateError:
 
 
 class Encoder:
-    """One walk through a value: which tensors to hand out, and which containers it stands in."""
+    """One pass through a value: hands out its tensors, and tracks the containers around the current value."""
 
-    #: For values that are not Python's own.
+    #: Used by `foreign`, for values of numpy and torch.
     refusal = staticmethod(refusal)
 
     def __init__(self, take_tensor: TakeTensor) -> None:
@@ -99,8 +100,8 @@ class Encoder:
             return write(value, path)
         if (container := _CONTAINERS.get(kind)) is not None:
             return self._container(value, path, container)
-        if (found := encode_foreign(value, path, self)) is not None:
-            return found
+        if (encoded := encode_foreign(value, path, self)) is not None:
+            return encoded
         raise refusal(value, path)
 
     def _container(self, value: Any, path: str, write: Callable[[Encoder, Any, str], Any]) -> Any:
@@ -128,10 +129,10 @@ class Encoder:
 
 def _scalar(value: Any, kind: type) -> Any:
     if kind is int:
-        # Beyond 64 bits other readers of JSON lose digits, and Python's own stops at 4300 of them.
+        # Beyond 64 bits other JSON readers lose digits, and Python's own stops at 4300 digits.
         return value if -(2**63) <= value < 2**63 else {"$": "int", "hex": hex(value)}
     if kind is float and not math.isfinite(value):
-        return {"$": "float", "bits": struct.pack(">d", value).hex()}  # a NaN's payload too
+        return {"$": "float", "bits": struct.pack(">d", value).hex()}  # keeps a NaN's payload too
     if kind is str and not value.isascii() and any("\ud800" <= each <= "\udfff" for each in value):
         # Two lone surrogates in a row would come back from JSON as one character.
         return {"$": "str", "units": value.encode("utf-32-be", "surrogatepass").hex()}
@@ -145,7 +146,7 @@ def _dict(encoder: Encoder, value: dict[Any, Any], path: str) -> Any:
 
 
 def _set(encoder: Encoder, value: Iterable[Any], path: str) -> list[Any]:
-    # Sorted as text: the same set gives the same bytes, whatever this process hashes strings by.
+    # Sorted as text: equal sets give equal bytes under every hash seed.
     return sorted([encoder.encode(each, f"{path} element {short(each)}") for each in value], key=json.dumps)
 
 
@@ -186,7 +187,8 @@ def _datetime(value: datetime | time, path: str) -> Any:
     offset = zone and _timedelta(zone.utcoffset(None))
     name = zone and zone.tzname(None)
     if zone is not None and timezone(zone.utcoffset(None)).tzname(None) != name:
-        raise refusal(zone, f"{path}.tzinfo", "use a datetime in UTC")  # it has a name of its own
+        # The zone has a name of its own.
+        raise refusal(zone, f"{path}.tzinfo", "use a datetime in UTC")
     plain = value.replace(tzinfo=None, fold=0).isoformat()
     return {"$": word, "iso": plain, "fold": value.fold, "offset": offset}
 
@@ -219,7 +221,10 @@ _SINGLE: dict[type, Callable[[Any, str], Any]] = {
 
 
 def short(key: Any) -> str:
-    """A key or an element as a path shows it; never its own `repr` when that is somebody's code."""
+    """Return a key or an element as a path shows it.
+
+    The text is never the `repr` of a user's class, which could run its code.
+    """
     if type(key) in (str, int, float, bool, bytes) or key is None:
         text = repr(key)
         return text if len(text) <= 40 else f"{text[:37]}..."

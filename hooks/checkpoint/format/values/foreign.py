@@ -1,7 +1,8 @@
-"""numpy's values and torch's, for `encoder` and `decoder`; neither library is loaded here unless it is already.
+"""Values of numpy and torch, for `encoder` and `decoder`; the encoder loads neither library itself.
 
-A numpy value keeps its dtype to the letter (`longlong` is not `int64`) and its bytes. A torch tensor goes to the caller,
-which stores it beside the JSON and gives it back by name; so do the bytes of a large array, where torch is.
+A numpy value keeps its exact dtype (`longlong` is not `int64`) and its bytes. A torch tensor goes to the caller,
+which stores it beside the JSON and returns it by name. The bytes of a large array go the same way if torch is
+loaded.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-#: Letters of dtypes whose bytes are the whole value. Not: objects (pickle), structured ones, and long doubles, whose
-#: padding bytes differ from machine to machine.
+#: Letters of dtypes whose bytes are the whole value. Excluded are objects (pickle), structured dtypes, and long
+#: doubles, whose padding bytes differ between machines.
 _NUMPY_KINDS = "?bhilqBHILQefdFDSUmM"
 _NUMPY_DTYPE = re.compile(r"[<>|=]([?a-zA-Z])(\d{0,9})(\[\w{1,12}(/\d{1,9})?\])?", re.ASCII)
-#: Bytes from which on an array is no text: a replay buffer in a manifest would be several copies of itself in memory,
-#: and none of it would be counted by who plans a save.
+#: Bytes from which an array is stored as a tensor and not as text. A replay buffer in a manifest would exist
+#: several times in memory, and the plan of a save would count none of it.
 LARGE_ARRAY = 64 * 2**10
 _DEVICE = re.compile(r"[a-z]{1,20}(:\d{1,4})?", re.ASCII)
 
 
 class _ValueEncoder(Protocol):
-    """What is used of `encoder.Encoder`, which uses this module."""
+    """The part of `encoder.Encoder` that this module uses. `Encoder` in turn uses this module."""
 
     take_tensor: Callable[[torch.Tensor], str]
 
@@ -40,7 +41,7 @@ class _ValueEncoder(Protocol):
 
 
 class _ValueDecoder(Protocol):
-    """What is used of `decoder.Decoder`, which uses this module."""
+    """The part of `decoder.Decoder` that this module uses. `Decoder` in turn uses this module."""
 
     give_tensor: Callable[[str], torch.Tensor]
 
@@ -48,7 +49,7 @@ class _ValueDecoder(Protocol):
 
 
 def encode_foreign(value: Any, path: str, encoder: _ValueEncoder) -> Any:
-    """The value as JSON, or None where it belongs to neither library (or is refused for being a subclass)."""
+    """Return the value as JSON, or None if it belongs to neither library, or is refused as a subclass."""
     if (torch := sys.modules.get("torch")) is not None:
         if isinstance(value, torch.Tensor):
             return _tensor(torch, value, path, encoder)
@@ -62,7 +63,7 @@ def encode_foreign(value: Any, path: str, encoder: _ValueEncoder) -> Any:
     if (numpy := sys.modules.get("numpy")) is not None:
         if type(value) is numpy.ndarray:
             return _array(numpy, torch, value, path, encoder)
-        # As a dtype's bytes these two would lose the NULs at their end.
+        # As raw bytes of their dtype, the next two types would lose the NULs at their end.
         if type(value) is numpy.str_:
             return {"$": "numpy.str_", "value": encoder.encode(str(value), path)}
         if type(value) is numpy.bytes_:
@@ -94,7 +95,7 @@ def _array(numpy: Any, torch: Any, value: Any, path: str, encoder: _ValueEncoder
     if torch is None or value.nbytes < LARGE_ARRAY:
         return {**raw, "base64": base64.b64encode(value.tobytes(order)).decode()}
     flat = value.ravel(order)
-    flat = flat if flat.flags.writeable else flat.copy()  # torch has no tensor that cannot be written to
+    flat = flat if flat.flags.writeable else flat.copy()  # torch has no read-only tensors
     return {**raw, "name": encoder.take_tensor(torch.from_numpy(flat.view(numpy.uint8)))}
 
 
@@ -105,14 +106,14 @@ def _dtype_word(numpy: Any, dtype: np.dtype[Any], value: Any, path: str, encoder
         )
     word = dtype.str
     if numpy.dtype(word).char != dtype.char:
-        word = word[0] + dtype.char  # longlong beside int64: as wide, another type
+        word = word[0] + dtype.char  # longlong is as wide as int64, but another type
     return str(word)
 
 
 def _dtype(word: Any) -> np.dtype[Any]:
     import numpy
 
-    # numpy's own words only, and of those that are saved: numpy.dtype("O") must not come out of a file.
+    # Accept only numpy's own names, and of these only the saved ones: numpy.dtype("O") must not come out of a file.
     if _NUMPY_DTYPE.fullmatch(exactly(word, str)) is None:
         raise Malformed(f"{word[:40]!r} is no dtype of numpy's")
     dtype: np.dtype[Any] = numpy.dtype(word)
@@ -127,19 +128,19 @@ def _ndarray(decoder: _ValueDecoder, raw: dict[str, Any], depth: int) -> Any:
     dtype = _dtype(raw["dtype"])
     shape = [exactly(size, int) for size in exactly(raw["shape"], list)]
     order = exactly(raw["order"], str)
-    held = decoder.give_tensor(exactly(raw["name"], str)) if "name" in raw else None
-    data = unbase64(raw) if held is None else b""
-    size = len(data) if held is None else held.nbytes
+    stored = decoder.give_tensor(exactly(raw["name"], str)) if "name" in raw else None
+    data = unbase64(raw) if stored is None else b""
+    size = len(data) if stored is None else stored.nbytes
     if any(size < 0 for size in shape) or prod(shape) * dtype.itemsize != size:
         raise Malformed(f"an array of shape {shape[:8]} with {size} bytes")
-    if held is not None:
-        if held.dim() != 1 or held.itemsize != 1 or not (held.is_cpu or held.is_meta):
-            raise Malformed(f"an array whose bytes are a tensor of {tuple(held.shape)[:8]}")
-        if held.is_meta:
+    if stored is not None:
+        if stored.dim() != 1 or stored.itemsize != 1 or not (stored.is_cpu or stored.is_meta):
+            raise Malformed(f"an array whose bytes are a tensor of {tuple(stored.shape)[:8]}")
+        if stored.is_meta:
             return numpy.broadcast_to(numpy.empty((), dtype), shape)  # an outline has no memory
-        # In the tensor's memory: its bytes may come later.
-        return held.detach().numpy().view(dtype).reshape(shape, order=order)
-    # A copy: what comes back can be written to, as what went in could.
+        # Share the tensor's memory, because its bytes may come later.
+        return stored.detach().numpy().view(dtype).reshape(shape, order=order)
+    # Copy, because the value must be writable, as the saved one was.
     if not data:
         return numpy.empty(shape, dtype, order)
     return numpy.frombuffer(data, dtype).reshape(shape, order=order).copy(order)

@@ -1,4 +1,4 @@
-"""Whether two values are the same to the bit and to the type: how `register` proves that a value survives a save."""
+"""Comparison of two values down to bit and type, by which `register` proves that a value survives a save."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _DICTS = (dict, OrderedDict, defaultdict, Counter)
 
 
 def same(one: Any, other: Any, path: str = "") -> str:
-    """Empty for two values of equal value and type, all the way down; else the path of the first difference.
+    """Return "" if the values have equal value and type, all the way down, else the path of the first difference.
 
-    Stricter than `==`: True is no 1, 0.0 no -0.0, a NaN equals the same NaN, and a dict's order counts. (A set's does not.)
+    The comparison is stricter than `==`. True differs from 1, and 0.0 from -0.0. A NaN equals the same NaN, and the
+    order of a dict counts. (The order of a set does not.)
     """
     if type(one) is not type(other):
         return path or " itself"
@@ -24,7 +25,7 @@ def same(one: Any, other: Any, path: str = "") -> str:
         if len(one) != len(other) or getattr(one, "maxlen", None) != getattr(other, "maxlen", None):
             return path or " itself"
         pairs = enumerate(zip(one, other, strict=True))
-        return next((found for i, (a, b) in pairs if (found := same(a, b, f"{path}[{i}]"))), "")
+        return next((difference for i, (a, b) in pairs if (difference := same(a, b, f"{path}[{i}]"))), "")
     if isinstance(one, _DICTS):
         return _same_dict(one, other, path)
     return "" if _same_leaf(one, other) else path or " itself"
@@ -35,10 +36,10 @@ def _same_dict(one: dict[Any, Any], other: dict[Any, Any], path: str) -> str:
         other, "default_factory", None
     ):
         return path or " itself"
-    # Side by side, not by key: a NaN is found under no key but itself.
+    # Compare in order, not by key: a lookup finds a NaN only by its identity.
     for (key, value), its in zip(one.items(), other.values(), strict=True):
-        if found := same(value, its, f"{path}[{short(key)}]"):
-            return found
+        if difference := same(value, its, f"{path}[{short(key)}]"):
+            return difference
     return ""
 
 
@@ -72,7 +73,7 @@ def _same_set(one: set[Any] | frozenset[Any], other: set[Any] | frozenset[Any]) 
     strange = []
     for value in one:
         if value not in known:
-            strange.append(value)  # a NaN, or what holds one
+            strange.append(value)  # a NaN, or a value that contains one
         elif same(value, known.pop(value)):
             return False
     for value in strange:
