@@ -176,7 +176,7 @@ def _sort(
 
     - kept: the whole full checkpoints that stay.
     - light: those of each lower level that stay and are newer than the newest full one.
-    - newer: all others that are newer than the newest full one; `damaged` gets the reasons.
+    - newer: those newer than the newest full one that are not whole; `damaged` gets the reason of each damaged one.
     - older: the rest, which may be deleted.
 
     A run whose optimizer is not saved makes no full checkpoints. So no more of each lower level stay than of full
