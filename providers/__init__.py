@@ -1,7 +1,8 @@
-"""What a cloud says and holds: notices come up, blobs go down.
+"""Cloud providers: notices come from metadata services, checkpoints go to blob stores.
 
-The law of this room: it uses nothing of ours outside itself. Foreign words (status codes, wall-clock times,
-an SDK's exceptions) are turned into our own values here, once, and go no further.
+The law of this room: it imports nothing of spotguard outside itself. It translates foreign values (status codes,
+wall-clock times, an SDK's exceptions) into spotguard's own, once, here. No other room sees the foreign values.
 
-Begin with `notice` and `health`, which `clouds` makes; then `stores`. `simulator` is a cloud's other end, for demos and tests.
+Begin with `notice` and `health`, which `clouds` produces; then read `stores`. `simulator` is the server side of a
+metadata service, for demos and tests.
 """

@@ -1,8 +1,8 @@
-"""Time is handed in: pure code gets `now`, threads hold a `Clock`, and only `SystemClock` asks the machine.
+"""Clocks, monotonic and wall: pure code gets `now`, threads hold a `Clock`, and only `SystemClock` asks the machine.
 
-Two times exist. *Monotonic* seconds order events and measure what is left; they mean nothing on another
-machine. *Wall* seconds (Unix, UTC) are what clouds and people write; they are untrusted (NTP steps, a clock
-60 s off), so they become monotonic once, on receipt, by `monotonic_deadline`, and are kept only for display.
+*Monotonic* seconds order events and measure the time that remains. They mean nothing on another machine.
+*Wall* seconds (Unix, UTC) are what clouds and people write. They are untrusted (NTP steps, a clock 60 s off).
+`monotonic_deadline` therefore converts wall seconds once, on receipt; afterwards they are for display only.
 """
 
 from __future__ import annotations
@@ -16,24 +16,27 @@ WEEK = 7 * 24 * 3600
 
 
 class Clock(Protocol):
-    """The whole of time, as threads see it."""
+    """Everything that a thread may ask about time."""
 
     def monotonic(self) -> float:
-        """Seconds that only go forward, on one axis for all processes of this machine."""
+        """Return seconds that only increase, on one axis for all processes of this machine."""
         ...
 
     def time(self) -> float:
-        """Wall seconds since the Unix epoch. For parsing and for display, never for deciding."""
+        """Return wall seconds since the Unix epoch, for parsing and for display, never for a decision."""
         ...
 
     def wait(self, event: threading.Event, timeout: float) -> bool:
-        """Block until `event` is set or `timeout` seconds went by; returns whether it is set."""
+        """Block until `event` is set or `timeout` seconds have passed; return whether `event` is set."""
         ...
 
 
 class SystemClock:
-    """The machine's own clock. CLOCK_MONOTONIC is one axis for all processes since boot, so an instant taken
-    in the agent can be compared with one taken in the training process."""
+    """The machine's own clock.
+
+    CLOCK_MONOTONIC is one axis for all processes since boot. An instant taken in the agent can therefore be compared
+    with one taken in the training process.
+    """
 
     def monotonic(self) -> float:
         return time.monotonic()
@@ -46,14 +49,14 @@ class SystemClock:
 
 
 def monotonic_deadline(wall: float, clock: Clock, window: float) -> float:
-    """The monotonic instant of a cloud's wall-clock deadline, clamped to [now, now + window].
+    """Return the monotonic instant of a cloud's wall-clock deadline, clamped to [now, now + window].
 
-    The clamp is what makes a wrong clock harmless: a VM 60 s behind would otherwise believe it has a minute
-    that it has not, one 60 s ahead would give up a window it has.
+    The clamp makes a wrong clock harmless. Without it, a VM whose clock is 60 s behind would count on a minute that
+    it does not have. A VM whose clock is 60 s ahead would give up a window that it has.
 
     Args:
         wall: Unix seconds, as parsed from the cloud's answer.
-        clock: where both times come from.
+        clock: the source of both times.
         window: the nominal warning of this kind of notice, in seconds (AWS: 120).
     """
     now = clock.monotonic()

@@ -1,4 +1,4 @@
-"""The form in which all three clouds write instants, each beside forms of its own: ISO 8601, or RFC 3339."""
+"""The form of time that all three clouds write, each beside forms of its own: ISO 8601, or RFC 3339."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 
 
 def parse_iso(text: Any) -> float | None:
-    """Unix seconds of `2026-11-20T10:22:00Z`, or of another ISO form (without a zone: UTC); else None. Total."""
+    """Return the Unix seconds of `2026-11-20T10:22:00Z`, or of another ISO form (without a zone: UTC).
+
+    Return None for anything else. Never raises.
+    """
     if not isinstance(text, str):
         return None
     try:

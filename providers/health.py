@@ -1,7 +1,7 @@
-"""Blind is not safe: what a source can see, as a value.
+"""The health of a source, as a value: a source that cannot see must never look safe.
 
-"No notice" is only good news from a source that is SEEING. A 401, a hop limit, a key that must be there and is
-not, a server that is somebody else: each is its own state, with words for a person and what to do about it.
+"No notice" is good news only from a source that is SEEING. A 401, a hop limit, a missing key that must exist, a foreign
+server: each is a state of its own, with a text for the user and the next step.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-#: Why a source does not see. A closed set: metrics and alerts are labelled with it.
+#: Why a source does not see. The set is closed: it labels metrics and alerts.
 Reason = Literal[
     "",
-    "starting",  # not one answer yet
+    "starting",  # no answer yet
     "unreachable",  # connection refused, no route, reset
     "timeout",  # no answer, or one that trickles for too long
-    "unauthorized",  # 401 also with a fresh token
+    "unauthorized",  # 401 even with a fresh token
     "forbidden",  # 403: the metadata service is switched off
-    "hop-limit",  # the token PUT hangs although a GET is answered
-    "missing-key",  # 404 where a key must be
+    "hop-limit",  # the token PUT hangs although the service answers a GET
+    "missing-key",  # 404 for a key that must exist
     "throttled",  # 429
     "server-error",  # 5xx
-    "garbage",  # an answer that is not what this service says
-    "wrong-server",  # somebody else answers: captive portal, proxy, another cloud
-    "overdue",  # a look does not come to its end
-    "unguarded",  # the agent that polls for us does not answer
+    "garbage",  # an answer that this service never gives
+    "wrong-server",  # another server answers: captive portal, proxy, another cloud
+    "overdue",  # a poll does not end
+    "unguarded",  # the agent that polls for this process does not answer
 ]
 
 
@@ -37,15 +37,15 @@ class Sight(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How well a source sees, why, and what to do."""
+    """How well a source sees, why, and what to do about it."""
 
     sight: Sight
     reason: Reason = ""
-    #: What happened, one line: "PUT /latest/api/token: no answer in 2 s".
+    #: The event in one line: "PUT /latest/api/token: no answer in 2 s".
     detail: str = ""
-    #: What a person can do: "raise the hop limit: aws ec2 modify-instance-metadata-options …".
+    #: The next step for the user: "raise the hop limit: aws ec2 modify-instance-metadata-options …".
     advice: str = ""
-    #: The HTTP status that was answered instead of what was asked for; 0 where none was.
+    #: The HTTP status of an answer that was not the expected one; 0 if there was no answer.
     code: int = 0
 
     @property

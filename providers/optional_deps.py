@@ -1,12 +1,13 @@
-"""How a package that only some need is installed: the one place from which every such hint comes.
+"""Install hints for optional packages: the one place that makes them.
 
-A hint names the packages themselves, and not `spotguard[s3]`: for that pip asks an index for spotguard, and finds none, or
-another one, where it was installed from a clone or a wheel. The extra is named beside them, for the next installation.
+A hint names the packages themselves, not `spotguard[s3]`. For that name pip asks an index for spotguard. If spotguard was
+installed from a clone or a wheel, the index has none, or another one. The extra stands beside the packages, for the
+next installation.
 """
 
 from __future__ import annotations
 
-#: As pyproject.toml has them, which a test sees to. What only makes it faster is not asked for.
+#: The same requirements as in pyproject.toml; a test compares them. Packages that only add speed are not listed.
 PACKAGES = {
     "s3": ("boto3>=1.36",),
     "gcs": ("google-cloud-storage>=2.18",),
@@ -17,6 +18,6 @@ PACKAGES = {
 
 
 def how_to_install(extra: str) -> str:
-    """What a person types, and what it is called: "pip install 'boto3>=1.36' (spotguard's extra s3)"."""
+    """Return the command to type and the extra's name: "pip install 'boto3>=1.36' (spotguard's extra s3)"."""
     packages = " ".join(f"'{package}'" for package in PACKAGES[extra])
     return f"pip install {packages} (spotguard's extra {extra})"

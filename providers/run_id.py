@@ -1,17 +1,18 @@
-"""What a run may be called: one rule, because one name is an option, a socket's file and a folder in every store.
+"""The rule for the name of a run: the name is an option, a socket's file and a folder in every store.
 
-Lowest of all, so that the agent and the hooks can both ask here; neither knows the other's rooms.
+This module is in the lowest room, so that the agent and the hooks can both use it; neither knows the other's rooms.
 """
 
 from __future__ import annotations
 
 import re
 
-#: 64: with the longest of runtime folders ("/run/user/4294967294/spotguard/") it still makes a socket's path of 107 bytes
-#: (unix(7)). Not "." first, which hides a file and may be "..", nor "-", which a command takes for an option.
+#: The limit of 64 keeps a socket's path within 107 bytes (unix(7)), even in the longest runtime folder
+#: ("/run/user/4294967294/spotguard/"). A leading "." would hide a file or make ".."; a leading "-" would look like an
+#: option.
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
-#: The rule in words, for who broke it.
+#: The rule in words, for error messages.
 RUN_ID = "up to 64 letters, digits, '.', '_' and '-', not '.' or '-' first, as in gpt-small-7"
 
 

@@ -1,14 +1,14 @@
-"""Numbers, times and words as a person says them. Pure."""
+"""Text for people: numbers, times and words. Pure functions."""
 
 from __future__ import annotations
 
-#: Characters kept of a peer's words.
+#: Characters that are kept of a peer's name, and of its other text.
 NAME = 80
 TEXT = 300
 
 
 def span(seconds: float) -> str:
-    """A time ahead as a person says it: "3 d 4 h", "5 min 20 s", "8.0 s"."""
+    """Return a time ahead as text: "3 d 4 h", "5 min 20 s", "8.0 s"."""
     left = max(0.0, seconds)
     if left < 60:
         return f"{left:.1f} s"
@@ -16,11 +16,11 @@ def span(seconds: float) -> str:
         if left >= size:
             rest = int(left % size // part)
             return f"{int(left // size)} {unit}" + (f" {rest} {below}" if rest else "")
-    return ""  # never: from a minute on the last line fits
+    return ""  # unreachable: from a minute on, the last row of the table fits
 
 
 def amount(value: float) -> str:
-    """Bytes as a person says them: "1.4 GiB"."""
+    """Return a number of bytes as text: "1.4 GiB"."""
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
@@ -29,26 +29,26 @@ def amount(value: float) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """Things as a person counts them: "1 rank", "1,200 elements"."""
+    """Return a number of things as text: "1 rank", "1,200 elements"."""
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def ago(seconds: float) -> str:
-    """A span as a person says it: "12 s", "4 min", "3.2 h"."""
+    """Return a time span as text: "12 s", "4 min", "3.2 h"."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def did_you_mean(word: str, words: list[str], prefix: str = "") -> str:
-    """Say "did you mean --store?", or "" where nothing is near."""
-    import difflib  # only for those who erred
+    """Return "did you mean --store?", or "" if no known word is near."""
+    import difflib  # only needed after a mistake
 
     near = difflib.get_close_matches(word, words, n=1)
     return f"did you mean {prefix}{near[0]}?" if near else ""
 
 
 def clip(text: str, limit: int) -> str:
-    """One printable line of at most `limit` characters: a peer's words must not break a log or a terminal."""
+    """Return one printable line of at most `limit` characters: a peer's text must not break a log or a terminal."""
     line = "".join(c if c.isprintable() else " " for c in text[: limit + 1])
     return line if len(line) <= limit else line[: limit - 1] + "…"
