@@ -1,1 +1,1 @@
-"""The metadata services: which cloud this machine is (`detect`), how one is asked (`http`), and the sources of each."""
+"""Metadata services: `detect` finds this machine's cloud, `http` is the client, each cloud's folder has its sources."""

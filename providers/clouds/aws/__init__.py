@@ -1,1 +1,1 @@
-"""EC2's notices. `imds` asks, with a token; `spot`, `autoscaling` and `events` each read one part of its tree, on `source`."""
+"""EC2's notices. `imds` sends requests with a token; `spot`, `autoscaling` and `events` each read one key, on `source`."""

@@ -1,8 +1,8 @@
-"""What an Auto Scaling group means to do with its instance: `autoscaling/target-lifecycle-state`, one word.
+"""The state that an Auto Scaling group plans for its instance: one word in `autoscaling/target-lifecycle-state`.
 
-The group decides to terminate (a scale-in, a failed health check, an instance refresh, Capacity Rebalancing) and says
-so here, with no time. Without a lifecycle hook EC2 shuts the instance down within seconds; with one it may wait an
-hour, which nothing here tells. So the window is short.
+The group decides to terminate (a scale-in, a failed health check, an instance refresh, Capacity Rebalancing) and
+announces it here, without a time. Without a lifecycle hook EC2 shuts the instance down within seconds. With a hook
+it may wait an hour, and no key tells which applies. So the window is short.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from .source import SHORT_WINDOW, AwsSource, shown, unread
 
 _KEY = "autoscaling/target-lifecycle-state"
 
-#: The words of the documentation after which the instance goes on, in lower case.
+#: The documented words after which the instance goes on, in lower case.
 _STAYS = ("inservice", "standby", "detached", "warmed:running")
-#: And those after which it does not.
+#: The documented words after which the instance ends.
 _GOES = {"terminated": NoticeKind.TERMINATE, "warmed:terminated": NoticeKind.TERMINATE}
-#: A warm pool's instance, prepared and then put to sleep. In service before, it is on its way back there.
+#: States of a warm pool's instance that was prepared and then put to sleep. They are a notice only if the instance was in
+#: service before: then it is on its way back to the pool.
 _SLEEPS = {"warmed:stopped": NoticeKind.STOP, "warmed:hibernated": NoticeKind.HIBERNATE}
-#: The words of an instance that does its group's work.
+#: Words of an instance that works for its group.
 _SERVES = ("inservice", "standby")
 
 
 class TargetState(AwsSource):
-    """The key as a `NoticeSource`. It is absent without a group, and for a while on a young instance."""
+    """The key as a `NoticeSource`. Without a group the key is absent; on a young instance it is absent for a while."""
 
     key = _KEY
-    # A notice that gave way to another word is void: a hibernated instance wakes, and is in service again.
+    # A notice that another word replaces is void: a hibernated instance wakes, and is in service again.
     withdraws = True
 
     def __init__(self, imds: AwsImds, clock: Clock) -> None:
@@ -37,21 +38,21 @@ class TargetState(AwsSource):
         self._served = False
 
     def read(self, body: bytes, *, sure: bool) -> Sighting:
-        said = parse_state(body, self._clock, served=self._served, strict=not sure)
-        self._served |= said.health.seeing and _word(body) in _SERVES
-        return said
+        sighting = parse_state(body, self._clock, served=self._served, strict=not sure)
+        self._served |= sighting.health.seeing and _word(body) in _SERVES
+        return sighting
 
     def absent(self) -> Sighting:
-        # Forgotten by its group, as the instance may be while it ends: that takes nothing back.
+        # An absent key withdraws nothing: the group may forget an instance while it ends.
         return Sighting(SEEING, tuple(self._shown.values()))
 
 
 def parse_state(body: bytes, clock: Clock, *, served: bool = False, strict: bool = False) -> Sighting:
-    """What a body of the key says: a notice, nothing, or a word that is not known (blind). Total.
+    """Return what a body of the key means: a notice, nothing, or an unknown word (blind). Never raises.
 
     Args:
         served: the instance was seen in service.
-        strict: believe nothing: the status was an error's.
+        strict: believe nothing, because the HTTP status was an error.
     """
     word = _word(body)
     kind = _GOES.get(word) or (_SLEEPS.get(word) if served else None)

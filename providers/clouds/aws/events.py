@@ -1,12 +1,12 @@
-"""What AWS says ahead of time: that a spot instance is at risk, and that an instance has a day on which it ends.
+"""AWS's early warnings: a spot instance is at risk, or an instance has a date on which it ends.
 
-Neither is a notice yet. A rebalance recommendation is advice: of 30 in 17 hours, 21 came to nothing
-(aws-node-termination-handler#141). A scheduled event has a time, days ahead, and is respected: nothing ends before it
-is near (that watcher drains at once).
+Neither ends the run at once. A rebalance recommendation is advice: of 30 in 17 hours, 21 came to nothing
+(aws-node-termination-handler#141). A scheduled event has a time, days ahead, and the agent respects it: it ends
+nothing before that time is near. (aws-node-termination-handler drains at once.)
 
-Such a time is read against the machine's clock, and here the clamp does not help, for the window is a year. A clock that
-is ahead ends a run early, which costs a restart; one that is behind makes the save late, by as much. Each look reads the
-time anew, and a deadline moves earlier as soon as the clock is put right; later it does not.
+The agent reads such a time against the machine's clock. The clamp does not help here, because the window is a year. A clock
+that is ahead ends a run early, which costs a restart. A clock that is behind delays the save by the same amount. Each poll
+reads the time again. After a clock is corrected, the deadline can move earlier, but not later.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .source import STALE, AwsSource, parse_date, shown, unread
 _REBALANCE = "events/recommendations/rebalance"
 _SCHEDULED = "events/maintenance/scheduled"
 
-#: Seconds that an interruption leaves, should one follow the recommendation at once.
+#: Seconds that an interruption still leaves if it follows the recommendation at once.
 _AT_LEAST = 120.0
 
-#: Seconds, a year: scheduled events have leads of weeks. Beyond it a date is a mistake.
+#: Seconds: a year. Scheduled events come weeks ahead; a date beyond a year is a mistake.
 _AHEAD = 366 * 86400.0
 
-#: What the documentation of scheduled events has. A retired instance is stopped, or terminated where its root is on the
-#: machine itself.
+#: The documented codes of scheduled events. A retired instance is stopped, or terminated if its root device is an instance
+#: store.
 _CODES = {
     "instance-stop": NoticeKind.STOP,
     "instance-retirement": NoticeKind.TERMINATE,
@@ -40,12 +40,12 @@ _CODES = {
     "system-maintenance": NoticeKind.MAINTENANCE,
 }
 
-#: The states of an event that is history. Any other word, and none, is an event that stands.
+#: The states of a past event. With any other state, or none, the event still stands.
 _OVER = ("completed", "canceled", "cancelled")
 
 
 class Rebalance(AwsSource):
-    """`events/recommendations/rebalance` as a `NoticeSource`. It stays, once it is there, and so does the advice."""
+    """`events/recommendations/rebalance` as a `NoticeSource`. Once the key is there it stays, and so does the advice."""
 
     key = _REBALANCE
     single = True
@@ -55,26 +55,28 @@ class Rebalance(AwsSource):
 
 
 class AwsScheduledEvents(AwsSource):
-    """`events/maintenance/scheduled` as a `NoticeSource`. What is no longer listed, or over, is withdrawn; what is given
-    another day is another notice."""
+    """`events/maintenance/scheduled` as a `NoticeSource`.
+
+    An event that is no longer listed, or is over, is withdrawn. An event with a new date is a new notice.
+    """
 
     key = _SCHEDULED
     withdraws = True
 
     def read(self, body: bytes, *, sure: bool) -> Sighting:
         later = {id for id, notice in self._shown.items() if notice.severity is Severity.LATER}
-        said = parse_scheduled(body, self._clock, expected=later)
-        return said if sure else Sighting(unread(_SCHEDULED, body, "list of events"))
+        sighting = parse_scheduled(body, self._clock, expected=later)
+        return sighting if sure else Sighting(unread(_SCHEDULED, body, "list of events"))
 
 
 def parse_rebalance(body: bytes, clock: Clock, *, strict: bool = False) -> Sighting:
-    """What a body of the key says: advice, or garbage (blind). Total.
+    """Return what a body of the key means: advice, or garbage (blind). Never raises.
 
     Args:
-        strict: take only a time that can be read.
+        strict: accept only a time that can be parsed.
     """
-    said = parse_json(body)
-    time = said.get("noticeTime") if isinstance(said, dict) else None
+    document = parse_json(body)
+    time = document.get("noticeTime") if isinstance(document, dict) else None
     wall = _wall(time)
     if not isinstance(time, str) or not time.strip() or (strict and wall is None):
         return Sighting(unread(_REBALANCE, body, "noticeTime"))
@@ -87,19 +89,19 @@ def parse_rebalance(body: bytes, clock: Clock, *, strict: bool = False) -> Sight
 
 
 def parse_scheduled(body: bytes, clock: Clock, *, expected: Collection[str] = ()) -> Sighting:
-    """What a body of the key says: the events that stand, and whether each item could be read.
+    """Return the events that stand, and whether every entry of the body could be read.
 
-    Total: no bytes raise, and no item that may be an event passes for "nothing": where one cannot be read, the source
-    is blind, and shows the others.
+    Never raises, and never skips an entry that may be an event. If one cannot be read, the source is blind, and still
+    shows the others.
 
     Args:
-        expected: ids of events that were seen before their time. They stay what they were when it is past.
+        expected: ids of events that were seen before their time. They keep their severity after it has passed.
     """
-    said = parse_json(body)
-    if not isinstance(said, list):
+    entries = parse_json(body)
+    if not isinstance(entries, list):
         return Sighting(unread(_SCHEDULED, body, "list of events"))
     health, notices = SEEING, dict[str, Notice]()
-    for item in said:
+    for item in entries:
         if _is_over(item):
             continue
         notice = _event(item, clock, expected)
@@ -112,7 +114,7 @@ def parse_scheduled(body: bytes, clock: Clock, *, expected: Collection[str] = ()
 
 
 def _is_over(item: Any) -> bool:
-    """By its state, or by what stands before its description in the history."""
+    """Return whether the event is over, by its state or by the prefix of its description in the history."""
     if not isinstance(item, dict):
         return False
     words = (item.get(name) for name in ("State", "Description"))
@@ -132,7 +134,7 @@ def _event(item: Any, clock: Clock, expected: Collection[str]) -> Notice | None:
     if kind is NoticeKind.UNKNOWN:
         detail += ": an event unknown to this program, taken as the end of this machine"
     if clock.time() - wall > STALE and id not in expected:
-        # AWS begins when it likes from then on. Ending each run at its start for hours would save nothing.
+        # From then on AWS may begin at any time. Ending every run at its start for hours would save nothing.
         severity = Severity.ADVISORY
         detail += ": that is past, so it may begin at any moment"
     deadline = monotonic_deadline(wall, clock, _AHEAD)

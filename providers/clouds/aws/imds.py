@@ -1,10 +1,10 @@
 """EC2's metadata service, version 2: a session token, and reads that carry it.
 
-Written from the "Instance Metadata Service" pages of the EC2 User Guide and from what its users met:
-a cached token that the service no longer takes (aws/aws-sdk-java-v2#5764), a retry that sent the old token
-beside the new one (aws-node-termination-handler, pkg/ec2metadata), a hop limit that swallows only the token's
-answer (DataDog/datadog-agent#55269), and clients that then go on without a token, unseen (botocore).
-Version 1 is never spoken here: the one read without a token is a diagnosis, and its body is not used.
+Written from the "Instance Metadata Service" pages of the EC2 User Guide and from problems of its users:
+a cached token that the service no longer accepts (aws/aws-sdk-java-v2#5764), a retry that sent the old token
+beside the new one (aws-node-termination-handler, pkg/ec2metadata), a hop limit that drops only the token's
+answer (DataDog/datadog-agent#55269), and clients that then silently go on without a token (botocore).
+This client never uses version 1: its only read without a token is a diagnosis, whose body it ignores.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ TOKEN_PATH = "/latest/api/token"
 TOKEN_HEADER = "X-aws-ec2-metadata-token"
 TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
 
-#: A key that every instance has, and what it looks like: whoever has it not is no instance's service.
+#: A key of every instance, and the form of its value. A server without it is not an instance's metadata service.
 PROOF_PATH = "/latest/meta-data/instance-id"
 _INSTANCE_ID = re.compile(rb"i-[0-9a-z]{1,40}")
 
-#: Six hours, the most that is granted.
+#: Seconds: six hours, the longest life that the service grants.
 TOKEN_TTL = 21600
 
-#: Printable, in one word: real ones are base64. What a portal or another service answers to a PUT is not.
+#: A token is one printable word: real ones are base64. A portal's or another service's answer to a PUT has another form.
 _TOKEN = re.compile(rb"[A-Za-z0-9._~+/=:-]{1,1024}")
 
-#: Seconds for the diagnosis. Behind a short hop limit a read without a token is refused within 10 ms.
+#: Seconds for the diagnosis. Even behind a short hop limit, the service refuses a read without a token within 10 ms.
 _PROBE_TIMEOUT = 0.5
 
-#: Seconds for everything that one `get` may send: a token that is refused, a new one, the read again.
+#: Seconds for all requests of one `get`: a refused token, a new token, the second read.
 GET_TIMEOUT = 4.0
 
 _UNREACHABLE = (
@@ -63,10 +63,10 @@ _THROTTLED = "another program on this machine asks too often: throttling counts 
 
 
 def resolve_endpoint(explicit: str | None, environ: Mapping[str, str]) -> str:
-    """The base URL: what the user said, else what the ecosystem's own variables say, else AWS's IPv4 address.
+    """Return the base URL: the user's option, else the AWS SDKs' environment variables, else AWS's IPv4 address.
 
     Raises:
-        UsageError: one of them is not what it must be.
+        UsageError: the option or a variable is invalid.
     """
     if explicit:
         return parse_endpoint(explicit, "--metadata-endpoint")
@@ -82,10 +82,10 @@ def resolve_endpoint(explicit: str | None, environ: Mapping[str, str]) -> str:
 
 
 class AwsImds:
-    """Reads of metadata keys, each with a token that is valid. For one thread.
+    """Reads of metadata keys, each with a valid token. For one thread.
 
     Args:
-        instance: the instance's id where it is known, so that advice can be copied as it stands.
+        instance: the instance's id if it is known, so that users can copy commands from the advice unchanged.
     """
 
     def __init__(self, endpoint: str, clock: Clock, *, instance: str = "", timeout: float = 2.0) -> None:
@@ -97,13 +97,13 @@ class AwsImds:
         self._reads = {"": self._probe}
         self._token = ""
         self._renew_at = self._expires_at = self._give_up_at = 0.0
-        #: With the token that we hold, a key was read that must be there.
+        #: Whether a key that must exist was read with the current token.
         self._proved = False
-        #: Why the token could not be renewed although the one we hold is still good; "" when all is well.
+        #: Why the token could not be renewed while the current one is still valid; "" if there is no problem.
         self.trouble = ""
 
     def get(self, path: str) -> MetadataAnswer | Health:
-        """The key at `path`: an answer of any status but 401, else why there is none."""
+        """Return the answer for the key at `path`, with any status but 401, or the reason why there is none."""
         self._give_up_at = self._clock.monotonic() + GET_TIMEOUT
         answer = self._fetch(path)
         renewable = isinstance(answer, MetadataAnswer) and answer.status in (200, 404)
@@ -112,10 +112,10 @@ class AwsImds:
         return answer
 
     def doubt(self) -> Health | None:
-        """Why an absent key is no good news here; None where it is. Within the time of the last `get`.
+        """Return why an absent key is no good news here, or None if it is. Shares the time of the last `get`.
 
-        Whatever takes a PUT and knows no path, a web server or another service on this address, would pass for an
-        instance without a notice. So each new token has to read one key that is there on every instance.
+        A web server or another service on this address may accept a PUT and know no path. It would pass for an
+        instance without a notice. So each new token must read one key that every instance has.
         """
         if self._proved:
             return None
@@ -134,7 +134,7 @@ class AwsImds:
         return None
 
     def judge(self, path: str, answer: MetadataAnswer) -> Health:
-        """How well we see, where the key at `path` was answered like that, and its body was of no use."""
+        """Return the source's health after an answer for `path` whose body was of no use."""
         return self._judge(f"GET {self._client.endpoint}{path}", answer)
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class AwsImds:
             return problem
         answer = self._read(path)
         if isinstance(answer, MetadataAnswer) and answer.status == 401:
-            # The service may forget a token before its time. Within this look, or a notice waits for the next.
+            # The service may forget a token early. Renew it within this poll, or a notice waits for the next poll.
             if problem := self._renew():
                 return problem
             answer = self._read(path)
@@ -164,7 +164,7 @@ class AwsImds:
         return max(0.1, self._give_up_at - self._clock.monotonic())
 
     def _renew(self) -> Health | None:
-        """Ask for a new token, and hold it; else say why there is none."""
+        """Fetch and store a new token, or return the reason why there is none."""
         answer = self._client.send(self._put, timeout=self._left())
         what = f"PUT {self._client.endpoint}{TOKEN_PATH}"
         if isinstance(answer, Failure):
@@ -184,15 +184,17 @@ class AwsImds:
         return None
 
     def _renew_early(self) -> None:
-        """At half its life, after the read so that no notice waits for it. A failure leaves the old token, and
-        half of what is left of that one until the next try."""
+        """Renew the token at half its life, after the read, so that no notice waits for it.
+
+        After a failure the old token stays. The next try comes after half of its remaining life.
+        """
         if problem := self._renew():
             self.trouble = f"the token could not be renewed yet: {problem.detail}; {problem.advice}"
             now = self._clock.monotonic()
             self._renew_at = now + max(1.0, (self._expires_at - now) / 2)
 
     def _hop_limit(self, what: str) -> Health | None:
-        """The fingerprint of a hop limit that is too small: only the answer to the PUT is sent with it."""
+        """Return the diagnosis of a hop limit that is too small: the limit applies only to the answer to the PUT."""
         answer = self._client.send(self._probe, timeout=min(_PROBE_TIMEOUT, self._left()))
         if isinstance(answer, Failure) or (answer.status == 200 and _is_html(answer.body)):
             return None
@@ -202,7 +204,7 @@ class AwsImds:
         return blind("hop-limit", detail, _HOP_LIMIT.format(instance=self._instance))
 
     def _judge(self, what: str, answer: MetadataAnswer | Failure) -> Health:
-        """What an answer that is of no use says about how well we see."""
+        """Return the source's health after an answer that was of no use, with the answer's status."""
         return coded(self._meaning(what, answer), answer)
 
     def _meaning(self, what: str, answer: MetadataAnswer | Failure) -> Health:
@@ -218,13 +220,13 @@ class AwsImds:
                 return blind("throttled", detail, _THROTTLED)
             case status if status >= 500:
                 return blind("server-error", detail, "nothing to do: asked again until it answers")
-            case 404 | 405:  # of the token, for a read may be 404: whoever answers has no version 2
+            case 404 | 405:  # only for the token, since a read may be 404: this server has no version 2
                 return wrong_server(f"{detail}: it issues no tokens", _WRONG_SERVER)
         return blind("garbage", detail, _WRONG_SERVER)
 
 
 def _seconds(text: str) -> float:
-    """The granted life of a token; what we asked for where the service does not say."""
+    """Return the token's life in seconds as granted; if the service names none, the life that was requested."""
     return float(min(int(text), TOKEN_TTL)) if re.fullmatch(r"[0-9]{1,9}", text) else float(TOKEN_TTL)
 
 
@@ -233,5 +235,5 @@ def _is_html(body: bytes) -> bool:
 
 
 def _signed(answer: MetadataAnswer) -> str:
-    """Who says it was them; AWS's own is "EC2ws"."""
+    """Return " from NAME" for a server other than AWS's own, "EC2ws"; else ""."""
     return "" if answer.headers.get("Server") == "EC2ws" else server_named(answer)

@@ -1,9 +1,9 @@
-"""AWS's notice: `spot/instance-action`, two minutes before a spot instance is stopped or terminated.
+"""AWS's spot notice: `spot/instance-action`, two minutes before a spot instance is stopped or terminated.
 
-The key is absent (404, with a page of XHTML) until there is a notice; then it is a JSON object with `action`
-and `time`, and stays. It is polled also where `instance-life-cycle` does not say "spot": interruptible capacity
-reservations are warned as well, and the documentation is silent on where. `spot/termination-time` is older and
-says the same of terminations only: it is looked at now and then, for whoever hides the one and shows the other.
+The key is absent (404, with a page of XHTML) until there is a notice. Then it is a JSON object with `action` and `time`,
+and stays. The agent polls it even if `instance-life-cycle` is not "spot": AWS warns interruptible capacity
+reservations as well, and does not document where. `spot/termination-time` is older and announces terminations only.
+The agent polls it less often, for proxies that hide one key and show the other.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ PATH = ROOT + _ACTION
 #: Seconds from the warning to the end, as documented. Hibernation begins with the warning.
 _WINDOWS = {NoticeKind.TERMINATE: 120.0, NoticeKind.STOP: 120.0, NoticeKind.HIBERNATE: 0.0}
 
-#: Seconds: `instance-action` is asked for within one of them, and answers or fails within two.
+#: Seconds to the second poll: `instance-action` is polled within one second, and answers or fails within two.
 _SECOND_LOOK = 3.0
 
-#: A time as AWS writes it. Not every ISO form: the key may hold a value that is no time, and some numbers are dates.
+#: A time as AWS writes it. Other ISO forms are excluded: the key may hold a value that is not a time, and some numbers
+#: are ISO dates.
 _INSTANT = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}:?[0-9]{2})"
 )
 
 
 class InstanceAction(AwsSource):
-    """`spot/instance-action` as a `NoticeSource`. Its withdrawal is not documented, so it withdraws nothing."""
+    """`spot/instance-action` as a `NoticeSource`. AWS documents no withdrawal, so this source withdraws nothing."""
 
     key = _ACTION
     single = True
-    # AWS advises 5 s: a twenty-fourth of the window. The service is local and 0.2 ms of our CPU a look.
+    # AWS advises 5 s, a twenty-fourth of the window. The service is local, and a poll costs 0.2 ms of CPU.
     interval = 1.0
 
     def __init__(self, imds: AwsImds, clock: Clock) -> None:
@@ -58,8 +59,11 @@ class InstanceAction(AwsSource):
 
 
 class TerminationTime(AwsSource):
-    """`spot/termination-time`, one bare time, as a `NoticeSource`. What it says of an instant, `instance-action` says
-    too, under the same id: it is one notice. It is told at the second look, so that it is the other's where that sees."""
+    """`spot/termination-time`, one bare time, as a `NoticeSource`.
+
+    A notice here has the same id as the one in `instance-action` for the same instant: they are one notice. This source
+    delivers a notice at its second poll only, so that `instance-action` delivers it first if that source sees.
+    """
 
     key = _TIME
     single = True
@@ -67,21 +71,21 @@ class TerminationTime(AwsSource):
     def __init__(self, imds: AwsImds, clock: Clock) -> None:
         super().__init__(imds, clock)
         self._held_none = False
-        #: What the last look found that could see.
+        #: Ids of the notices at the last poll that was SEEING.
         self._stood: set[str] = set()
 
     def poll(self) -> Sighting:
-        said = super().poll()
-        told = tuple(notice for notice in said.notices if notice.id in self._stood)
-        if said.health.seeing:
-            self._stood = {notice.id for notice in said.notices}
-        self.interval = _SECOND_LOOK if len(told) < len(said.notices) else AwsSource.interval
-        return replace(said, notices=told)
+        sighting = super().poll()
+        delivered = tuple(notice for notice in sighting.notices if notice.id in self._stood)
+        if sighting.health.seeing:
+            self._stood = {notice.id for notice in sighting.notices}
+        self.interval = _SECOND_LOOK if len(delivered) < len(sighting.notices) else AwsSource.interval
+        return replace(sighting, notices=delivered)
 
     def read(self, body: bytes, *, sure: bool) -> Sighting:
-        said = parse_termination_time(body, self._clock, new=self._held_none, strict=not sure)
-        self._held_none |= said.health.seeing and _instant(body.decode("ascii", "replace")) is None
-        return said
+        sighting = parse_termination_time(body, self._clock, new=self._held_none, strict=not sure)
+        self._held_none |= sighting.health.seeing and _instant(body.decode("ascii", "replace")) is None
+        return sighting
 
     def absent(self) -> Sighting:
         self._held_none = True
@@ -89,30 +93,30 @@ class TerminationTime(AwsSource):
 
 
 def parse_instance_action(body: bytes, clock: Clock, *, new: bool = False, strict: bool = False) -> Sighting:
-    """What a body of the key says: a notice, a stale one (seeing, and `detail` says so), or garbage (blind).
+    """Return what a body of the key means: a notice, a stale one (seeing, with `detail`), or garbage (blind).
 
-    Total: no bytes raise, and no JSON object with an action in words passes for "nothing".
+    Never raises, and never takes a JSON object with an action in words for "nothing".
 
     Args:
-        body: as it came.
-        clock: against which `time` is read.
-        new: the key was seen absent before. Then its value is new, however old `time` looks: the clock is wrong.
-        strict: take only an action and a time that are known; anything else is garbage.
+        body: the body as received.
+        clock: the clock against which `time` is read.
+        new: the key was absent before. Then its value is new even if `time` looks old, because the clock is wrong.
+        strict: accept only a known action and a time that can be parsed; anything else is garbage.
     """
-    said = parse_json(body)
-    action = said.get("action") if isinstance(said, dict) else None
+    document = parse_json(body)
+    action = document.get("action") if isinstance(document, dict) else None
     if not isinstance(action, str) or not action.strip():
         return Sighting(unread(_ACTION, body, "action"))
-    if strict and (action.strip().lower() not in _WINDOWS or parse_iso(said.get("time")) is None):
+    if strict and (action.strip().lower() not in _WINDOWS or parse_iso(document.get("time")) is None):
         return Sighting(unread(_ACTION, body, "action"))
-    time = said.get("time")
+    time = document.get("time")
     return _notice(_ACTION, action.strip().lower(), time, parse_iso(time), clock, new)
 
 
 def parse_termination_time(body: bytes, clock: Clock, *, new: bool = False, strict: bool = False) -> Sighting:
-    """The same of a body of the legacy key. A short line that holds no time is documented, and nothing.
+    """Return what a body of the legacy key means. A short line without a time is documented, and means nothing.
 
-    Total: no bytes raise, and nothing that has the form of a time passes for "nothing".
+    Never raises, and never takes a value in the form of a time for "nothing".
     """
     text = body.decode("ascii", "replace").strip()
     if (wall := _instant(text)) is not None:
@@ -143,7 +147,7 @@ def _notice(key: str, action: str, time: Any, wall: float | None, clock: Clock, 
         return Sighting(Health(Sight.SEEING, detail=f"stale, no notice: {detail}"))
     else:
         deadline = monotonic_deadline(wall, clock, window)
-    # From what AWS says, and from nothing of ours: read again, also by another process, it is the same notice.
-    said = f"aws/{shown(action)}/{shown(time) if wall is None else int(wall)}"
-    notice = Notice(said, kind, f"aws {key}", deadline, now, detail=detail, window=window)
+    # The id comes only from AWS's values: another read, even by another process, gives the same notice.
+    id = f"aws/{shown(action)}/{shown(time) if wall is None else int(wall)}"
+    notice = Notice(id, kind, f"aws {key}", deadline, now, detail=detail, window=window)
     return Sighting(SEEING, (notice,))
