@@ -1,7 +1,7 @@
-"""Which cloud this machine is, by what its firmware says: files only, never the network.
+"""Detection of this machine's cloud from its firmware: it reads files only, never the network.
 
-A laptop that asked 169.254.169.254 would wait for nothing, and on a foreign network anybody may answer there.
-The tests and the look-alikes are those of cloud-init's `tools/ds-identify`, which has met them all.
+A laptop that asked 169.254.169.254 would wait in vain, and on a foreign network anybody may answer there.
+The tests and the look-alikes are those of cloud-init's `tools/ds-identify`, which covers every known case.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ Cloud = Literal["aws", "gcp", "azure", "none"]
 
 _DMI = "sys/class/dmi/id"
 _XEN = "sys/hypervisor/uuid"
-#: Left by cloud-init: the answer on images whose firmware has no DMI (some of aarch64).
+#: Written by cloud-init: the answer on images whose firmware has no DMI (some of aarch64).
 _CLOUD_ID = "run/cloud-init/cloud-id"
 _CLOUD_IDS: dict[str, Cloud] = {"aws": "aws", "gce": "gcp", "azure": "azure"}
 
-#: The asset tag of every Azure VM, the same for all; its vendor, "Microsoft Corporation", is any Hyper-V's too.
+#: The asset tag that all Azure VMs share. The vendor "Microsoft Corporation" is not enough: every Hyper-V has it.
 _AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
 
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """What was found, and from what."""
+    """The detected cloud, and the evidence."""
 
     cloud: Cloud
-    #: File and content, in the order they were read: what `doctor` shows.
+    #: File and content, in the order they were read; `doctor` shows them.
     read: tuple[tuple[str, str], ...]
-    #: Files that are there and may not be read (some are root's), or that a container hides: "none" is then
-    #: no proof of no cloud.
+    #: Files that exist but cannot be read (some are root's), or that a container hides. With any of them, "none" does not
+    #: prove that there is no cloud.
     unknown: tuple[str, ...]
-    #: The instance's id where the firmware tells it (EC2 on Nitro), else "".
+    #: The instance's id if the firmware has it (EC2 on Nitro), else "".
     instance: str = ""
 
 
 class _Firmware:
-    """Reads each file once and remembers what it saw."""
+    """Reads each file once, and remembers its content."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -51,13 +51,13 @@ class _Firmware:
                 self.seen[name] = (self._root / name).read_text("ascii", "replace").strip("\0\n\t ")
             except FileNotFoundError:  # this firmware has no such field
                 return ""
-            except OSError:  # there, and not for us: remembered, and shown as not known
+            except OSError:  # it exists but cannot be read: remembered as unknown
                 self.unknown.append(name)
         return self.seen.get(name, "")
 
 
 def detect(root: Path = Path("/")) -> Detection:
-    """Read DMI below `root` and decide. What cannot be read speaks for no cloud and against none."""
+    """Read DMI below `root` and decide. An unreadable file counts neither for nor against any cloud."""
     files = _Firmware(root)
     if not (root / _DMI).is_dir():
         files.unknown.append(_DMI)
@@ -81,7 +81,7 @@ def detect(root: Path = Path("/")) -> Detection:
 
 
 def cloud_of(provider: str) -> str:
-    """The cloud that `--provider` means: "auto" is the one that this machine's firmware names."""
+    """Return the cloud that `--provider` names; "auto" means the cloud in this machine's firmware."""
     return detect().cloud if provider == "auto" else provider
 
 
@@ -90,12 +90,12 @@ def _is_azure(dmi: Callable[[str], str]) -> bool:
 
 
 def _is_gcp(dmi: Callable[[str], str]) -> bool:
-    # Not google-auth's prefix "Google": that is any Chromebook as well.
+    # Not google-auth's prefix "Google": every Chromebook has it as well.
     return dmi("product_name") == "Google Compute Engine" or dmi("product_serial").startswith("GoogleCloud-")
 
 
 def _is_look_alike(dmi: Callable[[str], str]) -> bool:
-    """Clouds that speak EC2's interface and imitate its firmware, and know nothing of its spot market."""
+    """Return whether this is a cloud with EC2's interface and imitated firmware, but without EC2's spot market."""
     return (
         dmi("product_serial").endswith(".brightbox.com")
         or dmi("chassis_asset_tag").endswith(".zstack.io")
@@ -108,7 +108,7 @@ def _is_aws(dmi: Callable[[str], str], hypervisor: str) -> bool:
         return True
     if hypervisor.lower().startswith("ec2"):
         return True
-    # One UUID in 4096 starts so by chance; on EC2 the serial number is the same UUID (cloud-init, DataSourceEc2).
+    # One UUID in 4096 starts like this by chance; on EC2 the serial number is the same UUID (cloud-init, DataSourceEc2).
     if not dmi("product_serial").lower().startswith("ec2"):
         return False
     uuid = dmi("product_uuid").lower()

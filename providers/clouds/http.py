@@ -1,9 +1,13 @@
-"""The HTTP client for link-local metadata services: whatever a server does, an answer or a failure, in bounded time.
+"""The HTTP client for link-local metadata services: it returns an answer or a failure in bounded time.
 
-It is `requests`' adapter without its `Session`: a session's gifts are what must not happen here. Proxies and
-netrc from the environment (the clouds refuse forwarded requests, and a proxy would answer for another machine),
-redirects (`Session.send` reads a redirect's whole body, uncapped, also where it does not follow), cookies. And
-an agent polls for as long as the machine lives: 0.16 ms of CPU a request, against 0.27 ms through a session.
+It uses `requests`' adapter without its `Session`, because a session does things that must not happen here:
+
+- It takes proxies and netrc from the environment. The clouds refuse forwarded requests, and a proxy would answer for
+  another machine.
+- It follows redirects, and reads a redirect's whole body without a limit even if it does not follow.
+- It keeps cookies.
+
+An agent polls during the machine's whole life: 0.16 ms of CPU a request, against 0.27 ms through a session.
 """
 
 from __future__ import annotations
@@ -25,47 +29,47 @@ from requests.adapters import HTTPAdapter
 from ..errors import UsageError
 from ..health import Health, blind, wrong_server
 
-#: Bytes. The largest answer in use is an instance identity document of some 500; a captive portal's page fits
-#: too, so that it can be named as what it is.
+#: Bytes. The largest answer in use is an instance identity document of some 500 bytes. A captive portal's page fits too,
+#: so that the client can report it as one.
 MAX_BODY = 64 * 1024
-#: Bytes of one answer on the wire, headers included: the largest body that anybody allows (Azure's), and some more.
+#: Bytes of one answer on the wire, headers included: the largest body that any caller allows (Azure's), and some more.
 _MOST = 1280 * 1024
 
-#: Seconds for one whole request, connecting included. The services answer within milliseconds; the vendors'
-#: own watcher for AWS allows 2 as well (aws-node-termination-handler, pkg/ec2metadata).
+#: Seconds for one whole request, connecting included. The services answer within milliseconds; the vendor's own watcher for
+#: AWS also allows 2 (aws-node-termination-handler, pkg/ec2metadata).
 TIMEOUT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataAnswer:
-    """What a server said, whole."""
+    """A server's complete answer."""
 
     status: int
-    #: Names compare without case.
+    #: Header names, which compare without case, and values.
     headers: Mapping[str, str]
     body: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no answer that could be looked at."""
+    """The reason why there is no usable answer."""
 
     kind: Literal["timeout", "unreachable", "too-large", "redirect", "garbage"]
     #: One line that names the request: "PUT http://169.254.169.254/latest/api/token: no answer in 2 s".
     detail: str
-    #: The connection broke after it stood, so that the same request may well succeed on a new one.
+    #: Whether an open connection broke, so that the same request may succeed on a new one.
     dropped: bool = False
-    #: The status of an answer that was not looked at further, or did not come to its end; 0 where none came.
+    #: The status of an answer that was not read further, or did not end; 0 if there was none.
     status: int = 0
 
 
 def coded(health: Health, answer: MetadataAnswer | Failure) -> Health:
-    """`health` with the status that was answered, where it is not sight: failed looks are counted by it."""
+    """Return `health` with the answer's status unless it is SEEING: failed polls are counted by status."""
     return health if health.seeing else replace(health, code=answer.status)
 
 
 def no_answer(failure: Failure, *, timeout: str, unreachable: str, stranger: str) -> Health:
-    """How well a source sees that got none: the failure, and the advice of its cloud for each kind."""
+    """Return the health of a source that got no answer, with the cloud's advice for each kind of failure."""
     match failure.kind:
         case "timeout":
             return blind("timeout", failure.detail, timeout)
@@ -77,27 +81,30 @@ def no_answer(failure: Failure, *, timeout: str, unreachable: str, stranger: str
 
 
 def server_named(answer: MetadataAnswer) -> str:
-    """Who says it was them: " from 'nginx'", or "" where nobody does."""
+    """Return the server's name as it announces itself, " from 'nginx'", or "" if it does not."""
     server = answer.headers.get("Server", "")
     return f" from {server[:40]!a}" if server else ""
 
 
 def parse_json(body: bytes) -> Any:
-    """What the body holds, None where it is not JSON."""
+    """Return the body's JSON value, or None if it is not JSON."""
     try:
         return json.loads(body)
-    except (ValueError, RecursionError):  # not JSON, not text, or nested to hurt
+    except (ValueError, RecursionError):  # not JSON, not text, or nested too deeply on purpose
         return None
 
 
 def parse_endpoint(url: str, origin: str) -> str:
-    """The base URL in its one form: http, an IP address, no path.
+    """Return the base URL in normal form: http, an IP address, no path.
 
-    A name is refused: it would put DNS between a notice and us, and DNS is what fails while a machine goes down.
+    Host names are refused: they would make notices depend on DNS, and DNS fails while a machine goes down.
 
     Args:
-        url: as the user wrote it.
-        origin: the flag or the variable it was written in, for the message.
+        url: the URL as the user wrote it.
+        origin: the option or the variable that held it, for the message.
+
+    Raises:
+        UsageError: the URL has another form.
     """
     wanted = f"{origin} {url!r}: expected http:// and an IP address, as in http://127.0.0.1:1338"
     try:
@@ -115,11 +122,11 @@ def parse_endpoint(url: str, origin: str) -> str:
 
 
 class MetadataClient:
-    """One server, one connection kept while the server keeps it. For one thread.
+    """A client of one server, with one connection that it keeps while the server does. For one thread.
 
     Args:
-        timeout: seconds, the most that a request may take.
-        max_body: bytes, the most that an answer may have.
+        timeout: seconds that a request may take at most.
+        max_body: bytes that an answer's body may have at most.
     """
 
     def __init__(self, endpoint: str, *, timeout: float = TIMEOUT, max_body: int = MAX_BODY) -> None:
@@ -127,13 +134,13 @@ class MetadataClient:
         self._timeout = timeout
         self._max_body = max_body
         self._adapter = _MetadataAdapter(max_retries=0)
-        #: Of the answer that is being read, which may not come to its end.
+        #: The status of the answer in progress, which may never end.
         self._status = 0
 
     def prepare(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None
     ) -> requests.PreparedRequest:
-        """A request to `send` as often as wanted; a header is changed by assigning to its `headers`."""
+        """Return a request for `send`, which can be sent repeatedly; callers may assign to its `headers`."""
         # "identity": a compressed body would have to be unpacked before its size is known.
         fixed = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "spotguard"}
         url = self.endpoint + path
@@ -142,11 +149,11 @@ class MetadataClient:
     def send(
         self, request: requests.PreparedRequest, *, timeout: float | None = None, again: bool = True
     ) -> MetadataAnswer | Failure:
-        """Ask once, within `timeout` seconds all in all.
+        """Send the request and return the answer or a failure, within `timeout` seconds in total.
 
         Args:
-            again: whether a request whose connection broke is sent once more. False for who counts requests, and for
-                a POST.
+            again: whether to send a request whose connection broke once more. Callers that count requests pass False,
+                and so do those that send a POST.
         """
         seconds = self._timeout if timeout is None else min(timeout, self._timeout)
         end = time.monotonic() + seconds
@@ -155,8 +162,8 @@ class MetadataClient:
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
             if not (again and _dropped(error)):
                 return _failure(request, error, seconds, self._status)
-        # A server may close a kept connection just as we write to it (RFC 9112, 9.6), and GET and PUT are
-        # idempotent: a second try on a fresh connection, out of the same time, saves a blind second.
+        # A server may close a kept connection while this client writes to it (RFC 9112, 9.6). GET and PUT are idempotent.
+        # So a second try on a new connection, within the same time, saves a blind second.
         try:
             return self._send(request, max(end - time.monotonic(), 0.001))
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
@@ -174,7 +181,7 @@ class MetadataClient:
                 where = _shown(response.headers["location"])
                 what = f"{_line(request)}: {response.status_code}, redirected to {where}"
                 return Failure("redirect", what, status=response.status_code)
-            # One more than allowed, to know that there is more. Without decoding: see `prepare`.
+            # One byte more than allowed shows that there is more. Not decoded: see `prepare`.
             body = response.raw.read(self._max_body + 1, decode_content=False)
             if len(body) > self._max_body:
                 what = f"{_line(request)}: more than {self._max_body} bytes"
@@ -184,37 +191,37 @@ class MetadataClient:
                 return Failure("unreachable", what, status=response.status_code)
             return MetadataAnswer(response.status_code, response.headers, body)
         finally:
-            # A body read to its end has given its connection back already; any other is closed, unread.
+            # A body read to its end has already released its connection. Any other body is dropped with its connection.
             response.raw.close()
 
 
 class _TooLarge(OSError):
-    """More was received for one answer than any has."""
+    """One answer exceeded the limit of bytes on the wire."""
 
 
 class _WholeAnswerSocket(socket.socket):
-    """A socket whose timeout is for all that is received, until it is set anew. So is its cap.
+    """A socket whose timeout covers all that it receives until the timeout is set again. So does its limit of bytes.
 
-    The ordinary timeout starts again with every byte, so a server that trickles holds its client for ever, in
-    the headers just as in the body. urllib3 sets the timeout once before each answer.
+    The ordinary timeout starts again with every byte, so a server that trickles would hold its client for ever, in
+    the headers as well as in the body. urllib3 sets the timeout once before each answer.
     """
 
     _end: float | None = None
     _received = 0
 
     def settimeout(self, value: float | None, /) -> None:
-        # The machine's own clock, whatever Clock the caller holds: the kernel's timeouts are real time.
+        # The machine's own clock, whichever Clock the caller holds: the kernel's timeouts are real time.
         self._end = None if value is None else time.monotonic() + value
         self._received = 0
         super().settimeout(value)
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0, /) -> int:
         if self._end is not None:
-            left = self._end - time.monotonic()
-            if left <= 0:
+            seconds = self._end - time.monotonic()
+            if seconds <= 0:
                 raise TimeoutError("the answer took too long")
-            super().settimeout(left)
-        # Headers too: http.client reads any number of answers with status 100 before the one that counts (97 MiB: seen).
+            super().settimeout(seconds)
+        # Headers count: http.client reads any number of answers with status 100 before the final one (seen: 97 MiB).
         if self._received > _MOST:
             raise _TooLarge("the answer is too large")
         count = super().recv_into(buffer, nbytes, flags)
@@ -235,7 +242,7 @@ class _MetadataPool(urllib3.HTTPConnectionPool):
 
 
 class _MetadataAdapter(HTTPAdapter):
-    """`requests`' adapter over connections as above, for http only: there is no pool class for anything else."""
+    """`requests`' adapter over these connections, for http only: other schemes have no pool class."""
 
     def init_poolmanager(self, connections: int, maxsize: int, block: bool = False, **kwargs: Any) -> None:
         self.poolmanager = urllib3.PoolManager(num_pools=1, maxsize=1, block=False)
@@ -243,7 +250,7 @@ class _MetadataAdapter(HTTPAdapter):
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and all it wraps: urllib3 and requests carry causes in `args` and `reason`, not only in `__cause__`."""
+    """Yield the error and all that it wraps: urllib3 and requests also keep causes in `args` and `reason`."""
     yield error
     inner = (*error.args, getattr(error, "reason", None), error.__cause__)
     for cause in inner:
@@ -252,7 +259,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _dropped(error: Exception) -> bool:
-    """Whether the connection broke after it stood: reset, or closed without a word."""
+    """Return whether an open connection broke: reset, or closed without an answer."""
     return any(isinstance(cause, ConnectionError) for cause in _chain(error)) and not any(
         isinstance(cause, urllib3.exceptions.NewConnectionError) for cause in _chain(error)
     )
@@ -283,5 +290,5 @@ def _line(request: requests.PreparedRequest) -> str:
 
 
 def _shown(text: str) -> str:
-    """A server's words, fit for one line of a log."""
+    """Return a server's text, fit for one line of a log."""
     return ascii(text[:80])

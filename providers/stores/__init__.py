@@ -1,4 +1,4 @@
-"""Where checkpoints lie. `base` is what a store can do, `url` and `names` how one is written, `factory` opens it; then one a cloud, and a folder.
+"""Checkpoint stores. `base` defines what a store can do, `url` and `names` parse and check its URL, `factory` opens it.
 
-An SDK is imported when an URL asks for it, never before.
+Each cloud has a folder here, and `file` keeps a store in a folder. An SDK is imported only when a URL asks for it.
 """

@@ -1,7 +1,7 @@
-"""The seam every blob store stands behind: six verbs over keys and bytes, and a way to be warm before they are needed.
+"""The protocol of every blob store: six operations on keys and bytes, and `warm`, which prepares for them.
 
-Keys are relative `/`-separated names; a store knows its own root. Objects are immutable by contract of the
-caller: a key is never put twice with different bytes, so a retried put needs no care.
+Keys are relative `/`-separated names; a store knows its own root. By contract of the caller, objects are immutable: a key
+is never put twice with different bytes, so a put can be retried safely.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Protocol, runtime_checkable
 
 from ..errors import UsageError
 
-#: Segments of a key: what every store and file system takes as it is. None begins with ".", so "." and ".." are none,
-#: and a store's own temporaries may.
+#: A segment of a key: characters that every store and file system takes unchanged. No segment begins with ".". So "." and
+#: ".." are excluded, and a store's own temporary files may begin with ".".
 _SEGMENT = re.compile(r"[A-Za-z0-9_@=+,-][A-Za-z0-9._@=+,-]{0,199}", re.ASCII)
 
-#: S3's limit is 1,024 bytes with the prefix of the store's URL counted.
+#: Bytes of a key. S3's limit of 1,024 bytes includes the prefix in the store's URL.
 _MAX_KEY = 700
 
 
-#: Called with the bytes of each piece of a body that left for the store, on the thread that puts. What it raises ends the
-#: put at once, and comes out of it unchanged.
+#: Called on the uploading thread with the number of bytes of each piece that has left for the store. An exception from it
+#: ends the put immediately, and reaches the caller of `put` unchanged.
 Sent = Callable[[int], None]
 
 
@@ -33,15 +33,15 @@ class ObjectInfo:
 
 
 def is_segment(name: str) -> bool:
-    """Whether `name` can stand between two slashes of a key."""
+    """Return whether `name` can stand between two slashes of a key."""
     return _SEGMENT.fullmatch(name) is not None
 
 
 def check_key(key: str) -> str:
-    """The key itself.
+    """Return the key itself.
 
     Raises:
-        UsageError: it could lead out of a store, or some store would not take it.
+        UsageError: the key could lead out of a store, or some store would not take it.
     """
     if len(key) > _MAX_KEY or not all(is_segment(segment) for segment in key.split("/")):
         raise UsageError(
@@ -51,10 +51,10 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """The prefix itself; its folders must be a key, and what follows the last slash may be the beginning of anything.
+    """Return the prefix itself. Its folders must form a key; after the last slash it may be any text.
 
     Raises:
-        UsageError: as `check_key`.
+        UsageError: as for `check_key`.
     """
     if "/" in prefix:
         check_key(prefix.rpartition("/")[0])
@@ -63,42 +63,45 @@ def check_prefix(prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """As whom a store asks, for a person to read. Nothing secret."""
+    """A description of a store's credentials, for people. It holds no secret."""
 
-    #: "an instance role", "a key": in the words of the cloud's own chain.
+    #: The kind, in the words of the cloud's own chain: "an instance role", "a key".
     kind: str
-    #: Seconds until their end; None: they have none, or nobody says when.
+    #: Seconds until the credentials end; None if they do not end, or if the end is unknown.
     left: float | None
-    #: Whether new ones can be had by who holds them, without anybody's doing.
+    #: Whether the process can renew them by itself.
     renewed: bool
-    #: They are known to end, and not when.
+    #: Whether they are known to end, at an unknown time.
     temporary: bool = False
 
 
 @runtime_checkable
 class Identified(Protocol):
-    """A store that asks as somebody, and can say as whom. Asked after `warm`; nothing is sent."""
+    """A store that can describe its credentials. Callers ask after `warm`; the method sends nothing."""
 
     def credentials(self) -> Credentials | None:
-        """None: it asks as nobody (an emulator)."""
+        """Return the credentials in use; None for anonymous requests (an emulator)."""
         ...
 
 
 class BlobStore(Protocol):
-    """All a checkpoint needs of a store. Every method is safe to call from several threads at once.
+    """Everything that a checkpoint needs of a store. Every method may be called from several threads at once.
 
-    Every method raises only `StoreError` leaves (`providers.errors`), and `check_key`'s for what is no key. `timeout` is what is left of the caller's
-    own deadline, in seconds; a store that talks over a network cuts its retries from it.
+    Every method raises only `StoreError` leaves (`providers.errors`), and `check_key`'s `UsageError` for an invalid key.
+    `timeout` is the rest of the caller's own deadline, in seconds. A store on a network fits its retries into it.
     """
 
-    #: As the user wrote it: "s3://bucket/prefix".
+    #: The URL as the user wrote it: "s3://bucket/prefix".
     url: str
-    #: How many requests at once make sense at most.
+    #: The largest useful number of requests at once.
     parallel: int
 
     def warm(self, *, timeout: float | None = None) -> None:
-        """Have what the calling thread's next request needs but its bytes: the SDK, credentials that last for another
-        quarter of an hour, an open connection. Said again now and then, for a server closes what lies idle."""
+        """Prepare everything that the calling thread's next request needs besides its bytes.
+
+        That is the SDK, credentials that last another quarter of an hour, and an open connection. Callers repeat it now
+        and then, because a server closes idle connections.
+        """
         ...
 
     def put(
@@ -110,30 +113,33 @@ class BlobStore(Protocol):
         crc32: int | None = None,
         sent: Sent | None = None,
     ) -> None:
-        """Store the whole object; when this returns, the bytes are durable and visible under `key`.
+        """Upload the whole object; on return, the bytes are durable and visible under `key`.
 
         Args:
-            crc32: zlib's, of all of `data`, where the caller has it: a service that checks it need not be told another.
-            sent: told how far it is. A piece that is sent again counts again.
+            key: the object's name, relative to the store's root.
+            data: the object's bytes.
+            timeout: seconds.
+            crc32: zlib's CRC32 of all of `data`, if the caller has it. A store whose service checks it need not compute it.
+            sent: called with each piece's size in bytes, as a report of progress. A piece sent again counts again.
         """
         ...
 
     def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
-        """As `put`, unless the key exists: then nothing changes and the answer is False."""
+        """Upload as `put` does, unless the key exists: then change nothing and return False."""
         ...
 
     def get(self, key: str, *, timeout: float | None = None) -> bytes:
-        """The whole object. For small ones: manifests, markers, attempts."""
+        """Return the whole object. For small ones: manifests, markers, attempts."""
         ...
 
     def read_into(self, key: str, start: int, buffer: memoryview, *, timeout: float | None = None) -> None:
-        """Fill `buffer` with the bytes of the object from `start` on. Too few of them: `CorruptError`."""
+        """Fill `buffer` with the object's bytes from `start` on; raise `CorruptError` if the object has too few."""
         ...
 
     def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
-        """Every object whose key starts with `prefix`, in order of keys; strongly consistent."""
+        """Return every object whose key starts with `prefix`, in order of keys; strongly consistent."""
         ...
 
     def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
-        """Remove objects; a key that is not there is no error."""
+        """Delete objects; a missing key is not an error."""
         ...

@@ -1,4 +1,4 @@
-"""What an answer of a blob store means to us: the status says it, or the failure to get one. Text is never compared."""
+"""Translation of a blob store's answers into errors, by the status or by the failure to get one. Never by a text."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _LEAVES: dict[int, type[StoreError]] = {
     HTTPStatus.FORBIDDEN: DeniedError,
     HTTPStatus.NOT_FOUND: NotFoundError,
     HTTPStatus.REQUEST_TIMEOUT: UnavailableError,
-    # Another writer of the same key at the same moment: S3's ConditionalRequestConflict, Azure's lease and copy states.
+    # Another writer of the same key at the same time: S3's ConditionalRequestConflict, Azure's lease and copy states.
     HTTPStatus.CONFLICT: UnavailableError,
     HTTPStatus.GONE: NotFoundError,
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: CorruptError,
     HTTPStatus.TOO_MANY_REQUESTS: ThrottledError,
-    # "SlowDown", "ServerBusy": to all three clouds 503 is a request to come back later.
+    # "SlowDown", "ServerBusy": all three clouds use 503 to ask clients to come back later.
     HTTPStatus.SERVICE_UNAVAILABLE: ThrottledError,
     HTTPStatus.INSUFFICIENT_STORAGE: FullError,
 }
 
 
 def leaf(status: int) -> type[StoreError]:
-    """The error that a status stands for, where the service's own code does not say more."""
+    """Return the error that a status means, for answers whose own code tells no more."""
     known = _LEAVES.get(status)
     if known is not None:
         return known
@@ -47,10 +47,10 @@ def leaf(status: int) -> type[StoreError]:
 
 @contextmanager
 def network(doing: str) -> Iterator[None]:
-    """What goes wrong below HTTP becomes `UnavailableError`: it may work the next time.
+    """Translate failures below HTTP into `UnavailableError`: a retry may work.
 
     Raises:
-        DeniedError: the server's certificate is not trusted, and will not be the next time.
+        DeniedError: the server's certificate is not trusted, and a retry will not change that.
     """
     try:
         yield
@@ -64,10 +64,10 @@ def network(doing: str) -> Iterator[None]:
 
 
 def untrusted(error: BaseException) -> bool:
-    """Whether a certificate is what was wrong.
+    """Return whether the cause is a certificate.
 
-    The type of the outermost says nothing: over TLS a connection that breaks is an `ssl.SSLError` as well, and urllib3,
-    `requests` and botocore call each of those theirs.
+    The outermost type tells nothing. Over TLS a broken connection is an `ssl.SSLError` as well, and urllib3, `requests` and
+    botocore wrap each of them in a type of their own.
     """
     met: list[BaseException] = []
     waiting = [error]
@@ -84,7 +84,7 @@ def untrusted(error: BaseException) -> bool:
 
 
 def _inner(error: BaseException) -> BaseException:
-    """What happened: `requests` and urllib3 wrap it in words on retries, of which there were none."""
+    """Return the actual error: `requests` and urllib3 wrap it in a text about retries, of which there were none."""
     wrapped = error.args[0] if error.args else None
     inner = wrapped.reason if isinstance(wrapped, urllib3.exceptions.MaxRetryError) else None
     return inner or error

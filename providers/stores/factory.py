@@ -1,4 +1,4 @@
-"""From an URL to its store, by the scheme. An SDK is imported when an URL asks for it, never before."""
+"""Opens the store of a URL, by its scheme. An SDK is imported only when a URL asks for it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .url import CLOUDS, check_url, locate
 
 
 def open_store(url: str) -> BlobStore:
-    """The store at `url`. Opening one sends nothing: a folder is made by the first put, an SDK asks at `warm`.
+    """Return the store at `url`. Opening sends nothing: the first put makes a folder, and `warm` sends the first request.
 
     Raises:
-        UsageError: `check_url` says why, or the store's SDK is not installed.
+        UsageError: `check_url` refuses the URL, or the store's SDK is not installed.
     """
     check_url(url)
     parts = urlsplit(url)

@@ -1,12 +1,12 @@
 """file:///path: a folder as a blob store, atomic on any POSIX file system.
 
-An object appears whole or not at all: its bytes go to a temporary name in the same folder, are flushed, and are renamed
-(or, for `put_if_absent`, linked, which fails where the name exists), and then the folder is flushed, because a name is
-durable only with its folder (fsync(2)).
+An object appears complete or not at all. The store writes its bytes to a temporary name in the same folder, and flushes them.
+Then it renames the file. (For `put_if_absent` it makes a link instead, which fails if the name exists.) Last it flushes the
+folder, because a name is durable only with its folder (fsync(2)).
 
-A temporary begins with "." and so is no key. Its writer holds a lock on it (flock(2), which the kernel lets go when
-a process dies, however it dies), so a leftover is told from one being written; `delete` sweeps leftovers near what it
-deletes, and folders that are empty then.
+A temporary file begins with "." and so is not a key. Its writer holds a lock on it (flock(2)), which the kernel releases when
+the process dies for any reason. So the store can tell a leftover from a file in progress. `delete` sweeps leftovers near the
+keys that it deletes, and folders that are then empty.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..clock import Clock, SystemClock
 from ..errors import CorruptError, DeniedError, FullError, NotFoundError, StoreError, UnavailableError
 from .base import ObjectInfo, Sent, check_key, check_prefix, is_segment
 
-#: What one write(2) is asked to take, the GIL released around it: between two of them a deadline is looked at.
+#: Bytes of one write(2), which releases the GIL. The store checks the deadline between two writes.
 _PIECE = 16 * 2**20
 
 _TEMPORARY = ".put-"
@@ -50,16 +50,16 @@ _LEAVES: dict[int, type[StoreError]] = {
 }
 
 
-#: What link(2) says of a file system that has no hard links: its own, and those of FAT, of SMB, of FUSE.
+#: Errors of link(2) on a file system without hard links: the documented one, and those of FAT, of SMB, of FUSE.
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 
-#: What unlink(2) says of a key that is no object's.
+#: Errors of unlink(2) for a key without an object.
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 @contextmanager
 def _mapped(doing: str) -> Iterator[None]:
-    """No OSError leaves this module: each becomes the leaf that its errno says."""
+    """Translate every OSError into the error that its errno means, so that none leaves this module."""
     try:
         yield
     except OSError as error:
@@ -69,28 +69,28 @@ def _mapped(doing: str) -> Iterator[None]:
 
 
 class FileStore:
-    """A `BlobStore` in a folder of this machine, or of a file system that several share.
+    """A `BlobStore` in a folder of this machine, or of a file system that several machines share.
 
     Args:
-        root: the folder; it is made by the first `put`.
-        url: as the user wrote it.
-        clock: for timeouts, which are looked at between two pieces of a large object.
+        root: the folder; the first `put` makes it.
+        url: the URL as the user wrote it.
+        clock: the clock for timeouts, which are checked between two pieces of a large object.
     """
 
     def __init__(self, root: Path | str, url: str | None = None, clock: Clock | None = None) -> None:
         self._root = os.path.abspath(root)
         self.url = url if url is not None else Path(self._root).as_uri()
-        #: A thread copies and checks while another waits for the disk: more than cores only take turns.
+        #: A thread copies and checksums while another waits for the disk; more threads than cores would only take turns.
         self.parallel = min(4, os.cpu_count() or 1)
         self._clock = clock or SystemClock()
-        #: Folders whose names are known to be durable, so that only the first object in one pays for its parents.
+        #: Folders whose names are known to be durable, so that only the first object in a folder flushes its parents.
         self._durable: set[str] = set()
         self._lock = threading.Lock()
 
     # --- the six verbs ---
 
     def warm(self, *, timeout: float | None = None) -> None:
-        """A folder is as warm as it gets."""
+        """Do nothing: a folder needs no preparation."""
 
     def put(
         self,
@@ -101,34 +101,34 @@ class FileStore:
         crc32: int | None = None,
         sent: Sent | None = None,
     ) -> None:
-        """Store the whole object; when this returns, the bytes are durable and visible under `key`."""
+        """Write the whole object; on return, the bytes are durable and visible under `key`."""
         self._put(key, data, timeout, _rename, sent)
 
     def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
-        """As `put`, unless the key exists: then nothing changes and the answer is False."""
+        """Write as `put` does, unless the key exists: then change nothing and return False."""
         return not os.path.lexists(self._path(key)) and self._put(key, data, timeout, _link)
 
     def get(self, key: str, *, timeout: float | None = None) -> bytes:
-        """The whole object."""
+        """Return the whole object."""
         with _mapped(f"get {self._named(key)}"), _opened(self._path(key)) as fd:
             data = bytearray(os.fstat(fd).st_size)
             self._fill(fd, key, 0, memoryview(data), self._deadline(timeout))
             return bytes(data)
 
     def read_into(self, key: str, start: int, buffer: memoryview, *, timeout: float | None = None) -> None:
-        """Fill `buffer` with the bytes of the object from `start` on. Too few of them: `CorruptError`."""
+        """Fill `buffer` with the object's bytes from `start` on; raise `CorruptError` if the object has too few."""
         with _mapped(f"read {self._named(key)}"), _opened(self._path(key)) as fd:
             self._fill(fd, key, start, buffer.cast("B"), self._deadline(timeout))
 
     def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
-        """Every object whose key starts with `prefix`, in order of keys."""
+        """Return every object whose key starts with `prefix`, in order of keys."""
         folder, _, name = check_prefix(prefix).rpartition("/")
         with _mapped(f"list {self._named(prefix)}"):
-            found = sorted(self._walk(folder, name))
-        return iter([ObjectInfo(key, size) for key, size in found])
+            objects = sorted(self._walk(folder, name))
+        return iter([ObjectInfo(key, size) for key, size in objects])
 
     def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
-        """Remove objects; a key that is not there is no error. Folders left empty go too."""
+        """Delete objects, and folders that are then empty; a missing key is not an error."""
         deadline = self._deadline(timeout)
         folders: dict[str, None] = {}
         for key in keys:
@@ -160,7 +160,7 @@ class FileStore:
                 if sent is not None:
                     sent(count)
             os.fsync(fd)
-            # Opened while the temporary keeps it from being swept: the object itself may be deleted at once.
+            # Opened while the temporary file protects the folder from a sweep: the object itself may be deleted at once.
             with _folder(folder) as names:
                 published = publish(temporary, path)
                 _flush(names)
@@ -168,18 +168,18 @@ class FileStore:
 
     @contextmanager
     def _temporary(self, folder: str) -> Iterator[tuple[int, str]]:
-        """A new file in `folder`, locked; gone at the end unless it was renamed."""
+        """Make a new locked file in `folder`, and remove it at the end unless it was renamed."""
         fd, path = self._create(folder)
         try:
             yield fd, path
         finally:
-            # After a rename there is none; after a failure the bytes are nobody's.
+            # After a rename the path is gone already; after a failure the bytes are useless.
             with suppress(OSError):
                 os.unlink(path)
             os.close(fd)
 
     def _create(self, folder: str) -> tuple[int, str]:
-        # A sweep may take the folder, or the file before its lock, from under us: then again, with a new name.
+        # A sweep may remove the folder, or the file before its lock. Then try again, with a new name.
         for _ in range(100):
             path = os.path.join(folder, f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
             try:
@@ -195,7 +195,7 @@ class FileStore:
         raise FileNotFoundError(errno.ENOENT, "no folder can be made there, or it goes away at once", folder)
 
     def _make_folder(self, folder: str) -> None:
-        """Make the folder and its parents, each name flushed; once per folder and process."""
+        """Make the folder and its parents, and flush each name, once per folder and process."""
         with self._lock:
             if folder in self._durable:
                 return
@@ -206,7 +206,7 @@ class FileStore:
             os.mkdir(folder)
             ours = True
         except FileExistsError:
-            pass  # by another process perhaps, a moment ago: its name is flushed all the same, below
+            pass  # perhaps another process made it a moment ago: its name is flushed below as well
         if ours:
             with _folder(parent) as names:
                 _flush(names)
@@ -227,18 +227,18 @@ class FileStore:
             at += got
 
     def _walk(self, folder: str, name: str) -> Iterator[tuple[str, int]]:
-        """(key, size) of all objects in `folder` whose next segment begins with `name`."""
+        """Yield (key, size) of all objects in `folder` whose next segment begins with `name`."""
         path = os.path.join(self._root, folder) if folder else self._root
         try:
             entries = os.scandir(path)
         except (FileNotFoundError, NotADirectoryError):
-            return  # nothing was put there yet, or a sweep was faster
+            return  # nothing was put there yet, or a sweep has removed it
         with entries:
             for entry in entries:
                 if not entry.name.startswith(name) or not is_segment(entry.name):
                     continue
                 key = f"{folder}/{entry.name}" if folder else entry.name
-                # Links are followed: a run that somebody moved to a larger disk must not look like no run at all.
+                # Links are followed: a run that was moved to a larger disk must not look like a missing run.
                 if entry.is_dir():
                     yield from self._walk(key, "")
                 elif entry.is_file():
@@ -248,12 +248,12 @@ class FileStore:
     # --- sweeping ---
 
     def _tidy(self, folders: Iterable[str]) -> None:
-        """Remove what dead writers left in these folders, then them and their parents as far as they are empty.
+        """Remove the files that dead writers left in these folders, then the folders and their parents if they are empty.
 
-        The deepest first, so that what many folders have in common is read once and not for each of them. Tidiness
-        only, so an error here fails nobody: what stays is swept another time.
+        The deepest folders come first, so that a common parent is read once, not once for each of them. This only tidies
+        up, so an error here fails no operation: a later sweep removes the rest.
         """
-        #: By depth below the root: each folder, and whether one right below it went away.
+        #: By depth below the root: each folder, and whether a folder directly below it was removed.
         due: dict[int, dict[str, bool]] = {}
         for folder in folders:
             due.setdefault(self._depth(folder), {})[folder] = False
@@ -266,19 +266,19 @@ class FileStore:
                     due.setdefault(depth - 1, {})[os.path.dirname(folder)] = True
 
     def _depth(self, folder: str) -> int:
-        """0 is the root itself, which stays."""
+        """Return the folder's depth. 0 is the root itself, which stays."""
         return folder.removeprefix(self._root.rstrip("/")).count("/")
 
     def _remove_if_empty(self, folder: str) -> bool:
-        """Whether it is gone."""
+        """Sweep the folder and remove it if it is empty; return whether it is gone."""
         with suppress(OSError):
             _sweep(folder)
         try:
             os.rmdir(folder)
         except FileNotFoundError:
-            pass  # somebody else was faster: its parent may be empty all the same
+            pass  # another process removed it first: its parent may still be empty
         except OSError:
-            return False  # not empty, or not ours to remove
+            return False  # not empty, or this process may not remove it
         with self._lock:
             self._durable.discard(folder)
         return True
@@ -331,7 +331,7 @@ def _link(temporary: str, path: str) -> bool:
 
 @contextmanager
 def _folder(path: str) -> Iterator[int]:
-    """The folder, to be flushed: fsync(2) on it makes the names in it durable."""
+    """Open the folder for `_flush`: fsync(2) on it makes the names in it durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield fd
@@ -343,20 +343,20 @@ def _flush(folder: int) -> None:
     try:
         os.fsync(folder)
     except OSError as error:
-        # Some network and user-space file systems cannot flush a folder, and have no need to: fsync(2), EINVAL.
+        # Some network and user-space file systems cannot flush a folder, and need not: fsync(2), EINVAL.
         if error.errno != errno.EINVAL:
             raise
 
 
 def _locked(fd: int) -> bool | None:
-    """Whether we hold the lock now; None where the file system has no locks."""
+    """Take the lock if it is free, and return whether this process holds it; None if the file system has no locks."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
         return (
-            None  # no locks here (some network file systems): then no leftover is ever taken for dead either
+            None  # no locks (some network file systems): then no leftover is ever taken for a dead writer's
         )
     return True
 
@@ -372,11 +372,11 @@ def _sweep(folder: str) -> None:
 
 
 def _sweep_hollow(folder: str) -> None:
-    """Remove folders right below that hold nothing but leftovers: of a writer killed in its very first put."""
+    """Remove folders directly below that hold only leftovers of a writer killed in its very first put."""
     with os.scandir(folder) as entries:
         below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     for path in below:
-        with suppress(OSError):  # most are not empty: that is what rmdir says
+        with suppress(OSError):  # most are not empty, which rmdir reports
             _sweep_hollow(path)
             _sweep(path)
             os.rmdir(path)

@@ -1,15 +1,16 @@
-"""The HTTP under every SDK: one connection a thread, kept open; a stall is found; a deadline is kept.
+"""The HTTP transport below every SDK: one open connection for each thread, detection of stalls, and deadlines.
 
-An SDK builds, signs and reads requests; this carries them. Three reasons not to leave that to each SDK:
+An SDK builds, signs and parses requests; this module carries them. Three reasons not to leave that to each SDK:
 
-- A thread of a save has a connection of its own, opened before the notice (law 8). A shared pool hands out whichever
-  is free, and opens another when none is.
-- urllib3 sends under the *connect* timeout, and socket.sendall(2 s) of 32 MiB means 2 s for all of it: on a link of
-  100 Mbit/s every put would fail. It reads with a new timeout for each packet, so that a trickle may last for ever.
-  Here what moves has all the time there is, either way, and what stands still is given up sooner.
-- Between two pieces whoever waits may say that it is over (`sent`), and then no byte more is sent.
+- Each thread of a save has a connection of its own, opened before the notice (law 8). A shared pool hands out any free
+  connection, and opens another if none is free.
+- urllib3 sends under the *connect* timeout, and socket.sendall with 2 s for 32 MiB allows 2 s for all of it. On a link of
+  100 Mbit/s every put would fail. It reads with a new timeout for each packet, so a trickle may last for ever. Here a
+  transfer that moves, in either direction, has all the remaining time, and one that stalls is given up sooner.
+- Between two pieces a waiting thread may cancel (`sent`). Then no more bytes are sent.
 
-Redirects are refused and proxies are the environment's, as for any program (never for metadata: law 5 is elsewhere).
+The transport refuses redirects, and uses the environment's proxies like any program (never for metadata, by law 5, whose
+client is another one).
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ from urllib3.util.wait import wait_for_read
 
 from ..clock import Clock, SystemClock
 
-#: Seconds to connect; seconds in which something must move, either way.
+#: Seconds to connect; seconds within which some bytes must move, in either direction.
 CONNECT, STALL = 2.0, 10.0
-#: Puts at once that make sense to a cloud: one connection gives 50 to 95 MB/s, and 12 frames of 32 MiB stay below law 9's bound.
+#: Useful number of puts at once to a cloud: one connection gives 50 to 95 MB/s, and 12 frames of 32 MiB stay below law 9's bound.
 CONNECTIONS = 12
-#: Bytes between two looks at the time. Smaller costs a training thread in pure Python the GIL more often.
+#: Bytes between two checks of the time. Smaller pieces cost a training thread in pure Python the GIL more often.
 PIECE = 2**20
-#: Bytes that the kernel takes ahead of the network. Without it that is up to 4 MiB a connection (tcp_wmem), which is a whole
-#: object on its way to nowhere: it counts as sent, cannot be called back, and looks like one that stands still.
+#: Bytes that the kernel takes ahead of the network. The default is up to 4 MiB a connection (tcp_wmem), which is a whole
+#: object. Those bytes would count as sent, could not be cancelled, and would look like a stalled object.
 _AHEAD = 2**19
 #: Bytes of one write to TLS, which takes all of them or fails, however well they move.
 _RECORDS = 128 * 2**10
-#: Bytes that TLS gives with one read, at most (RFC 8446, 5.1), and how many such reads there are to a look at the time:
-#: with a look at each of them TLS cost a tenth more.
+#: Bytes that TLS returns from one read, at most (RFC 8446, 5.1); and the number of such reads between two checks of the
+#: time. With a check at each read, TLS cost a tenth more.
 _RECORD, _LOOK = 2**14, 8
 
 Sent = Callable[[int], None]
@@ -56,7 +57,7 @@ Heard = Callable[[Mapping[str, str]], None]
 
 
 class _Request(threading.local):
-    """What the calling thread is sending now. (A connection has no other way to know.)"""
+    """The request that the calling thread sends now. (A connection has no other way to know.)"""
 
     until: float | None = None
     sent: Sent | None = None
@@ -64,27 +65,27 @@ class _Request(threading.local):
     heard: Heard | None = None
 
     def left(self) -> float:
-        """Seconds in which something must move.
+        """Return the seconds within which some bytes must move.
 
         Raises:
-            TimeoutError: there are none.
+            TimeoutError: no time remains.
         """
         if self.until is None:
             return STALL
-        left = self.until - self.clock.monotonic()
-        if left <= 0:
+        seconds = self.until - self.clock.monotonic()
+        if seconds <= 0:
             raise TimeoutError("the time for this request is over")
-        return min(STALL, max(1.0, left / 3), left)  # a stall leaves time for another try
+        return min(STALL, max(1.0, seconds / 3), seconds)  # a stall leaves time for another try
 
 
 _now = _Request()
 
 
 class _Queue:
-    """What the kernel has taken of a body, and the other side has not: it is looked at where nothing else moves.
+    """The bytes of a body that the kernel has taken and the other side has not. It is checked when nothing else moves.
 
-    A send buffer of some MiB takes no more until a third of it is free (Linux: sk_stream_is_writeable): on a slow link for
-    seconds, in which all is well.
+    A send buffer of some MiB takes no more until a third of it is free (Linux: sk_stream_is_writeable). On a slow link that
+    lasts seconds in which nothing is wrong.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -92,7 +93,7 @@ class _Queue:
         self._held: int | None = None
 
     def moves(self) -> bool:
-        """Whether it is less than at the last look; at the first look nobody knows yet."""
+        """Return whether the queue is shorter than at the last check; True at the first check, when nothing is known."""
         before, self._held = self._held, self._bytes()
         return before is None or self._held < before
 
@@ -102,11 +103,11 @@ class _Queue:
 
 
 class _TimedBody(io.RawIOBase):
-    """What a response is read from: before packets the time is looked at, and always before what comes after a small one."""
+    """The file that a response is read from. It checks the time before some reads, and always after a small read."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._held = sock.makefile("rb", buffering=0)  # a socket is closed when its last file is
+        self._held = sock.makefile("rb", buffering=0)  # a socket closes when its last file closes
         self._unseen = 0
 
     def readable(self) -> bool:
@@ -132,7 +133,7 @@ class _Response(http.client.HTTPResponse):
 
 
 class _Sending(HTTPConnection):
-    """Sends a body in pieces."""
+    """A connection that sends a body in pieces."""
 
     response_class = _Response
     #: Bytes of one write.
@@ -140,7 +141,7 @@ class _Sending(HTTPConnection):
 
     def _new_conn(self) -> socket.socket:
         sock = super()._new_conn()
-        with suppress(OSError):  # not in every sandbox's own network stack
+        with suppress(OSError):  # some sandboxes' own network stacks lack the option
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _AHEAD)
         return sock
 
@@ -155,12 +156,12 @@ class _Sending(HTTPConnection):
                 _now.sent(len(piece))
 
     def _push(self, piece: Any) -> None:
-        """Hand all of it to the kernel: not by sendall, whose timeout is one for all of it."""
+        """Hand the whole piece to the kernel. Not by sendall, whose single timeout covers all of it."""
         at, queue = 0, _Queue(self.sock)
         while at < len(piece):
-            self.sock.settimeout(_now.left() / 2)  # two looks at a queue tell whether it moves
+            self.sock.settimeout(_now.left() / 2)  # two checks of a queue show whether it moves
             try:
-                # After a timeout TLS wants the very same bytes again: SSL_write(3).
+                # After a timeout, TLS requires exactly the same bytes again: SSL_write(3).
                 at += self.sock.send(piece[at : at + self.at_once])
                 queue = _Queue(self.sock)
             except TimeoutError:
@@ -172,7 +173,7 @@ class _Sending(HTTPConnection):
         while not wait_for_read(self.sock, _now.left() / 2):
             if not queue.moves():
                 raise TimeoutError("no answer comes")
-        # Not the time that there was before the body went.
+        # The time that remains now, not the time that remained before the body was sent.
         self.timeout = _now.left()
         return super().getresponse()
 
@@ -206,7 +207,8 @@ class Transport(BaseAdapter):
     Args:
         ca: a file of certificates to trust instead of the usual ones; None: REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE, else
             certifi's.
-        proxied: by the environment's proxies. Tokens that come by plain HTTP come from the metadata service: never so (law 5).
+        proxied: whether to use the environment's proxies. Tokens over plain HTTP come from the metadata service, and must
+            never use them (law 5).
     """
 
     def __init__(self, ca: str | None = None, *, proxied: bool = True) -> None:
@@ -224,11 +226,11 @@ class Transport(BaseAdapter):
         cert: Any = None,
         proxies: Mapping[str, str] | None = None,
     ) -> requests.Response:
-        """As `requests` calls it. Whatever timeout the SDK says, ours hold.
+        """Send the request, as `requests` does. This transport's timeouts apply, whichever timeout the SDK passes.
 
         Raises:
-            requests.RequestException: it could not be carried to its end.
-            TimeoutError: the time of `within` is over, while the body was sent.
+            requests.RequestException: the request failed.
+            TimeoutError: the time of `within` ran out while the body was sent.
         """
         trusted = self._ca if self._ca and verify is not False else verify
         response = self._mine().send(
@@ -244,14 +246,14 @@ class Transport(BaseAdapter):
         return response
 
     def carry(self, method: str, url: str, headers: Mapping[str, str], body: Any) -> requests.Response:
-        """One request as it is, signed already: nothing is quoted, added, or followed. The response is a stream."""
+        """Send a signed request as it is: nothing is quoted, added, or followed. The response is a stream."""
         request = requests.PreparedRequest()
         request.method, request.url, request.body = method, url, body
         request.headers = requests.structures.CaseInsensitiveDict(headers)
         return self.send(request, stream=True, proxies=get_environ_proxies(url))
 
     def close(self) -> None:
-        """Close the calling thread's connections; others' close when their threads end."""
+        """Close the calling thread's connections; other threads' connections close when those threads end."""
         adapter = getattr(self._local, "adapter", None)
         if adapter is not None:
             adapter.close()
@@ -265,35 +267,42 @@ class Transport(BaseAdapter):
 
 @contextmanager
 def within(timeout: float | None, sent: Sent | None = None, clock: Clock | None = None) -> Iterator[None]:
-    """What the calling thread sends inside ends within `timeout` seconds.
+    """Limit every request that the calling thread sends inside to `timeout` seconds in total.
 
     Args:
-        sent: called with the bytes of each piece of a large body that was handed to the network; what it raises ends
-            the request, its connection closed.
+        timeout: seconds for all requests together; None: no limit.
+        sent: called with the bytes of each piece of a large body that was handed to the network. An exception from it
+            ends the request, and closes its connection.
+        clock: the clock for `timeout`.
     """
     clock = clock or SystemClock()
-    held = (_now.until, _now.sent, _now.clock)
+    outer = (_now.until, _now.sent, _now.clock)
     _now.until = None if timeout is None else clock.monotonic() + timeout
     _now.sent, _now.clock = sent, clock
     try:
         yield
     finally:
-        _now.until, _now.sent, _now.clock = held
+        _now.until, _now.sent, _now.clock = outer
 
 
 @contextmanager
 def overhearing(heard: Heard) -> Iterator[None]:
-    """What the calling thread is answered inside is heard too: whatever a store makes of an answer, its headers say when it
-    was given. For who looks at a store, and not for a save."""
-    held, _now.heard = _now.heard, heard
+    """Call `heard` with the headers of every answer that the calling thread receives inside.
+
+    The headers tell when an answer was given, whatever the store makes of it. For checks of a store, not for a save.
+    """
+    outer, _now.heard = _now.heard, heard
     try:
         yield
     finally:
-        _now.heard = held
+        _now.heard = outer
 
 
 def remaining(timeout: float | None) -> Callable[[], float | None]:
-    """What is left of `timeout` from now on, for a verb of several requests; None stays None."""
+    """Return a function that returns the rest of `timeout` from now on, for an operation of several requests.
+
+    For a `timeout` of None it returns None.
+    """
     until = None if timeout is None else _now.clock.monotonic() + timeout
     return lambda: None if until is None else until - _now.clock.monotonic()
 
@@ -303,14 +312,14 @@ class _Body(Protocol):
 
 
 def fill(body: _Body, buffer: memoryview) -> int:
-    """Read the body of a streamed response into `buffer`, piece by piece, under `within`; returns the bytes read.
+    """Read the body of a streamed response into `buffer`, piece by piece, under `within`; return the bytes read.
 
     Raises:
         requests.RequestException, urllib3.exceptions.HTTPError, OSError: the connection failed.
     """
     at = 0
     if not buffer:
-        body.read(1)  # an answer that is read to its end gives its connection back
+        body.read(1)  # an answer that is read to its end releases its connection
     while at < len(buffer):
         data = body.read(min(PIECE, len(buffer) - at))
         if not data:

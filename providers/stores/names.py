@@ -1,8 +1,8 @@
-"""What cannot be the name of a bucket, a container or a folder: refused before anybody asks for it. Loads no SDK, makes nothing.
+"""Checks of the names of buckets, containers and folders, before any request. They load no SDK, and make nothing.
 
-A bucket's name is checked where the cloud itself is meant. Another service of S3's or Google's protocol (MinIO, Swift, an emulator) has rules of its own:
-what may be a bucket is taken, and the service says whether that is there. Azure's protocol is spoken by Azure and its emulator alone, and both
-have Azure's rules: they hold at every endpoint.
+A bucket's name is checked only if the URL means the cloud itself. Another service with S3's or Google's protocol (MinIO,
+Swift, an emulator) has rules of its own. There the check accepts any possible bucket name, and the service tells whether
+the bucket exists. Only Azure and its emulator speak Azure's protocol, and both have Azure's rules: those hold at every endpoint.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ..errors import UsageError
 from .url import CLOUDS, Location, locate, read_url
 
 _ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){3}", re.ASCII)
-#: "General purpose bucket naming rules", S3 User Guide: what us-east-1 gave before March 2018, and all of today's names. Whatever the region that
-#: is said: a machine of another may use such a bucket, and S3 says in its answer where that lies.
+#: "General purpose bucket naming rules", S3 User Guide: the names that us-east-1 gave before March 2018, and all of today's.
+#: The configured region does not matter: a machine in another region may use such a bucket, and S3's answer tells where it is.
 _S3 = re.compile(r"[A-Za-z0-9._-]{3,255}", re.ASCII)
 #: "Bucket name requirements", Cloud Storage.
 _GS = re.compile(r"(?=.{3,222}\Z)(?!goog)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*", re.ASCII)
 
-#: AWS's own files, each with the variable that says where else it is.
+#: AWS's own files, by the variable that can name another path.
 _FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
 
-#: Azure's conventional variables. One that is empty is not set: so a template (`${VAR:-}`) leaves what nobody has given.
+#: Azure's conventional variables. An empty one counts as not set, so that a template (`${VAR:-}`) can leave it empty.
 CONNECTION, ACCOUNT = "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT"
 
 #: "Naming and referencing containers, blobs, and metadata", REST API reference.
@@ -36,16 +36,19 @@ _NAME = re.compile(r"[a-z0-9]{3,24}", re.ASCII)
 
 
 def check_named(origin: str, url: str, env: Mapping[str, str], *, here: bool = False) -> None:
-    """Refuse an URL that names no place of its cloud, also with what the environment says.
+    """Refuse a URL that names no valid place in its cloud, together with the environment's values.
 
-    Before training begins, and by who has no SDK: what the training process says is the end of a traceback.
+    This runs before training begins, in a process without the SDK. An error in the training process would stand at the
+    end of a traceback.
 
     Args:
-        env: of the machine that will open the store.
-        here: it is this machine, whose files count too.
+        origin: the option or file that holds the URL, for the message.
+        url: the store's URL.
+        env: the environment of the machine that will open the store.
+        here: whether that is this machine. Then its files count too.
 
     Raises:
-        UsageError: `origin` says where it was given.
+        UsageError: the URL names no valid place; the message begins with `origin`.
     """
     scheme = urlsplit(url).scheme
     if scheme not in CLOUDS:
@@ -67,7 +70,7 @@ def _check_s3(at: Location, env: Mapping[str, str], here: bool) -> None:
         return
     if "endpoint" in at.options or env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL"):
         return
-    # Only now is a disk asked. Which endpoint the files name, and for which profile, is botocore's to read.
+    # Only now read the disk. Only botocore knows which endpoint the files name, and for which profile.
     if here and "endpoint_url" in _own_files(env):
         return
     raise UsageError(
@@ -77,20 +80,20 @@ def _check_s3(at: Location, env: Mapping[str, str], here: bool) -> None:
 
 
 def _own_files(env: Mapping[str, str]) -> str:
-    """What AWS's own files on this machine hold, found as botocore finds them."""
-    held: list[str] = []
+    """Return the content of AWS's own files on this machine, found as botocore finds them."""
+    contents: list[str] = []
     for variable, usual in _FILES.items():
-        # Not Path.expanduser, which raises where there is no such user.
+        # Not Path.expanduser, which raises if there is no such user.
         path = Path(os.path.expanduser(os.path.expandvars(env.get(variable, usual))))
         try:
-            held.append(path.read_text(errors="replace"))
-        except OSError:  # botocore will say so, to who needs it
+            contents.append(path.read_text(errors="replace"))
+        except OSError:  # if the file is needed, botocore reports the error
             continue
-    return "\n".join(held)
+    return "\n".join(contents)
 
 
 def _check_gs(at: Location, env: Mapping[str, str]) -> None:
-    # A letter or a digit at both ends.
+    # A name has a letter or a digit at both ends.
     ends = at.bucket[0].isalnum() and at.bucket[-1].isalnum()
     if _GS.fullmatch(at.bucket) and ends and not _ADDRESS.fullmatch(at.bucket):
         return
@@ -103,7 +106,7 @@ def _check_gs(at: Location, env: Mapping[str, str]) -> None:
 
 
 def _check_az(at: Location, env: Mapping[str, str]) -> None:
-    """A container, and an account, which the environment may say."""
+    """Check the container, and the account, which the environment may name."""
     check_container(at)
     if not env.get(CONNECTION):
         account_of(at, env)
@@ -118,7 +121,7 @@ def check_container(at: Location) -> None:
 
 
 def account_of(at: Location, env: Mapping[str, str]) -> tuple[str | None, str]:
-    """The account's name, where it is said, and its endpoint."""
+    """Return the account's name, if it is given, and its endpoint."""
     name = at.options.get("account") or env.get(ACCOUNT) or None
     if "endpoint" in at.options:
         return name, endpoint_of(at)
@@ -135,23 +138,23 @@ def account_of(at: Location, env: Mapping[str, str]) -> tuple[str | None, str]:
 
 
 def endpoint_of(at: Location) -> str:
-    """As the URL has it, which was looked at when it was read."""
+    """Return the endpoint in the URL, which was checked when the URL was parsed."""
     return at.options["endpoint"].rstrip("/")
 
 
 def folder_of(url: str) -> Path:
-    """The folder that a `file://` URL names, byte for byte: a name need not be UTF-8."""
+    """Return the folder that a `file://` URL names, byte for byte: a name need not be UTF-8."""
     return Path(os.fsdecode(unquote_to_bytes(os.fsencode(urlsplit(url).path))))
 
 
 def check_folder(origin: str, url: str) -> None:
-    """Refuse a folder's URL that leads through a file.
+    """Refuse a folder's URL whose path leads through a file.
 
-    Nothing else is certain beforehand: what is missing is made, and who may write there the training process finds out, which
-    may be another user.
+    Nothing else is certain in advance. A missing folder is made, and only the training process learns whether it may write
+    there, since it may run as another user.
 
     Raises:
-        UsageError: `origin` says where it was given.
+        UsageError: the path leads through a file; the message begins with `origin`.
     """
     if urlsplit(url).scheme != "file":
         return
@@ -159,28 +162,31 @@ def check_folder(origin: str, url: str) -> None:
     for place in (path, *path.parents):
         try:
             mode = os.stat(place).st_mode
-        except OSError:  # not there, or not for us to see
+        except OSError:  # missing, or not visible to this user
             continue
         if not stat.S_ISDIR(mode):
             raise UsageError(f"{origin}: store {url!r}: {place} is a file: name a folder, or another store")
         return
 
 
-# Who opens what is refused here says so too, each in its own way: an SDK after some seconds, a training process at the end of a
-# traceback, and a file where a folder should be looks like a store that holds nothing.
+# The code that opens a store reports the same mistakes, but later and less clearly: an SDK after some seconds, a training
+# process at the end of a traceback. A file in place of a folder would look like an empty store.
 
 
 def read_place(origin: str, text: str) -> str:
-    """The URL of a store, for this machine and its environment.
+    """Return the URL of a store, checked for this machine and its environment.
 
     Raises:
-        UsageError: it can be none; `origin` says where it was given.
+        UsageError: the URL cannot be a store's; the message begins with `origin`.
     """
     check_folder(origin, read_unlooked(origin, text))
     return text
 
 
 def read_unlooked(origin: str, text: str) -> str:
-    """The same by its words alone, for who looks at a folder in a time of their own: its file server may be gone."""
+    """Return the URL, checked without a look at its folder.
+
+    For callers that check the folder within a time limit of their own, because its file server may be gone.
+    """
     check_named(origin, read_url(origin, text), os.environ, here=True)
     return text

@@ -1,8 +1,8 @@
-"""What the URL of a store says. Nothing is opened, and no SDK imported.
+"""The URL of a store, parsed and checked. This module opens nothing, and imports no SDK.
 
-What a store needs beyond bucket and prefix stands in the URL's query (`s3://bucket/run?region=eu-west-1`): so it goes where the
-URL goes, into the agent's record, the environment of the training process and the next machine. Never a secret: those
-come by each SDK's own chain.
+A store's options beyond bucket and prefix stand in the URL's query (`s3://bucket/run?region=eu-west-1`). So they go where the
+URL goes: into the agent's record, the environment of the training process and the next machine. A URL never holds a
+secret: secrets come from each SDK's own chain.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ from ..errors import UsageError
 from .base import is_segment
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-#: Where an URL may name a user and a password; some write their keys there, and a key may hold a slash.
+#: The part of a URL that may name a user and a password. Some users write their keys there, and a key may hold a slash.
 _USER = re.compile(r"//(?:[^/?#\s]*:[^?#\s]*|[^/?#\s]*)@")
 _EXAMPLE = "file:///mnt/checkpoints"
 
-#: What one of the three clouds takes at least; each says the rest itself.
+#: Names that at least one of the three clouds accepts; each cloud checks the rest itself.
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,221}", re.ASCII)
-#: "Naming and referencing containers, blobs, and metadata", REST API reference, and the change feed's page: each has rules of its own.
+#: "Naming and referencing containers, blobs, and metadata", REST API reference, and the change feed's page: Azure's own
+#: containers, each with rules of its own.
 _OF_AZURE = ("$root", "$web", "$logs", "$blobchangefeed")
 
 
 @dataclass(frozen=True, slots=True)
 class StoreKind:
-    """What a scheme stands for."""
+    """The kind of store that a scheme means."""
 
     name: str
-    #: The place of the first part of the path: bucket or container.
+    #: The term for the first part of the path: bucket or container.
     place: str
     module: str
     factory: str
-    #: By which name `optional_deps` knows it, and a package that comes with it.
+    #: The name in `optional_deps`.
     extra: str
+    #: A package that comes with the extra.
     sdk: str
     options: tuple[str, ...]
 
@@ -60,28 +62,28 @@ CLOUDS = {
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A place in a cloud's store, as an URL says it."""
+    """A place in a cloud's store, as a URL names it."""
 
     url: str
     #: Bucket or container.
     bucket: str
-    #: What every key is put behind: "" or "some/folder/".
+    #: The prefix of every key: "" or "some/folder/".
     prefix: str
     options: Mapping[str, str]
 
     def key(self, key: str) -> str:
-        """The whole name of an object in the bucket."""
+        """Return the whole name of an object in the bucket."""
         return self.prefix + key
 
 
 def check_url(url: str) -> None:
-    """Refuse what is no URL of a store.
+    """Refuse a text that is not the URL of a store.
 
     Raises:
-        UsageError: with the value, and the URL that is probably meant.
+        UsageError: the message has the value, and the URL that was probably meant.
     """
     if _SCHEME.match(url) is None:
-        # absolute() only turns a relative path into the absolute one that an URL needs.
+        # absolute() only turns a relative path into the absolute one that a URL needs.
         scheme, colon, rest = url.partition(":")
         path = url.removeprefix("file:")
         if colon and scheme.lower() in CLOUDS:
@@ -119,21 +121,21 @@ def check_url(url: str) -> None:
 
 
 def shown(url: str) -> str:
-    """An URL to be repeated to a person: without a password that somebody has put into it."""
+    """Return a URL for messages, without any password in it."""
     return _USER.sub("//…@", url)
 
 
 def inside(url: str, path: str) -> str:
-    """The URL of something in the store at `url`: the path comes before the options."""
+    """Return the URL of `path` in the store at `url`; the path goes before the options."""
     head, mark, options = url.partition("?")
     return f"{head.rstrip('/')}/{path}{mark}{options}"
 
 
 def locate(url: str) -> Location:
-    """The place in a cloud that an URL names.
+    """Return the place in a cloud that a URL names.
 
     Raises:
-        UsageError: as `check_url`, which has seen the rest of it.
+        UsageError: as for `check_url`, which has checked the rest of the URL.
     """
     parts = urlsplit(url)
     cloud = CLOUDS[parts.scheme]
@@ -155,7 +157,7 @@ def locate(url: str) -> Location:
     options: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in cloud.options:
-            # Without its value: a key is no option.
+            # The message omits the option's value, which may be a key.
             raise UsageError(
                 f"store {shown(url.partition('?')[0])!r} has the option {name!r}; {cloud.name} knows {', '.join(cloud.options)}"
             )
@@ -169,36 +171,36 @@ def locate(url: str) -> Location:
     return Location(url, bucket, f"{path}/" if path else "", options)
 
 
-def _check_endpoint(store: str, scheme: str, said: str) -> None:
-    """Refuse what no SDK could ask, before one is loaded: each of them says it in its own way, and some by a bug.
+def _check_endpoint(store: str, scheme: str, endpoint: str) -> None:
+    """Refuse an endpoint that no SDK could use, before an SDK is loaded: each reports it differently, and some by a bug.
 
     Raises:
-        UsageError: without what may be a password.
+        UsageError: the message omits any part that may be a password.
     """
-    if "@" in said:
+    if "@" in endpoint:
         raise UsageError(
             f"store {shown(store)!r}: its endpoint names a user; leave that out: credentials come from the environment, as "
             "the cloud's own SDK finds them"
         )
     try:
-        # STORAGE_EMULATOR_HOST has no scheme, and who writes it here may copy that.
-        parts = urlsplit(said if scheme != "gs" or "://" in said else f"http://{said}")
+        # STORAGE_EMULATOR_HOST has no scheme, and users may copy its form here.
+        parts = urlsplit(endpoint if scheme != "gs" or "://" in endpoint else f"http://{endpoint}")
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, or brackets around what is no address
+    except ValueError:  # a port that is not a number, or brackets around text that is not an address
         sound = False
         parts = urlsplit("")
-    if not sound or parts.query or parts.fragment or any(each <= " " for each in said):
+    if not sound or parts.query or parts.fragment or any(each <= " " for each in endpoint):
         example = "https://NAME.blob.core.windows.net" if scheme == "az" else "https://storage.example:9000"
         raise UsageError(
-            f"store {shown(store)!r}: endpoint={said.partition('?')[0]!r} is no endpoint; write it as {example}"
+            f"store {shown(store)!r}: endpoint={endpoint.partition('?')[0]!r} is no endpoint; write it as {example}"
         )
 
 
 def read_url(origin: str, text: str) -> str:
-    """An option's value as a store's URL.
+    """Return an option's value, checked as a store's URL.
 
     Raises:
-        UsageError: it is none; `origin` says where it was given.
+        UsageError: the value is not a URL of a store; the message begins with `origin`.
     """
     try:
         check_url(text)

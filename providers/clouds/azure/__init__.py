@@ -1,1 +1,1 @@
-"""Azure's Scheduled Events. `imds` asks, `document` reads the answer, `tracker` knows the events again, `source` is the whole."""
+"""Azure's Scheduled Events: `imds` sends requests, `document` parses answers, `tracker` matches events, `source` joins them."""

@@ -1,6 +1,7 @@
-"""Telling Azure that it may begin with an event now (`StartRequests`): asked for after a commit, and never by itself.
+"""Go-aheads for Azure (`StartRequests`): the agent sends one only on request, after a commit.
 
-It begins for every machine that the event is about, so it is only ever said of an event about this machine alone.
+Azure then begins the event for every machine that it concerns. So the agent sends a go-ahead only for an event that
+concerns this machine alone.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from .tracker import SOURCE, EventTracker
 
 log = logging.getLogger("spotguard.providers")
 
-#: Tries for one event, one a look.
+#: Tries for one event, one at each poll.
 _TRIES = 5
 
 
 class GoAheads:
-    """What was asked of us, handed over to the thread that looks."""
+    """A queue of requested go-aheads, from any thread to the polling thread."""
 
     def __init__(self, imds: AzureImds) -> None:
         self._imds = imds
@@ -27,11 +28,11 @@ class GoAheads:
         self._left: dict[str, int] = {}
 
     def ask(self, notice_id: str) -> None:
-        """For any thread. What is no notice of Azure's is none of ours."""
+        """Request a go-ahead. For any thread. An id that is not one of Azure's notices has no effect."""
         self._asked.put(notice_id)
 
     def send(self, book: EventTracker, names: frozenset[str]) -> None:
-        """One try for each. For the thread that looks."""
+        """Try each requested go-ahead once. For the polling thread."""
         while not self._asked.empty():
             self._left.setdefault(self._asked.get_nowait(), _TRIES)
         for notice_id in list(self._left):
@@ -40,7 +41,7 @@ class GoAheads:
                 del self._left[notice_id]
 
     def _send(self, notice_id: str, book: EventTracker, names: frozenset[str]) -> bool:
-        """Whether nothing more is to be said about this notice."""
+        """Try one go-ahead, and return whether it needs no further try."""
         event = book.event(notice_id)
         if event is None or event.started:
             return True

@@ -1,7 +1,7 @@
-"""Azure's document of Scheduled Events, read: any bytes become events, or a line that says why not.
+"""Parser of Azure's document of Scheduled Events: any bytes become events, or a line that tells why not.
 
-Pure, and total: no bytes raise, and nothing that may be an event is passed over in silence (`Document.problem`).
-Written from the page "Scheduled Events for Linux VMs", and from what differs in the field: ISO dates, other ids for
+Pure. No bytes raise, and the parser never drops an entry that may be an event silently (`Document.problem`).
+Written from the page "Scheduled Events for Linux VMs", and from deviations in the field: ISO dates, and another id for
 the same event once it has started (both: Azure-Samples/scheduled-events-mock-server).
 """
 
@@ -18,35 +18,35 @@ from ...dates import parse_iso
 
 @dataclass(frozen=True, slots=True)
 class ScheduledEvent:
-    """One entry of the list."""
+    """One entry of the document's list."""
 
-    #: Azure's own; "" where there is none.
+    #: Azure's id; "" if there is none.
     id: str
-    #: As Azure writes it: "Preempt".
+    #: The type as Azure writes it: "Preempt".
     type: str
-    #: The machines that it is about, as they are written. None where that cannot be read: it may be about any.
+    #: The machines that the event concerns, as written. Empty if they cannot be read: then it may concern any machine.
     resources: tuple[str, ...]
     started: bool
-    #: Unix seconds before which it does not start. None: there is no date, or none that can be read.
+    #: Unix seconds before which the event does not start. None: no date, or an unreadable one.
     not_before: float | None
-    #: What Azure says of it, in one line.
+    #: Azure's description of the event, in one line.
     words: str
 
     def concerns(self, names: frozenset[str]) -> bool:
-        """Whether it may be about the machine of these names (in lower case). Where nothing is known, it may.
+        """Return whether the event may concern the machine with these names (in lower case). If unknown, it may.
 
-        A notice that is somebody else's costs a save and a start; one that is taken for somebody else's costs the work.
+        Taking another machine's notice for this machine's costs a save and a start. The opposite mistake costs the work.
         """
         if not names or not self.resources:
             return True
         return any(resource.casefold() in names for resource in self.resources)
 
     def is_only_about(self, names: frozenset[str]) -> bool:
-        """Whether this machine is known to be the only one that it is about."""
+        """Return whether the event is known to concern this machine alone."""
         return len(self.resources) == 1 and self.resources[0].casefold() in names
 
     def is_like(self, other: ScheduledEvent) -> bool:
-        """Whether it is of the same type and about the same machines."""
+        """Return whether both events have the same type and concern the same machines."""
         return self._content() == other._content()
 
     def _content(self) -> tuple[str, frozenset[str]]:
@@ -55,26 +55,26 @@ class ScheduledEvent:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What could be read."""
+    """The readable part of an answer."""
 
     events: tuple[ScheduledEvent, ...]
-    #: What could not, in one line; then an event that is not here may still stand. "" when all is well.
+    #: The unreadable part, in one line: an event missing from `events` may then still stand. "" if all was readable.
     problem: str = ""
 
 
 def parse_document(body: bytes) -> Document:
-    """The events of an answer.
+    """Return the events of an answer.
 
-    `DocumentIncarnation` is only looked for, not at: the bytes themselves tell better whether anything changed.
+    `DocumentIncarnation` must be present, but its value is ignored: the bytes themselves show changes better.
     """
     try:
-        said = json.loads(body)
+        parsed = json.loads(body)
     except (ValueError, RecursionError):  # not JSON, not text, or nested to hurt
         return Document((), f"no JSON in {_shown(body[:60].decode('utf-8', 'replace'))}")
-    entries = said.get("Events") if isinstance(said, dict) else None
+    entries = parsed.get("Events") if isinstance(parsed, dict) else None
     if not isinstance(entries, list):
         return Document((), f"no list of events in {_shown(body[:60].decode('utf-8', 'replace'))}")
-    problem = "" if _is_number(said.get("DocumentIncarnation")) else "events without a DocumentIncarnation"
+    problem = "" if _is_number(parsed.get("DocumentIncarnation")) else "events without a DocumentIncarnation"
     events = []
     for entry in entries:
         event = _event(entry)
@@ -86,7 +86,7 @@ def parse_document(body: bytes) -> Document:
 
 
 def parse_date(text: object) -> float | None:
-    """Unix seconds of `Mon, 19 Sep 2016 18:29:47 GMT`, or of an ISO form (without a zone: UTC); else None."""
+    """Return the Unix seconds of `Mon, 19 Sep 2016 18:29:47 GMT`, or of an ISO form (without a zone: UTC); else None."""
     if not isinstance(text, str):
         return None
     if (iso := parse_iso(text)) is not None:
@@ -94,12 +94,12 @@ def parse_date(text: object) -> float | None:
     try:
         instant = parsedate_to_datetime(text.strip())
         return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, TypeError, IndexError, OverflowError):  # not of this form either
+    except (ValueError, TypeError, IndexError, OverflowError):  # not of this form
         return None
 
 
 def _event(entry: Any) -> ScheduledEvent | None:
-    """None for what says neither what happens nor to whom."""
+    """Return the event, or None if the entry names neither a type nor machines."""
     if not isinstance(entry, dict):
         return None
     kind, resources = _word(entry.get("EventType")), _resources(entry.get("Resources"))
@@ -107,7 +107,7 @@ def _event(entry: Any) -> ScheduledEvent | None:
         return None
     status = _word(entry.get("EventStatus"))
     not_before = parse_date(entry.get("NotBefore"))
-    # `NotBefore` is blank from the start on, so where the status is none that we know, the date tells.
+    # `NotBefore` is blank once the event has started. So for an unknown status, the date decides.
     started = status.casefold() == "started" or (status.casefold() != "scheduled" and not_before is None)
     return ScheduledEvent(_word(entry.get("EventId")), kind, resources, started, not_before, _words(entry))
 
@@ -123,7 +123,7 @@ def _word(value: Any) -> str:
 
 
 def _words(entry: dict[str, Any]) -> str:
-    """Such as "Preempt, Scheduled, not before Mon, 19 Sep 2016 18:29:47 GMT; by Platform: Spot eviction"."""
+    """Return a line such as "Preempt, Scheduled, not before Mon, 19 Sep 2016 18:29:47 GMT; by Platform: Spot eviction"."""
     line = f"{_shown(entry.get('EventType'))}, {_shown(entry.get('EventStatus'))}"
     if date := entry.get("NotBefore"):
         line += f", not before {_shown(date)}"
@@ -139,7 +139,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _shown(value: object) -> str:
-    """A server's words, fit for one line."""
+    """Return a server's value as text for one line."""
     if isinstance(value, dict | list):
-        return f"a {type(value).__name__}"  # whose own repr may be as deep as the parser went
+        return f"a {type(value).__name__}"  # its repr could be as deep as the parser went
     return ascii(value)[:80].strip("'")

@@ -1,7 +1,7 @@
-"""The call that switches Scheduled Events on: it may take two minutes, so it has a thread and a connection of its own.
+"""The call that switches Scheduled Events on. It may take two minutes, so it has a thread and a connection of its own.
 
-Azure switches the events of a machine on when somebody asks for them, and off when nobody has for 24 hours. What this
-call brings is an answer like any other, with the notices that stand in it.
+Azure switches a machine's events on when a program asks for them, and off after 24 hours without a request. This call's
+answer counts like any other, with the notices in it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from ..http import Failure, MetadataAnswer
 
 
 class _Call:
-    """One request on its way. It cannot be called back: its thread ends with the answer or at the timeout, and holds
-    up no exit (a daemon)."""
+    """One request in progress.
+
+    It cannot be cancelled. Its thread ends with the answer or at the timeout, and delays no exit (a daemon).
+    """
 
     def __init__(self, ask: Callable[[], MetadataAnswer | Failure | None]) -> None:
         self.done = threading.Event()
@@ -30,10 +32,10 @@ class _Call:
 
 
 class Enabling:
-    """One such call at a time. For the thread that looks.
+    """At most one call at a time. For the polling thread.
 
     Args:
-        ask: sends the request; None where it was not sent.
+        ask: sends the request, and returns None if it was not sent.
     """
 
     def __init__(self, ask: Callable[[], MetadataAnswer | Failure | None]) -> None:
@@ -41,16 +43,16 @@ class Enabling:
         self._call: _Call | None = None
 
     def begin(self) -> bool:
-        """Ask, unless a call is under way. Whether this is a new one."""
+        """Start a call unless one is in progress; return whether this call started one."""
         if self._call is not None:
             return False
         self._call = _Call(self._ask)
         return True
 
     def take(self, wait: float) -> MetadataAnswer | Failure | None:
-        """The answer, once; None where there is none after `wait` seconds.
+        """Return the answer once, or None if there is none after `wait` seconds.
 
-        Real seconds, whatever Clock the caller holds: so are the network's.
+        The seconds are real ones, whichever Clock the caller holds, because the network's are real too.
         """
         if self._call is None or not self._call.done.wait(wait):
             return None
@@ -58,5 +60,5 @@ class Enabling:
         return call.answer
 
     def forget(self) -> None:
-        """The events are on: an answer that comes from here later would be an old one."""
+        """Drop the call in progress: the events are on, so its answer would be outdated."""
         self._call = None

@@ -1,8 +1,8 @@
-"""Azure's metadata service: a header in each request, five requests a second in all, and a first call of two minutes.
+"""Azure's metadata service: a header in each request, five requests a second at most, and a first call of two minutes.
 
-Written from the pages "Azure Instance Metadata Service" and "Scheduled Events for Linux VMs". The limit is the
-machine's, whoever asks: Azure's own agents need some of it, so we take three, and four at the most. Nothing is
-therefore sent that was not counted, a second try included.
+Written from the pages "Azure Instance Metadata Service" and "Scheduled Events for Linux VMs". The limit counts the requests
+of all programs on the machine, and Azure's own agents need some of them. So spotguard sends three a second, and four
+at most. It counts every request before sending it, a second try included.
 """
 
 from __future__ import annotations
@@ -18,26 +18,28 @@ from ..http import Failure, MetadataAnswer, MetadataClient, coded, no_answer, pa
 
 ENDPOINT = "http://169.254.169.254"
 
-#: With `Preempt`, descriptions, sources and durations; what comes later has its own version (rebalance recommendations).
+#: The version with `Preempt`, descriptions, sources and durations. Later features have versions of their own (rebalance
+#: recommendations).
 EVENTS_PATH = "/metadata/scheduledevents?api-version=2020-07-01"
 NAME_PATH = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 
-#: Seconds. The service answers in milliseconds, and is said to need 10 s at its worst; others missed events with 1 s
+#: Seconds. The service answers in milliseconds, and is said to need 10 s at worst. Other tools missed events with 1 s
 #: (aks-node-termination-handler#73).
 TIMEOUT = 5.0
-#: The call that switches the events on takes "up to two minutes".
+#: Seconds for the call that switches the events on, which takes "up to two minutes".
 FIRST_TIMEOUT = 130.0
 
-#: Notices wait for nobody's name for long.
+#: Seconds for the machine's name: short, because notices wait for it.
 _NAME_TIMEOUT = 2.0
 
-#: Requests that we send within a second, and that we leave room for: looks come first, a name can wait.
+#: Requests that may be sent within a second: a poll may be the fourth. Any other request (a second try, the name) may be at
+#: most the third, because it can wait.
 _MOST, _MOST_BESIDE = 4, 3
 
-#: Bytes. Every machine of a scale set is told of the events of all: some 400 bytes for each of up to 1000.
+#: Bytes. Every machine of a scale set gets the events of all: some 400 bytes for each of up to 1000 machines.
 _MAX_BODY = 1024 * 1024
 
-#: In one word. A page, or an error in words, is no name; believing one would make every notice somebody else's.
+#: A name is one word. A page or an error message is not a name; believing one would assign every notice to another machine.
 _NAME = re.compile(r"[^\s<>{}\"]{1,128}")
 
 _HEADERS = {"Metadata": "true"}
@@ -61,16 +63,16 @@ _AGAIN = "nothing to do: asked again until it answers"
 
 
 def resolve_endpoint(explicit: str | None) -> str:
-    """The base URL: what the user said, else Azure's address. The SDKs have no variable for it.
+    """Return the base URL: the user's option, else Azure's address. Azure's SDKs have no variable for it.
 
     Raises:
-        UsageError: it is not what it must be.
+        UsageError: the option is invalid.
     """
     return parse_endpoint(explicit, "--metadata-endpoint") if explicit else ENDPOINT
 
 
 class RequestRate:
-    """What was sent within the last second. For several threads."""
+    """The requests sent within the last second. For several threads."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -78,7 +80,7 @@ class RequestRate:
         self._lock = threading.Lock()
 
     def take(self, most: int) -> bool:
-        """Count one more request, where that makes no more than `most` within a second; False: do not send it."""
+        """Count one more request if that makes at most `most` within a second; return False if it must not be sent."""
         with self._lock:
             now = self._clock.monotonic()
             while self._sent and now - self._sent[0] >= 1.0:
@@ -90,9 +92,9 @@ class RequestRate:
 
 
 class AzureImds:
-    """What we ask, counted. For one thread, but for `enable`, which has its own.
+    """Counted requests to the service. For one thread, except `enable`, which has a thread of its own.
 
-    Each question is None where it was not asked, because too much was asked in this second.
+    Each request returns None if it was not sent, because too many were sent within this second.
     """
 
     def __init__(self, endpoint: str, clock: Clock, *, timeout: float = TIMEOUT) -> None:
@@ -104,17 +106,20 @@ class AzureImds:
         self._name = self._client.prepare("GET", NAME_PATH, _HEADERS)
 
     def events(self, timeout: float | None = None) -> MetadataAnswer | Failure | None:
-        """The document of events."""
+        """Return the answer with the document of events."""
         if not self._pace.take(_MOST):
             return None
         answer = self._client.send(self._events, timeout=timeout, again=False)
-        # The server may close a kept connection just as we write to it: a second try saves a blind second.
+        # The server may close a kept connection while this client writes to it; a second try saves a blind second.
         if isinstance(answer, Failure) and answer.dropped and self._pace.take(_MOST_BESIDE):
             answer = self._client.send(self._events, timeout=timeout, again=False)
         return answer
 
     def enable(self, timeout: float) -> MetadataAnswer | Failure | None:
-        """The document of events, by a call that may take so long. On a connection, and for a thread, of its own."""
+        """Return the answer with the document of events, by a call that may take `timeout` seconds.
+
+        It uses a connection of its own, and runs on a thread of its own.
+        """
         if not self._pace.take(_MOST_BESIDE):
             return None
         client = self._new_client(timeout)
@@ -124,7 +129,7 @@ class AzureImds:
             client.close()
 
     def name(self) -> str | Health | None:
-        """What the events call this machine, else why that is not known."""
+        """Return this machine's name as the events use it, or the reason why it is not known."""
         if not self._pace.take(_MOST_BESIDE):
             return None
         answer = self._client.send(self._name, timeout=_NAME_TIMEOUT, again=False)
@@ -143,11 +148,11 @@ class AzureImds:
         return self._client.send(self._client.prepare("POST", EVENTS_PATH, headers, body), again=False)
 
     def judge_events(self, answer: MetadataAnswer | Failure) -> Health:
-        """How well we see, where `events` was answered like that, and the body was of no use."""
+        """Return the source's health after an answer of `events` whose body was of no use."""
         return self._judge("GET", EVENTS_PATH, answer)
 
     def judge_start(self, answer: MetadataAnswer | Failure) -> Health:
-        """The same, of `acknowledge`."""
+        """Return the health after an answer of `acknowledge` that was of no use."""
         return self._judge("POST", EVENTS_PATH, answer)
 
     def _judge(self, method: str, path: str, answer: MetadataAnswer | Failure) -> Health:
@@ -182,14 +187,14 @@ class AzureImds:
 
 
 def _said(answer: MetadataAnswer) -> str:
-    """The service's own words about a request that it does not like."""
+    """Return the service's own error message about a rejected request."""
     try:
-        said = json.loads(answer.body).get("error")
+        message = json.loads(answer.body).get("error")
     except (ValueError, RecursionError, AttributeError):
         return ""
-    return f", {ascii(said)[:100]}" if isinstance(said, str) else ""
+    return f", {ascii(message)[:100]}" if isinstance(message, str) else ""
 
 
 def _signed(answer: MetadataAnswer) -> str:
-    """Who says it was them; Azure's own is "IMDS/" and a version."""
+    """Return " from NAME" for a server other than Azure's own, "IMDS/" and a version; else ""."""
     return "" if answer.headers.get("Server", "").startswith("IMDS/") else server_named(answer)

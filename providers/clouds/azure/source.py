@@ -1,7 +1,7 @@
-"""Azure's notices: Scheduled Events, of which `Preempt` is the end of a spot machine in 30 s or less.
+"""Azure's notices: Scheduled Events. `Preempt` ends a spot machine in 30 s or less.
 
-The list holds the events of every machine of a set, so this one has to know its name. An event that leaves the list
-before it starts was called off; one that leaves it later is over, and "there will be no further impacts".
+The list holds the events of every machine of a set, so the source must know this machine's name. An event that leaves the
+list before it starts was called off. An event that leaves it later is over, and "there will be no further impacts".
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .vm_name import OwnName
 
 log = logging.getLogger("spotguard.providers")
 
-#: Seconds that one look waits while the events are being switched on.
+#: Seconds that one poll waits for the call that switches the events on.
 _PATIENCE = 2.0
-#: Seconds by which two clocks may differ and mean nothing: a `Date` has whole seconds, and is some time on its way.
+#: Seconds by which two clocks may differ without meaning anything: a `Date` has whole seconds, and takes time to arrive.
 _APART = 5.0
-#: Seconds without an answer after which the next one may take long again: the events may have been switched off.
+#: Seconds without an answer after which the next one may take long again, because the events may have been switched off.
 _SILENCE = 60.0
 
 _ENABLING = blind(
@@ -40,16 +40,16 @@ class AzureScheduledEvents:
     """`scheduledevents` as a `NoticeSource`.
 
     Args:
-        vm_name: what the user calls this machine; "" where only the service knows.
+        vm_name: the user's name for this machine; "" if only the service knows it.
         first_timeout: seconds for the call that switches the events on.
-        patience: seconds that one look waits for it.
+        patience: seconds that one poll waits for that call.
     """
 
     name = SOURCE
     # "We recommend that you poll the service once per second."
     interval = 1.0
-    # The name, the call that switches the events on, two short ones beside it, the name again where it is pressing, and a
-    # go-ahead.
+    # The sum of: the name, the call that switches the events on, two short calls beside it, the name again if it is urgent,
+    # and a go-ahead.
     longest = 3 * _PATIENCE + 3 * TIMEOUT
     withdraws = True
 
@@ -69,7 +69,7 @@ class AzureScheduledEvents:
         self._go_aheads = GoAheads(imds)
         self._enabling = Enabling(lambda: imds.enable(first_timeout))
         self._patience = patience
-        #: No call has come to its end yet; a document was read.
+        #: Whether no call has ended yet; whether a document was read.
         self._starting, self._enabled = True, False
         self._answered_at = clock.monotonic()
         self._last = Sighting(STARTING)
@@ -80,14 +80,17 @@ class AzureScheduledEvents:
         return self._last
 
     def acknowledge(self, notice_id: str) -> None:
-        """Let Azure begin, once everything that this notice can cost is saved. For any thread: sent at the next look, or
-        at the end."""
+        """Allow Azure to begin, once everything that this notice can cost is saved.
+
+        For any thread. The polling thread sends the go-ahead at its next poll, or when it closes the source.
+        """
         self._go_aheads.ask(notice_id)
 
     def close(self) -> None:
         try:
-            self._go_aheads.send(self._book, self._own.known)  # the last may have come together with the end
-        except Exception:  # nothing could be done about it, and the connections are still to be given back
+            # The last request may have come just before the end.
+            self._go_aheads.send(self._book, self._own.known)
+        except Exception:  # nothing could be done about it, and the connections still have to be closed
             log.debug("an acknowledgement failed at the end", exc_info=True)
         self._imds.close()
 
@@ -95,7 +98,7 @@ class AzureScheduledEvents:
         self._own.learn()
         answer = self._ask()
         if answer is None:
-            return self._last  # too much was asked in this second
+            return self._last  # too many requests within this second
         if isinstance(answer, Health):
             return Sighting(answer)
         document = (
@@ -103,8 +106,8 @@ class AzureScheduledEvents:
         )
         if isinstance(answer, Failure) or (answer.status != 200 and document.problem):
             return Sighting(self._blind(answer, document))
-        # From here on the body decides: what Azure writes like that is believed under any status. Where something
-        # else could not be read, or went wrong, what is not in the list is not gone.
+        # From here on the body decides: a document of Azure's counts under any status. If some of it could not be read,
+        # or the status is an error, an event missing from the list still stands.
         whole = answer.status == 200 and not document.problem
         if whole:
             self._starting, self._enabled = False, True
@@ -118,7 +121,7 @@ class AzureScheduledEvents:
         return Sighting(self._seeing() if whole else self._blind(answer, document), notices)
 
     def _ask(self) -> MetadataAnswer | Failure | Health | None:
-        """The answer of this look, by whichever call brings one first."""
+        """Return the answer of this poll, from the call that brings one first."""
         answer: MetadataAnswer | Failure | Health | None
         if self._enabled and self._clock.monotonic() - self._answered_at < _SILENCE:
             answer = self._imds.events()
@@ -129,8 +132,10 @@ class AzureScheduledEvents:
         return answer
 
     def _ask_patiently(self) -> MetadataAnswer | Failure | Health | None:
-        """While the events may be switched off: one call that may take long, and short ones beside it, because a
-        connection whose server is gone would be waited for just as long."""
+        """Ask while the events may be switched off: by one slow call, and by short ones beside it.
+
+        The slow call alone is not enough: on a dead connection it would wait to its timeout.
+        """
         begun = self._enabling.begin()
         slow = self._enabling.take(self._patience if begun else 0.0)
         answer = None
@@ -139,12 +144,12 @@ class AzureScheduledEvents:
         if slow is None and not isinstance(answer, MetadataAnswer):
             slow = self._enabling.take(0.0)
         if slow is not None:
-            self._starting = False  # whatever it was, from now on silence is silence
+            self._starting = False  # whatever the answer was, from now on silence counts as blindness
             return slow
         return _ENABLING if self._starting and not isinstance(answer, MetadataAnswer) else answer
 
     def _blind(self, answer: MetadataAnswer | Failure, document: Document) -> Health:
-        """Why this answer is no good news."""
+        """Return why this answer is no good news."""
         if isinstance(answer, Failure) or answer.status != 200 or answer.body.lstrip().startswith(b"<"):
             return self._imds.judge_events(answer)
         return coded(blind("garbage", f"GET {self._imds.endpoint}: {document.problem}", _REPORT), answer)
@@ -156,7 +161,7 @@ class AzureScheduledEvents:
         return Health(Sight.SEEING, detail=detail, advice="say it: --vm-name NAME")
 
     def _say(self, notices: tuple[Notice, ...]) -> None:
-        """A notice may be somebody else's, and a person has to know why it counts."""
+        """Warn of notices that may be another machine's: the user has to know why they count."""
         for notice in notices:
             if not self._own.known and notice.id not in self._said:
                 log.warning(
@@ -170,10 +175,12 @@ class AzureScheduledEvents:
 
 
 def _wall(answer: MetadataAnswer | Failure, clock: Clock) -> float:
-    """The time by which Azure's dates are read: what it says with them, where our own clock is clearly another. What it
-    begins in 15 minutes would be past by a clock that is as much ahead."""
+    """Return the wall time against which Azure's dates are read: the answer's `Date`, if the machine's clock clearly differs.
+
+    Otherwise, on a clock that is 15 minutes ahead, an event that begins in 15 minutes would look past.
+    """
     ours = clock.time()
-    said = parse_date(answer.headers.get("Date")) if isinstance(answer, MetadataAnswer) else None
+    azure_time = parse_date(answer.headers.get("Date")) if isinstance(answer, MetadataAnswer) else None
     return (
-        ours if said is None or abs(said - ours) <= _APART else said + 1.0
-    )  # that second may be nearly over
+        ours if azure_time is None or abs(azure_time - ours) <= _APART else azure_time + 1.0
+    )  # plus 1 s: the second of the date may be nearly over

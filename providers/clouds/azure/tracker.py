@@ -1,7 +1,7 @@
-"""What Azure's events mean for one machine, and which of them are one warning over time.
+"""The meaning of Azure's events for one machine, and the matching of events that are one warning over time.
 
-Pure: events and the time come in, notices go out. An event is known again by its id, or, since the id may change
-when it starts, by its type and machines once its old id is gone.
+Pure: events and the time come in, notices go out. The tracker recognizes an event by its id. The id may change when the
+event starts. So, once the old id is gone, the tracker recognizes the event by its type and machines.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from .document import ScheduledEvent
 
 SOURCE = "azure scheduledevents"
 
-#: By type: its kind, what it asks for until it starts, and the least warning in seconds, as documented. The `Terminate`
-#: of a scale set is 5 to 15 minutes, as its owner says.
+#: By type: the kind, the severity until the event starts, and the shortest documented warning in seconds. The `Terminate`
+#: of a scale set comes 5 to 15 minutes ahead, as its owner sets it.
 _MEANINGS: dict[str, tuple[NoticeKind, Severity, float]] = {
     "preempt": (NoticeKind.PREEMPT, Severity.TERMINAL, 30.0),
     "terminate": (NoticeKind.TERMINATE, Severity.LATER, 300.0),
@@ -25,15 +25,15 @@ _MEANINGS: dict[str, tuple[NoticeKind, Severity, float]] = {
     "freeze": (NoticeKind.FREEZE, Severity.ADVISORY, 900.0),
 }
 
-#: Seconds for what may be the end, and does not say when: as short as the shortest warning of any cloud.
+#: Seconds for an event that may be the end and has no date: as short as the shortest warning of any cloud.
 _SHORT = 30.0
 
-#: Seconds after its time at which an event that has not started ends nothing by itself: it may begin at any moment, or our
-#: clock is ahead. Each run would be ended at its start. AWS's and GCP's are taken like that, too.
+#: Seconds after its time at which an event that has not started no longer ends the run by itself. It may begin at any
+#: moment, or the clock is ahead; otherwise each run would end at its start. AWS's and GCP's events are treated alike.
 _STALE = 180.0
 
-#: Seconds. An event under another id that may start so much later than the old one is the same event, by clocks that
-#: are off; later than that, the old one was cancelled and this is a new one.
+#: Seconds. If an event under another id may start at most this much later than the old one, it is the same event, with
+#: clocks that differ. If it may start still later, the old event was cancelled and this is a new one.
 _SAME = 60.0
 
 _RANKS = {Severity.ADVISORY: 0, Severity.LATER: 1, Severity.TERMINAL: 2}
@@ -41,17 +41,17 @@ _RANKS = {Severity.ADVISORY: 0, Severity.LATER: 1, Severity.TERMINAL: 2}
 
 @dataclass(frozen=True, slots=True)
 class TrackedEvent:
-    """A warning, and the event that says it now."""
+    """A warning, and the event that announces it now."""
 
     event: ScheduledEvent
     notice: Notice
 
 
 class EventTracker:
-    """Every warning that stands for this machine."""
+    """All warnings that stand for this machine."""
 
     def __init__(self) -> None:
-        #: By the event's key of now.
+        #: By the event's current key.
         self._standing: dict[str, TrackedEvent] = {}
 
     def read(
@@ -63,28 +63,28 @@ class EventTracker:
         *,
         whole: bool = True,
     ) -> tuple[Notice, ...]:
-        """The notices that stand, after the cloud has said this.
+        """Return the notices that stand after this answer of the cloud.
 
         Args:
-            events: what was read.
-            names: this machine's, in lower case; none where it does not know its name.
+            events: the events read from the answer.
+            names: this machine's names, in lower case; empty if they are not known.
             now: monotonic seconds.
             wall: Unix seconds.
-            whole: False where something could not be read: then what is not among the events stands on.
+            whole: False if some of the answer could not be read: then events missing from it still stand.
         """
         ours = [event for event in events if event.concerns(names)]
         keys = {_key(event) for event in ours}
-        left = {key: one for key, one in self._standing.items() if key not in keys}
+        unlisted = {key: one for key, one in self._standing.items() if key not in keys}
         standing: dict[str, TrackedEvent] = {}
         for event in ours:
             key, notice = _key(event), _notice(event, names, now, wall)
-            old = standing.get(key) or self._standing.get(key) or _taken(left, event, notice)
+            old = standing.get(key) or self._standing.get(key) or _taken(unlisted, event, notice)
             standing[key] = TrackedEvent(event, notice if old is None else _merged(old.notice, notice))
-        self._standing = standing if whole else {**left, **standing}
+        self._standing = standing if whole else {**unlisted, **standing}
         return tuple(one.notice for one in self._standing.values())
 
     def event(self, notice_id: str) -> ScheduledEvent | None:
-        """The event that says this notice now; None where it is gone."""
+        """Return the event that announces this notice now, or None if it is gone."""
         for one in self._standing.values():
             if one.notice.id == notice_id:
                 return one.event
@@ -95,33 +95,33 @@ def _key(event: ScheduledEvent) -> str:
     return event.id or f"{event.type}/{','.join(sorted(event.resources))}"
 
 
-def _taken(left: dict[str, TrackedEvent], event: ScheduledEvent, notice: Notice) -> TrackedEvent | None:
-    """The warning whose event has gone, where this one goes on with it under another id."""
-    for key, old in left.items():
+def _taken(unlisted: dict[str, TrackedEvent], event: ScheduledEvent, notice: Notice) -> TrackedEvent | None:
+    """Take and return the warning that this event continues under another id, or None."""
+    for key, old in unlisted.items():
         goes_on = event.started or notice.deadline <= old.notice.deadline + _SAME
         if goes_on and event.is_like(old.event):
-            return left.pop(key)
+            return unlisted.pop(key)
     return None
 
 
 def _meaning(kind: str) -> tuple[NoticeKind, Severity, float]:
     known = _MEANINGS.get(kind.casefold())
     if known is None and "rebalance" in kind.casefold():
-        # Its name is in no page; that it is "only advisory" is ("Spot Rebalance Recommendation signals").
+        # No page has its name, but a page calls it "only advisory" ("Spot Rebalance Recommendation signals").
         return NoticeKind.REBALANCE, Severity.ADVISORY, _SHORT
     return known or (NoticeKind.UNKNOWN, Severity.TERMINAL, _SHORT)
 
 
 def _notice(event: ScheduledEvent, names: frozenset[str], now: float, wall: float) -> Notice:
     kind, severity, window = _meaning(event.type)
-    left = None if event.not_before is None else max(0.0, event.not_before - wall)
+    seconds = None if event.not_before is None else max(0.0, event.not_before - wall)
     detail = event.words
     if kind is NoticeKind.UNKNOWN:
         detail += f": a type unknown to this program, taken as the end in {_SHORT:g} s"
     if event.started:
-        left = 0.0
-    elif left is None and severity is not Severity.ADVISORY:
-        left = _SHORT
+        seconds = 0.0
+    elif seconds is None and severity is not Severity.ADVISORY:
+        seconds = _SHORT
         detail += f": no date, taken as {_SHORT:g} s from now"
     past = event.not_before is not None and wall - event.not_before > _STALE
     if severity is Severity.LATER and past and not event.started:
@@ -130,23 +130,25 @@ def _notice(event: ScheduledEvent, names: frozenset[str], now: float, wall: floa
     if severity is Severity.LATER and (event.started or event.not_before is None):
         severity, window = Severity.TERMINAL, _SHORT
     if severity is Severity.TERMINAL:
-        # Here the clamp makes a wrong clock harmless. What comes later may be days off ("Azure tries to give 7 days").
-        left = min(window if left is None else left, window)
+        # Here the clamp makes a wrong clock harmless. LATER events may be days off ("Azure tries to give 7 days").
+        seconds = min(window if seconds is None else seconds, window)
     if not names:
         detail += "; it may be another machine's"
-    deadline = now + (window if left is None else left)
+    deadline = now + (window if seconds is None else seconds)
     return Notice(_id(event), kind, SOURCE, deadline, now, severity, detail, window)
 
 
 def _id(event: ScheduledEvent) -> str:
-    """From what Azure says, and from nothing of ours: read again, also by another process, it is the same notice."""
-    said = event.id or f"{event.type}/{zlib.crc32(_key(event).encode('utf-8', 'replace')):08x}"
-    return f"azure/{ascii(said)[:80].strip(chr(39))}"
+    """Return the notice's id, made only from Azure's values: another read, even by another process, gives the same id."""
+    identity = event.id or f"{event.type}/{zlib.crc32(_key(event).encode('utf-8', 'replace')):08x}"
+    return f"azure/{ascii(identity)[:80].strip(chr(39))}"
 
 
 def _merged(old: Notice, new: Notice) -> Notice:
-    """One warning is one value, first read when it was first read; what it asks for becomes only more, and its deadline
-    only moves earlier, but for one that was far off and is put off. (The deadline of a mere warning means nothing.)"""
+    """Return one warning for two readings of it: first seen at the first reading, with the greater severity.
+
+    Its deadline only moves earlier, except for a LATER event that is postponed. An advisory's deadline means nothing.
+    """
     worse = new if _RANKS[new.severity] >= _RANKS[old.severity] else old
     if old.severity is worse.severity is Severity.LATER and new.deadline > old.deadline + _SAME:
         return replace(new, id=old.id)
@@ -158,5 +160,5 @@ def _merged(old: Notice, new: Notice) -> Notice:
     deadline = new.deadline if earlier else old.deadline
     if worse.severity is old.severity:
         return replace(worse, id=old.id, seen_at=old.seen_at, deadline=deadline)
-    # What has begun is seen as that for the first time now, and is not over yet.
+    # The event has begun: for its new severity it is first seen now, and it is not over yet.
     return replace(worse, id=old.id, deadline=max(deadline, new.seen_at))

@@ -1,7 +1,7 @@
-"""What Azure's events call this machine: the service says it, or the user where the service cannot be asked.
+"""The name of this machine in Azure's events: from the service, or from the user if the service cannot be asked.
 
-Without it nothing can be told apart in a list that holds the events of a whole scale set. Where both are known and
-differ, events of both names count: one of the two is this machine.
+Without the name, the source cannot tell machines apart in a list with the events of a whole scale set. If both names are
+known and differ, events of both names count: one of the two is this machine.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from .imds import AzureImds
 
 log = logging.getLogger("spotguard.providers")
 
-#: Seconds from one try to read it to the next, while no event waits for it.
+#: Seconds from one try to read the name to the next, while no event waits for it.
 _EVERY = 10.0
 
 
 class OwnName:
-    """The names that count as ours, in lower case. For the thread that looks.
+    """The names that count as this machine's, in lower case. For the polling thread.
 
     Args:
-        given: what the user calls this machine; "" where only the service knows.
+        given: the user's name for this machine; "" if only the service knows it.
     """
 
     def __init__(self, imds: AzureImds, clock: Clock, given: str) -> None:
@@ -32,11 +32,11 @@ class OwnName:
         self._due = clock.monotonic()
         self._read = False
         self.known = frozenset({given.casefold()} - {""})
-        #: Why the service did not tell; "" while it was not asked, or has told.
+        #: Why the service gave no name; "" before the first request, or after a name.
         self.trouble = ""
 
     def learn(self, *, pressing: bool = False) -> None:
-        """Ask the service, where it has not told yet and it is time to; where it is pressing, it is time."""
+        """Ask the service for the name, if it has not given one and the next try is due; if `pressing`, it is due."""
         now = self._clock.monotonic()
         if self._read or (now < self._due and not pressing):
             return

@@ -1,1 +1,3 @@
-"""Compute Engine's notices. `metadata` asks, `long_poll` waits; `preempted`, `maintenance` and `upcoming` read one key each, on `source`."""
+"""Compute Engine's notices. `metadata` sends requests, `long_poll` waits for changes. `preempted`, `maintenance` and
+`upcoming` each read one key, on `source`.
+"""

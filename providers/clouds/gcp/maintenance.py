@@ -1,11 +1,11 @@
-"""GCP's words for an end that is no preemption: the host is serviced, or somebody stops the VM.
+"""GCP's notices of an end that is not a preemption: host maintenance, or a requested stop of the VM.
 
-`instance/maintenance-event` is NONE, until 60 s before a live migration (of which nothing is lost), or 60 min before a
-VM that cannot be moved is ended, as those with GPUs are. **It has to have been read once since the last event, or the
-warning of a migration is skipped**: so it is read from the start on.
+`instance/maintenance-event` is NONE until 60 s before a live migration, in which nothing is lost. For a VM that cannot be
+moved, such as one with a GPU, it changes 60 min before the VM ends. **The key must have been read once since the last
+event, or the service skips the warning of a migration**; so the agent reads it from the start.
 
-`instance/shutdown-details/stop-state` is there where graceful shutdown is switched on for the VM, and says that a stop
-was asked for. It does not speak for preemptions (cloudpilot-ai/karpenter-provider-gcp#295).
+`instance/shutdown-details/stop-state` exists if graceful shutdown is on for the VM, and tells that a stop was requested.
+It does not announce preemptions (cloudpilot-ai/karpenter-provider-gcp#295).
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from .times import parse_duration, parse_instant
 
 log = logging.getLogger("spotguard.providers")
 
-#: What a word means: kind, severity and seconds of warning.
+#: The meaning of a word: kind, severity and seconds of warning.
 Meaning = tuple[NoticeKind, Severity, float]
 
-#: Of a word that this program does not know, in the place of one that it does: the end, and as soon as the shortest
-#: warning of any cloud has it, because believing in more could lose the save.
+#: The meaning of an unknown word in the place of a known one: the end, after the shortest warning of any cloud, because
+#: counting on more could lose the save.
 _UNKNOWN: Meaning = (NoticeKind.UNKNOWN, Severity.TERMINAL, 30.0)
 
-#: Seconds: the most that a graceful shutdown may be made to last.
+#: Seconds: the longest graceful shutdown that can be configured.
 _LONGEST_STOP = 3600.0
 
 _WORD = re.compile(rb"\s*([A-Z][A-Z_]{0,60})\s*")
 
 
 class MaintenanceState(GcpSource):
-    """A key that holds one word: a state that is idle, or one that is a notice."""
+    """A key that holds one word: an idle state, or a notice."""
 
     key: str
     idle: frozenset[str]
     meanings: Mapping[str, Meaning]
-    #: Whether the key's absence means that it is idle.
+    #: Whether an absent key means the idle state.
     absent: bool
 
     def __init__(self, metadata: GcpMetadata, clock: Clock) -> None:
         super().__init__(metadata, clock)
         self._notice: Notice | None = None
-        #: A word was read that is known: another one is then a change of state, and no oddity of this VM.
+        #: Whether a known word was read. Then an unknown word is a change of state, not a peculiarity of this VM.
         self._knows = False
 
     def _look(self) -> Sighting:
@@ -58,7 +58,7 @@ class MaintenanceState(GcpSource):
         if isinstance(answer, Health):
             return Sighting(answer)
         if self.absent and answer.status == 404:
-            # A word takes a notice back. A 404 does not: the service says one now and then of keys that are there
+            # A word withdraws a notice. A 404 does not: the service sometimes answers it for keys that exist
             # (googleapis/google-cloud-node#7688).
             return Sighting(SEEING, () if self._notice is None else (self._notice,))
         word = parse_word(answer.body) if answer.status == 200 else ""
@@ -72,7 +72,7 @@ class MaintenanceState(GcpSource):
         return Sighting(SEEING, (self._notice,))
 
     def _made(self, word: str) -> Notice:
-        """The notice that this word is, from now on."""
+        """Return the notice that this word means, counted from now."""
         if word not in self.meanings and (self._notice is None or word not in self._notice.id):
             log.warning("%s: %s is unknown to this program, and taken as the end in 30 s", self.name, word)
         kind, severity, window = self.meanings.get(word, _UNKNOWN)
@@ -82,7 +82,7 @@ class MaintenanceState(GcpSource):
 
 
 class MaintenanceEvent(MaintenanceState):
-    """What is about to happen to the VM because its host is serviced. Its absence is blindness: every VM has it."""
+    """The announced effect of host maintenance on the VM. Every VM has the key, so an absent one is blindness."""
 
     key = "instance/maintenance-event"
     name = f"gcp {key}"
@@ -95,12 +95,12 @@ class MaintenanceEvent(MaintenanceState):
 
 
 class StopState(MaintenanceState):
-    """Whether somebody has asked for this VM to be stopped. Absent is off: graceful shutdown has to be chosen."""
+    """Whether a stop of this VM was requested. An absent key means no: graceful shutdown has to be chosen."""
 
     key = "instance/shutdown-details/stop-state"
     name = f"gcp {key}"
     idle = frozenset({"UNSPECIFIED", "STOP_STATE_UNSPECIFIED", "NONE"})
-    # 30 s where nothing more is said: what is left to a VM whose operating system is being shut down.
+    # 30 s if the key gives no duration: the time that remains to a VM whose operating system is shutting down.
     meanings: Mapping[str, Meaning] = {
         "PENDING_STOP": (NoticeKind.STOP, Severity.TERMINAL, 30.0),
         "STOPPING": (NoticeKind.STOP, Severity.TERMINAL, 30.0),
@@ -120,13 +120,13 @@ class StopState(MaintenanceState):
         return replace(notice, window=window, deadline=monotonic_deadline(wall, self._clock, window))
 
     def _text(self, name: str) -> str:
-        """A neighbour of the key; "" where it cannot be read."""
+        """Return the value of a neighbouring key, or "" if it cannot be read."""
         answer = self._metadata.get(f"instance/shutdown-details/{name}")
         whole = isinstance(answer, MetadataAnswer) and answer.status == 200
         return answer.body.decode("utf-8", "replace") if whole and isinstance(answer, MetadataAnswer) else ""
 
 
 def parse_word(body: bytes) -> str:
-    """The one word in capitals that a body is, as these keys have them; "" where it is anything else. Total."""
+    """Return the single word in capitals that the body of such a key holds; "" for anything else. Never raises."""
     match = _WORD.fullmatch(body)
     return match[1].decode() if match else ""

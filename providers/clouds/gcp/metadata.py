@@ -1,9 +1,9 @@
-"""GCE's metadata service: one header sent with each request, and the same one required in each answer.
+"""GCE's metadata service: one header goes with each request, and must come back in each answer.
 
 Written from Compute Engine's pages "View and query VM metadata" and "Troubleshoot metadata server access", and from
-what its users met: pods behind a server that hides most keys and answers 404 (banzaicloud/preemption-exporter#3), a
-404 of the real service that was not signed (googleapis/google-cloud-node#7688), 503 at any time
-(taskcluster/taskcluster#6806). The service is reached by its address: no DNS stands between a notice and us.
+problems of its users: pods behind a server that hides most keys and answers 404 (banzaicloud/preemption-exporter#3), a
+404 of the real service without the header (googleapis/google-cloud-node#7688), 503 at any time
+(taskcluster/taskcluster#6806). The client uses the service's address, so that no notice depends on DNS.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ..http import (
 ENDPOINT = "http://169.254.169.254"
 ROOT = "/computeMetadata/v1/"
 
-#: Seconds that any read may take; one that is not meant to hang has `metadata.TIMEOUT`.
+#: Seconds that any read may take. A read that is not meant to hang has `http.TIMEOUT`.
 LONGEST = 60.0
 
 _FLAVOR = "Metadata-Flavor"
 _GOOGLE = "Google"
 _HEADERS = {_FLAVOR: _GOOGLE}
 
-#: A key of every VM, which GKE's server shows as well: who signs this one is Google's.
+#: A key of every VM, which GKE's server shows too. A server that signs its answer for this key is Google's.
 _PROOF = "instance/id"
 
-#: The service's own names, wherever `GCE_METADATA_HOST` says one of them.
+#: The service's own names. If `GCE_METADATA_HOST` holds one of them, the client uses the fixed address.
 _NAMES = ("metadata.google.internal", "metadata")
 
 _UNREACHABLE = "is this a Compute Engine VM? `--provider none` watches without a cloud"
@@ -52,21 +52,21 @@ _WRONG_SERVER = "check --metadata-endpoint and GCE_METADATA_HOST, and what answe
 
 
 def resolve_endpoint(explicit: str | None, environ: Mapping[str, str]) -> str:
-    """The base URL: what the user said, else what the ecosystem's own variable says, else the fixed address.
+    """Return the base URL: the user's option, else the variable of Google's libraries, else the fixed address.
 
     Raises:
-        UsageError: one of them is not what it must be.
+        UsageError: the option or the variable is invalid.
     """
     if explicit:
         return parse_endpoint(explicit, "--metadata-endpoint")
-    variable = "GCE_METADATA_HOST"  # a host, or a host and a port, as Google's libraries read it
-    said = environ.get(variable, "")
-    if not said:
+    variable = "GCE_METADATA_HOST"  # a host, or a host and a port, as in Google's libraries
+    configured = environ.get(variable, "")
+    if not configured:
         return ENDPOINT
-    name, colon, port = said.partition(":")
+    name, colon, port = configured.partition(":")
     if name.rstrip(".").lower() in _NAMES:
         return parse_endpoint(f"{ENDPOINT}{colon}{port}", variable)
-    return parse_endpoint(said if "://" in said else f"http://{said}", variable)
+    return parse_endpoint(configured if "://" in configured else f"http://{configured}", variable)
 
 
 class GcpMetadata:
@@ -74,7 +74,7 @@ class GcpMetadata:
 
     Args:
         timeout: seconds that a read may take.
-        longest: seconds that one may take which asks for more.
+        longest: seconds that a read with a timeout of its own may take.
     """
 
     def __init__(self, endpoint: str, *, timeout: float = TIMEOUT, longest: float = LONGEST) -> None:
@@ -84,10 +84,12 @@ class GcpMetadata:
         self._reads = {_PROOF: self._proof}
 
     def get(self, path: str, *, timeout: float | None = None) -> MetadataAnswer | Health:
-        """The key at `path`, with what may follow a question mark: an answer of Google's, of any status that
-        has something to say, else why there is none."""
+        """Return Google's answer for the key at `path`, a query included, or the reason why there is none.
+
+        The answer may have any status.
+        """
         if (request := self._reads.get(path)) is None:
-            if len(self._reads) > 8:  # each new ETag makes a new path of a hanging GET
+            if len(self._reads) > 8:  # each new ETag gives a hanging GET a new path
                 self._reads.clear()
             request = self._reads[path] = self._client.prepare("GET", ROOT + path, _HEADERS)
         answer = self._client.send(request, timeout=self._timeout if timeout is None else timeout)
@@ -99,7 +101,7 @@ class GcpMetadata:
         return answer
 
     def judge(self, path: str, answer: MetadataAnswer) -> Health:
-        """How well we see, where the key at `path` was answered like that, and its body was of no use."""
+        """Return the source's health after an answer for `path` whose body was of no use."""
         return coded(self._meaning(path, answer), answer)
 
     def _meaning(self, path: str, answer: MetadataAnswer) -> Health:
@@ -116,7 +118,7 @@ class GcpMetadata:
         return blind("garbage", detail, _WRONG_SERVER)
 
     def unread(self, path: str, answer: MetadataAnswer) -> Health:
-        """The same, for a body that is not what this key can say."""
+        """Return the source's health after a body that this key never has."""
         if answer.status != 200:
             return self.judge(path, answer)
         shown = ascii(answer.body[:60].decode("utf-8", "replace"))
@@ -130,10 +132,10 @@ class GcpMetadata:
         return f"GET {self._client.endpoint}{ROOT}{path}"
 
     def _vouched_for(self, answer: MetadataAnswer) -> bool:
-        """Whether an unsigned refusal is Google's all the same: within this look, a key that is there is signed.
+        """Return whether an unsigned refusal is Google's after all: then a key that exists is signed, within this poll.
 
-        A 404 of the real service was seen without the header. To take it for a stranger's would show a wrong server
-        where nothing is wrong; to take any 404 for Google's would show sight where there is none.
+        The real service has sent a 404 without the header. Taking that 404 for a foreign server's would report a wrong
+        server without cause. Taking any 404 for Google's would report sight where there is none.
         """
         if answer.status != 404 and answer.status < 500:
             return False
@@ -141,10 +143,10 @@ class GcpMetadata:
         return isinstance(proof, MetadataAnswer) and proof.status == 200 and _signed(proof)
 
     def _judge_unsigned(self, path: str, answer: MetadataAnswer) -> Health:
-        if answer.status in (403, 429) or answer.status >= 500:  # a gateway's, maybe: nobody sees, either way
+        if answer.status in (403, 429) or answer.status >= 500:  # perhaps a gateway's: blind in either case
             return self.judge(path, answer)
-        said = answer.headers.get(_FLAVOR)
-        flavor = f"{_FLAVOR} is {said[:40]!a}" if said else f"no {_FLAVOR}"
+        flavor_header = answer.headers.get(_FLAVOR)
+        flavor = f"{_FLAVOR} is {flavor_header[:40]!a}" if flavor_header else f"no {_FLAVOR}"
         detail = f"{self._named(path)}: {answer.status} with {flavor}{server_named(answer)}"
         return coded(wrong_server(detail, _WRONG_SERVER), answer)
 

@@ -1,11 +1,11 @@
-"""GCP's notice: `instance/preempted`, which turns TRUE when a spot or preemptible VM is taken back, and stays so.
+"""GCP's preemption notice: `instance/preempted`, which becomes TRUE when the cloud takes a spot or preemptible VM back.
 
-It has no deadline in it. By default ACPI's soft-off comes with it, and the VM is gone 30 s later; a VM that was made
-with a preemption notice duration has 120 s before that. The guest is not told which it is by any documented key:
-`--window` says it, else 30 s are believed in.
+It stays TRUE, and has no deadline. By default ACPI's soft-off comes at the same time, and the VM is gone 30 s later. A VM
+that was created with a preemption notice duration has 120 s before that. No documented key tells the guest which one
+applies. `--window` sets it; otherwise the agent counts on 30 s.
 
-Two sources look at the one key, each on a connection of its own: a hanging GET, which is told at once, and a plain one
-every ten seconds, because a connection that nothing comes from looks the same whether it is dead or all is well.
+Two sources poll the one key, each on a connection of its own. A hanging GET learns of the change immediately. A plain GET
+every ten seconds checks it, because a silent connection may be dead or may just have no news.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ SCHEDULING = "instance/scheduling/?recursive=true"
 
 #: Seconds from TRUE to the end: Compute Engine's shutdown period for preemption, at most.
 WINDOW = 30.0
-#: Seconds, where a notice duration comes before that shutdown period. It is 0 or 120, and nothing else.
+#: Seconds if a notice duration, which is 0 or 120, precedes that shutdown period.
 LONGEST = 150.0
 
 
 class PreemptedState:
-    """The notice, as those who look at the key share it: from the instant at which the first of them saw it.
+    """The notice that both sources share, with the time at which the first of them saw it.
 
     Args:
-        window: seconds of warning by the user's word. Below `WINDOW` it is the agent's matter.
+        window: seconds of warning that the user set. The agent handles values below `WINDOW`.
     """
 
     def __init__(self, clock: Clock, window: float | None = None) -> None:
@@ -48,23 +48,26 @@ class PreemptedState:
         self._notice: Notice | None = None
         self._said = window is not None
         self._window = _clamped(window)
-        #: Seconds from the notice to the end as the service itself tells; None where it does not.
+        #: Seconds from the notice to the end, as the service announced; None before an announcement.
         self.told: float | None = None
 
     def promise(self, seconds: float) -> None:
-        """The service itself says how long its notice is. The user's word is stronger: this key is documented nowhere."""
+        """Record the notice duration that the service announced.
+
+        The user's value wins over it, because this key is not documented.
+        """
         with self._lock:
             self.told = _clamped(seconds)
             if not self._said:
                 self._window = self.told
 
     def seen(self) -> Notice:
-        """The notice that TRUE is."""
+        """Return the notice that TRUE means."""
         with self._lock:
             if self._notice is None:
                 now = self._clock.monotonic()
                 self._notice = Notice(
-                    # The value says nothing more, and the VM does not come back from it under this boot.
+                    # The value carries nothing more, and the VM does not recover from it within this boot.
                     "gcp/preempted",
                     NoticeKind.PREEMPT,
                     SOURCE,
@@ -77,7 +80,7 @@ class PreemptedState:
 
 
 class PreemptedAtOnce(GcpSource):
-    """The hanging GET: TRUE is seen when it is made so."""
+    """The source with the hanging GET: it sees TRUE as soon as the value changes."""
 
     name = SOURCE
     longest = HELD + GcpSource.longest
@@ -91,7 +94,7 @@ class PreemptedAtOnce(GcpSource):
 
     def _look(self) -> Sighting:
         sighting = _shown(self._get.read(), self._metadata, self._preemption)
-        # The answers set the pace; where they are of no use, whoever looks backs off by himself.
+        # Good answers set the pace. After useless ones, the poller backs off.
         self.interval = self._get.interval if sighting.health.seeing else RETRY
         if sighting.health.seeing and self._get.trouble:
             return Sighting(Health(Sight.SEEING, detail=self._get.trouble), sighting.notices)
@@ -99,7 +102,7 @@ class PreemptedAtOnce(GcpSource):
 
 
 class PreemptedPlainly(GcpSource):
-    """The plain GET beside it. It also asks, once, how long the notice is."""
+    """The source with the plain GET. It also asks once for the notice duration."""
 
     name = f"{SOURCE}, plain GET"
     withdraws = False
@@ -111,7 +114,7 @@ class PreemptedPlainly(GcpSource):
 
     @property
     def told(self) -> float | None:
-        """Seconds of warning that the service itself promised, once it was asked; None where it tells none."""
+        """Return the seconds of warning that the service announced; None before it is asked, or if it announces none."""
         return self._preemption.told
 
     def _look(self) -> Sighting:
@@ -121,7 +124,10 @@ class PreemptedPlainly(GcpSource):
         return sighting
 
     def _ask(self) -> None:
-        """Where there is no notice, which would wait for it; and whatever comes of it, sight is not touched by it."""
+        """Ask for the notice duration. It is called only without a notice, which would have to wait.
+
+        The result does not affect the source's health.
+        """
         answer = self._metadata.get(SCHEDULING)
         self._asked = isinstance(answer, MetadataAnswer) and answer.status in (200, 404)
         seconds = (
@@ -146,9 +152,9 @@ def _shown(answer: MetadataAnswer | Health, metadata: GcpMetadata, preemption: P
 
 
 def parse_preempted(body: bytes) -> bool | None:
-    """Whether a body of the key is the notice; None where it is neither of the two words that are known.
+    """Return whether a body of the key is the notice; None if it is neither of the two known words.
 
-    Total. Lenient where it warns, strict where it would calm: only the service's own FALSE is no notice.
+    Never raises. The check is lenient for a warning and strict for its absence: only the service's own FALSE is no notice.
     """
     word = body.strip()
     if word.upper() == b"TRUE":
@@ -157,11 +163,12 @@ def parse_preempted(body: bytes) -> bool | None:
 
 
 def parse_promise(body: bytes) -> float | None:
-    """Seconds of a preemption notice duration in the folder `instance/scheduling`, under whatever spelling it may
-    come: `gcloud` writes `preemption-notice-duration`, the API `preemptionNoticeDuration`. None where there is none.
-    Total."""
-    said = parse_json(body)
-    for name, value in said.items() if isinstance(said, dict) else ():
+    """Return the preemption notice duration in the folder `instance/scheduling`, in seconds, or None. Never raises.
+
+    Any spelling of the name counts: `gcloud` writes `preemption-notice-duration`, the API `preemptionNoticeDuration`.
+    """
+    folder = parse_json(body)
+    for name, value in folder.items() if isinstance(folder, dict) else ():
         if re.sub("[^a-z]", "", name.lower()) == "preemptionnoticeduration":
             return parse_duration(value)
     return None

@@ -1,4 +1,4 @@
-"""What the keys of GCE's metadata service have in common as sources of notices."""
+"""Base class of the sources that each read one key of GCE's metadata service."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _RANKS = {Severity.ADVISORY: 0, Severity.LATER: 1, Severity.TERMINAL: 2}
 
 
 class GcpSource(ABC):
-    """One key as a `NoticeSource`, with a connection and a health of its own. For one thread."""
+    """One key as a `NoticeSource`, with its own connection and health. For one thread."""
 
     name: str
-    #: A warning of minutes or days is seen in time; what ends the VM in seconds is asked for otherwise.
+    #: Enough for a warning of minutes or days; a key that announces the end in seconds has its own interval.
     interval: float = 10.0
-    #: A key, one beside it or two, and for each the proof that an answer without a signature is Google's.
+    #: The requests of one poll: the key, one or two beside it, and for each the proof that an unsigned answer is Google's.
     longest: float = 6 * TIMEOUT
-    #: These keys are states, not events: one that is back at its idle value was called off, or is over.
+    #: These keys are states, not events: a key that is idle again was called off, or is over.
     withdraws = True
 
     def __init__(self, metadata: GcpMetadata, clock: Clock) -> None:
@@ -39,12 +39,14 @@ class GcpSource(ABC):
 
     @abstractmethod
     def _look(self) -> Sighting:
-        """Read the key, and say what it shows. May raise: that is a bug, and shown as blindness."""
+        """Read the key and return what it shows. An exception is a bug, and is reported as blindness."""
 
 
 def same(known: Notice | None, new: Notice) -> Notice:
-    """One warning is one value, first read when it was first read; what it asks for becomes only more, and its deadline
-    only moves earlier. (The deadline of a mere warning means nothing: what comes of it has its own.)"""
+    """Return one warning for two readings of it: first seen at the first reading, with the greater severity.
+
+    Its deadline only moves earlier. (An advisory's deadline means nothing: the notice that follows it has its own.)
+    """
     if known is None or known.id != new.id or _RANKS[new.severity] > _RANKS[known.severity]:
         return new
     earlier = new.severity is known.severity and new.deadline < known.deadline - JITTER

@@ -1,9 +1,9 @@
 """`instance/upcoming-maintenance`: host maintenance that is planned, days or weeks ahead, or already under way.
 
-The key has more ways to say "nothing" than to say something: `{}`, NONE with quotes and without, a JSON `error` whose
-text says that nothing was received yet (mostly under 503), and 404 on machine types that are not told. All are good
-news, and none of them is a broken service. What is planned comes in camelCase or in snake_case, in older forms with
-`startTime` alone, and in one page's example below a name of its own and without the outer braces.
+The key has many ways to announce nothing: `{}`, NONE with and without quotes, and 404 on machine types that get no
+announcements. Another is a JSON `error` whose text tells that nothing was received yet (mostly under 503). All are good
+news, and none of them is a broken service. Planned maintenance comes in camelCase or in snake_case, and in older forms with
+`startTime` alone. In one page's example it stands below a name of its own, without the outer braces.
 """
 
 from __future__ import annotations
@@ -25,52 +25,53 @@ _ASKED = f"{KEY}?alt=json"
 SOURCE = f"gcp {KEY}"
 _POLICY = "instance/scheduling/on-host-maintenance"
 
-#: Seconds: some machine types are told 90 days ahead. No word moves a deadline further away than this.
+#: Seconds: some machine types learn of maintenance 90 days ahead. No value moves a deadline further away than this.
 _WINDOW = 100 * 24 * 3600.0
 
-#: Seconds after the start of its window at which maintenance that is *found* to be pending ends nothing any more. It may
-#: begin at any moment, or in hours, or was left behind: each run would be ended at its start. AWS's events are taken
-#: like that, too. Once it is under way, it is the end.
+#: Seconds after the start of its window at which newly read pending maintenance no longer ends the run. It may begin at any
+#: moment, or in hours, or be a leftover; otherwise each run would end at its start. AWS's events are treated alike. Once
+#: the maintenance is under way, it is the end.
 _STALE = 180.0
-#: As long after the end of the window the words for it are others. A clock may be some minutes off.
+#: Seconds after the end of the window at which the notice's text changes. A clock may be some minutes off.
 _OVER = 3600.0
 
-#: Looks for which a notice waits for the VM's policy where that cannot be read. Answers of 503 come around maintenance, for
-#: less than a second, and a look that failed is followed by the next within two.
+#: Polls for which a notice waits for the VM's policy if the policy cannot be read. Answers of 503 come around maintenance,
+#: for less than a second, and the next poll follows a failed one within two.
 _LOOKS = 3
 
-#: One of these stands in whatever is planned.
+#: Every announcement of planned maintenance has one of these fields.
 _TELLING = frozenset({"type", "maintenancestatus", "windowstarttime", "starttime"})
 
 
 class UpcomingMaintenance(GcpSource):
-    """What is planned for the VM's host. What is rescheduled is withdrawn, and comes again as another notice."""
+    """The maintenance planned for the VM's host. A rescheduled one is withdrawn, and comes again as another notice."""
 
     name = SOURCE
 
     def __init__(self, metadata: GcpMetadata, clock: Clock) -> None:
         super().__init__(metadata, clock)
         self._notice: Notice | None = None
-        #: Whether this VM is moved; None while that could not be read, at so many looks that showed a notice.
+        #: Whether this VM is moved to another host; None until that could be read.
         self._moves: bool | None = None
+        #: Polls that showed a notice while the policy could not be read.
         self._unread = 0
 
     def _look(self) -> Sighting:
         answer = self._metadata.get(_ASKED)
         if isinstance(answer, Health):
             return Sighting(answer)
-        found = parse_upcoming(answer.status, answer.body, self._clock)
-        if found is None:
+        notices = parse_upcoming(answer.status, answer.body, self._clock)
+        if notices is None:
             return Sighting(self._metadata.unread(_ASKED, answer))
-        if not found:
+        if not notices:
             self._notice = None
             return Sighting(SEEING)
-        (notice,) = found
+        (notice,) = notices
         problem = self._learn_policy()
         if problem is not None and self._moves is None and self._unread < _LOOKS:
             self._unread += 1
             return Sighting(problem, () if self._notice is None else (self._notice,))
-        if self._moves:  # another id: what was taken for an end before is withdrawn
+        if self._moves:  # another id withdraws the notice that was taken for an end before
             notice = replace(
                 notice, id=f"{notice.id}/moved", kind=NoticeKind.MIGRATE, severity=Severity.ADVISORY
             )
@@ -78,8 +79,10 @@ class UpcomingMaintenance(GcpSource):
         return Sighting(SEEING, (self._notice,))
 
     def _learn_policy(self) -> Health | None:
-        """Whether this VM is moved to another host for maintenance, and goes on: no spot VM is, and none with a GPU. Why
-        that cannot be read, where it cannot; then what was read before holds."""
+        """Learn whether this VM moves to another host for maintenance and goes on; return why that cannot be read.
+
+        No spot VM moves, and none with a GPU. If the policy cannot be read, the last value stays.
+        """
         policy = self._metadata.get(_POLICY)
         if isinstance(policy, Health):
             return policy
@@ -90,27 +93,27 @@ class UpcomingMaintenance(GcpSource):
 
 
 def parse_upcoming(status: int, body: bytes, clock: Clock) -> tuple[Notice, ...] | None:
-    """What an answer of the key says: one notice, or none; None where it cannot be read. Total.
+    """Return the notices in an answer of the key, one or none; None if it cannot be read. Never raises.
 
-    A notice is believed under any status, its absence only as it is known to be said.
+    A notice counts under any status. Its absence counts only in the known forms.
     """
-    said = _json(body)
-    if isinstance(said, dict) and (fields := _fields(said)):
-        found = _read(fields, clock)
-        return found if found or status == 200 else None
+    value = _json(body)
+    if isinstance(value, dict) and (fields := _fields(value)):
+        notices = _read(fields, clock)
+        return notices if notices or status == 200 else None
     if status == 404:
         return ()
-    if said == {} or (isinstance(said, str) and said.strip() == "NONE"):
+    if value == {} or (isinstance(value, str) and value.strip() == "NONE"):
         return () if status == 200 else None
-    error = said.get("error") if isinstance(said, dict) else None
+    error = value.get("error") if isinstance(value, dict) else None
     return () if isinstance(error, str) and "no notifications" in error.lower() else None
 
 
 def _json(body: bytes) -> Any:
-    """The value that a body is; of NONE without quotes the word, and None for what is no value."""
+    """Return the body's JSON value, "NONE" for NONE without quotes, and None for a body that is not JSON."""
     if body.strip() == b"NONE":
         return "NONE"
-    # The second form is the example's: a name and a value, and no braces.
+    # The second form is the example's: a name and a value without braces.
     for text in (body, b"{" + body + b"}") if body.lstrip().startswith(b'"') else (body,):
         try:
             return json.loads(text)
@@ -119,14 +122,14 @@ def _json(body: bytes) -> Any:
     return None
 
 
-def _fields(said: dict[str, Any]) -> dict[str, Any]:
-    """What is planned, under names in one spelling; nothing where this is something else."""
-    for candidate in (said, *said.values()):
+def _fields(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the announcement's fields, with names in one spelling; empty if the document is not an announcement."""
+    for candidate in (document, *document.values()):
         if isinstance(candidate, dict):
             fields = {re.sub("[^a-z]", "", name.lower()): value for name, value in candidate.items()}
             if fields.keys() & _TELLING:
                 return fields
-        if len(said) != 1:  # more than one name: no wrapper
+        if len(document) != 1:  # with more than one name, it is not a wrapper
             break
     return {}
 
@@ -143,7 +146,7 @@ def _read(fields: dict[str, Any], clock: Clock) -> tuple[Notice, ...] | None:
     deadline, doubt = now + _WINDOW, ""
     if state == "ONGOING":
         deadline = now
-    elif start is None:  # no end that could be waited for; the last hour has a key of its own
+    elif start is None:  # there is no end to wait for; the last hour has a key of its own
         severity, doubt = Severity.ADVISORY, ": not a time"
     elif clock.time() - start > _STALE:
         over = end is not None and clock.time() - end > _OVER
@@ -154,14 +157,14 @@ def _read(fields: dict[str, Any], clock: Clock) -> tuple[Notice, ...] | None:
     detail = " ".join(word for word in (sort, state, "at", _shown(written)) if word) + doubt
     id = f"gcp/upcoming-maintenance/{sort}/{_shown(written) if start is None else int(start)}"
     if state == "ONGOING" and start is not None and clock.time() - start > _STALE:
-        id += "/begun"  # what was told of its planned start may have had its end long ago, and was outlived
+        id += "/begun"  # the end announced for the planned start may have passed long ago, and the VM outlived it
     return (Notice(id, NoticeKind.MAINTENANCE, SOURCE, deadline, now, severity, detail, _WINDOW),)
 
 
-def _word(said: Any) -> str:
-    return re.sub("[^A-Z_]", "", said.upper())[:30] if isinstance(said, str) else ""
+def _word(value: Any) -> str:
+    return re.sub("[^A-Z_]", "", value.upper())[:30] if isinstance(value, str) else ""
 
 
 def _shown(value: object) -> str:
-    """A server's words, fit for one line."""
+    """Return a server's value as text for one line."""
     return ascii(value)[:60].strip("'")

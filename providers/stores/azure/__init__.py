@@ -1,1 +1,1 @@
-"""Azure Blob Storage: `account` and `token` find who we are, `store` makes the requests."""
+"""Azure Blob Storage: `account` and `token` find the credentials, `store` sends the requests."""

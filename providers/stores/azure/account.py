@@ -1,4 +1,4 @@
-"""Which storage account, as whom, and over which wire: what an URL and Azure's conventional variables say together."""
+"""The storage account, credentials and transport, from a URL and Azure's conventional variables together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _KEY, _SAS = "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"
 
 
 class _SasTransport(Transport):
-    """A SAS stands in every URL, and urllib3's error quotes the URL that it could not reach: its reason is enough."""
+    """A transport whose errors never quote a URL, because every URL holds the SAS.
+
+    urllib3's error quotes the URL that it could not reach. This transport raises only its reason.
+    """
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
         try:
@@ -38,14 +41,14 @@ class _SasTransport(Transport):
             if reason is None:
                 raise
             plain = type(error)(reason)
-        raise plain  # here, where it has no context that quotes
+        raise plain  # raised here, so that its context holds no error that quotes the URL
 
 
 def open_container(at: Location, clock: Clock) -> tuple[ContainerClient, HeldToken | None]:
-    """A client of the container, and the token that it uses, if it uses one. Nothing is sent.
+    """Return a client of the container, and the token that it uses, if any. Sends nothing.
 
     Raises:
-        UsageError: no account is said, or what is said cannot be used.
+        UsageError: no account is given, or a given value cannot be used.
     """
     check_container(at)
     ca = at.options.get("ca")
@@ -53,13 +56,13 @@ def open_container(at: Location, clock: Clock) -> tuple[ContainerClient, HeldTok
         raise UsageError(f"store {at.url!r}: ca={ca} is no file here; name one of certificates in PEM")
     token: HeldToken | None = None
     try:
-        if said := os.environ.get(CONNECTION):
-            words = _connection(at, said)
+        if configured := os.environ.get(CONNECTION):
+            words = _connection(at, configured)
             return ContainerClient.from_connection_string(words, at.bucket, **_wire(ca)), None
         account, endpoint = account_of(at, os.environ)
         credential: AzureNamedKeyCredential | AzureSasCredential | str | HeldToken
         if key := os.environ.get(_KEY):
-            # By itself the SDK takes the account's name from the endpoint.
+            # By default the SDK takes the account's name from the endpoint.
             credential = AzureNamedKeyCredential(account, key) if account else key
         elif signature := os.environ.get(_SAS):
             credential = AzureSasCredential(signature.removeprefix("?"))
@@ -67,36 +70,36 @@ def open_container(at: Location, clock: Clock) -> tuple[ContainerClient, HeldTok
             credential = token = HeldToken(_identity(at), clock)
         return ContainerClient(endpoint, at.bucket, credential=credential, **_wire(ca)), token
     except ValueError as error:
-        # The SDK's own words; those of its that quote a value quote an URL without its query.
+        # The text is the SDK's own. If it quotes a value, that is a URL without its query.
         raise UsageError(f"store {at.url!r}: {error}; correct the variables AZURE_STORAGE_…") from error
 
 
 def described(token: HeldToken | None, clock: Clock) -> Credentials:
-    """What `open_container` found in the environment, in its order."""
+    """Return a description of the credentials that `open_container` takes from the environment, in the same order."""
     if token is not None:
         return Credentials("the machine's or the workload's identity", token.left(), renewed=True)
-    said = os.environ.get(CONNECTION)
-    signature = _words(said).get("sharedaccesssignature", "") if said else os.environ.get(_SAS, "")
-    if not signature or (not said and os.environ.get(_KEY)):
+    text = os.environ.get(CONNECTION)
+    signature = _words(text).get("sharedaccesssignature", "") if text else os.environ.get(_SAS, "")
+    if not signature or (not text and os.environ.get(_KEY)):
         return Credentials("a key of the account", None, renewed=False)
     ends = parse_qs(signature.removeprefix("?")).get("se", [""])[0]
     try:
         at = datetime.fromisoformat(ends)
-    except ValueError:  # a stored policy says when
+    except ValueError:  # the time is in a stored policy
         return Credentials("a SAS", None, renewed=False, temporary=True)
     left = at.replace(tzinfo=at.tzinfo or UTC).timestamp() - clock.time()
     return Credentials("a SAS", left, renewed=False, temporary=True)
 
 
-def _words(said: str) -> dict[str, str]:
-    """A connection string's words, by name in lower case."""
-    parts = (word.split("=", 1) for word in said.strip().split(";") if "=" in word)
-    return {name.lower(): word for name, word in parts}
+def _words(text: str) -> dict[str, str]:
+    """Return the values of a connection string, by name in lower case."""
+    parts = (value.split("=", 1) for value in text.strip().split(";") if "=" in value)
+    return {name.lower(): value for name, value in parts}
 
 
-def _connection(at: Location, said: str) -> str:
-    """The connection string, with what the URL says in the place of its own."""
-    words = dict(word.split("=", 1) for word in said.strip().rstrip(";").split(";") if "=" in word)
+def _connection(at: Location, text: str) -> str:
+    """Return the connection string, with the URL's values in place of its own."""
+    words = dict(value.split("=", 1) for value in text.strip().rstrip(";").split(";") if "=" in value)
     named = {name.lower(): name for name in words}
     account, theirs = at.options.get("account"), words.get(named.get("accountname", ""))
     if account is not None and theirs is not None and account != theirs:
@@ -105,18 +108,18 @@ def _connection(at: Location, said: str) -> str:
         )
     if "endpoint" in at.options:
         words[named.get("blobendpoint", "BlobEndpoint")] = endpoint_of(at)
-    return ";".join(f"{name}={word}" for name, word in words.items())
+    return ";".join(f"{name}={value}" for name, value in words.items())
 
 
 def _identity(at: Location) -> Any:
-    """A maker of the machine's own identity: a workload's, a managed one, az login."""
+    """Return a function that makes a credential of the machine's own identity: a workload's, a managed one, az login."""
     try:
-        from azure.identity import DefaultAzureCredential  # half a second that keys and SAS need not pay
+        from azure.identity import DefaultAzureCredential  # half a second that keys and a SAS need not spend
     except ModuleNotFoundError as error:
         raise UsageError(
             f"store {at.url!r} needs azure-identity, as no key or SAS is set: {how_to_install('azure')}"
         ) from error
-    # It warns in a paragraph of what is an error of ours in one line. Where nobody configured logging, that goes to stderr.
+    # azure-identity logs a paragraph where spotguard raises a one-line error. Without logging set up, it goes to stderr.
     words = logging.getLogger("azure")
     if not words.handlers:
         words.addHandler(logging.NullHandler())
@@ -131,22 +134,22 @@ def _identity(at: Location) -> Any:
 
 
 def _wire(ca: str | None) -> Mapping[str, Any]:
-    """What makes the SDK send through our transport, once, and where we said."""
+    """Return the options that make the SDK send each request through our transport, once, to the configured address only."""
     session, link = requests.Session(), _SasTransport(ca)
     session.mount("http://", link)
     session.mount("https://", link)
     session.headers["Accept-Encoding"] = "identity"
     session.auth = _as_signed
     return {
-        # verify given, REQUESTS_CA_BUNDLE does not take the place of ca=.
+        # With verify given, REQUESTS_CA_BUNDLE does not replace ca=.
         "transport": RequestsTransport(session=session, session_owner=False, connection_verify=ca or True),
         "retry_total": 0,  # the caller's loop retries, by its deadline
         "permit_redirects": False,
-        # One request whatever the size: we say which range, and read it ourselves.
+        # One request whatever the size: the store sets the range, and reads the body itself.
         "max_single_get_size": 2**40,
     }
 
 
 def _as_signed(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """requests would put a password of ~/.netrc in the place of the signature."""
+    """Return the request unchanged. Without this, requests would replace the signature with a password of ~/.netrc."""
     return request

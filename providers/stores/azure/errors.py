@@ -1,4 +1,4 @@
-"""What Azure's answers mean to us. The service's own code decides, then the status; a text is never compared.
+"""Translation of Azure's answers into errors. The service's own code decides, then the status; never a text.
 
 (Codes: "Common REST API error codes" and "Blob Storage error codes", REST API reference.)
 """
@@ -17,22 +17,22 @@ from ...clock import Clock
 from ...errors import CorruptError, DeniedError, NotFoundError, StoreError
 from ..errors import leaf, network
 
-#: Where the code says more than the status.
+#: Codes that tell more than the status.
 _CODES: dict[str, type[StoreError]] = {
     "Md5Mismatch": CorruptError,
     "Crc64Mismatch": CorruptError,
     "InvalidRange": CorruptError,
     "ContainerBeingDeleted": NotFoundError,
     "BlobImmutableDueToPolicy": DeniedError,
-    # Conflicts that no waiting ends, as most of 409 does.
+    # Conflicts that no wait resolves, unlike most of 409.
     "BlobArchived": StoreError,
     "InvalidBlobType": StoreError,
     "SnapshotsPresent": StoreError,
 }
 
-#: What the service takes a request for when it does not believe who asks.
+#: Codes by which the service refuses credentials that it does not recognize.
 STRANGER = {"AuthenticationFailed", "InvalidAuthenticationInfo", "NoAuthenticationInformation"}
-#: What it says to one who may do other things. (Of others nothing is known to be allowed.)
+#: Codes by which it refuses recognized credentials this request only. (For other codes, no permission is known.)
 NOT_THIS = {"AuthorizationPermissionMismatch", "AuthorizationResourceTypeMismatch"}
 
 _ROLE = "; give this identity the role Storage Blob Data Contributor on the container, or the SAS the permissions racwdl"
@@ -48,14 +48,14 @@ _ADVICE = {
 }
 _STRANGER_ADVICE = "; the key, SAS or token is not one of this account, or is out of date: give a new one"
 
-#: Seconds between our clock and the store's from which the clock is named. (Azure refuses at 15 min; a token's beginning
-#: tolerates 5.)
+#: Seconds between this machine's clock and the store's from which the message names the clock. (Azure refuses at 15 min; the
+#: start of a token's validity tolerates 5.)
 _SKEW = 300.0
 
 
 @contextmanager
 def answers(doing: str, clock: Clock) -> Iterator[None]:
-    """No exception of the SDK leaves this room: each becomes the leaf that its code says."""
+    """Translate every exception of the SDK into the error that its code means, so that none leaves this room."""
     try:
         with network(doing):
             yield
@@ -77,7 +77,7 @@ def answers(doing: str, clock: Clock) -> Iterator[None]:
 
 @contextmanager
 def readable(doing: str) -> Iterator[None]:
-    """Where an answer is parsed: the SDK meets what is not Azure's, as a proxy's page, with whatever Python raises."""
+    """Translate errors from parsing an answer: the SDK meets a foreign answer, such as a proxy's page, with any exception."""
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -87,7 +87,7 @@ def readable(doing: str) -> Iterator[None]:
 
 
 def refusal(doing: str, status: int, code: str, headers: Mapping[str, str], clock: Clock) -> StoreError:
-    """What an answer that is no success says."""
+    """Return the error that a failed answer means."""
     kind = _CODES.get(code) or leaf(status)
     advice = _ADVICE.get(code, "")
     if not advice and (code in STRANGER or status == 401):
@@ -96,13 +96,13 @@ def refusal(doing: str, status: int, code: str, headers: Mapping[str, str], cloc
 
 
 def code(error: HttpResponseError) -> str:
-    """The service's own word for what is wrong; "" where it said none, as a proxy's 503."""
-    said = getattr(error, "error_code", None)
-    return str(getattr(said, "value", said) or "")
+    """Return the service's own error code; "" if it sent none, as in a proxy's 503."""
+    value = getattr(error, "error_code", None)
+    return str(getattr(value, "value", value) or "")
 
 
 def _below(error: AzureError) -> BaseException:
-    """What went wrong under the SDK; of an answer that it could not read, that it was cut off or damaged on its way."""
+    """Return the error beneath the SDK's; for an unreadable answer, a connection error, since it was cut or damaged."""
     inner = error.inner_exception
     while isinstance(inner, AzureError):
         inner = inner.inner_exception
@@ -113,7 +113,7 @@ def _skew(headers: Mapping[str, str], clock: Clock) -> str:
     try:
         theirs = parsedate_to_datetime(headers.get("Date", "")).replace(tzinfo=UTC).timestamp()
     except ValueError:
-        return ""  # a proxy's answer without a date: then nothing is known of clocks
+        return ""  # a proxy's answer without a date tells nothing about clocks
     ahead = clock.time() - theirs
     if abs(ahead) < _SKEW:
         return ""

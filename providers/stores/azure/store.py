@@ -1,12 +1,12 @@
-"""az://container/prefix through azure-storage-blob: it signs and reads answers; `http` carries the bytes.
+"""az://container/prefix through azure-storage-blob: the SDK signs requests and parses answers, `http` carries the bytes.
 
-An object is a block blob, written by one Put Blob and read by one Get Blob. The SDK's own way copies it twice going up and three
-times coming down; its hooks for raw requests and responses, which run before signing and before reading, spare that: CPU-s/GB
-of 32 MiB objects, reading 0.36 instead of 3.7, writing below.
+An object is a block blob, written by one Put Blob and read by one Get Blob. The SDK's own way copies it twice on upload and
+three times on download. The SDK's hooks for raw requests and responses, which run before signing and before reading, avoid
+that. In CPU-s/GB of 32 MiB objects, reading takes 0.36 instead of 3.7; for writing see below.
 
-Integrity: small objects (manifests, markers, attempts) go with their MD5, which the service checks. Of large ones the
-manifest's CRC32 holds, at restore (law 6): MD5 costs 1.6 CPU-s/GB, and the CRC64 that Azure checks as well 0.8 with the one
-package that has it, which takes `bytes` only and keeps the GIL; the whole put may cost 1.0.
+Integrity: small objects (manifests, markers, attempts) carry their MD5, which the service checks. For large ones, the
+manifest's CRC32 is checked at restore (law 6). MD5 would cost 1.6 CPU-s/GB. The CRC64 that Azure also checks would cost 0.8
+with the only package that has it, which takes `bytes` only and keeps the GIL. The whole put may cost 1.0.
 
 Permissions: the role Storage Blob Data Contributor on the container, or less: docs/stores.md.
 """
@@ -34,13 +34,13 @@ T = TypeVar("T")
 #: Azure's limits: requests in a batch, entries in a page of a listing.
 _BATCH, _PAGE = 256, 5000
 
-#: Bytes up to which MD5 is taken: 1.6 ms of a core.
+#: Bytes up to which an object carries its MD5, which takes 1.6 ms of a core.
 _SMALL = 2**20
 
-#: What the condition of `put_if_absent` says when it does not hold. Another 409 or 412 is an error.
+#: Codes of an unmet condition of `put_if_absent`. Any other 409 or 412 is an error.
 _THERE = {"BlobAlreadyExists", "ConditionNotMet"}
 
-#: Where a batch is not allowed or not known, and each object may be deleted by itself all the same.
+#: Statuses of a batch that is not allowed or not known, while single deletes may still work.
 _NO_BATCH = {400, 403, 404, 405, 501}
 
 
@@ -57,7 +57,7 @@ class AzureBlobStore:
         self._batches = True
 
     def warm(self, *, timeout: float | None = None) -> None:
-        """A token that lasts, and this thread's connection open: the answer to a question about nothing opens it."""
+        """Fetch a lasting token, and open this thread's connection with a request for an object that does not exist."""
         with self._doing(f"reach {self.url}", timeout):
             if self._token is not None:
                 self._token.keep()
@@ -76,15 +76,15 @@ class AzureBlobStore:
         crc32: int | None = None,
         sent: Sent | None = None,
     ) -> None:
-        """Store the whole object, with one Put Blob."""
+        """Upload the whole object with one Put Blob."""
         self._put(key, data, timeout, sent, overwrite=True)
 
     def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
-        """As `put`, unless the key exists: If-None-Match."""
+        """Upload as `put` does, unless the key exists (If-None-Match); return whether it was uploaded."""
         return self._put(key, data, timeout, None, overwrite=False)
 
     def get(self, key: str, *, timeout: float | None = None) -> bytes:
-        """The whole object."""
+        """Return the whole object."""
         doing, data = f"get {self._named(check_key(key))}", bytearray()
 
         def room(size: int) -> memoryview:
@@ -97,11 +97,11 @@ class AzureBlobStore:
             except HttpResponseError as error:
                 if error.status_code != 416:
                     raise
-                return b""  # there, and without a first byte
+                return b""  # the object exists, and is empty
             return bytes(data)
 
     def read_into(self, key: str, start: int, buffer: memoryview, *, timeout: float | None = None) -> None:
-        """Fill `buffer` from the object's `start` on, with one Get Blob."""
+        """Fill `buffer` from the object's byte `start` on, with one Get Blob."""
         doing, view = f"read {self._named(check_key(key))}", buffer.cast("B")
 
         def room(size: int) -> memoryview:
@@ -114,17 +114,17 @@ class AzureBlobStore:
                 self._ask(lambda: self._blob(key).get_blob_properties())
 
     def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
-        """Every object whose key starts with `prefix`, in order of keys."""
+        """Return every object whose key starts with `prefix`, in order of keys."""
         doing, start = f"list {self._named(check_prefix(prefix))}", len(self._at.prefix)
 
         def pages() -> list[ObjectInfo]:
-            # Accounts with a hierarchical namespace list folders too, and in the order of a tree.
-            found = self._container.list_blobs(
+            # Accounts with a hierarchical namespace list folders as well, in the order of a tree.
+            blobs = self._container.list_blobs(
                 name_starts_with=self._at.key(prefix), results_per_page=_PAGE, include=["metadata"]
             )
             return [
                 ObjectInfo(each.name[start:], each.size)
-                for each in found
+                for each in blobs
                 if (each.metadata or {}).get("hdi_isfolder") != "true"
             ]
 
@@ -132,20 +132,20 @@ class AzureBlobStore:
             return iter(sorted(self._ask(pages), key=lambda info: info.key))
 
     def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
-        """Remove objects, 256 with one request where that is allowed."""
-        named, left = [self._at.key(check_key(key)) for key in keys], remaining(timeout)
+        """Delete objects, 256 with one request if batches are allowed."""
+        named, remains = [self._at.key(check_key(key)) for key in keys], remaining(timeout)
         for at in range(0, len(named), _BATCH):
             batch = named[at : at + _BATCH]
-            with self._doing(f"delete {self.url}", left()):
+            with self._doing(f"delete {self.url}", remains()):
                 if self._batches and self._delete_batch(batch):
                     continue
             self._batches = False
             for name in batch:
-                with self._doing(f"delete {self._whole(name)}", left()):
+                with self._doing(f"delete {self._whole(name)}", remains()):
                     self._delete_one(name)
 
     def credentials(self) -> Credentials | None:
-        """As whom it asks."""
+        """Return the credentials in use, for people."""
         return described(self._token, self._clock)
 
     # --- inside ---
@@ -171,7 +171,7 @@ class AzureBlobStore:
                 request.http_request.data = view
 
         def upload() -> Any:
-            # The SDK has no use for the body, and copies what it is given: CPU-s/GB of 32 MiB to a sink, 0.18 this way,
+            # The body bypasses the SDK, which would copy it. CPU-s/GB of 32 MiB objects to a sink: 0.18 this way,
             # 0.70 from bytes, 1.36 from a file-like object (a raw socket: 0.09).
             return self._blob(key).upload_blob(
                 b"", length=0, overwrite=overwrite, raw_request_hook=load, **self._scope
@@ -187,12 +187,12 @@ class AzureBlobStore:
         return True
 
     def _read(self, key: str, doing: str, room: Callable[[int], memoryview], **where: int) -> None:
-        """One Get Blob, its bytes put where `room` says."""
+        """Send one Get Blob, and read its bytes into the buffer that `room` returns."""
 
         def drain(answer: Any) -> None:
             response = answer.http_response.internal_response
             if response.status_code >= 300:
-                return  # an error, which the SDK reads
+                return  # an error, which the SDK parses
             try:
                 if response.status_code != 206:
                     raise ValueError("the object from its beginning, whatever range was asked for")
@@ -202,13 +202,13 @@ class AzureBlobStore:
                     there, wanted = where["offset"] + got, where["offset"] + len(buffer)
                     raise CorruptError(f"{doing}: {there} bytes are there, {wanted} were expected")
             except BaseException:
-                response.close()  # the rest of the body would be taken for the next answer
+                response.close()  # or the rest of the body would be read as the next answer
                 raise
 
         self._ask(lambda: self._blob(key).download_blob(raw_response_hook=drain, **where))
 
     def _delete_batch(self, names: Sequence[str]) -> bool:
-        """Whether a batch could be sent; what became of each is raised."""
+        """Return whether a batch could be sent. Raise the error of any part that failed."""
         try:
             parts = self._ask(lambda: [*self._container.delete_blobs(*names, raise_on_any_failure=False)])
         except HttpResponseError as error:
@@ -216,14 +216,14 @@ class AzureBlobStore:
                 raise
             return False
         if len(parts) != len(names):
-            return False  # what became of the others is not known
+            return False  # the outcome of the other parts is unknown
         for name, part in zip(names, parts, strict=True):
-            said = part.headers.get("x-ms-error-code", "")
+            error_code = part.headers.get("x-ms-error-code", "")
             if part.status_code == 400:
-                return False  # before 12.24 the SDK names blobs wrongly where the account stands in the path: emulators
-            if part.status_code >= 300 and (part.status_code != 404 or said == "ContainerNotFound"):
+                return False  # before 12.24 the SDK misnames blobs if the path holds the account, as for emulators
+            if part.status_code >= 300 and (part.status_code != 404 or error_code == "ContainerNotFound"):
                 raise refusal(
-                    f"delete {self._whole(name)}", part.status_code, said, part.headers, self._clock
+                    f"delete {self._whole(name)}", part.status_code, error_code, part.headers, self._clock
                 )
         return True
 
@@ -235,7 +235,7 @@ class AzureBlobStore:
                 raise
 
     def _ask(self, request: Callable[[], T]) -> T:
-        """One request; a second one where the token was refused and there is another now."""
+        """Send one request; send it again if the token was refused and a new one is available."""
         try:
             return request()
         except HttpResponseError as error:

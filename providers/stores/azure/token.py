@@ -1,8 +1,8 @@
-"""A token of Azure's that is held: the identity is asked ahead of time, and never while bytes are sent (law 8).
+"""A cached Azure token: it is fetched ahead of time, and never while bytes are sent (law 8).
 
-The SDK would ask by itself in the last five minutes of a token, during a request. So it is told that each token ends now, asks us
-before every request, and has the one we hold. Where a metadata service is gone, azure-identity tries for minutes: whoever asks it
-is a thread of its own, which nobody waits for longer than his own time.
+By itself the SDK would fetch a token during a request, in the old token's last five minutes. Here it is told that each token
+ends now. So it asks this class before every request, and gets the cached one. If the metadata service is gone,
+azure-identity retries for minutes. So a separate thread asks it, and no caller waits for that thread beyond its own timeout.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from ...clock import Clock
 
 log = logging.getLogger("spotguard")
 
-#: What a storage account's data wants a token for.
+#: The scope of a token for a storage account's data.
 SCOPE = "https://storage.azure.com/.default"
 
-#: Seconds before its end at which a token is renewed, if that can be had.
+#: Seconds before its end at which a token is renewed, if a new one is available.
 _AHEAD = 15 * 60.0
-#: Seconds until `keep` asks again: else each thread of a save would wait for an identity that is gone, every few seconds.
+#: Seconds until `keep` asks again. Otherwise each thread of a save would wait for a lost identity every few seconds.
 _AGAIN = 60.0
-#: Seconds in which a token is new: one that is refused then is not the reason.
+#: Seconds for which a token is new: if a request with a new token is refused, the token is not the reason.
 _NEW = 30.0
-#: Seconds that a request without a time of its own waits for a token; and that `keep` waits for a better one.
+#: Seconds that a request without a timeout of its own waits for a token; seconds that `keep` waits for a newer one.
 _PATIENCE, _WHILE = 60.0, 5.0
 
 
 class _Asking:
-    """One question to the identity, for all who want its answer."""
+    """One request to the identity, shared by all threads that wait for its answer."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -43,17 +43,17 @@ class _Asking:
 
 
 class _Time(threading.local):
-    """Until when the calling thread waits."""
+    """The time until which the calling thread waits."""
 
     until: float | None = None
 
 
 class HeldToken:
-    """A `TokenCredential` over others.
+    """A `TokenCredential` that caches the token of other credentials.
 
     Args:
-        make: a new credential, which remembers no token: an old one would give again what was refused.
-        clock: for a token's age.
+        make: makes a new credential without a cached token; an old credential would return the refused token again.
+        clock: the clock for a token's age.
     """
 
     def __init__(self, make: Callable[[], Any], clock: Clock) -> None:
@@ -68,7 +68,7 @@ class HeldToken:
 
     @contextmanager
     def within(self, timeout: float | None) -> Iterator[None]:
-        """The calling thread waits no longer than this inside, whoever asks for it."""
+        """Limit every wait for a token that the calling thread makes inside to `timeout` seconds."""
         self._time.until = None if timeout is None else self._clock.monotonic() + timeout
         try:
             yield
@@ -76,7 +76,7 @@ class HeldToken:
             self._time.until = None
 
     def get_token(self, *scopes: str, **options: Any) -> AccessToken:
-        """The token that is held. With options the store asked for another: then one that is not new is renewed."""
+        """Return the cached token. With options, the store asked for another one: then a token that is not new is renewed."""
         named = {name: options[name] for name in ("tenant_id", "claims") if options.get(name)}
         if self._left() <= 0 or (named and not self._new()):
             self._ask(named, _PATIENCE)
@@ -84,14 +84,14 @@ class HeldToken:
             return AccessToken(self._token, int(self._clock.time()))
 
     def left(self) -> float | None:
-        """Seconds that the token that is held still lives; None where none is held."""
+        """Return the seconds that the cached token remains valid; None if there is none."""
         return self._left() if self._token else None
 
     def keep(self) -> None:
-        """Have a token for another quarter of an hour. Where none is to be had, one that lives is kept.
+        """Ensure a token that is valid for another quarter of an hour. If none is available, keep a valid one.
 
         Raises:
-            AzureError, TimeoutError: there is none that lives.
+            AzureError, TimeoutError: there is no valid token.
         """
         remains = self._left()
         if remains >= _AHEAD or (remains > 0 and not self._its_turn()):
@@ -111,12 +111,12 @@ class HeldToken:
         with self._lock:
             now = self._clock.monotonic()
             if now < self._not_before:
-                return False  # asked a moment ago, or by another thread now
+                return False  # asked a moment ago, or another thread is asking now
             self._not_before = now + _AGAIN
             return True
 
     def renew(self) -> bool:
-        """After a refusal: whether there is another token now."""
+        """Renew the token after a refusal, and return whether there is another token now."""
         if self._new():
             return False
         before = self._token
@@ -124,7 +124,7 @@ class HeldToken:
         return self._token != before
 
     def _left(self) -> float:
-        """Seconds that the token still lives; where there is none, none."""
+        """Return the seconds that the token remains valid; 0 without a token."""
         with self._lock:
             return self._ends - self._clock.monotonic() if self._token else 0.0
 
@@ -144,7 +144,7 @@ class HeldToken:
                     thread.start()
                 except RuntimeError as error:
                     raise TimeoutError("no thread can be started to ask the machine's identity") from error
-                self._asking = asking  # not before: nobody would ever answer it
+                self._asking = asking  # only after the thread has started, or no thread would ever answer it
         until = self._time.until
         if until is not None:
             patience = min(patience, until - self._clock.monotonic())
@@ -162,7 +162,7 @@ class HeldToken:
                 # Wall seconds become monotonic once, on receipt.
                 self._ends = self._got + token.expires_on - self._clock.time()
                 self._token = token.token
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait raise it
+        except Exception as error:  # noqa: BLE001 - of any kind: the waiting threads raise it
             asking.error = error
         finally:
             with self._lock:

@@ -1,1 +1,1 @@
-"""Google Cloud Storage: `credentials` finds who we are, `store` makes the requests, `batch` many deletes at once."""
+"""Google Cloud Storage: `credentials` finds the credentials, `store` sends the requests, `batch` joins deletes into one."""

@@ -1,6 +1,6 @@
-"""Many deletes in one request, as Google's JSON API takes them, and what became of each.
+"""Batches of deletes: many in one request, in the form of Google's JSON API, with the answer to each.
 
-(https://cloud.google.com/storage/docs/batch: the answers stand in the order of the calls.)
+(https://cloud.google.com/storage/docs/batch: the answers come in the order of the calls.)
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import requests
 BOUNDARY = "==call=="
 CONTENT_TYPE = f'multipart/mixed; boundary="{BOUNDARY}"'
 
-#: Calls of one batch, says the page above.
+#: Calls in one batch, by the page above.
 MOST = 100
 
 
 def batch(targets: Sequence[str]) -> bytes:
-    """A body that deletes what each target, a path with its query, names."""
+    """Return a body that deletes every target. A target is a path with its query."""
     calls = (
         f"--{BOUNDARY}\r\nContent-Type: application/http\r\nContent-ID: <{number}>\r\n\r\nDELETE {target} HTTP/1.1\r\n\r\n\r\n"
         for number, target in enumerate(targets)
@@ -28,10 +28,10 @@ def batch(targets: Sequence[str]) -> bytes:
 
 
 def answers(response: requests.Response, asked: Sequence[str]) -> Iterator[requests.Response]:
-    """The answer to each call, as if it had come alone.
+    """Yield the answer to each call, as if the call had been sent alone.
 
     Raises:
-        ValueError: this is no answer to a batch, or not to all of it.
+        ValueError: the response is not an answer to a batch, or not to all of it.
     """
     head = f"Content-Type: {response.headers.get('Content-Type', '')}\r\n\r\n".encode("latin-1")
     parts = BytesParser().parsebytes(head + response.content).get_payload()

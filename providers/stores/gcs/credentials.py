@@ -1,8 +1,8 @@
-"""Who we are to Cloud Storage, and over which connections: Google's own chain of credentials, one token for all threads.
+"""Credentials and connections for Cloud Storage: Google's own chain of credentials, and one token for all threads.
 
-google-auth by itself renews a token within the request that is in need of it, 225 s before the end, and fails where the
-metadata service does not answer although the old one still holds: in the middle of the last save. Here `freshen` renews
-it a quarter of an hour ahead, and a request does so only when nothing is left of the old one.
+By itself google-auth renews a token during the request that needs it, 225 s before its end. If the metadata service does not
+answer then, google-auth fails although the old token is still valid: in the middle of the last save. Here `freshen` renews
+the token a quarter of an hour ahead. A request renews it only when the old one has run out.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ log = logging.getLogger("spotguard")
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 
-#: Seconds before a token's end at which `freshen` fetches another; and within which a request does not trust it.
+#: Seconds before a token's end at which `freshen` fetches another; seconds before it at which a request distrusts the token.
 _AHEAD, _LAST = 15 * 60.0, 10.0
-#: Seconds until `freshen` asks again: the metadata service gives the same token until five minutes before its end.
+#: Seconds until `freshen` asks again: the metadata service returns the same token until five minutes before its end.
 _AGAIN = 60.0
 
 
-#: By the module of google-auth that they are of.
+#: Kinds of credentials, by the module of google-auth that defines them.
 _KINDS = {
     "google.auth.compute_engine.credentials": "the machine's service account",
     "google.oauth2.credentials": "a person's, as gcloud left them",
@@ -48,7 +48,7 @@ _KINDS = {
 
 
 class Token(GoogleCredentials):  # type: ignore[no-untyped-call, misc, unused-ignore]
-    """Credentials of any kind, renewed by one thread for all, and only when they must be."""
+    """Credentials of any kind. One thread renews them for all threads, and only when necessary."""
 
     def __init__(self, source: Any, clock: Clock) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
@@ -59,40 +59,40 @@ class Token(GoogleCredentials):  # type: ignore[no-untyped-call, misc, unused-ig
         self._not_before = -math.inf
 
     def left(self) -> float:
-        """Seconds that the token still holds."""
+        """Return the seconds that the token remains valid."""
         if self._source.token is None:
             return 0.0
         expiry: datetime | None = self._source.expiry
         if expiry is None:
             return math.inf
-        # google-auth writes UTC without saying so.
+        # google-auth's times are UTC without a zone.
         return expiry.replace(tzinfo=expiry.tzinfo or UTC).timestamp() - self._clock.time()
 
     def described(self) -> Credentials:
-        """What kind they are, and how long the token holds."""
+        """Return the kind of the credentials, and how long the token is valid."""
         left = self.left()
-        # A user's token may have come without what renews it; a service account's key and a metadata server always have it.
+        # A user's token may have come without a refresh token; a service account's key and a metadata server can always renew.
         renewed = getattr(self._source, "refresh_token", "") is not None
         kind = _KINDS.get(type(self._source).__module__, "credentials of Google's chain")
         return Credentials(kind, None if math.isinf(left) else left, renewed, temporary=not renewed)
 
     def before_request(self, request: Any, method: str, url: str, headers: dict[str, str]) -> None:
-        """Name the token in the headers. (google-auth's own would first renew what lasts for another 225 s.)"""
+        """Put the token into the headers. (google-auth's own method would first renew a token within 225 s of its end.)"""
         self._renew(request)
         self._used.token = self._source.token
         self._source.apply(headers)
 
     def refresh(self, request: Any) -> None:
-        """After 401: fetch another, unless a thread did so since this one's request left."""
+        """Fetch another token after a 401, unless a thread has fetched one since this thread's request was sent."""
         with self._lock:
             if self._source.token == getattr(self._used, "token", None):
                 self._source.refresh(request)
 
     def freshen(self, request: Any) -> None:
-        """Fetch another where the end is near. Where that fails, the one that holds is kept.
+        """Fetch another token if the end is near. If that fails, keep a valid one.
 
         Raises:
-            GoogleAuthError, OSError: none can be had, and none holds.
+            GoogleAuthError, OSError: no token is available, and none is valid.
         """
         left = self.left()
         if left < _LAST:
@@ -111,7 +111,7 @@ class Token(GoogleCredentials):  # type: ignore[no-untyped-call, misc, unused-ig
                 self._lock.release()
 
     def _renew(self, request: Any) -> None:
-        """Where none holds: one thread fetches one, and the others wait for it."""
+        """Fetch a token if none is valid. One thread fetches it, and the others wait for it."""
         if self.left() < _LAST:
             with self._lock:
                 if self.left() < _LAST:
@@ -119,7 +119,7 @@ class Token(GoogleCredentials):  # type: ignore[no-untyped-call, misc, unused-ig
 
 
 class GCSSession:
-    """The SDK's client, made when it is first asked for: opening a store sends nothing."""
+    """The SDK's client, made at its first use: opening a store sends nothing."""
 
     def __init__(self, location: Location, clock: Clock | None = None) -> None:
         self._at = location
@@ -135,7 +135,7 @@ class GCSSession:
         self._request = Request(tokens)
 
     def client(self) -> Any:
-        """The SDK's client.
+        """Return the SDK's client.
 
         Raises:
             GoogleAuthError: there are no credentials.
@@ -147,22 +147,22 @@ class GCSSession:
         return client
 
     def http(self) -> requests.Session:
-        """The session under the client: for bodies that the SDK would copy."""
+        """Return the session below the client, for bodies that the SDK would copy."""
         session: requests.Session = self.client()._http
         return session
 
     def freshen(self) -> None:
-        """Have a token that lasts.
+        """Ensure a token that lasts.
 
         Raises:
-            GoogleAuthError, OSError: none can be had, and none holds.
+            GoogleAuthError, OSError: no token is available, and none is valid.
         """
         self.client()
         if self._token is not None:
             self._token.freshen(self._request)
 
     def credentials(self) -> Credentials | None:
-        """As whom we ask, once `client` was asked; None: as nobody."""
+        """Return the credentials in use, after the first `client`; None for anonymous requests."""
         return None if self._token is None else self._token.described()
 
     def _make(self) -> Any:
@@ -170,15 +170,15 @@ class GCSSession:
         emulator = os.environ.get("STORAGE_EMULATOR_HOST")
         endpoint = options.get("endpoint") or emulator
         if endpoint and "://" not in endpoint:
-            endpoint = f"http://{endpoint}"  # as other languages' SDKs read the variable
+            endpoint = f"http://{endpoint}"  # SDKs of other languages read the variable like this
         credentials: Any
-        # A token is for Google: not for whoever listens on plain HTTP.
+        # A token is for Google only, never for a listener on plain HTTP.
         if emulator or (endpoint and endpoint.startswith("http://")):
             credentials = AnonymousCredentials()  # type: ignore[no-untyped-call, unused-ignore]
         else:
-            found, _ = google.auth.default(scopes=[_SCOPE], request=self._request)
-            credentials = self._token = Token(found, self._clock)
-        # One refresh after a 401, and the request again: what a caller's loop would not do.
+            credential, _ = google.auth.default(scopes=[_SCOPE], request=self._request)
+            credentials = self._token = Token(credential, self._clock)
+        # One renewal after a 401, then the request again: a caller's retry loop would not do that.
         session: requests.Session = AuthorizedSession(  # type: ignore[no-untyped-call, unused-ignore]
             credentials, max_refresh_attempts=1, auth_request=self._request
         )

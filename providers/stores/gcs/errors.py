@@ -1,4 +1,4 @@
-"""What Cloud Storage's answers and Google's failures to identify us mean to us: a status and a reason, never a text."""
+"""Translation of Cloud Storage's answers and Google's credential failures into errors: by status and reason, never by text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ...errors import (
 )
 from ..errors import leaf, network
 
-#: Where the reason says more than the status.
+#: Reasons that tell more than the status.
 #: (https://cloud.google.com/storage/docs/json_api/v1/status-codes)
 _REASONS: dict[str, type[StoreError]] = {
     "rateLimitExceeded": ThrottledError,
@@ -28,17 +28,17 @@ _REASONS: dict[str, type[StoreError]] = {
     "quotaExceeded": FullError,
 }
 
-#: The permissions that a store needs, as IAM calls them. (https://cloud.google.com/storage/docs/access-control/iam-json)
+#: The permissions that a store needs, by their names in IAM. (https://cloud.google.com/storage/docs/access-control/iam-json)
 CREATE, GET, LIST, DELETE = (f"storage.objects.{verb}" for verb in ("create", "get", "list", "delete"))
 
 
 @contextmanager
 def answered(doing: str, permission: str) -> Iterator[None]:
-    """Every failure of a request becomes one of ours.
+    """Translate every failure of a request into one of spotguard's errors.
 
     Args:
-        doing: with the object's whole name, for the message.
-        permission: what the request needs, for whoever lacks it.
+        doing: the operation with the object's whole name, for the message.
+        permission: the permission that the request needs, for users who lack it.
     """
     try:
         with network(doing):
@@ -63,26 +63,26 @@ def _refused(doing: str, permission: str, error: GoogleAPICallError) -> StoreErr
     status = int(error.code or 0)
     reasons = [str(each.get("reason", "")) for each in error.errors if isinstance(each, dict)]
     kind = next((_REASONS[reason] for reason in reasons if reason in _REASONS), leaf(status))
-    said = f"{doing}: {' '.join([str(status), *reasons])}"
+    text = f"{doing}: {' '.join([str(status), *reasons])}"
     if kind is DeniedError and status == 401:
         return DeniedError(
-            f"{said}; Google does not take this job's credentials: look at its service account, and at this machine's clock"
+            f"{text}; Google does not take this job's credentials: look at its service account, and at this machine's clock"
         )
     if kind is DeniedError:
         return DeniedError(
-            f"{said}: {_line(error.message)}; the job's account needs {permission}: give it roles/storage.objectUser on the bucket"
+            f"{text}: {_line(error.message)}; the job's account needs {permission}: give it roles/storage.objectUser on the bucket"
         )
     if kind is NotFoundError and permission in (CREATE, LIST):
-        return NotFoundError(f"{said}; there is no such bucket: make it, or correct the URL")
-    # A sum that differs from the bytes is 400 "invalid". Nothing else in an upload that is ours to choose can be so:
-    # names, and the name of a key of KMS, were checked before.
+        return NotFoundError(f"{text}; there is no such bucket: make it, or correct the URL")
+    # A checksum that differs from the bytes gives 400 "invalid". No other part of an upload that spotguard chooses can
+    # cause it: object names, and the name of a KMS key, were checked before.
     if status == 400 and permission == CREATE and "invalid" in reasons:
-        return CorruptError(f"{said}: other bytes arrived than were sent: {_line(error.message)}")
-    return kind(f"{said}: {_line(error.message)}")
+        return CorruptError(f"{text}: other bytes arrived than were sent: {_line(error.message)}")
+    return kind(f"{text}: {_line(error.message)}")
 
 
 def _is_networks(error: BaseException) -> bool:
-    """Whether a failure of the network lies behind it: google-auth wraps one in another (`raise … from`)."""
+    """Return whether a failure of the network is behind the error: google-auth wraps errors (`raise … from`)."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, (requests.RequestException, OSError)):
@@ -91,5 +91,5 @@ def _is_networks(error: BaseException) -> bool:
     return False
 
 
-def _line(said: object) -> str:
-    return " ".join(str(said).split())[:300]
+def _line(text: object) -> str:
+    return " ".join(str(text).split())[:300]

@@ -1,13 +1,13 @@
-"""gs://bucket/prefix through google-cloud-storage: its client knows who we are and whom to ask; requests go through the session below it.
+"""gs://bucket/prefix through google-cloud-storage: the client has the credentials and the endpoint, its session sends requests.
 
-The SDK's own listing starts a thread that asks for the bucket's metadata, outside of any deadline and with a permission more
-(3.17), its batch hides all failures behind the first, and its uploads copy (below). So the five requests of the JSON API
-that a store needs are written here.
+The five requests of the JSON API that a store needs are written here, because of three faults of the SDK. Its listing starts a
+thread that asks for the bucket's metadata, outside any deadline and with one more permission (3.17). Its batch hides all
+failures behind the first. Its uploads copy (see below).
 
 Permissions: storage.objects.create, get, list and delete on the bucket. (roles/storage.objectUser has them, and more.)
 
-The service checks an object's CRC32C before the object exists, where the sender names it. So it is named in front of the
-bytes, in one multipart upload: a resumable one would cost a round trip more for each object.
+The service checks an object's CRC32C before the object exists, if the sender names it. So the store sends it before the
+bytes, in one multipart upload. A resumable upload would cost one more round trip for each object.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from .errors import CREATE, DELETE, GET, LIST, answered
 
 log = logging.getLogger("spotguard.providers")
 
-#: Bytes that are copied at a time for google_crc32c, which takes nothing but `bytes`: they stay in the cache.
+#: Bytes copied at a time for google_crc32c, which takes only `bytes`: they stay in the CPU's cache.
 _CRC_PIECE = 256 * 2**10
 
-#: How an object's metadata call what X-Goog-Hash calls so.
+#: Names of the checksums in an object's metadata, by their names in X-Goog-Hash.
 _IN_METADATA = {"crc32c": "crc32c", "md5": "md5Hash"}
 
-#: How a service without batch requests answers one: Google's own storage-testbench with 501.
+#: Statuses by which a service without batch requests answers one: Google's own storage-testbench sends 501.
 _NO_BATCH = {404, 405, 501}
 
 _PROXY = "a proxy may be in between"
@@ -50,11 +50,11 @@ _KMS_KEY = re.compile(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys
 
 
 class _MultipartBody:
-    """A multipart body around a buffer, without a copy of it, as often as it is sent.
+    """A multipart body around a buffer. It never copies the buffer, and can be sent repeatedly.
 
-    Client CPU of 64 MiB objects, plain HTTP to a sink on the same machine, with CRC32C: 0.28 s/GB so. The SDK's
-    upload_from_string, which is resumable from 8 MiB on and so two requests: 0.72 without a checksum. Its multipart,
-    which reads and joins the parts into fresh memory: 3.6.
+    Client CPU of 64 MiB objects, over plain HTTP to a sink on the same machine, with CRC32C: 0.28 s/GB. The SDK's
+    upload_from_string, which is resumable from 8 MiB on and so needs two requests: 0.72 without a checksum. The SDK's
+    multipart upload, which reads and joins the parts into fresh memory: 3.6.
     """
 
     def __init__(self, metadata: Mapping[str, str], data: memoryview) -> None:
@@ -78,9 +78,9 @@ class GCSStore:
     """A `BlobStore` in a bucket.
 
     Args:
-        location: as the URL says it.
-        page: how many objects a listing asks for at a time; 1000 is the service's own limit.
-        calls: how many deletes go in one request.
+        location: the place that the URL names.
+        page: objects in one page of a listing; 1000 is the service's own limit.
+        calls: deletes in one request.
     """
 
     def __init__(self, location: Location, page: int = 1000, calls: int = MOST) -> None:
@@ -88,7 +88,7 @@ class GCSStore:
         self.parallel = CONNECTIONS
         self._at = location
         self._page, self._calls = page, calls
-        #: Until the service has said that it knows no batch requests.
+        #: Whether to send batches; False after the service has refused one as unknown.
         self._batches = True
         self._session = GCSSession(location)
         options = location.options
@@ -105,7 +105,7 @@ class GCSStore:
             self._put_options["kmsKeyName"] = key
 
     def warm(self, *, timeout: float | None = None) -> None:
-        """A token that lasts, and this thread's connection open: the answer to a question about nothing opens it."""
+        """Fetch a lasting token, and open this thread's connection with a request for an object that does not exist."""
         with within(timeout), answered(f"reach {self.url}", GET):
             self._session.freshen()
             try:
@@ -123,27 +123,27 @@ class GCSStore:
         crc32: int | None = None,
         sent: Sent | None = None,
     ) -> None:
-        """Store the whole object; the service refuses bytes that are not of the CRC32C in front of them."""
+        """Upload the whole object; the service refuses bytes that do not match the CRC32C before them."""
         self._put(key, data, timeout, sent, {})
 
     def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
-        """As `put`, unless the key exists: generation 0 is that of nothing."""
+        """Upload as `put` does, unless the key exists (generation 0 means no object); return whether it was uploaded."""
         return self._put(key, data, timeout, None, {"ifGenerationMatch": "0"})
 
     def get(self, key: str, *, timeout: float | None = None) -> bytes:
-        """The whole object, compared with the CRC32C that the service holds of it."""
+        """Return the whole object, checked against the service's CRC32C of it."""
         doing = f"get {self._named(check_key(key))}"
         with within(timeout), answered(doing, GET), self._media(key) as response:
             data = bytearray(_length(doing, response))
             view = memoryview(data)
             _receive(doing, response, view)
-            name, found = _sum(view)
-            if _sums(response).get(name, found) != found:
+            name, value = _sum(view)
+            if _sums(response).get(name, value) != value:
                 raise CorruptError(f"{doing}: these are not the bytes of the {name} that came with them")
             return bytes(data)
 
     def read_into(self, key: str, start: int, buffer: memoryview, *, timeout: float | None = None) -> None:
-        """Fill `buffer` from the object's `start` on, in one request."""
+        """Fill `buffer` from the object's byte `start` on, in one request."""
         doing, view = f"read {self._named(check_key(key))}", buffer.cast("B")
         with within(timeout), answered(doing, GET):
             if not view:
@@ -160,28 +160,28 @@ class GCSStore:
                 )
 
     def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
-        """Every object whose key starts with `prefix`, in order of keys; a page at a time."""
-        doing, left = f"list {self._named(check_prefix(prefix))}", remaining(timeout)
+        """Yield every object whose key starts with `prefix`, in order of keys, page by page."""
+        doing, remains = f"list {self._named(check_prefix(prefix))}", remaining(timeout)
         asked = {
             "prefix": self._at.key(prefix),
             "maxResults": str(self._page),
             "fields": "items(name,size),nextPageToken",
         }
         while True:
-            with within(left()), answered(doing, LIST):
-                found, more = _page(doing, self._ask("GET", f"/storage/v1/b/{self._at.bucket}/o", asked))
-            for name, size in found:
+            with within(remains()), answered(doing, LIST):
+                objects, more = _page(doing, self._ask("GET", f"/storage/v1/b/{self._at.bucket}/o", asked))
+            for name, size in objects:
                 yield ObjectInfo(name.removeprefix(self._at.prefix), size)
             if not more:
                 return
             asked["pageToken"] = more
 
     def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
-        """Remove objects, a hundred with one request where the service knows that."""
-        doing, left = f"delete {self.url}", remaining(timeout)
+        """Delete objects, a hundred with one request if the service knows batches."""
+        doing, remains = f"delete {self.url}", remaining(timeout)
         paths = [self._object(check_key(key)) for key in keys]
         for at in range(0, len(paths), self._calls):
-            with within(left()), answered(doing, DELETE):
+            with within(remains()), answered(doing, DELETE):
                 some = paths[at : at + self._calls]
                 if self._batches:
                     self._delete(doing, some)
@@ -189,7 +189,7 @@ class GCSStore:
                     self._delete_singly(some)
 
     def credentials(self) -> Credentials | None:
-        """As whom it asks."""
+        """Return the credentials in use, for people."""
         return self._session.credentials()
 
     # --- inside ---
@@ -203,12 +203,13 @@ class GCSStore:
             body = _MultipartBody({"name": self._at.key(key), _IN_METADATA[name]: value}, view)
             asked = {"uploadType": "multipart", "fields": _IN_METADATA[name], **self._put_options, **options}
             try:
-                said = {"Content-Type": body.content_type}
+                headers = {"Content-Type": body.content_type}
                 made = self._ask(
-                    "POST", f"/upload/storage/v1/b/{self._at.bucket}/o", asked, body, said
+                    "POST", f"/upload/storage/v1/b/{self._at.bucket}/o", asked, body, headers
                 ).json()
             except GoogleAPICallError as error:
-                # Without our condition it is the organisation's, as that a key of its own be used: no answer to "is it there".
+                # Without this store's condition, a 412 comes from a rule of the organisation, for example that objects use its
+                # own key. It does not mean that the object exists.
                 if error.code == 412 and "ifGenerationMatch" in options:
                     return False
                 raise
@@ -246,8 +247,8 @@ class GCSStore:
                     raise
 
     def _media(self, key: str, wanted: str | None = None) -> requests.Response:
-        """The bytes of an object, or a range of them, as a stream."""
-        # Else what somebody stored compressed would be sent so, or not, as the service likes.
+        """Return the bytes of an object, or a range of them, as a stream."""
+        # Without this, the service may send an object that was stored compressed either compressed or not.
         headers = {"Accept-Encoding": "identity", **({"Range": wanted} if wanted else {})}
         return self._ask(
             "GET", f"/download{self._object(key)}", {"alt": "media"}, headers=headers, stream=True
@@ -262,16 +263,16 @@ class GCSStore:
         headers: Mapping[str, str] | None = None,
         stream: bool = False,
     ) -> requests.Response:
-        """One request of the JSON API.
+        """Send one request of the JSON API.
 
         Raises:
-            GoogleAPICallError: it was answered with an error.
+            GoogleAPICallError: the answer is an error.
         """
         response = self._session.http().request(
             method,
             f"{self._session.client().api_endpoint}{path}",
             params={**asked, **self._all_options},
-            data=body,  # type: ignore[arg-type]  # a memoryview is as good as bytes to it
+            data=body,  # type: ignore[arg-type]  # it accepts a memoryview as well as bytes
             headers=headers,
             stream=stream,
         )
@@ -293,9 +294,9 @@ def _failure(response: requests.Response) -> Exception:
 
 
 def _sum(view: memoryview) -> tuple[str, str]:
-    """What the service compares with the bytes that arrived: its name in headers, and its value.
+    """Return the checksum that the service compares with the received bytes: its name in headers, and its value.
 
-    Where google_crc32c has no machine code, its CRC32C takes a second for a few MB, and hashlib's MD5 (0.7 GB/s) is there.
+    Without machine code, google_crc32c takes a second for a few MB. Then hashlib's MD5 (0.7 GB/s) takes its place.
     """
     if google_crc32c.implementation != "c":
         return "md5", base64.b64encode(hashlib.md5(view, usedforsecurity=False).digest()).decode()
@@ -306,13 +307,13 @@ def _sum(view: memoryview) -> tuple[str, str]:
 
 
 def _sums(response: requests.Response) -> dict[str, str]:
-    """X-Goog-Hash: crc32c=n03x6A==,md5=Ojk9c3dhfxgoKVVHYwFbHQ=="""
+    """Return the checksums of a header such as X-Goog-Hash: crc32c=n03x6A==,md5=Ojk9c3dhfxgoKVVHYwFbHQ=="""
     words = response.headers.get("X-Goog-Hash", "").split(",")
     return {name.strip(): value.strip() for name, _, value in (word.partition("=") for word in words)}
 
 
 def _page(doing: str, response: requests.Response) -> tuple[list[tuple[str, int]], str]:
-    """Names and sizes, and what the next page is asked for by."""
+    """Return the page's names and sizes, and the token of the next page."""
     try:
         said = response.json()
         return [(str(each["name"]), int(each["size"])) for each in said.get("items", ())], said.get(
@@ -330,6 +331,6 @@ def _length(doing: str, response: requests.Response) -> int:
 
 
 def _receive(doing: str, response: requests.Response, view: memoryview) -> None:
-    """Fill the view with what was announced. (urllib3 before 2 says nothing when a connection ends early.)"""
+    """Fill the view with the announced number of bytes. (urllib3 before 2 reports no error if a connection ends early.)"""
     if fill(response.raw, view) < len(view):
         raise UnavailableError(f"{doing}: the answer ended early: {_PROXY}")

@@ -1,1 +1,1 @@
-"""Amazon S3, and what speaks its protocol: `credentials` finds who we are, `store` makes the requests."""
+"""Amazon S3, and services with its protocol: `credentials` finds the credentials, `store` sends the requests."""

@@ -1,8 +1,8 @@
-"""Who we are to S3: credentials taken from AWS's own chain, and a client that holds them as they are.
+"""Credentials for S3, taken from AWS's own chain, and a client that holds them unchanged.
 
-botocore refreshes credentials while it signs, and waits for the metadata service if they end within ten minutes, also
-when that service is gone: in the middle of the last save. So what it found is frozen into a client, `freshen` renews
-them a quarter of an hour ahead, and what still holds is used when nothing newer can be had.
+botocore refreshes credentials while it signs a request. If they end within ten minutes, it waits for the metadata service,
+even if that is gone: in the middle of the last save. So this module freezes the credentials into a client. `freshen` renews
+them a quarter of an hour ahead. If nothing newer is available, valid ones stay in use.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from ..url import Location
 
 log = logging.getLogger("spotguard")
 
-#: Seconds before their end at which credentials are renewed, if that can be had.
+#: Seconds before their end at which credentials are renewed, if new ones are available.
 _AHEAD = 15 * 60
 #: Seconds until `freshen` asks again: a role's new credentials come five minutes before the old ones end.
 _AGAIN = 60.0
 
 _CONFIG = Config(
     retries={"total_max_attempts": 1, "mode": "standard"},  # the caller's loop retries, by its deadline
-    request_checksum_calculation="when_required",  # ours is given; S3 wants one for DeleteObjects
+    request_checksum_calculation="when_required",  # the store passes its own; S3 requires one for DeleteObjects
     response_checksum_validation="when_required",
     s3={
         "payload_signing_enabled": False
-    },  # SHA-256 of all bytes, on plain HTTP, beside a CRC32 that is checked
+    },  # would be SHA-256 of all bytes, on plain HTTP, beside a CRC32 that S3 checks
 )
 
-#: The region where nobody says one: it answers for all of them. Of a wrong one S3 says which one it should have been.
+#: The region if none is configured: it answers for all of them. For a wrong one, S3's answer names the right one.
 _USUAL = "us-east-1"
 
-#: Where botocore found them, in words.
+#: Descriptions of the places where botocore finds credentials.
 _KINDS = {
     "env": "variables of the environment",
     "shared-credentials-file": "AWS's credentials file",
@@ -59,7 +59,7 @@ _KINDS = {
     "login": "aws login",
 }
 
-#: No credentials are to be had now: nobody answers, or (STS) the answer is no.
+#: Errors by which no credentials are available now: no answer, or (STS) a refusal.
 _NONE_NOW = (BotoCoreError, ClientError, DeniedError, OSError)
 
 
@@ -78,10 +78,10 @@ class S3Session:
         self._frozen: Any = None
 
     def client(self) -> Any:
-        """The client of now.
+        """Return the current client.
 
         Raises:
-            DeniedError: no credentials are to be found.
+            DeniedError: no credentials were found.
         """
         client = self._client
         if client is not None:
@@ -92,16 +92,16 @@ class S3Session:
             return self._client
 
     def freshen(self) -> None:
-        """Renew credentials that end soon. Where that fails, those that hold are kept.
+        """Renew credentials that end soon. If that fails, keep valid ones.
 
         Raises:
-            DeniedError: no credentials are to be found.
+            DeniedError: no credentials were found.
         """
         self.client()
         if not isinstance(self._found, RefreshableCredentials) or not self._found.refresh_needed(_AHEAD):
             return
         if self._clock.monotonic() < self._not_before or not self._lock.acquire(blocking=False):
-            return  # tried a moment ago, or by another thread now
+            return  # tried a moment ago, or another thread is trying now
         try:
             self._not_before = self._clock.monotonic() + _AGAIN
             self._take(self._found)
@@ -111,7 +111,7 @@ class S3Session:
             self._lock.release()
 
     def renew(self, refused: object) -> bool:
-        """After `refused` was refused: whether there is a client with other credentials."""
+        """Renew the credentials of the client `refused`; return whether there is a client with other credentials."""
         with self._lock:
             if self._client is not refused:
                 return True
@@ -124,34 +124,36 @@ class S3Session:
             return bool(self._frozen != before)
 
     def credentials(self) -> Credentials:
-        """What was found, once `client` was asked."""
-        kind = _KINDS.get(found := getattr(self._found, "method", ""), found or "credentials of AWS's chain")
+        """Return the credentials that were found, after the first `client`."""
+        kind = _KINDS.get(
+            method := getattr(self._found, "method", ""), method or "credentials of AWS's chain"
+        )
         if isinstance(self._found, RefreshableCredentials):
             ends = getattr(self._found, "_expiry_time", None)
             left = None if ends is None else ends.timestamp() - self._clock.time()
-            # What a variable holds stays as it is for as long as the process lives.
-            return Credentials(kind, left, renewed=found != "env", temporary=left is None)
+            # Variables keep their values during the whole life of the process.
+            return Credentials(kind, left, renewed=method != "env", temporary=left is None)
         return Credentials(kind, None, renewed=False, temporary=bool(self._frozen and self._frozen.token))
 
     def _make(self) -> None:
-        """Ask the whole chain anew, files and variables too."""
+        """Ask the whole chain again, files and variables included."""
         core = botocore.session.Session()
         session = boto3.session.Session(profile_name=self._at.options.get("profile"), botocore_session=core)
         _ask_the_machine_directly(core)
-        found = session.get_credentials()
-        if found is None:
+        credentials = session.get_credentials()
+        if credentials is None:
             raise DeniedError(
                 f"{self._at.url}: no AWS credentials are to be found; give the machine an instance role, or set "
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
         self._boto = session
-        self._take(found)
+        self._take(credentials)
 
     def _take(self, found: Any) -> None:
-        """Freeze what `found` holds (botocore asks for newer, where it ends within a quarter of an hour)."""
+        """Freeze the credentials in `found`; botocore asks for newer ones if they end within a quarter of an hour."""
         try:
             frozen = found.get_frozen_credentials()
-        except RuntimeError as error:  # what botocore says where the newer ones are out of date as well
+        except RuntimeError as error:  # botocore raises it if the newer ones are out of date as well
             raise DeniedError(
                 f"{self._at.url}: the AWS credentials to be found have expired ({error}); renew them, or correct this "
                 "machine's clock"
@@ -162,7 +164,7 @@ class S3Session:
         options = self._at.options
         client = self._boto.client(
             "s3",
-            # botocore finds AWS_DEFAULT_REGION, else the profile's; AWS's other SDKs ask AWS_REGION, which it does not know.
+            # botocore reads AWS_DEFAULT_REGION, else the profile's region. It does not know AWS_REGION, which other SDKs read.
             region_name=options.get("region")
             or self._boto.region_name
             or os.environ.get("AWS_REGION")
@@ -178,7 +180,7 @@ class S3Session:
 
 
 def _ask_the_machine_directly(core: botocore.session.Session) -> None:
-    """Have botocore ask the machine's metadata service without the environment's proxies: law 5.
+    """Make botocore ask the machine's metadata service without the environment's proxies (law 5).
 
     A proxy would answer with its own machine's role, or not at all, and would see the credentials.
     """
@@ -186,5 +188,5 @@ def _ask_the_machine_directly(core: botocore.session.Session) -> None:
         machine = core.get_component("credential_provider").get_provider("iam-role")._role_fetcher
         machine._session = URLLib3Session(timeout=machine._timeout, proxies={})
     except (AttributeError, UnknownCredentialError):
-        # A botocore that keeps it elsewhere asks as it always did; NO_PROXY tells it not to.
+        # A botocore that keeps the fetcher elsewhere asks as it always did; NO_PROXY keeps it from the proxies.
         log.debug("botocore's way to the metadata service is not known: proxies hold for it", exc_info=True)

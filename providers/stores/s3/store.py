@@ -1,4 +1,4 @@
-"""s3://bucket/prefix through boto3: it finds credentials, signs and reads answers; `http` carries the bytes.
+"""s3://bucket/prefix through boto3: boto3 finds credentials, signs requests and parses answers, `http` carries the bytes.
 
 Permissions: s3:PutObject, s3:GetObject, s3:DeleteObject on the prefix, s3:ListBucket on the bucket.
 """
@@ -42,24 +42,24 @@ from .credentials import S3Session
 
 T = TypeVar("T")
 
-#: S3's limits: keys of one DeleteObjects, and of one page of a listing.
+#: S3's limits: keys in one DeleteObjects, and in one page of a listing.
 _BATCH = 1000
 
-#: Where the code says more than the status. (AWS: "Error responses", Amazon S3 API Reference.)
+#: Codes that tell more than the status. (AWS: "Error responses", Amazon S3 API Reference.)
 _CODES: dict[str, type[StoreError]] = {
     "BadDigest": CorruptError,
     "InvalidDigest": CorruptError,
     "XAmzContentChecksumMismatch": CorruptError,
     "XAmzContentSHA256Mismatch": CorruptError,
     "IncompleteBody": UnavailableError,
-    "RequestTimeout": UnavailableError,  # a 400: the body stood still
+    "RequestTimeout": UnavailableError,  # a 400: the body stalled
     "ConditionalRequestConflict": UnavailableError,
     "OperationAborted": UnavailableError,
     "SlowDown": ThrottledError,
     "Throttling": ThrottledError,
     "ThrottlingException": ThrottledError,
     "RequestLimitExceeded": ThrottledError,
-    "QuotaExceeded": FullError,  # not AWS's: Ceph's, and others' with quotas
+    "QuotaExceeded": FullError,  # not AWS's: Ceph's, and other services' with quotas
     "XMinioAdminBucketQuotaExceeded": FullError,
     "XMinioStorageFull": FullError,
     "ServiceQuotaExceeded": FullError,
@@ -68,7 +68,7 @@ _CODES: dict[str, type[StoreError]] = {
     "TokenRefreshRequired": DeniedError,
     "RequestExpired": DeniedError,
 }
-#: Credentials that others may take the place of.
+#: Codes of refused credentials that newer ones may replace.
 _STALE = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId", "RequestExpired"}
 
 _ADVICE = {
@@ -84,7 +84,7 @@ _PROXY = "a proxy may be in between"
 
 
 class _S3Body:
-    """A buffer as boto3 takes one. It is never read: `_carry` hands the buffer itself to the transport."""
+    """A buffer in the form that boto3 takes. boto3 never reads it: `_carry` hands the buffer itself to the transport."""
 
     def __init__(self, view: memoryview) -> None:
         self.view = view
@@ -93,7 +93,7 @@ class _S3Body:
         return len(self.view)
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Once more from the start: botocore repeats a request when it learns the bucket's region."""
+        """Return 0, the start: botocore repeats a request when it learns the bucket's region."""
         return 0
 
     def tell(self) -> int:
@@ -125,14 +125,14 @@ class S3Store:
             self._all_options["RequestPayer"] = "requester"
 
     def warm(self, *, timeout: float | None = None) -> None:
-        """Credentials that last, and this thread's connection open: the answer to a question about nothing opens it."""
+        """Fetch lasting credentials, and open this thread's connection with a request for an object that does not exist."""
         with within(timeout), _mapped(f"reach {self.url}"):
             self._session.freshen()
             try:
-                # No HEAD: its answer has no body, and so does not say what was wrong with the credentials.
+                # Not a HEAD: its answer has no body, and so does not tell why the credentials are refused.
                 self._ask("get_object", Key=self._at.key("spotguard-warm"))["Body"].close()
             except ClientError as error:
-                # Who may not list is told "denied" of what is not there.
+                # Without the permission to list, S3 answers "denied" for a missing object.
                 if _code(error) not in ("NoSuchKey", "AccessDenied"):
                     raise
 
@@ -145,11 +145,11 @@ class S3Store:
         crc32: int | None = None,
         sent: Sent | None = None,
     ) -> None:
-        """Store the whole object; the service refuses bytes that are not of this CRC32."""
+        """Upload the whole object; the service refuses bytes that do not match this CRC32."""
         self._put(key, data, timeout, crc32, sent)
 
     def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
-        """As `put`, unless the key exists: If-None-Match, which S3 decides at the end of the upload."""
+        """Upload as `put` does, unless the key exists; S3 checks If-None-Match at the end of the upload."""
         try:
             self._put(key, data, timeout, None, None, IfNoneMatch="*")
         except _Precondition:
@@ -157,7 +157,7 @@ class S3Store:
         return True
 
     def get(self, key: str, *, timeout: float | None = None) -> bytes:
-        """The whole object."""
+        """Return the whole object."""
         doing = f"get {self._named(check_key(key))}"
         with within(timeout), _mapped(doing):
             answer = self._ask("get_object", Key=self._at.key(key))
@@ -170,7 +170,7 @@ class S3Store:
             return bytes(data)
 
     def read_into(self, key: str, start: int, buffer: memoryview, *, timeout: float | None = None) -> None:
-        """Fill `buffer` from the object's `start` on, in one request."""
+        """Fill `buffer` from the object's byte `start` on, in one request."""
         doing, view = f"read {self._named(check_key(key))}", buffer.cast("B")
         with within(timeout), _mapped(doing):
             if not view:
@@ -179,7 +179,7 @@ class S3Store:
             wanted = f"bytes={start}-{start + len(view) - 1}"
             answer = self._ask("get_object", Key=self._at.key(key), Range=wanted)
             if not answer.get("ContentRange", "").startswith(f"bytes {start}-"):
-                answer["Body"].close()  # the rest of it would be taken for the next answer
+                answer["Body"].close()  # or the rest of it would be read as the next answer
                 raise UnavailableError(f"{doing}: a range was asked for, and another came: {_PROXY}")
             got = fill(answer["Body"], view)
             if got < len(view):
@@ -188,35 +188,35 @@ class S3Store:
                 )
 
     def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
-        """Every object whose key starts with `prefix`, in order of keys; a page at a time."""
-        doing, left = f"list {self._named(check_prefix(prefix))}", remaining(timeout)
+        """Yield every object whose key starts with `prefix`, in order of keys, page by page."""
+        doing, remains = f"list {self._named(check_prefix(prefix))}", remaining(timeout)
         more: dict[str, Any] = {}
         while True:
-            with within(left()), _mapped(doing):
+            with within(remains()), _mapped(doing):
                 page = self._ask("list_objects_v2", Prefix=self._at.key(prefix), **more)
-                found = [(each["Key"], each["Size"]) for each in page.get("Contents", ())]
-                # Every listing says whether there is more; a proxy's page does not, and would be one of nothing.
+                objects = [(each["Key"], each["Size"]) for each in page.get("Contents", ())]
+                # Every real listing tells whether there is more. A proxy's page does not, and would look like an empty listing.
                 more = {"ContinuationToken": page["NextContinuationToken"]} if page["IsTruncated"] else {}
-            for name, size in found:
+            for name, size in objects:
                 yield ObjectInfo(name.removeprefix(self._at.prefix), size)
             if not more:
                 return
 
     def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
-        """Remove objects, a thousand with one request."""
-        named, left = [self._at.key(check_key(key)) for key in keys], remaining(timeout)
+        """Delete objects, a thousand with one request."""
+        named, remains = [self._at.key(check_key(key)) for key in keys], remaining(timeout)
         for at in range(0, len(named), _BATCH):
             batch, doing = named[at : at + _BATCH], f"delete {self.url}"
-            with within(left()), _mapped(doing):
-                said = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
-                answer = self._ask("delete_objects", Delete=said)
+            with within(remains()), _mapped(doing):
+                request = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
+                answer = self._ask("delete_objects", Delete=request)
                 failures = [(failed["Key"], failed["Code"]) for failed in answer.get("Errors", ())]
             for key, code in failures:
                 if code != "NoSuchKey":
                     raise _CODES.get(code, _by_word(code))(f"delete {key}: {code}{_ADVICE.get(code, '')}")
 
     def credentials(self) -> Credentials | None:
-        """As whom it asks."""
+        """Return the credentials in use, for people."""
         return self._session.credentials()
 
     # --- inside ---
@@ -243,7 +243,7 @@ class S3Store:
             )
 
     def _ask(self, operation: str, **arguments: Any) -> Mapping[str, Any]:
-        """One request; a second one where the credentials were out of date and there are others now."""
+        """Send one request; send it again if the credentials were out of date and there are other ones now."""
         client = self._session.client()
         call: Callable[..., Mapping[str, Any]] = getattr(client, operation)
         try:
@@ -255,14 +255,15 @@ class S3Store:
         return call(Bucket=self._at.bucket, **arguments, **self._all_options)
 
     def _carry(self, request: AWSPreparedRequest, **kwargs: Any) -> AWSResponse:
-        """What botocore would send, sent by the transport (its event "before-send")."""
+        """Send botocore's request through the transport (botocore's event "before-send")."""
         headers = dict(request.headers.items())
-        headers.pop("Expect", None)  # a round trip before each body, to spare one that would be refused
+        # Expect would cost a round trip before each body, only to save a body that is refused.
+        headers.pop("Expect", None)
         body = request.body.view if isinstance(request.body, _S3Body) else request.body
         response = self._link.carry(request.method, request.url, headers, body)
         answer = AWSResponse(request.url, response.status_code, response.headers, response.raw)
         if not request.stream_output or response.status_code >= 300:
-            _ = answer.content  # read now, while the time of this request counts
+            _ = answer.content  # read now, within this request's time
         return answer
 
     def _named(self, key: str) -> str:
@@ -270,12 +271,12 @@ class S3Store:
 
 
 class _Precondition(StoreError):
-    """The key is there already."""
+    """The key exists already."""
 
 
 @contextmanager
 def _mapped(doing: str) -> Iterator[None]:
-    """No exception of an SDK leaves this module: each becomes the leaf that its code says."""
+    """Translate every exception of an SDK into the error that its code means, so that none leaves this module."""
     try:
         with network(doing), _identified(doing):
             yield
@@ -286,7 +287,7 @@ def _mapped(doing: str) -> Iterator[None]:
         kind = _CODES.get(code) or leaf(status)
         raise kind(f"{doing}: {code} ({status}){_ADVICE.get(code, '')}") from error
     except (ResponseParserError, KeyError) as error:
-        # None of S3's, or cut off. (Of S3's verbs newer botocore takes a 200 that is no XML for a 500; older ones do not.)
+        # Not S3's answer, or cut off. (Newer botocore treats a 200 that is not XML as a 500 for S3's operations; older does not.)
         raise UnavailableError(
             f"{doing}: the answer cannot be read ({type(error).__name__}: {error}): {_PROXY}"
         ) from error
@@ -300,7 +301,10 @@ def _mapped(doing: str) -> Iterator[None]:
 
 @contextmanager
 def _identified(doing: str) -> Iterator[None]:
-    """Credentials are asked for by botocore's own HTTP, as of STS. (Some of its errors are an OSError besides.)"""
+    """Translate failures to get credentials: botocore's own HTTP asks for them, for example from STS.
+
+    (Some of its errors are an OSError as well.)
+    """
     try:
         yield
     except NoConnectionError as error:
@@ -318,5 +322,5 @@ def _status(error: ClientError) -> int:
 
 
 def _by_word(code: str) -> type[StoreError]:
-    """Of one key in a batch there is no status of its own."""
+    """Return the error for one key in a batch, which has a code but no status of its own."""
     return {"AccessDenied": DeniedError, "NoSuchBucket": NotFoundError}.get(code, UnavailableError)
