@@ -97,8 +97,8 @@ class NoticeSource(Protocol):
     A cloud is several sources, each with its own interval and health. A key that announces the machine's end is
     polled every second, or by a long poll. A key that only warns is polled every ten seconds.
 
-    `poll` never raises. Every failure of the network or the server becomes a `Health` that is not SEEING, because
-    an agent that dies of a bad answer is blind for good (aws-node-termination-handler#916).
+    `poll` never raises. Every failure of the network or the server becomes a `Health` that is not SEEING. An agent that
+    dies of a bad answer would be blind for good (aws-node-termination-handler#916).
     """
 
     #: The name in logs and in `status`: "aws spot/instance-action".

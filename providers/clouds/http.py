@@ -202,8 +202,8 @@ class _TooLarge(OSError):
 class _WholeAnswerSocket(socket.socket):
     """A socket whose timeout covers all that it receives until the timeout is set again. So does its limit of bytes.
 
-    The ordinary timeout starts again with every byte, so a server that trickles would hold its client for ever, in
-    the headers as well as in the body. urllib3 sets the timeout once before each answer.
+    The ordinary timeout starts again with every byte, so a server that trickles would hold its client for ever. It can
+    trickle the headers as well as the body. urllib3 sets the timeout once before each answer.
     """
 
     _end: float | None = None

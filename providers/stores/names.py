@@ -184,7 +184,7 @@ def read_place(origin: str, text: str) -> str:
 
 
 def read_unlooked(origin: str, text: str) -> str:
-    """Return the URL, checked without a look at its folder.
+    """Return the URL, checked without access to its folder.
 
     For callers that check the folder within a time limit of their own, because its file server may be gone.
     """

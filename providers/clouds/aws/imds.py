@@ -1,9 +1,12 @@
 """EC2's metadata service, version 2: a session token, and reads that carry it.
 
 Written from the "Instance Metadata Service" pages of the EC2 User Guide and from problems of its users:
-a cached token that the service no longer accepts (aws/aws-sdk-java-v2#5764), a retry that sent the old token
-beside the new one (aws-node-termination-handler, pkg/ec2metadata), a hop limit that drops only the token's
-answer (DataDog/datadog-agent#55269), and clients that then silently go on without a token (botocore).
+
+- The service no longer accepts a cached token (aws/aws-sdk-java-v2#5764).
+- A retry sends the old token beside the new one (aws-node-termination-handler, pkg/ec2metadata).
+- A hop limit drops only the token's answer (DataDog/datadog-agent#55269).
+- Clients then silently go on without a token (botocore).
+
 This client never uses version 1: its only read without a token is a diagnosis, whose body it ignores.
 """
 

@@ -95,7 +95,7 @@ class TerminationTime(AwsSource):
 def parse_instance_action(body: bytes, clock: Clock, *, new: bool = False, strict: bool = False) -> Sighting:
     """Return what a body of the key means: a notice, a stale one (seeing, with `detail`), or garbage (blind).
 
-    Never raises, and never takes a JSON object with an action in words for "nothing".
+    Never raises. A JSON object whose action is a text never counts as "nothing".
 
     Args:
         body: the body as received.
@@ -116,7 +116,7 @@ def parse_instance_action(body: bytes, clock: Clock, *, new: bool = False, stric
 def parse_termination_time(body: bytes, clock: Clock, *, new: bool = False, strict: bool = False) -> Sighting:
     """Return what a body of the legacy key means. A short line without a time is documented, and means nothing.
 
-    Never raises, and never takes a value in the form of a time for "nothing".
+    Never raises. A value in the form of a time never counts as "nothing".
     """
     text = body.decode("ascii", "replace").strip()
     if (wall := _instant(text)) is not None:

@@ -2,7 +2,7 @@
 
 `instance/maintenance-event` is NONE until 60 s before a live migration, in which nothing is lost. For a VM that cannot be
 moved, such as one with a GPU, it changes 60 min before the VM ends. **The key must have been read once since the last
-event, or the service skips the warning of a migration**; so the agent reads it from the start.
+event, or the service skips the warning of a migration.** So the agent reads the key from the start.
 
 `instance/shutdown-details/stop-state` exists if graceful shutdown is on for the VM, and tells that a stop was requested.
 It does not announce preemptions (cloudpilot-ai/karpenter-provider-gcp#295).
@@ -122,8 +122,8 @@ class StopState(MaintenanceState):
     def _text(self, name: str) -> str:
         """Return the value of a neighbouring key, or "" if it cannot be read."""
         answer = self._metadata.get(f"instance/shutdown-details/{name}")
-        whole = isinstance(answer, MetadataAnswer) and answer.status == 200
-        return answer.body.decode("utf-8", "replace") if whole and isinstance(answer, MetadataAnswer) else ""
+        found = isinstance(answer, MetadataAnswer) and answer.status == 200
+        return answer.body.decode("utf-8", "replace") if found and isinstance(answer, MetadataAnswer) else ""
 
 
 def parse_word(body: bytes) -> str:

@@ -119,7 +119,7 @@ def _identity(at: Location) -> Any:
         raise UsageError(
             f"store {at.url!r} needs azure-identity, as no key or SAS is set: {how_to_install('azure')}"
         ) from error
-    # azure-identity logs a paragraph where spotguard raises a one-line error. Without logging set up, it goes to stderr.
+    # azure-identity logs a paragraph for an error that spotguard raises in one line. Without logging set up, it goes to stderr.
     words = logging.getLogger("azure")
     if not words.handlers:
         words.addHandler(logging.NullHandler())
@@ -134,7 +134,7 @@ def _identity(at: Location) -> Any:
 
 
 def _wire(ca: str | None) -> Mapping[str, Any]:
-    """Return the options that make the SDK send each request through our transport, once, to the configured address only."""
+    """Return the options that make the SDK send each request through this transport, once, to the configured address only."""
     session, link = requests.Session(), _SasTransport(ca)
     session.mount("http://", link)
     session.mount("https://", link)

@@ -1,7 +1,7 @@
 """A cached Azure token: it is fetched ahead of time, and never while bytes are sent (law 8).
 
-By itself the SDK would fetch a token during a request, in the old token's last five minutes. Here it is told that each token
-ends now. So it asks this class before every request, and gets the cached one. If the metadata service is gone,
+By itself the SDK would fetch a token during a request, in the old token's last five minutes. Here each token
+claims to end now. So the SDK asks this class before every request, and gets the cached token. If the metadata service is gone,
 azure-identity retries for minutes. So a separate thread asks it, and no caller waits for that thread beyond its own timeout.
 """
 

@@ -315,8 +315,8 @@ def _sums(response: requests.Response) -> dict[str, str]:
 def _page(doing: str, response: requests.Response) -> tuple[list[tuple[str, int]], str]:
     """Return the page's names and sizes, and the token of the next page."""
     try:
-        said = response.json()
-        return [(str(each["name"]), int(each["size"])) for each in said.get("items", ())], said.get(
+        page = response.json()
+        return [(str(each["name"]), int(each["size"])) for each in page.get("items", ())], page.get(
             "nextPageToken", ""
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
