@@ -149,7 +149,7 @@ class AwsSource(ABC):
 
 
 def _same(old: Notice | None, new: Notice) -> Notice:
-    """Return the notice with the earlier deadline, which moves when the machine's clock is corrected between two polls."""
+    """Return one warning for two readings of it. Its deadline only moves earlier, as after a correction of the clock."""
     if old is None or old.severity is not new.severity:
         return new
     return old if new.deadline > old.deadline - JITTER else replace(old, deadline=new.deadline)
