@@ -34,8 +34,8 @@ from .restore.startup import Startup, StartupMessages
 from .save.cancel_scope import Abandoned
 from .save.checkpointer import Checkpointer
 from .save.plan.partitioner import ALL_STAY
+from .save.plan.schedule import CheckpointSchedule, lost_training, mean_between
 from .save.request import SavedCheckpoint
-from .save.schedule import CheckpointSchedule, lost_training, mean_between
 from .state.state import State
 
 log = logging.getLogger("spotguard")

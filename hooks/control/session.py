@@ -14,7 +14,7 @@ from ...providers.errors import UsageError
 from ..ipc import interpreter_lock, protocol
 from ..ipc.client import SocketClient
 from ..ipc.notice import alarm_of
-from ..save.schedule import CheckpointSchedule
+from ..save.plan.schedule import CheckpointSchedule
 from .coordinator import Coordinator
 from .report import Report
 from .saver import Saver

@@ -25,7 +25,8 @@ from ..checkpoint.format.manifest import RankManifest
 from ..checkpoint.format.safetensors_header import header
 from ..restore.fetch import Fetch, Progress
 from ..restore.ranges import WantedChunk, plan
-from ..restore.sink import BufferSpan, PlainBuffer, StrictSink
+from ..restore.sink import BufferSpan, StrictSink
+from ..save.upload.buffers import PlainBuffer
 
 #: Prefix of a private name (`manifest.private_name`), of any rank.
 _OWN = re.compile(r"@\d{5,}/", re.ASCII)

@@ -19,8 +19,9 @@ from typing import Generic
 from ...providers.clock import Clock, SystemClock
 from ...providers.errors import CorruptError, NotFoundError, StoreError
 from ...providers.stores.base import BlobStore
+from ..save.upload.buffers import B
 from .ranges import SPARE, ReadBatch, ReadRequest, RequestsInFlight, WantedChunk
-from .sink import BufferSpan, ChunkSink, F, crc32, placed
+from .sink import BufferSpan, ChunkSink, crc32, placed
 
 #: Called with the bytes that are read and the bytes of all, on the thread that waits.
 Progress = Callable[[int, int], None]
@@ -33,7 +34,7 @@ _LOOK = 0.25
 _LEAVING = 1.0
 
 
-class Fetch(Generic[F]):
+class Fetch(Generic[B]):
     """One run through some loads.
 
     Args:
@@ -50,8 +51,8 @@ class Fetch(Generic[F]):
         self,
         store: BlobStore,
         loads: Sequence[ReadBatch],
-        make: Callable[[int], F],
-        taker: ChunkSink[F],
+        make: Callable[[int], B],
+        taker: ChunkSink[B],
         *,
         progress: Progress | None = None,
         clock: Clock | None = None,
@@ -68,9 +69,9 @@ class Fetch(Generic[F]):
         self._total = sum(load.nbytes for load in loads)
         #: Guards all that follows. Who waits for a frame or a request waits on it.
         self._changed = threading.Condition()
-        self._flights = RequestsInFlight[F](loads)
-        self._again: list[ReadRequest[F]] = []
-        self._free: list[F] = []
+        self._flights = RequestsInFlight[B](loads)
+        self._again: list[ReadRequest[B]] = []
+        self._free: list[B] = []
         self._lost: set[int] = set()
         self._left = len(loads)
         self._bytes = 0
@@ -180,7 +181,7 @@ class Fetch(Generic[F]):
                 self._changed.notify_all()
             self._news.set()
 
-    def _next(self) -> tuple[ReadRequest[F], F] | None:
+    def _next(self) -> tuple[ReadRequest[B], B] | None:
         """A request to send and a frame for it, once there are both; None when it is over."""
         with self._changed:
             while True:
@@ -198,7 +199,7 @@ class Fetch(Generic[F]):
             self.frames += 1
         return piece, self._make(self._size)
 
-    def _read(self, piece: ReadRequest[F], frame: F) -> None:
+    def _read(self, piece: ReadRequest[B], frame: B) -> None:
         key, start, end = piece.range[:3]
         error: StoreError | None = None
         try:
@@ -249,7 +250,7 @@ class Fetch(Generic[F]):
                 self._changed.notify_all()
         self._news.set()
 
-    def _sound(self, wanted: WantedChunk, spans: Sequence[BufferSpan[F]]) -> bool:
+    def _sound(self, wanted: WantedChunk, spans: Sequence[BufferSpan[B]]) -> bool:
         """Whether these are the bytes that were saved; where not, they are read once more."""
         if crc32(spans) == wanted.chunk.crc32:
             return True
@@ -290,7 +291,7 @@ class Fetch(Generic[F]):
                 self._handing -= on
                 self._changed.notify_all()
 
-    def _give_back(self, frames: Sequence[F]) -> None:
+    def _give_back(self, frames: Sequence[B]) -> None:
         self._free += frames
         self._changed.notify_all()
 

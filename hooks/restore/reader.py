@@ -23,7 +23,7 @@ from ..checkpoint.format.boxes import Box, common
 from ..checkpoint.format.coverage import Coverage, MergedTensor
 from ..checkpoint.format.dtypes import ITEMSIZE, torch_dtype
 from ..checkpoint.format.header_check import check_headers
-from ..save.upload.buffers import HostBuffer, box
+from ..state.host_buffer import HostBuffer, box
 from ..state.tensor_item import StateTensor
 from .fetch import Fetch, Progress
 from .ranges import WantedChunk, plan

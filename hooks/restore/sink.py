@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, NoReturn, Protocol, TypeVar
+from typing import Generic, NoReturn, Protocol
 
 from ...providers.errors import CheckpointError, StoreError
 from ..checkpoint.format import crc
+from ..save.upload.buffers import B
 from .ranges import ReadBatch, WantedChunk
 
 
-class SinkBuffer(Protocol):
-    """Reused memory."""
-
-    def view(self, start: int, end: int) -> memoryview: ...
-
-
-class PlainBuffer:
-    """One without torch: who verifies or copies bytes may have none."""
-
-    def __init__(self, size: int) -> None:
-        self._view = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-
-    def view(self, start: int, end: int) -> memoryview:
-        return self._view[start:end]
-
-
-F = TypeVar("F", bound=SinkBuffer)
-
-
 @dataclass(frozen=True, slots=True)
-class BufferSpan(Generic[F]):
+class BufferSpan(Generic[B]):
     """Bytes of a chunk in a frame, and which box of the chunk they are."""
 
-    frame: F
+    frame: B
     start: int
     end: int
     offsets: tuple[int, ...]
@@ -46,10 +27,10 @@ class BufferSpan(Generic[F]):
         return self.frame.view(self.start, self.end)
 
 
-class ChunkSink(Protocol[F]):
+class ChunkSink(Protocol[B]):
     """Who the bytes are for. Called by the reading threads, several at once; what it raises ends the reading."""
 
-    def take(self, wanted: WantedChunk, spans: Sequence[BufferSpan[F]]) -> None:
+    def take(self, wanted: WantedChunk, spans: Sequence[BufferSpan[B]]) -> None:
         """The chunk's bytes, which are the ones that were saved. The frames are reused afterwards."""
         ...
 
@@ -78,7 +59,7 @@ class StrictSink:
         raise error
 
 
-def placed(load: ReadBatch, wanted: WantedChunk, frames: Sequence[F]) -> Iterator[BufferSpan[F]]:
+def placed(load: ReadBatch, wanted: WantedChunk, frames: Sequence[B]) -> Iterator[BufferSpan[B]]:
     """Where a chunk's bytes are, of a load whose requests were read into these frames; in order."""
     chunk = wanted.chunk
     if len(load.ranges) == 1:
@@ -89,7 +70,7 @@ def placed(load: ReadBatch, wanted: WantedChunk, frames: Sequence[F]) -> Iterato
         yield BufferSpan(frame, 0, each.end - each.start, each.offsets, each.sizes)
 
 
-def crc32(spans: Sequence[BufferSpan[F]]) -> int:
+def crc32(spans: Sequence[BufferSpan[B]]) -> int:
     """Of all of them one behind the other. The GIL is let go."""
     found = 0
     for span in spans:

@@ -12,9 +12,10 @@ from ...providers.stores.base import BlobStore
 from ..checkpoint.catalog import WholeCheckpoint
 from ..checkpoint.format.header_check import check_headers
 from ..checkpoint.format.manifest import Chunk, RankManifest
+from ..save.upload.buffers import PlainBuffer
 from .fetch import Fetch, Progress
 from .ranges import ReadBatch, WantedChunk, plan
-from .sink import BufferSpan, PlainBuffer
+from .sink import BufferSpan
 
 
 @dataclass(frozen=True, slots=True)

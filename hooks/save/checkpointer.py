@@ -23,17 +23,18 @@ from ..state.state import State
 from ..state.tensor_item import StateTensor
 from .cancel_scope import CancelScope
 from .cleanup import Cleanup, SmallRequests
-from .commit.committer import Committer
 from .commit.publish import publish
+from .committer import Committer
 from .local_copy import Snapshot, StagedSave, StageWriter
 from .plan.budget import EarlierCheckpoint
 from .plan.partitioner import RankRoles
 from .plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress, WrittenState
 from .policy import BackgroundUpload, EmergencySave
 from .request import SaveContext, SaveCost, SavedCheckpoint, SaveSpec
+from .shard_writer import ShardWriter
 from .share import RankShare
 from .upload.transfer import Progress
-from .upload.writer import ShardWriter, StateChanged
+from .upload.uploader import StateChanged
 
 log = logging.getLogger("spotguard")
 
@@ -64,9 +65,9 @@ class Checkpointer:
         self._world = world
         self._writer = ShardWriter(store, run_id, rank, world)
         #: By the writer's connections, for whoever wants something small.
-        self.errands = SmallRequests(self._writer, run_id, clock)
+        self.errands = SmallRequests(self._writer.uploads, run_id, clock)
         self._committer = Committer(run_id, clock, rank=rank, world=world, incarnation=incarnation)
-        self.tidier = Cleanup(store, run_id, self._writer)
+        self.tidier = Cleanup(run_id, self._writer.uploads, self._writer.plans)
         self._stager = None if stage is None else StageWriter(stage, self._writer)
         self._count = itertools.count()
         self._snapshot = Snapshot()
@@ -91,7 +92,7 @@ class Checkpointer:
 
     def warm(self) -> None:
         """Have everything a save needs but the bytes. On the saving thread, before its first save."""
-        self._writer.warm(self.nbytes)
+        self._writer.uploads.warm(self.nbytes)
 
     @property
     def uploading(self) -> int | None:
@@ -110,7 +111,7 @@ class Checkpointer:
 
     def cost(self, roles: RankRoles) -> SaveCost:
         """What this rank would write of a save shared so, as far as it is planned. Any thread: nothing is read."""
-        link, now, outline = self._writer.link, self._clock.monotonic(), self._outline
+        link, now, outline = self._writer.uploads.link, self._clock.monotonic(), self._outline
         rate, commit = link.rate(now), link.commit or 0.0
         if outline is None:
             return SaveCost(self.nbytes, 0, None if rate is None else rate.expected, commit)
@@ -127,7 +128,7 @@ class Checkpointer:
         """
         leaves = state.collect().leaves
         self._writer.rehearse(leaves, lossy=self._lossy)
-        self._outline = self._writer.outline(leaves)
+        self._outline = self._writer.plans.of(leaves)
 
     def close(self) -> None:
         """Let the writer's threads end. On the saving thread, after its last save."""
@@ -139,9 +140,9 @@ class Checkpointer:
         """What is saved from here on is newer than all that was: training went back, and goes another way."""
         self.attempt = attempt
         self._count = itertools.count()
-        self._writer.forget()
+        self._writer.plans.forget()
         if self._stager is not None:
-            self._stager.writer.forget()
+            self._stager.writer.plans.forget()
 
     def restored(self, whole: WholeCheckpoint | None) -> None:
         """Training goes on from this checkpoint: a notice at this very step has nothing newer to save."""
@@ -227,7 +228,7 @@ class Checkpointer:
             save.check_written(reference, written)
             self._committer.commit(replace(save, effort=effort), name, "full", written, stager.writer)
 
-        outline = self._writer.outline(leaves, renew=True)
+        outline = self._writer.plans.of(leaves, renew=True)
         return stager.hold(leaves, outline, name, save.effort, save.moved, commit)
 
     def _whole(
@@ -242,7 +243,7 @@ class Checkpointer:
                 self.tidier.discard(name, save.effort)
             raise
         if name.attempt == self.attempt:
-            self._writer.committed(draft)
+            self._writer.plans.committed(draft)
         saved = self._saved(name, draft, started, *save.agreed.extent, blocked=blocked)
         if save.effort.left() is None:
             self._make_ready(draft.outline)
@@ -294,7 +295,7 @@ class Checkpointer:
         draft = WriteProgress(held.draft.outline)
         written = self._writer.write((), name, effort, draft=draft, fill=held.fill)
         own = replace(manifest, objects=written.objects, tensors=written.tensors)
-        publish(self._writer, own, effort, self._clock)
+        publish(self._writer.uploads, own, effort, self._clock)
         self._lacks = ""
         self._note(self._saved(name, draft, started, manifest.level))
         self._prune(effort, name, attempt)
@@ -378,8 +379,8 @@ class Checkpointer:
     def _plan(self, save: SaveContext, *, renew: bool = False) -> WritePlan:
         leaves = save.collected.leaves
         if save.agreed.roles.whole_each:
-            return self._writer.apart(leaves)
-        self._outline = self._writer.outline(leaves, renew=renew)
+            return self._writer.plans.apart(leaves)
+        self._outline = self._writer.plans.of(leaves, renew=renew)
         return self._outline
 
     def _name(self, save: SaveContext) -> CheckpointName:

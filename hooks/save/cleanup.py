@@ -11,13 +11,14 @@ from collections.abc import Callable
 
 from ...providers.clock import Clock
 from ...providers.errors import CheckpointError, SpotguardError, StoreError
-from ...providers.stores.base import BlobStore
 from ..checkpoint.attempts import attempt_starts
 from ..checkpoint.format.keys import CheckpointName, checkpoint_prefix
 from ..checkpoint.marker import is_complete
 from ..checkpoint.retention import Keep, Pruning, plan_pruning
 from .cancel_scope import Abandoned, CancelScope
-from .upload.writer import ShardWriter
+from .plan.write_plan import WritePlanCache
+from .upload.buffers import B
+from .upload.uploader import Uploader
 
 log = logging.getLogger("spotguard")
 
@@ -28,10 +29,11 @@ _AT_ONCE = 32
 class Cleanup:
     """Of one run in one store. Used by the saving thread, which has its writer do the asking."""
 
-    def __init__(self, store: BlobStore, run_id: str, writer: ShardWriter) -> None:
-        self._store = store
+    def __init__(self, run_id: str, uploads: Uploader[B], plans: WritePlanCache) -> None:
+        self._store = uploads.store
         self._run_id = run_id
-        self._writer = writer
+        self._uploads = uploads
+        self._plans = plans
         #: The attempts that a newer one has overtaken.
         self._overtaken: set[int] = set()
 
@@ -46,7 +48,7 @@ class Cleanup:
         Raises:
             Abandoned, StoreError: as `ShardWriter.ask`.
         """
-        for name, objects in self._writer.referred().items():
+        for name, objects in self._plans.referred().items():
             prefix = checkpoint_prefix(self._run_id, name)
             own = prefix + min(objects).partition("/")[0]
             there: set[str] = set()
@@ -56,10 +58,10 @@ class Cleanup:
             ) -> None:
                 there.update(info.key.removeprefix(prefix) for info in self._store.list(own, timeout=left))
 
-            self._writer.ask(look, effort, again=False)
+            self._uploads.ask(look, effort, again=False)
             if not objects <= there:
                 log.error("objects of checkpoint %s that nobody trains are gone: they are written anew", name)
-                self._writer.forget()
+                self._plans.forget()
                 return
 
     def prune(self, keep: Keep, attempt: int, effort: CancelScope) -> None:
@@ -73,7 +75,7 @@ class Cleanup:
 
         try:
             effort.check()
-            self._writer.ask(look, effort, again=False)
+            self._uploads.ask(look, effort, again=False)
             if (newest := found[0].fenced_by) and not self.overtaken(attempt):
                 self._overtaken.add(attempt)
                 log.error(
@@ -85,7 +87,7 @@ class Cleanup:
                 )
             if damaged := [*found[0].damaged.items()]:
                 # Most likely what it refers to was deleted by somebody else, and all that come would refer to it too.
-                self._writer.forget()
+                self._plans.forget()
                 name, why = damaged[0]
                 log.error(
                     "step %d cannot be restored, the next checkpoint is written in full: %s; see that nothing else "
@@ -113,14 +115,14 @@ class Cleanup:
 
         try:
             effort.check()
-            self._writer.ask(look, effort, again=False)
+            self._uploads.ask(look, effort, again=False)
             self._delete(found, effort)
         except (Abandoned, StoreError, CheckpointError) as error:
             log.debug("the objects of %s stay for now: %s", name, error)
 
     def _delete(self, keys: list[str], effort: CancelScope) -> None:
         effort.check()
-        self._writer.ask(lambda left: self._store.delete(keys, timeout=left), effort, again=False)
+        self._uploads.ask(lambda left: self._store.delete(keys, timeout=left), effort, again=False)
 
 
 # Small things that are asked of the store beside checkpoints, by connections that are open. On the saving thread.
@@ -137,15 +139,15 @@ _GLANCE = 1.0
 class SmallRequests:
     """Of one run, by a writer's threads."""
 
-    def __init__(self, writer: ShardWriter, run_id: str, clock: Clock) -> None:
-        self._writer = writer
+    def __init__(self, uploads: Uploader[B], run_id: str, clock: Clock) -> None:
+        self._uploads = uploads
         self._run_id = run_id
         self._clock = clock
 
     def starts(self) -> list[float]:
         """When the attempts of this run began, the last few: wall seconds; none where the store takes its time."""
         found: list[float] = []
-        store = self._writer.store
+        store = self._uploads.store
 
         def look(left: float | None) -> None:
             found.extend(attempt_starts(store, self._run_id, timeout=left))
@@ -159,7 +161,7 @@ class SmallRequests:
     def complete(self, name: CheckpointName, world: int) -> bool:
         """Whether the manifests of all ranks of this checkpoint are there; not, where the store takes its time."""
         found = []
-        store = self._writer.store
+        store = self._uploads.store
 
         def look(left: float | None) -> None:
             found.append(is_complete(store, self._run_id, name, world, timeout=left))
@@ -177,13 +179,13 @@ class SmallRequests:
             Abandoned: the time is over; whether it is there after all, nobody knows.
             StoreError: the store failed.
         """
-        store = self._writer.store
+        store = self._uploads.store
         self._ask(lambda left: store.put(key, data, timeout=left), seconds)
 
     def _ask(self, what: Callable[[float | None], object], seconds: float) -> None:
         effort = CancelScope(self._clock, self._clock.monotonic() + seconds)
         try:
-            self._writer.ask(what, effort, again=False)
+            self._uploads.ask(what, effort, again=False)
         except SpotguardError:
             raise
         except Exception as error:  # an SDK's own, which its store did not foresee: no commit is lost for it

@@ -22,14 +22,15 @@ from ..checkpoint.format.keys import CheckpointName, checkpoint_prefix, object_n
 from ..checkpoint.format.manifest import RankManifest
 from ..checkpoint.local_stage import Stage
 from ..state.device import SideStreams, host_tensor
+from ..state.host_buffer import HostBuffer
 from ..state.memory_access import copyable
 from ..state.tensor_item import StateTensor
 from .cancel_scope import Abandoned, CancelScope
 from .plan.bin_packing import PlannedChunk, PlannedObject, PlannedTensor
 from .plan.partitioner import ALL_STAY, RankRoles
 from .plan.write_plan import StoredObject, TensorForm, WritePlan, WriteProgress, WrittenState
-from .upload.buffers import HostBuffer
-from .upload.writer import Fill, ShardWriter, StateChanged
+from .shard_writer import ShardWriter
+from .upload.uploader import Fill, StateChanged
 
 log = logging.getLogger("spotguard")
 
@@ -50,7 +51,7 @@ class StagedSave:
     #: Where its objects lie there, and their CRCs.
     draft: WriteProgress
     #: Reads them back.
-    fill: Fill
+    fill: Fill[HostBuffer]
 
 
 class StageWriter:
@@ -89,7 +90,7 @@ class StageWriter:
         draft = WriteProgress(outline, roles=roles)
         seconds = _PATIENCE + draft.share() / _SLOWEST
         limit = effort.part(effort.now() + seconds)
-        self.writer.adopt(outline)
+        self.writer.plans.adopt(outline)
         try:
             self.writer.write(leaves, name, limit, None, moved, draft=draft)
             commit(draft.written(name), limit)
@@ -104,7 +105,7 @@ class StageWriter:
         except StateChanged:
             self._tidy(lambda: self.stage.discard(name), limit)
             raise
-        self.writer.committed(draft)
+        self.writer.plans.committed(draft)
         log.info("step %d is on this machine's disk, and goes to the store from there", name.step)
         return StagedSave(name, draft, self._reported(name, draft, self._fill(draft)))
 
@@ -113,7 +114,7 @@ class StageWriter:
 
         def tidy() -> None:
             if self.stage.prune(name, nbytes):
-                self.writer.forget()
+                self.writer.plans.forget()
 
         self._tidy(tidy, effort)
 
@@ -126,10 +127,12 @@ class StageWriter:
             StoreError: it cannot be read.
         """
         found: list[WriteProgress] = []
-        self.writer.ask(lambda left: found.append(_draft_of(self.stage.files, manifest)), effort, again=False)
+        self.writer.uploads.ask(
+            lambda left: found.append(_draft_of(self.stage.files, manifest)), effort, again=False
+        )
         return StagedSave(manifest.checkpoint, found[0], self._fill(found[0]))
 
-    def _fill(self, draft: WriteProgress) -> Fill:
+    def _fill(self, draft: WriteProgress) -> Fill[HostBuffer]:
         """What reads the objects of a staged draft back."""
         outline, files, run_id = draft.outline, self.stage.files, self.stage.run_id
 
@@ -145,7 +148,9 @@ class StageWriter:
 
         return fill
 
-    def _reported(self, name: CheckpointName, draft: WriteProgress, fill: Fill) -> Fill:
+    def _reported(
+        self, name: CheckpointName, draft: WriteProgress, fill: Fill[HostBuffer]
+    ) -> Fill[HostBuffer]:
         """The same; an object that cannot be had any more fails this save, and not all that come after it."""
 
         def read(index: int, frame: HostBuffer) -> list[int]:
@@ -153,7 +158,7 @@ class StageWriter:
                 return fill(index, frame)
             except StoreError as error:
                 if draft.landed[index].at != name:
-                    self.writer.forget()  # it is referred to: the next one is staged in full
+                    self.writer.plans.forget()  # it is referred to: the next one is staged in full
                 elif not self.stage.off:
                     self.stage.switch_off(str(error))  # it was written a moment ago
                 raise
@@ -163,7 +168,7 @@ class StageWriter:
     def _tidy(self, what: Callable[[], None], effort: CancelScope) -> None:
         try:
             # On a thread: a disk that hangs holds up nothing but itself.
-            self.writer.ask(lambda left: what(), effort, again=False)
+            self.writer.uploads.ask(lambda left: what(), effort, again=False)
         except SpotguardError as error:
             log.debug("the stage %s stays as it is for now: %s", self.stage.folder, error)
 

@@ -32,8 +32,9 @@ from .plan.budget import (
     replan,
 )
 from .plan.write_plan import ALL, WEIGHTS, WriteProgress, WrittenState
+from .shard_writer import ShardWriter
 from .upload.transfer import Progress, TransferHandle
-from .upload.writer import ShardWriter, StateChanged
+from .upload.uploader import StateChanged
 
 log = logging.getLogger("spotguard")
 
@@ -110,10 +111,12 @@ class EmergencySave:
             Spoiled: the state moved. What was committed before it did was looked at then, and counts.
             Exception: anything else (a device without memory for a copy), and nothing was committed.
         """
-        whole = self._writer.outline(leaves)
+        whole = self._writer.plans.of(leaves)
         #: By whether moments are rounded.
-        self._layouts = {False: whole, True: self._writer.rounded(leaves)} if self._lossy else {False: whole}
-        self._known = self._writer.known(whole)
+        self._layouts = (
+            {False: whole, True: self._writer.plans.rounded(leaves)} if self._lossy else {False: whole}
+        )
+        self._known = self._writer.plans.known(whole)
         self._sizes = self._sizes_of_tiers()
         self._second_look = self._writer.second_look(leaves, whole)
         self.draft = WriteProgress(whole)
@@ -268,7 +271,7 @@ class EmergencySave:
         )
 
     def _situation(self) -> BudgetInputs:
-        link, now = self._writer.link, self._effort.now()
+        link, now = self._writer.uploads.link, self._effort.now()
         self._planned_for = self._effort.deadline
         return BudgetInputs(
             now=now,
@@ -337,7 +340,7 @@ class BackgroundUpload:
         return why
 
     def _situation(self, step: int, deadline: float, last: EarlierCheckpoint | None) -> BudgetInputs:
-        outline, link, now = self._draft.outline, self._writer.link, self._clock.monotonic()
+        outline, link, now = self._draft.outline, self._writer.uploads.link, self._clock.monotonic()
         return BudgetInputs(
             now=now,
             deadline=deadline,

@@ -22,7 +22,7 @@ from .local_copy import StagedSave
 from .plan.partitioner import ALL_STAY, RankRoles
 from .plan.write_plan import WrittenState
 from .upload.transfer import Progress
-from .upload.writer import StateChanged
+from .upload.uploader import StateChanged
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ from ..state.tensor_item import StateTensor
 from .cancel_scope import Abandoned, CancelScope
 from .plan.write_plan import ALL, WEIGHTS, WriteProgress, WrittenState
 from .request import Weights
+from .shard_writer import ShardWriter
 from .upload.transfer import Progress
-from .upload.writer import ShardWriter, StateChanged
+from .upload.uploader import StateChanged
 
 log = logging.getLogger("spotguard")
 

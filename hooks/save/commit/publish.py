@@ -14,7 +14,8 @@ from ....providers.errors import StoreError
 from ...checkpoint.format.manifest import RankManifest
 from ...checkpoint.marker import mark_alone, put_manifest, put_marker
 from ..cancel_scope import Abandoned, CancelScope
-from ..upload.writer import ShardWriter
+from ..upload.buffers import B
+from ..upload.uploader import Uploader
 from .peer_manifests import AT_ONCE, PeerManifests
 
 log = logging.getLogger("spotguard")
@@ -23,20 +24,20 @@ log = logging.getLogger("spotguard")
 MARKING = 2.0
 
 
-def publish(writer: ShardWriter, manifest: RankManifest, effort: CancelScope, clock: Clock) -> float:
-    """Commit what `writer` has put. Between the two requests the checkpoint is whole already: the marker is a shortcut.
+def publish(uploads: Uploader[B], manifest: RankManifest, effort: CancelScope, clock: Clock) -> float:
+    """Commit what `uploads` has put. Between the two requests the checkpoint is whole already: the marker is a shortcut.
     Returns the seconds of their answers: that the store was away before says nothing of the next commit.
 
     Raises:
         Abandoned: out of time, or called off.
         StoreError: the store failed.
     """
-    store = writer.store
-    seconds = put_own(writer, manifest, effort)
+    store = uploads.store
+    seconds = put_own(uploads, manifest, effort)
     created = clock.time()
     try:
         # It is asked for once, and not for long: what it is worth is one request less for each listing.
-        seconds += writer.ask(
+        seconds += uploads.ask(
             lambda left: mark_alone(store, manifest, created=created, timeout=left),
             effort.part(clock.monotonic() + MARKING),
             again=False,
@@ -46,11 +47,11 @@ def publish(writer: ShardWriter, manifest: RankManifest, effort: CancelScope, cl
     return seconds
 
 
-def put_own(writer: ShardWriter, manifest: RankManifest, effort: CancelScope) -> float:
+def put_own(uploads: Uploader[B], manifest: RankManifest, effort: CancelScope) -> float:
     """This rank's manifest. Returns the seconds of the answer, and raises as `publish`."""
-    store = writer.store
+    store = uploads.store
     try:
-        return writer.ask(lambda left: put_manifest(store, manifest, timeout=left), effort)
+        return uploads.ask(lambda left: put_manifest(store, manifest, timeout=left), effort)
     except Abandoned as error:
         raise Abandoned(
             f"{error}; its manifest was on the way: if it arrives, a restore takes step {manifest.step}"
@@ -108,13 +109,13 @@ class Published:
 
 
 def publish_together(
-    writer: ShardWriter,
+    uploads: Uploader[B],
     manifest: RankManifest,
     effort: CancelScope,
     clock: Clock,
     hopeless: Callable[[int], str] = lambda rank: "",
 ) -> Published:
-    """Commit what `writer` has put, and see it whole: with the manifests of all other ranks.
+    """Commit what `uploads` has put, and see it whole: with the manifests of all other ranks.
 
     Args:
         hopeless: asked, on another thread, of each rank whose manifest is not there: nothing, or why it will never come.
@@ -126,12 +127,12 @@ def publish_together(
         StoreError: the store failed.
         CheckpointError: all manifests are there, and do not make a whole.
     """
-    seconds = put_own(writer, manifest, effort)
-    others = PeerManifests(writer.store, manifest, hopeless)
+    seconds = put_own(uploads, manifest, effort)
+    others = PeerManifests(uploads.store, manifest, hopeless)
     try:
-        seconds += _fetch(writer, others, effort)
-        if others.fetched or _wait(writer, others, effort):
-            return _mark(writer, others, effort, clock, seconds)
+        seconds += _fetch(uploads, others, effort)
+        if others.fetched or _wait(uploads, others, effort):
+            return _mark(uploads, others, effort, clock, seconds)
     except IncompleteError:
         raise
     except Abandoned as why:
@@ -139,14 +140,14 @@ def publish_together(
     return Published(seconds, marked=False)
 
 
-def _wait(writer: ShardWriter, others: PeerManifests, effort: CancelScope) -> bool:
+def _wait(uploads: Uploader[B], others: PeerManifests, effort: CancelScope) -> bool:
     """Until it is marked; True: until it is for this rank to do so, and all manifests are fetched."""
     began = effort.now()
     until = began + _PATIENCE
     complete: float | None = None
     while True:
         effort.pause(min(max(_FIRST, _PART * (effort.now() - began)), _MOST))
-        writer.ask(others.look, effort)
+        uploads.ask(others.look, effort)
         now = effort.now()
         if others.marked:
             return False
@@ -166,28 +167,28 @@ def _wait(writer: ShardWriter, others: PeerManifests, effort: CancelScope) -> bo
         if left is not None and left < _LAST and not hurry:
             return False  # all are there, so it counts; whether they tile, a restore sees
         if now - complete >= turn or hurry:
-            _fetch(writer, others, effort)
+            _fetch(uploads, others, effort)
             if others.fetched:
                 return True
 
 
-def _fetch(writer: ShardWriter, others: PeerManifests, effort: CancelScope) -> float:
+def _fetch(uploads: Uploader[B], others: PeerManifests, effort: CancelScope) -> float:
     """Have the others' manifests, up to the first that is not there. Returns the seconds."""
-    hands = min(writer.store.parallel, -(-others.world // _FOR_EACH), AT_ONCE)
+    hands = min(uploads.store.parallel, -(-others.world // _FOR_EACH), AT_ONCE)
     others.begin()
-    seconds = writer.ask(others.fetch, effort, hands=hands)
-    return seconds + writer.ask(others.take, effort)
+    seconds = uploads.ask(others.fetch, effort, hands=hands)
+    return seconds + uploads.ask(others.take, effort)
 
 
 def _mark(
-    writer: ShardWriter, others: PeerManifests, effort: CancelScope, clock: Clock, seconds: float
+    uploads: Uploader[B], others: PeerManifests, effort: CancelScope, clock: Clock, seconds: float
 ) -> Published:
     """All manifests are here: see whether they are a whole, and say so to listings."""
-    store, created = writer.store, clock.time()
-    seconds += writer.ask(others.check, effort)
+    store, created = uploads.store, clock.time()
+    seconds += uploads.ask(others.check, effort)
     marking = effort.part(clock.monotonic() + MARKING)
     try:
-        seconds += writer.ask(
+        seconds += uploads.ask(
             lambda left: put_marker(store, others.manifests, created=created, timeout=left),
             marking,
             again=False,

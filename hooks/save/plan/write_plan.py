@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...checkpoint.format.crc import crc32
 from ...checkpoint.format.dtypes import dtype_name
@@ -15,6 +13,9 @@ from ...checkpoint.format.manifest import Chunk, ObjectEntry, TensorEntry
 from ...state.tensor_item import StateTensor, Tier
 from .bin_packing import PlannedObject, PlannedTensor
 from .partitioner import ALL_STAY, RankRoles, group_of, plan_shares, share_of, targets
+
+if TYPE_CHECKING:
+    import torch
 
 #: The tiers of the lower level, and all.
 WEIGHTS = (Tier.WEIGHTS, Tier.FROZEN)
@@ -76,12 +77,10 @@ class WritePlan:
         mean the same in both."""
         items = []
         for leaf in leaves:
-            dtype = torch.bfloat16 if rounded and is_moment(leaf) else leaf.tensor.dtype
+            dtype = "bfloat16" if rounded and is_moment(leaf) else dtype_name(leaf.tensor.dtype)
             sizes = tuple(leaf.tensor.shape)
             items.append(
-                PlannedTensor(
-                    leaf.name, dtype_name(dtype), sizes, leaf.offsets, leaf.shape, leaf.tier, leaf.holders
-                )
+                PlannedTensor(leaf.name, dtype, sizes, leaf.offsets, leaf.shape, leaf.tier, leaf.holders)
             )
         sizes_of = targets(items, [leaf.tensor.nbytes for leaf in leaves], rank, alone, apart=apart)
         objects = plan_shares(items, rank, sizes_of)
@@ -261,7 +260,7 @@ def shapes_of(leaves: Sequence[StateTensor]) -> list[TensorForm]:
 
 def is_moment(leaf: StateTensor) -> bool:
     """Whether it may be rounded: an optimizer's running mean, and no counter."""
-    return leaf.tier is Tier.MOMENTS and leaf.tensor.dtype == torch.float32 and leaf.tensor.dim() > 0
+    return leaf.tier is Tier.MOMENTS and dtype_name(leaf.tensor.dtype) == "float32" and leaf.tensor.dim() > 0
 
 
 # The plans that a writer follows, and what of them is in the store already. Made before the notice, kept while they hold.

@@ -1,189 +1,42 @@
-"""Buffers that objects are put together in, and how tensors get into them.
-
-A frame is reused for one object after the other, so a save touches no fresh page after the first: a copy into
-fresh memory runs at 1.9 GB/s, into touched memory at 11 (seen). Where there is a GPU, frames are pinned.
-
-Plain memory is copied in by memmove(3), the GIL let go: torch's own copy would start a team of OpenMP threads for each
-of ours, beside the team that training computes with.
-"""
+"""Memory that the bytes of an object pass through, on their way to a store or back."""
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from math import prod
-
-import torch
-
-from ...checkpoint.format.boxes import Box, run
-from ...checkpoint.format.crc import crc32
-from ...state.device import SideStreams
-from ...state.memory_access import copyable, gap
-
-# What torch makes at a function's first call is registered with libc to be unmade at exit, under a lock that a fork copies as
-# it stands. The saving thread's first frame is made while training begins; a data loader's worker forked at that instant
-# hung for ever in a first call of its own (1 of 65 on a busy machine). So the first call is here, when this is imported.
-torch.frombuffer(bytearray(2**16), dtype=torch.uint8).zero_()  # so large that it is filled as a frame is
+from typing import Protocol, TypeVar
 
 
-class HostBuffer:
-    """One reused buffer of `size` bytes. Used by one thread at a time.
-
-    Args:
-        size: in bytes.
-        touched: every page is there from the beginning, so that no save waits for one. A reading has time for that while
-            its bytes come.
-    """
-
-    def __init__(self, size: int, *, touched: bool = True) -> None:
-        # "cpu" is said: a script may have set another default device.
-        if torch.cuda.is_initialized():
-            self._bytes = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
-            self._view = memoryview(self._bytes.numpy())  # type: ignore[arg-type]
-        else:
-            # Not a bytearray: the GIL is held while that is filled, 5 ms for 8 MiB of fresh pages (seen).
-            held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            self._bytes = torch.frombuffer(held, dtype=torch.uint8)
-            self._view = memoryview(held)
-        if touched:
-            self._bytes.zero_()
-        self._address = self._bytes.data_ptr()
-        self._streams = SideStreams()
+class Buffer(Protocol):
+    """Reused memory of a fixed size. One thread uses it at a time."""
 
     @property
     def size(self) -> int:
+        """Bytes."""
+        ...
+
+    def view(self, start: int, end: int) -> memoryview:
+        """These bytes, without a copy."""
+        ...
+
+
+class PlainBuffer:
+    """A `Buffer` without torch. (`state.host_buffer` has the one that tensors are copied into.)
+
+    Args:
+        size: in bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._view = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
         return len(self._view)
 
     def view(self, start: int, end: int) -> memoryview:
+        """These bytes, without a copy."""
         return self._view[start:end]
 
-    def write(self, start: int, data: bytes) -> None:
-        self._view[start : start + len(data)] = data
 
-    def copy_in(self, source: torch.Tensor, start: int, dtype: torch.dtype | None = None) -> int:
-        """Copy a box of a tensor to `start`, row-major; returns the CRC32 of its bytes. The GIL is let go.
-
-        Args:
-            dtype: what its elements are rounded to on the way, a bounded part at a time.
-        """
-        if source.numel() == 0:
-            return 0
-        dtype = source.dtype if dtype is None else dtype
-        end = start + source.numel() * dtype.itemsize
-        if source.is_cuda:
-            # What is rounded is made on the stream that copies it, or the copy would take it before it is there.
-            with self._streams.on(source.device):
-                self._copy_as(dtype, source, start, end)
-            self._streams.finish()
-        else:
-            self._copy_as(dtype, source, start, end)
-        return crc32(self._view[start:end])
-
-    @contextmanager
-    def aside(self, devices: Iterable[torch.device]) -> Iterator[None]:
-        """What is launched inside waits for nobody's kernels on these devices: on a default stream it waits for training's."""
-        with ExitStack() as streams:
-            for device in devices:
-                streams.enter_context(self._streams.on(device))
-            yield
-
-    def copy_out(self, start: int, end: int, target: torch.Tensor, dtype: torch.dtype) -> None:
-        """Copy the bytes from `start` to `end`, row-major elements of `dtype`, into a box of a tensor."""
-        if _plain(target) and target.dtype == dtype and not gap(target):
-            if end > len(self._view) or end - start != target.nbytes:  # memmove asks nobody
-                raise ValueError(f"bytes {start} to {end} are not those of a tensor of {target.nbytes}")
-            move = _move_held if end - start < _SMALL else ctypes.memmove
-            move(target.data_ptr(), self._address + start, end - start)
-            return
-        source = self._bytes[start:end]
-        if start % dtype.itemsize:
-            source = source.clone()  # a view of another dtype needs an aligned start
-        with torch.no_grad():
-            copyable(target).copy_(copyable(source.view(dtype)).view(target.shape))
-
-    def copy_part_out(
-        self, start: int, sizes: tuple[int, ...], part: Box, target: torch.Tensor, dtype: torch.dtype
-    ) -> None:
-        """As `copy_out`, of a part of the box of `sizes` whose row-major elements begin at `start`."""
-        first = run(part, sizes)
-        if first is not None:
-            start += first * dtype.itemsize
-            self.copy_out(start, start + part.numel * dtype.itemsize, target, dtype)
-            return
-        source = self._bytes[start : start + prod(sizes) * dtype.itemsize]
-        if start % dtype.itemsize:
-            source = source.clone()
-        with torch.no_grad():
-            copyable(target).copy_(copyable(box(source.view(dtype).view(sizes), *part)))
-
-    def _copy_as(self, dtype: torch.dtype, source: torch.Tensor, start: int, end: int) -> None:
-        if source.dtype == dtype:
-            self._copy(source, start, end)
-            return
-        for part in _parts(source.detach(), _ROUNDED // dtype.itemsize):
-            after = start + part.numel() * dtype.itemsize
-            self._copy(part.to(dtype), start, after)
-            start = after
-
-    def _copy(self, source: torch.Tensor, start: int, end: int) -> None:
-        lazy = source.is_conj() or source.is_neg()
-        if _plain(source):
-            if end > len(self._view):  # memmove asks nobody
-                raise ValueError(f"bytes {start} to {end} do not fit a frame of {len(self._view)}")
-            move = _move_held if end - start < _SMALL else ctypes.memmove
-            move(self._address + start, source.data_ptr(), end - start)
-            return
-        into, source = self._bytes[start:end], copyable(source)
-        if lazy:
-            source = source.resolve_conj().resolve_neg()
-        if not source.is_contiguous() and start % source.itemsize:
-            source = source.contiguous()  # a strided copy needs an aligned target
-        if source.is_contiguous():
-            into.copy_(as_bytes(source), non_blocking=True)
-        else:
-            into.view(source.dtype).view(source.shape).copy_(source, non_blocking=True)
-
-
-def _plain(tensor: torch.Tensor) -> bool:
-    """Whether its bytes lie in host memory in the order of its elements, as they are."""
-    return tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
-
-
-#: Copied with the GIL held: to have it back from a training thread in pure Python takes 5 ms, for each of ten thousand
-#: small tensors; to copy this much takes 10 µs.
-_SMALL = 2**16
-_move_held = ctypes.PyDLL(None).memmove
-_move_held.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_move_held.restype = ctypes.c_void_p
-
-
-#: Bytes that are rounded at once: memory beside the frames, on the device or the host, for each thread. Torch lets the
-#: GIL go for each part, and may be long in getting it back, so they are not smaller.
-_ROUNDED = 2**20
-
-
-def _parts(tensor: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
-    """Of at most so many elements each, in row-major order."""
-    if tensor.numel() <= most:
-        yield tensor
-    elif tensor.is_contiguous():
-        yield from tensor.view(-1).split(most)
-    else:
-        rows = most * len(tensor) // tensor.numel()
-        for part in tensor.split(rows) if rows else tensor.unbind():
-            yield from _parts(part, most)
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor's memory as a flat tensor of bytes."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
-
-
-def box(tensor: torch.Tensor, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
-    """The part of a tensor that a chunk stands for."""
-    for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
-        if offset or size != tensor.shape[dim]:
-            tensor = tensor.narrow(dim, offset, size)
-    return tensor
+B = TypeVar("B", bound=Buffer)

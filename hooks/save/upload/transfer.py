@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from ....providers.errors import StoreError, UnavailableError
 from ...checkpoint.format.keys import CheckpointName
 from ..cancel_scope import Abandoned, CancelScope
@@ -114,15 +112,11 @@ class Transfer(StoreRequest):
         hands: int,
         effort: CancelScope,
         progress: Progress | None,
-        moved: Callable[[], str],
         link: StoreLink,
     ) -> None:
         super().__init__(hands, effort)
         self.draft = draft
         self.name = name
-        self.moved = moved
-        #: Where the state lies that `moved` looks at.
-        self.devices: Collection[torch.device] = ()
         self._progress = progress
         #: How many of them are in the store.
         self._sending = 0

@@ -12,12 +12,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import Generic
 
-from .buffers import HostBuffer
+from .buffers import B
 
 log = logging.getLogger("spotguard")
 
-Task = Callable[[HostBuffer], None]
+Task = Callable[[B], None]
 
 #: Seconds after which a thread with nothing to do looks after its connection, and after the credentials: some stores
 #: close what was idle for 20. That is 360 requests an hour for each thread: docs/stores.md says what they cost.
@@ -34,7 +35,7 @@ _MOMENT = 0.05
 FRAMES = 448 * 2**20
 
 
-class UploadWorker:
+class UploadWorker(Generic[B]):
     """One thread and its frame. A forked child has the object and not the thread: it is not `free` there.
 
     Args:
@@ -43,7 +44,7 @@ class UploadWorker:
     """
 
     def __init__(
-        self, number: int, frame: HostBuffer, warm: Callable[[], None], idle: float, *, at_once: bool = False
+        self, number: int, frame: B, warm: Callable[[], None], idle: float, *, at_once: bool = False
     ) -> None:
         self.frame = frame
         self._warm = warm
@@ -51,7 +52,7 @@ class UploadWorker:
         self._rested = threading.Event()
         if at_once:
             self._rested.set()
-        self._tasks: queue.SimpleQueue[tuple[Task, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[Task[B], Callable[[], None]] | None] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
         self._thread = threading.Thread(target=self._run, name=f"spotguard-writer-{number}", daemon=True)
@@ -75,7 +76,7 @@ class UploadWorker:
         """Wait so long for it to be done with its connection."""
         return self._rested.wait(max(0.0, seconds))
 
-    def give(self, task: Task, ended: Callable[[], None]) -> None:
+    def give(self, task: Task[B], ended: Callable[[], None]) -> None:
         """Have the thread do this with its frame; when it is free again it calls `ended`. Neither raises."""
         self._idle.clear()
         self._tasks.put((task, ended))
@@ -105,7 +106,7 @@ class UploadWorker:
             ended()
             del given, task, ended  # they hold the tensors of a save
 
-    def _wait(self) -> tuple[Task, Callable[[], None]] | None:
+    def _wait(self) -> tuple[Task[B], Callable[[], None]] | None:
         while True:
             try:
                 return self._tasks.get(timeout=self._every)
@@ -118,10 +119,11 @@ class UploadWorker:
         self._rested.set()
 
 
-class WorkerPool:
+class WorkerPool(Generic[B]):
     """The hands of one writer. Used by one thread.
 
     Args:
+        make: makes a buffer of a size in bytes.
         warm: called on each hand's thread at its beginning, and now and then while it has nothing to do. It must not raise,
             and end by itself.
         idle: seconds between two of these calls.
@@ -129,16 +131,21 @@ class WorkerPool:
     """
 
     def __init__(
-        self, warm: Callable[[], None] = lambda: None, idle: float = IDLE, most: int = FRAMES
+        self,
+        make: Callable[[int], B],
+        warm: Callable[[], None] = lambda: None,
+        idle: float = IDLE,
+        most: int = FRAMES,
     ) -> None:
+        self._make = make
         self._warm = warm
         self._most = most
         self._every = idle
-        self.hands: list[UploadWorker] = []
+        self.hands: list[UploadWorker[B]] = []
         #: Left behind, each with its frame.
-        self._behind: list[UploadWorker] = []
+        self._behind: list[UploadWorker[B]] = []
 
-    def ready(self, count: int, size: int, left: float | None = None) -> list[UploadWorker]:
+    def ready(self, count: int, size: int, left: float | None = None) -> list[UploadWorker[B]]:
         """So many free hands with frames of at least `size` bytes; fewer, if no thread can be started any more, or too much
         memory is held by those that hang. One at least.
 
@@ -162,14 +169,14 @@ class WorkerPool:
             self._relieve(count)
         for hand in self.hands[:count]:
             if hand.frame.size < size:
-                hand.frame = HostBuffer(size)
+                hand.frame = self._make(size)
         while len(self.hands) < count:
             held = sum(hand.frame.size for hand in [*self.hands, *self._behind])
             if self.hands and held + size > self._most:
                 log.debug("saving with %d threads of %d: others hang in the store", len(self.hands), count)
                 break
             try:
-                self.hands.append(self._made(len(self.hands), HostBuffer(size), left is not None))
+                self.hands.append(self._made(len(self.hands), self._make(size), left is not None))
             except (
                 RuntimeError
             ) as error:  # the interpreter is shutting down, or the machine is out of threads
@@ -179,7 +186,7 @@ class WorkerPool:
                 break
         return self.hands[:count]
 
-    def _made(self, number: int, frame: HostBuffer, at_once: bool) -> UploadWorker:
+    def _made(self, number: int, frame: B, at_once: bool) -> UploadWorker[B]:
         return UploadWorker(number, frame, self._warm, self._every, at_once=at_once)
 
     def _relieve(self, count: int) -> None:

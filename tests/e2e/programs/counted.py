@@ -102,10 +102,8 @@ def hear(counts: Counts) -> None:
 def warm(guard: Any) -> bool:
     """Whether all is there that a save needs but its bytes."""
     writer = guard._checkpointer._writer
-    hands = [*writer._crew.hands, *writer._clerk.hands]
-    return (
-        bool(writer._outlines._held) and guard._saver._running is None and all(hand.rests() for hand in hands)
-    )
+    hands = [*writer.uploads.pool.hands, *writer.uploads.clerks.hands]
+    return bool(writer.plans._held) and guard._saver._running is None and all(hand.rests() for hand in hands)
 
 
 def until_warm(guard: Any) -> None:

@@ -15,6 +15,7 @@ from spotguard.hooks.checkpoint.format.manifest import Chunk
 from spotguard.hooks.restore.fetch import Fetch
 from spotguard.hooks.restore.ranges import LEAST, ReadBatch, WantedChunk, plan
 from spotguard.hooks.restore.sink import BufferSpan
+from spotguard.hooks.save.upload.buffers import PlainBuffer
 from spotguard.providers.errors import CheckpointError, StoreError
 from spotguard.providers.stores.base import BlobStore
 from tests.fakes.clock import ManualClock
@@ -22,16 +23,6 @@ from tests.fakes.reads import PATIENCE, Reads
 
 #: Bytes of one request here: the largest chunk takes seven.
 LIMIT = 100
-
-
-class Frame:
-    """Plain memory."""
-
-    def __init__(self, size: int) -> None:
-        self._view = memoryview(bytearray(size))
-
-    def view(self, start: int, end: int) -> memoryview:
-        return self._view[start:end]
 
 
 class Kept:
@@ -43,7 +34,7 @@ class Kept:
         self.gone: list[str] = []
         self.during: Callable[[], object] = lambda: None
 
-    def take(self, wanted: WantedChunk, spans: Sequence[BufferSpan[Frame]]) -> None:
+    def take(self, wanted: WantedChunk, spans: Sequence[BufferSpan[PlainBuffer]]) -> None:
         self.during()
         assert wanted.name not in self.bytes, "once"
         self.bytes[wanted.name] = b"".join(bytes(span.view) for span in spans)
@@ -95,10 +86,12 @@ def requests(wanted: Sequence[WantedChunk]) -> int:
     return sum(len(load.ranges) for load in loads_of(wanted))
 
 
-def reading(store: BlobStore, wanted: Sequence[WantedChunk], taker: Kept, **options: object) -> Fetch[Frame]:
+def reading(
+    store: BlobStore, wanted: Sequence[WantedChunk], taker: Kept, **options: object
+) -> Fetch[PlainBuffer]:
     """Time stands still, unless a clock is given: a busy machine makes no request lag, and none is sent again for that."""
     options = {"clock": ManualClock()} | options
-    return Fetch(store, loads_of(wanted), Frame, taker, **options)  # type: ignore[arg-type]
+    return Fetch(store, loads_of(wanted), PlainBuffer, taker, **options)  # type: ignore[arg-type]
 
 
 def readers() -> list[threading.Thread]:
@@ -122,7 +115,7 @@ def hanging(store: Reads) -> Iterator[None]:
         store.go.set()
 
 
-def in_background(run: Fetch[Frame]) -> tuple[threading.Thread, list[BaseException]]:
+def in_background(run: Fetch[PlainBuffer]) -> tuple[threading.Thread, list[BaseException]]:
     errors: list[BaseException] = []
 
     def body() -> None:

@@ -26,7 +26,7 @@ from spotguard.hooks.restore.collective import cannot_begin, restore_together, s
 from spotguard.hooks.restore.startup import Startup
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.write_plan import WriteProgress
-from spotguard.hooks.save.upload.writer import ShardWriter
+from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.state.state import State
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import SpotguardError, StateError, UsageError
@@ -69,7 +69,7 @@ def saved(store: FakeStore, step: int) -> str:
         with closing(ShardWriter(store, "run", rank, WORLD)) as writer:
             effort = CancelScope(SystemClock())
             written = writer.write(
-                collected.leaves, name, effort, draft=WriteProgress(writer.outline(collected.leaves))
+                collected.leaves, name, effort, draft=WriteProgress(writer.plans.of(collected.leaves))
             )
         put_manifest(
             store,

@@ -9,12 +9,12 @@ import pytest
 from spotguard.hooks.checkpoint.format.manifest import Chunk
 from spotguard.hooks.restore.fetch import READERS, Fetch
 from spotguard.hooks.restore.ranges import WantedChunk
+from spotguard.hooks.save.upload.buffers import PlainBuffer
 from spotguard.providers.errors import CheckpointError, CorruptError, DeniedError, NotFoundError, StoreError
 from tests.cases import cases
 from tests.fakes.reads import Reads
 from tests.fakes.store import Fault, Killed
 from tests.hooks.restore.many_reads import (
-    Frame,
     Kept,
     Strict,
     loads_of,
@@ -127,7 +127,7 @@ def test_a_frame_that_cannot_be_had_ends_it() -> None:
     store = Reads()
     wanted, _ = stored(store)
 
-    def none(size: int) -> Frame:
+    def none(size: int) -> PlainBuffer:
         raise MemoryError(f"{size} bytes")
 
     with pytest.raises(MemoryError):

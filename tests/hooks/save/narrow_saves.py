@@ -51,14 +51,14 @@ class Saving:
             self.store, "run", 1, clock=self.clock, keep=Keep(1), lossy=lossy, world=1
         )
         self.writer = self.checkpointer._writer
-        self.writer._width.object_bytes = OBJECT
-        self.store.quiet = lambda: all(hand.free for hand in self.writer._clerk.hands)
+        self.writer.uploads.width.object_bytes = OBJECT
+        self.store.quiet = lambda: all(hand.free for hand in self.writer.uploads.clerks.hands)
         self.done = 0
         self.train(2)
         self.phases: list[str] = []
         self.checkpointer.rehearse(self.state)
         if known:
-            link = self.writer.link
+            link = self.writer.uploads.link
             link.begin(-10.0)
             for second in range(1, 11):
                 link.sent(int(second * RATE), second - 10.0)

@@ -143,14 +143,14 @@ def test_a_full_disk_costs_a_warning(stage: Path, caplog: pytest.LogCaptureFixtu
     store = WatchedStore()
     with trained(store) as (guard, job, heard):
         writer = guard._checkpointer._stager.writer  # type: ignore[union-attr]
-        disk, full = writer.store, WatchedStore()
+        disk, full = writer.uploads.store, WatchedStore()
         full.faults = [Fault(1, ("put",), error=lambda: FullError("no room"))]
-        writer.store = full
+        writer.uploads.store = full
         guard._saver.background()
         assert heard.wait(protocol.Committed).step == 2
         assert "step 2 is not staged, it is copied to host memory instead: no room" in caplog.text
         assert staged(stage) == {}
-        writer.store = disk
+        writer.uploads.store = disk
         step_on(guard, job, 2)
         guard._saver.background()
         assert heard.wait(protocol.Committed, 2).step == 3
@@ -165,7 +165,7 @@ def test_a_disk_that_hangs_holds_training_up_once(stage: Path, caplog: pytest.Lo
     with trained(store, clock=clock) as (guard, job, heard):
         slow = WatchedStore()
         slow.hold(is_object)
-        guard._checkpointer._stager.writer.store = slow  # type: ignore[union-attr]
+        guard._checkpointer._stager.writer.uploads.store = slow  # type: ignore[union-attr]
         guard._saver.background()
         assert slow.reached.wait(PATIENCE)
         clock.advance(60)
@@ -185,7 +185,7 @@ def test_a_notice_does_not_wait_for_the_disk(stage: Path) -> None:
     with trained(store) as (guard, _, heard):
         slow = WatchedStore()
         slow.hold(is_object)
-        guard._checkpointer._stager.writer.store = slow  # type: ignore[union-attr]
+        guard._checkpointer._stager.writer.uploads.store = slow  # type: ignore[union-attr]
         guard._saver.background()
         assert slow.reached.wait(PATIENCE)
         guard._agent.hear(notice())

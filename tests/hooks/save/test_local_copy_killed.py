@@ -67,7 +67,7 @@ def one_life(store: WatchedStore, stage: Path, life: Life, calls: int, *, after:
         guard.restore()
         stager = guard._checkpointer._stager
         assert stager is not None
-        stager.stage.files = stager.writer.store = Mortal(stager.stage.files, life)  # type: ignore[assignment]
+        stager.stage.files = stager.writer.uploads.store = Mortal(stager.stage.files, life)  # type: ignore[assignment]
         step_on(guard, job, 0, 1)
         guard._saver.background()
         assert heard.wait(protocol.Committed).step == 2

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spotguard.hooks.save.plan.throughput import UploadWidth
-from spotguard.hooks.save.upload.buffers import HostBuffer
+from spotguard.hooks.state.host_buffer import HostBuffer
 from tests.hooks.save.narrow_saves import OBJECT, Saving, saving
 
 pytestmark = pytest.mark.torch
@@ -18,10 +18,10 @@ __all__ = ["saving"]
 def learning(saving: Any) -> Saving:
     """Its state keeps eight threads busy, so its next save tries twelve."""
     one: Saving = saving(width=4 * 8192)
-    one.writer._width = UploadWidth(12)
-    one.writer._width.object_bytes = OBJECT
+    one.writer.uploads.width = UploadWidth(12)
+    one.writer.uploads.width.object_bytes = OBJECT
     one.checkpointer.rehearse(one.state)
-    assert one.writer._width.count == 8
+    assert one.writer.uploads.width.count == 8
     one.train()
     return one
 
@@ -31,9 +31,9 @@ def test_after_a_save_that_asks_for_more_the_notice_makes_no_thread_and_no_frame
 ) -> None:
     one = learning(saving)
     one.background()
-    hands = list(one.writer._crew.hands)
+    hands = list(one.writer.uploads.pool.hands)
     frames = [hand.frame for hand in hands]
-    assert len(hands) == one.writer._width.count == 12
+    assert len(hands) == one.writer.uploads.width.count == 12
     monkeypatch.setattr(
         HostBuffer, "__init__", lambda self, size: pytest.fail("a frame is made at the notice")
     )
@@ -41,7 +41,7 @@ def test_after_a_save_that_asks_for_more_the_notice_makes_no_thread_and_no_frame
     saved = one.save(600.0)
     assert saved is not None
     assert (saved.step, saved.level) == (one.done, "full")
-    assert one.writer._crew.hands == hands
+    assert one.writer.uploads.pool.hands == hands
     assert [hand.frame for hand in hands] == frames
 
 

@@ -77,9 +77,9 @@ def test_with_time_the_weights_are_committed_early_where_a_restore_would_take_th
 def test_moments_that_are_nearly_there_are_waited_for(saving: Callable[..., Saving]) -> None:
     """They need less than 2 s: nothing of a lower level, though nothing was committed before."""
     one = saving(lambda now: 10 * RATE, known=False)
-    one.writer.link.begin(-10.0)
-    one.writer.link.sent(int(100 * RATE), 0.0)
-    one.writer.link.end(0.0)
+    one.writer.uploads.link.begin(-10.0)
+    one.writer.uploads.link.sent(int(100 * RATE), 0.0)
+    one.writer.uploads.link.end(0.0)
     saved = one.save(60)
     assert saved is not None
     assert saved.level == "full"
@@ -271,7 +271,7 @@ def test_a_store_that_fails_for_good(saving: Callable[..., Saving], when: str) -
     """Without weights it is an error; with them they count, whether they were committed before or not."""
     seconds = 60.0 if when == "before the lower" else WEIGHTS / RATE + 4
     one = saving(lambda now: RATE if now < WEIGHTS / RATE + 2 else 20 * RATE)
-    outline = one.writer.outline(one.state.collect().leaves)
+    outline = one.writer.plans.of(one.state.collect().leaves)
     weights = sum(planned.tier < 2 for planned in outline.objects)
     # Behind the weights come a manifest and a marker, where they are committed before the rest.
     at = {"weights": 3, "moments": weights + 3, "before the lower": weights + 1}[when]
@@ -298,7 +298,7 @@ def test_an_error_that_is_no_store_s_leaves_the_weights_committed(
 ) -> None:
     """A device that has no memory to round in, say. Without weights it is an error as it is."""
     one = saving(lossy=True)
-    outline = one.writer.outline(one.state.collect().leaves)
+    outline = one.writer.plans.of(one.state.collect().leaves)
     weights = sum(planned.tier < 2 for planned in outline.objects)
     at = {"weights": 3, "moments": weights + 3}[when]
     full = torch.OutOfMemoryError("CUDA out of memory")

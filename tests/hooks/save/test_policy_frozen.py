@@ -133,11 +133,11 @@ def test_a_lower_level_refers_too(saving: Callable[..., Saving]) -> None:
     one.train()
     one.store.rate = lambda now: RATE / 10
     seconds = 16_400 * 4 / (RATE / 10) + 4
-    one.writer.link.begin(one.clock.monotonic())
+    one.writer.uploads.link.begin(one.clock.monotonic())
     for second in range(1, 11):
         one.clock.advance(1.0)
-        one.writer.link.sent(int(second * RATE / 10), one.clock.monotonic())
-    one.writer.link.end(one.clock.monotonic())
+        one.writer.uploads.link.sent(int(second * RATE / 10), one.clock.monotonic())
+    one.writer.uploads.link.end(one.clock.monotonic())
     saved = one.save(seconds)
     assert saved is not None
     assert saved.level == "weights"

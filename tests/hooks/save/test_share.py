@@ -10,9 +10,9 @@ import torch
 
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.write_plan import WriteProgress
+from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.save.share import RankShare
 from spotguard.hooks.save.upload.transfer import TransferHandle
-from spotguard.hooks.save.upload.writer import ShardWriter
 from spotguard.hooks.state.tensor_item import StateTensor, Tier
 from spotguard.providers.clock import SystemClock
 from tests.fakes.watched_store import WatchedStore
@@ -47,8 +47,8 @@ def test_weights_are_put_early_also_where_the_moments_are_there_by_then() -> Non
         look=str,
     )
     try:
-        _, level, why = share.run(leaves, WriteProgress(writer.outline(leaves)))
+        _, level, why = share.run(leaves, WriteProgress(writer.plans.of(leaves)))
     finally:
-        writer.close()
+        writer.uploads.close()
     assert (level, why) == ("full", "")
     assert did == ["put the weights' manifest", "commit full"]

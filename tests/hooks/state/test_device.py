@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
-from spotguard.hooks.save.upload.buffers import HostBuffer
 from spotguard.hooks.state.device import Fence, OwnStreams, SideStreams, host_tensor, unordered
+from spotguard.hooks.state.host_buffer import HostBuffer
 from spotguard.hooks.state.parts.rng import RngPart, capture, restore
 from spotguard.hooks.state.parts.values import DictPart, StatefulPart
 from spotguard.hooks.state.state import State

@@ -149,7 +149,7 @@ def _slow_link(life: Life, event: dict[str, Any]) -> None:
     assert guard is not None
     checkpointer = guard._checkpointer
     until(lambda: checkpointer.cost(ALL_STAY).moments > 0)  # its save is rehearsed
-    link, now = checkpointer._writer.link, guard._clock.monotonic()
+    link, now = checkpointer._writer.uploads.link, guard._clock.monotonic()
     moments = checkpointer.cost(ALL_STAY).moments
     link.begin(now - 10.0)
     link.sent(round(moments * 10.0 / _seconds(event)), now)

@@ -15,7 +15,7 @@ from spotguard.hooks.checkpoint.format.manifest import RankManifest
 from spotguard.hooks.checkpoint.marker import put_manifest, put_marker
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.commit.publish import IncompleteError, Published, publish_together
-from spotguard.hooks.save.upload.writer import ShardWriter
+from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.base import BlobStore
@@ -36,7 +36,7 @@ def publish(
     """As a rank does it whose objects are there."""
     clock = Hurried()
     with closing(ShardWriter(store, "run", mine.rank, mine.world)) as writer:
-        return publish_together(writer, mine, CancelScope(clock, seconds), clock, hopeless)
+        return publish_together(writer.uploads, mine, CancelScope(clock, seconds), clock, hopeless)
 
 
 def test_who_comes_last_asks_for_each_manifest_once_and_marks_it() -> None:
@@ -225,5 +225,5 @@ def test_called_off_it_ends_at_once() -> None:
         closing(ShardWriter(store, "run", 0, 2)) as writer,
         pytest.raises(IncompleteError, match="withdrawn; rank 1 of 2"),
     ):
-        publish_together(writer, mine, effort, clock, hopeless)
+        publish_together(writer.uploads, mine, effort, clock, hopeless)
     assert save.prefix + MARKER not in store.objects

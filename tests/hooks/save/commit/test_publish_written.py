@@ -24,7 +24,7 @@ from spotguard.hooks.save.commit.publish import IncompleteError, Published, publ
 from spotguard.hooks.save.local_copy import StageWriter
 from spotguard.hooks.save.plan.partitioner import ALL_STAY, RankRoles
 from spotguard.hooks.save.plan.write_plan import ALL, WriteProgress, WrittenState
-from spotguard.hooks.save.upload.writer import ShardWriter
+from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.state.tensor_item import StateTensor, Tier
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.stores.base import BlobStore
@@ -72,13 +72,13 @@ class Rank:
         with closing(ShardWriter(self.store, "run", self.rank, self.world)) as writer:
             effort = CancelScope(self.clock, None if seconds is None else self.clock.monotonic() + seconds)
             held = leaves(self.rank, self.world)
-            self.draft = WriteProgress(writer.outline(held), roles=self.roles)
+            self.draft = WriteProgress(writer.plans.of(held), roles=self.roles)
             written = writer.write(held, NAME, effort, draft=self.draft)
             assert writer.unchanged(held, written, effort) == ""
             manifest = RankManifest(
                 "run", 10, 1, 0, self.rank, self.world, written.objects, written.tensors, incarnation="nonce"
             )
-            return publish_together(writer, manifest, effort, self.clock, self.hopeless)
+            return publish_together(writer.uploads, manifest, effort, self.clock, self.hopeless)
 
 
 @pytest.mark.parametrize("doomed", [set(), {1}, {0, 1, 2, 3}])
@@ -159,7 +159,7 @@ def test_a_rank_that_has_nothing_to_write_takes_part_all_the_same(folder: Path) 
     roles, manifests = RankRoles(frozenset({1})), []
     for rank in range(2):
         with closing(ShardWriter(store, "run", rank, 2)) as writer:
-            draft = WriteProgress(writer.outline(held), roles=roles)
+            draft = WriteProgress(writer.plans.of(held), roles=roles)
             assert (draft.share() == 0) == (rank == 1)
             written = writer.write(held, NAME, effort, draft=draft)
             assert (writer.second_look(held, draft.outline, roles) == 0) == (rank == 1)
@@ -186,7 +186,7 @@ def test_a_share_on_this_machines_disk_goes_to_the_store_as_it_is(folder: Path) 
         def commit(written: WrittenState, limit: CancelScope) -> None:
             manifests.append(RankManifest("run", 10, 1, 0, 1, WORLD, written.objects, written.tensors))
 
-        outline = writer.outline(held)
+        outline = writer.plans.of(held)
         staged = stager.hold(held, outline, NAME, effort, str, commit, roles)
         assert staged is not None
         assert set(staged.draft.landed) == set(staged.draft.mine) != set(range(len(outline.objects)))
@@ -196,7 +196,7 @@ def test_a_share_on_this_machines_disk_goes_to_the_store_as_it_is(folder: Path) 
         store.objects.clear()
         found = stager.left_behind(manifests[0], effort)
         again = writer.write((), NAME, effort, draft=WriteProgress(found.draft.outline), fill=found.fill)
-        stager.writer.close()
+        stager.writer.uploads.close()
     assert store.objects == objects
     assert again.objects == direct.objects == manifests[0].objects
     assert again.tensors == direct.tensors == manifests[0].tensors

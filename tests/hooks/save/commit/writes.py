@@ -9,7 +9,7 @@ import torch
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.write_plan import WrittenState
-from spotguard.hooks.save.upload.writer import ShardWriter
+from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.state.tensor_item import StateTensor
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.stores.file import FileStore
@@ -29,4 +29,4 @@ def write(
     try:
         return writer.write(what, NAME, CancelScope(SystemClock()), moved=moved)
     finally:
-        writer.close()
+        writer.uploads.close()

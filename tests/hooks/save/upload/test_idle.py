@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from spotguard.hooks.save.upload.buffers import HostBuffer
 from spotguard.hooks.save.upload.workers import UploadWorker, WorkerPool
+from spotguard.hooks.state.host_buffer import HostBuffer
 from spotguard.providers.errors import NotFoundError, StoreError
 from spotguard.providers.stores.factory import open_store
 from tests.e2e.processes import eventually
@@ -45,7 +45,7 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         yield server
 
 
-def done_by(hands: list[UploadWorker], task: Callable[[], object]) -> None:
+def done_by(hands: list[UploadWorker[HostBuffer]], task: Callable[[], object]) -> None:
     """Each hand does it once."""
 
     def given(frame: HostBuffer) -> None:
@@ -67,7 +67,7 @@ def test_connections_that_a_server_closed_are_open_again_before_they_are_needed(
         with suppress(StoreError):  # closed in the middle of an answer: the next round
             store.warm(timeout=PATIENCE)
 
-    crew = WorkerPool(warm, idle=0.02)
+    crew = WorkerPool(HostBuffer, warm, idle=0.02)
     hands = crew.ready(3, 1)
     try:
         eventually(lambda: len(server.connections) == 3, "a connection for each", PATIENCE)
@@ -121,7 +121,7 @@ def network() -> Iterator[Network]:
 
 def test_a_save_with_a_deadline_waits_for_no_network_that_is_dead(network: Network) -> None:
     """Others take over, with the frames that are there, and do not ask first; those who waited end."""
-    crew = WorkerPool(network.warm)
+    crew = WorkerPool(HostBuffer, network.warm)
     waiting = crew.ready(3, 1000)
     for _ in waiting:
         assert network.asked.acquire(timeout=PATIENCE)
@@ -141,7 +141,7 @@ def test_a_save_with_a_deadline_waits_for_no_network_that_is_dead(network: Netwo
 
 def test_a_save_at_leisure_waits_for_its_connections(network: Network) -> None:
     """They are worth more than the moment."""
-    crew = WorkerPool(network.warm)
+    crew = WorkerPool(HostBuffer, network.warm)
     waiting = crew.ready(2, 1000)
     assert crew.ready(2, 1000) == waiting
     network.back.set()

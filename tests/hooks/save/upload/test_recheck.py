@@ -12,8 +12,8 @@ from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
 from spotguard.hooks.save.plan.throughput import StoreLink
 from spotguard.hooks.save.plan.write_plan import WriteProgress
-from spotguard.hooks.save.upload.buffers import HostBuffer
-from spotguard.hooks.save.upload.writer import ShardWriter
+from spotguard.hooks.save.shard_writer import ShardWriter
+from spotguard.hooks.state.host_buffer import HostBuffer
 from spotguard.hooks.state.tensor_item import StateTensor, Tier
 from spotguard.providers.clock import SystemClock
 from tests.fakes.called import CalledStore
@@ -51,10 +51,10 @@ def test_what_is_as_an_earlier_checkpoint_has_it_is_not_read_again() -> None:
     writer, effort = ShardWriter(FakeStore(), "run"), CancelScope(SystemClock())
     what = [*adapted(), StateTensor("other", torch.zeros(8), tier=Tier.FROZEN)]
     base, adapter, other = [leaf.tensor for leaf in what]
-    draft = WriteProgress(outline := writer.outline(what))
+    draft = WriteProgress(outline := writer.plans.of(what))
     assert writer.write(what, NAME, effort, draft=draft).as_before == frozenset()
     assert writer.second_look(what, outline) == (base.nbytes + other.nbytes + adapter.nbytes) / 1e9
-    writer.committed(draft)
+    writer.plans.committed(draft)
     assert writer.second_look(what, outline) == adapter.nbytes / 1e9
     written = writer.write(what, CheckpointName(1, 6, 1), effort)
     assert written.as_before == {"base", "other"}
@@ -66,7 +66,7 @@ def test_what_is_as_an_earlier_checkpoint_has_it_is_not_read_again() -> None:
     assert written.as_before == frozenset()
     base[5] = -2.0
     assert writer.unchanged(what, written, effort) == "base"
-    writer.close()
+    writer.uploads.close()
 
 
 @pytest.mark.parametrize("moves", [False, True])
@@ -75,11 +75,11 @@ def test_another_shape_elsewhere_is_no_reason_to_put_a_frozen_base_anew(moves: b
     store = FakeStore()
     writer, effort = ShardWriter(store, "run"), CancelScope(SystemClock())
     base = StateTensor("base", torch.arange(OBJECT_BYTES / 4), tier=Tier.FROZEN)
-    draft = WriteProgress(writer.outline(what := [StateTensor("cache", torch.zeros(3)), base]))
+    draft = WriteProgress(writer.plans.of(what := [StateTensor("cache", torch.zeros(3)), base]))
     writer.write(what, NAME, effort, draft=draft)
-    writer.committed(draft)
+    writer.plans.committed(draft)
     what[0] = StateTensor("cache", torch.zeros(OBJECT_BYTES // 2 if moves else 4))
-    draft = WriteProgress(outline := writer.outline(what))
+    draft = WriteProgress(outline := writer.plans.of(what))
     written = writer.write(what, name := CheckpointName(1, 6, 1), effort, draft=draft)
     assert draft.spared == (set() if moves else set(outline.indices_of(Tier.FROZEN)))
     for entry in written.objects:
@@ -90,7 +90,7 @@ def test_another_shape_elsewhere_is_no_reason_to_put_a_frozen_base_anew(moves: b
     draft = WriteProgress(outline)
     writer.write(what, CheckpointName(1, 7, 2), effort, draft=draft)
     assert len(draft.spared) == (0 if moves else len(outline.indices_of(Tier.FROZEN)) - 1)
-    writer.close()
+    writer.uploads.close()
 
 
 def test_a_second_look_is_reckoned_by_what_the_last_one_took() -> None:
@@ -104,8 +104,8 @@ def test_a_second_look_is_reckoned_by_what_the_last_one_took() -> None:
 
     effort.check = checked  # type: ignore[method-assign]
     assert writer.unchanged(what, written, effort) == ""
-    assert writer.second_look(what, writer.outline(what)) == 0.5 * len(written.objects)
-    writer.close()
+    assert writer.second_look(what, writer.plans.of(what)) == 0.5 * len(written.objects)
+    writer.uploads.close()
 
 
 def test_hashing_what_is_not_sent_is_not_the_link_s_time() -> None:
@@ -115,7 +115,7 @@ def test_hashing_what_is_not_sent_is_not_the_link_s_time() -> None:
     store.parallel = 1
     what = [*adapted(), StateTensor("moment", torch.ones(2**20), tier=Tier.MOMENTS)]
     writer = ShardWriter(store, "run")
-    outline = writer.outline(what)
+    outline = writer.plans.of(what)
 
     def fill(index: int, frame: HostBuffer) -> list[int]:
         planned = outline.objects[index]
@@ -125,11 +125,11 @@ def test_hashing_what_is_not_sent_is_not_the_link_s_time() -> None:
 
     draft = WriteProgress(outline)
     writer.write(what, NAME, CancelScope(clock), draft=draft, fill=fill)
-    writer.committed(draft)
-    writer.link = StoreLink()
+    writer.plans.committed(draft)
+    writer.uploads.link = StoreLink()
     draft = WriteProgress(outline)
     writer.write(what, CheckpointName(1, 6, 1), CancelScope(clock), draft=draft, fill=fill)
     assert draft.spared == set(outline.indices_of(Tier.FROZEN))
-    assert (known := writer.link.rate(clock.monotonic())) is not None
+    assert (known := writer.uploads.link.rate(clock.monotonic())) is not None
     assert known.expected == pytest.approx(4 * 2**20, rel=0.01)
-    writer.close()
+    writer.uploads.close()

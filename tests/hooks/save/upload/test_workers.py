@@ -13,9 +13,9 @@ import torch
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
-from spotguard.hooks.save.upload.buffers import HostBuffer
+from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.save.upload.workers import WorkerPool
-from spotguard.hooks.save.upload.writer import ShardWriter
+from spotguard.hooks.state.host_buffer import HostBuffer
 from spotguard.hooks.state.tensor_item import StateTensor
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UnavailableError
@@ -37,7 +37,7 @@ def writer_of(store: BlobStore) -> Iterator[ShardWriter]:
     try:
         yield writer
     finally:
-        writer.close()
+        writer.uploads.close()
 
 
 def saving(writer: ShardWriter, effort: CancelScope) -> tuple[list[str], threading.Thread]:
@@ -70,7 +70,7 @@ def test_the_threads_of_a_save_are_there_before_it() -> None:
     putting: set[threading.Thread] = set()
     store = CalledStore(FakeStore(), lambda _: putting.add(threading.current_thread()))
     with writer_of(store) as writer:
-        writer.warm(sum(leaf.tensor.nbytes for leaf in BIG))
+        writer.uploads.warm(sum(leaf.tensor.nbytes for leaf in BIG))
         before = set(threading.enumerate())
         for save in range(2):
             writer.write(BIG, CheckpointName(1, 5, save), CancelScope(SystemClock()))
@@ -97,10 +97,10 @@ def test_a_put_that_hangs_is_left_behind(how: str) -> None:
         thread.join(PATIENCE)
         assert ended == ["out of time" if how == "deadline" else "a notice came"]
         assert store.objects == {}
-        hung = writer._crew.hands[0]
+        hung = writer.uploads.pool.hands[0]
         other = [StateTensor("a", torch.ones(1000))]
         written = writer.write(other, CheckpointName(1, 6, 1), CancelScope(SystemClock()))
-        assert hung not in writer._crew.hands
+        assert hung not in writer.uploads.pool.hands
         store.let_go()
         hung.dismiss()
         hung._thread.join(PATIENCE)
@@ -119,7 +119,7 @@ def test_threads_that_hang_keep_their_memory_from_others() -> None:
         hung.wait(PATIENCE)
         go.wait(PATIENCE)
 
-    made = WorkerPool(most=most * size)
+    made = WorkerPool(HostBuffer, most=most * size)
     try:
         behind = made.ready(4, size)
         for hand in behind:
@@ -164,10 +164,10 @@ def test_what_the_store_said_last_is_kept_when_it_hangs() -> None:
 def test_a_forked_child_has_no_hands() -> None:
     """Its copy of the threads is not alive, and nothing is given to them."""
     with writer_of(FakeStore()) as writer:
-        writer.warm(1000)
-        assert writer._crew.hands[0].free
+        writer.uploads.warm(1000)
+        assert writer.uploads.pool.hands[0].free
         if (pid := os.fork()) == 0:
-            os._exit(int(any(hand.free for hand in writer._crew.hands)))
+            os._exit(int(any(hand.free for hand in writer.uploads.pool.hands)))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
@@ -176,15 +176,15 @@ def test_a_plan_stays_as_long_as_names_and_shapes_do() -> None:
     store = FakeStore()
     with writer_of(store) as writer:
         writer.rehearse(STATE)
-        planned = writer._outlines._held.get(False)
+        planned = writer.plans._held.get(False)
         assert planned is not None
         writer.write(
             [StateTensor("a", torch.ones(1000))], CheckpointName(1, 5, 0), CancelScope(SystemClock())
         )
-        assert writer._outlines._held.get(False) is planned
+        assert writer.plans._held.get(False) is planned
         for save, other in enumerate((torch.ones(10, 100), torch.ones(1000).half()), 1):
             written = writer.write(
                 [StateTensor("a", other)], CheckpointName(1, 5, save), CancelScope(SystemClock())
             )
-            assert writer._outlines._held.get(False) is not planned
+            assert writer.plans._held.get(False) is not planned
             assert written.tensors[0].shape == tuple(other.shape)

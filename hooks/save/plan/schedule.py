@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 
-from ...providers.errors import UsageError
+from ....providers.errors import UsageError
 
 # How far apart background checkpoints lie best: from what one costs training, and how often training is cut off.
 #

@@ -14,7 +14,8 @@ from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoint_pr
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
 from spotguard.hooks.save.plan.write_plan import WriteProgress
-from spotguard.hooks.save.upload.writer import ShardWriter, StateChanged
+from spotguard.hooks.save.shard_writer import ShardWriter
+from spotguard.hooks.save.upload.uploader import StateChanged
 from spotguard.hooks.state.device import SideStreams
 from spotguard.hooks.state.tensor_item import StateTensor, Tier
 from spotguard.providers.clock import SystemClock
@@ -49,9 +50,9 @@ def test_moments_that_wait_for_the_weights_go_by_all_hands_then(deadline: float 
             meeting.wait(PATIENCE)
 
     writer = ShardWriter(CalledStore(store, meet), "run")
-    writer._width.object_bytes = 2**16
+    writer.uploads.width.object_bytes = 2**16
     leaves = [StateTensor("w", torch.ones(2**10)), *each]
-    draft = WriteProgress(writer.outline(leaves), weights_ahead=True)
+    draft = WriteProgress(writer.plans.of(leaves), weights_ahead=True)
     assert draft.outline.indices_of(Tier.WEIGHTS) == [0]
     assert len(draft.outline.objects) > 3
     store.hold(lambda key: key.endswith("/0000.safetensors"))
@@ -61,7 +62,7 @@ def test_moments_that_wait_for_the_weights_go_by_all_hands_then(deadline: float 
     store.let_go()
     assert going.wait()
     assert len(store.objects) == len(draft.outline.objects)
-    writer.close()
+    writer.uploads.close()
 
 
 def test_each_object_is_a_file_of_safetensors(folder: Path) -> None:
@@ -96,12 +97,12 @@ def test_memory_stays_at_its_frames() -> None:
     writer = ShardWriter(store, "run")
     what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(6)})
     writer.write(what, NAME, CancelScope(SystemClock()))
-    frames = [hand.frame for hand in writer._crew.hands]
+    frames = [hand.frame for hand in writer.uploads.pool.hands]
     assert len(frames) <= store.parallel
     assert sum(frame.size for frame in frames) <= FakeStore().parallel * OBJECT_BYTES < 512 * 2**20
     writer.write(what, CheckpointName(1, 6, 1), CancelScope(SystemClock()))
-    assert [hand.frame for hand in writer._crew.hands] == frames
-    writer.close()
+    assert [hand.frame for hand in writer.uploads.pool.hands] == frames
+    writer.uploads.close()
 
 
 def test_the_last_object_written_is_the_last_word() -> None:
@@ -163,8 +164,8 @@ def test_a_look_at_the_state_waits_for_no_kernel_of_training() -> None:
             log.append("off")
 
     writer = ShardWriter(FakeStore(), "run")
-    writer.warm(1)
-    for hand in writer._crew.hands:
+    writer.uploads.warm(1)
+    for hand in writer.uploads.pool.hands:
         hand.frame._streams = Streams()
     what = leaves(a=torch.ones(1), b=torch.ones(2, device="cpu"))
 
@@ -173,7 +174,7 @@ def test_a_look_at_the_state_waits_for_no_kernel_of_training() -> None:
         return ""
 
     writer.write(what, NAME, CancelScope(SystemClock()), moved=moved)
-    writer.close()
+    writer.uploads.close()
     assert log == ["on cpu", "look", "off"]
 
 
@@ -186,8 +187,8 @@ def test_several_threads_fail_as_one() -> None:
     with pytest.raises(DeniedError, match="no"):
         writer.write(what, NAME, CancelScope(SystemClock()))
     assert len(store.calls) <= FakeStore().parallel
-    assert all(hand.free for hand in writer._crew.hands)
-    writer.close()
+    assert all(hand.free for hand in writer.uploads.pool.hands)
+    writer.uploads.close()
 
 
 def test_nothing_is_a_state_too() -> None:
@@ -214,7 +215,7 @@ def test_how_far_it_is_counts_what_left(folder: Path) -> None:
     writer = ShardWriter(FileStore(folder), "run")
     what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(3)})
     writer.write(what, NAME, CancelScope(SystemClock()), lambda *words: told.append(words))
-    writer.close()
+    writer.uploads.close()
     assert [told[0][0], told[-1][0]] == ["first-byte", "written"]
     assert len(told) > 6
     assert told[-1][1] == told[-1][2] == max(done for _, done, _ in told)

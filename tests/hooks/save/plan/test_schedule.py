@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from spotguard.hooks.save.schedule import AUTO_EVERY, CheckpointSchedule
+from spotguard.hooks.save.plan.schedule import AUTO_EVERY, CheckpointSchedule
 from spotguard.providers.errors import UsageError
 
 

@@ -13,12 +13,12 @@ from spotguard.hooks.checkpoint.catalog import whole_checkpoints
 from spotguard.hooks.checkpoint.format.keys import MARKER, CheckpointName, checkpoint_prefix, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import LEVELS
 from spotguard.hooks.save.cancel_scope import CancelScope
-from spotguard.hooks.save.commit.committer import Committer, say_what_drifted
 from spotguard.hooks.save.commit.publish import IncompleteError
+from spotguard.hooks.save.committer import Committer, say_what_drifted
 from spotguard.hooks.save.plan.partitioner import RankRoles
 from spotguard.hooks.save.plan.write_plan import WriteProgress
 from spotguard.hooks.save.request import SaveContext, SaveSpec
-from spotguard.hooks.save.upload.writer import ShardWriter
+from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.state.state import State
 from tests.fakes.clock import Hurried
 from tests.fakes.store import FakeStore
@@ -38,7 +38,7 @@ def test_a_rank_that_goes_says_who_can_still_commit(others: frozenset[int]) -> N
     )
     committer = Committer("run", clock, rank=1, world=3, incarnation="nonce")
     with closing(ShardWriter(store, "run", 1, 3)) as writer:
-        draft = WriteProgress(writer.outline(save.collected.leaves), roles=agreed.roles)
+        draft = WriteProgress(writer.plans.of(save.collected.leaves), roles=agreed.roles)
         written = writer.write(save.collected.leaves, NAME, save.effort, draft=draft)
         with pytest.raises(
             IncompleteError, match="out of time; ranks 0, 2 of 3 have put no manifest"
@@ -88,7 +88,7 @@ def test_what_lacks_moments_and_extras_is_of_the_lower_level_and_of_its_format(
     )
     committer = Committer("run", Hurried(), rank=0, world=2, incarnation="nonce")
     with closing(ShardWriter(store, "run", 0, 2)) as writer:
-        draft = WriteProgress(writer.outline(collected.leaves), roles=agreed.roles)
+        draft = WriteProgress(writer.plans.of(collected.leaves), roles=agreed.roles)
         written = writer.write(collected.leaves, NAME, save.effort, draft=draft)
         committer.commit(save, NAME, "full", written, writer)
     (whole,) = whole_checkpoints(store, "run", levels=LEVELS)

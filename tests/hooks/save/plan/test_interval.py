@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotguard.hooks.save.schedule import (
+from spotguard.hooks.save.plan.schedule import (
     LONGEST,
     PRIOR,
     SHORTEST,

@@ -13,9 +13,9 @@ from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope, retry
 from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
 from spotguard.hooks.save.plan.throughput import StoreLink
 from spotguard.hooks.save.plan.write_plan import StoredObject, WriteProgress, WrittenState
-from spotguard.hooks.save.upload.buffers import HostBuffer
+from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.save.upload.transfer import Transfer
-from spotguard.hooks.save.upload.writer import ShardWriter
+from spotguard.hooks.state.host_buffer import HostBuffer
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CorruptError, StoreError, UnavailableError
 from spotguard.providers.stores.base import BlobStore
@@ -62,10 +62,10 @@ def test_an_answer_takes_the_seconds_of_the_request_that_brought_it() -> None:
         if len(tries) < 6:
             raise UnavailableError("away")
 
-    assert writer.ask(ask, CancelScope(clock)) == 0.25
+    assert writer.uploads.ask(ask, CancelScope(clock)) == 0.25
     assert clock.now > 5
-    assert writer.ask(ask, CancelScope(clock), again=False) == 0.25
-    writer.close()
+    assert writer.uploads.ask(ask, CancelScope(clock), again=False) == 0.25
+    writer.uploads.close()
 
 
 def test_an_error_that_cannot_heal_ends_at_once() -> None:
@@ -118,7 +118,7 @@ def test_a_put_that_lags_is_sent_again() -> None:
         data = store.objects[checkpoint_prefix("run", NAME) + entry.name]
         assert len(data) == entry.size
     lame.go.set()
-    writer.close()
+    writer.uploads.close()
 
 
 def test_a_frame_that_is_in_use_again_is_not_sent_in_the_place_of_a_late_object() -> None:
@@ -126,20 +126,18 @@ def test_a_frame_that_is_in_use_again_is_not_sent_in_the_place_of_a_late_object(
     store = FakeStore()
     writer = ShardWriter(store, "run")
     what = leaves(a=torch.ones(4))
-    outline = writer.outline(what)
-    work = Transfer(
-        WriteProgress(outline), [0], NAME, 1, CancelScope(Impatient(), 2000.0), None, str, StoreLink()
-    )
+    outline = writer.plans.of(what)
+    work = Transfer(WriteProgress(outline), [0], NAME, 1, CancelScope(Impatient(), 2000.0), None, StoreLink())
     size = outline.nbytes
     reused, right = memoryview(bytes(size)), memoryview(b"x" * size)
     late = work.starts(0, reused, crc32(right), StoredObject([0], NAME))
-    writer._send_again(work, HostBuffer(size), late)
+    writer.uploads.send_again(work, HostBuffer(size), late)
     assert store.calls == [], "nothing was sent"
     assert not work.draft.landed
     late.data = right
-    writer._send_again(work, HostBuffer(size), late)
+    writer.uploads.send_again(work, HostBuffer(size), late)
     assert list(store.objects.values()) == [bytes(right)]
-    writer.close()
+    writer.uploads.close()
 
 
 def test_nobody_sends_twice_without_a_deadline() -> None:
@@ -152,7 +150,7 @@ def test_nobody_sends_twice_without_a_deadline() -> None:
         NAME,
         CancelScope(SystemClock()),
     )
-    writer.close()
+    writer.uploads.close()
     assert lame.puts() == 1
 
 

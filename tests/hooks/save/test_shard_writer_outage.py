@@ -11,7 +11,7 @@ import torch
 from spotguard.hooks.checkpoint.format.keys import checkpoint_prefix
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.plan.write_plan import ALL, WriteProgress
-from spotguard.hooks.save.upload.writer import ShardWriter
+from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.providers.errors import StoreError, ThrottledError, UnavailableError
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import Hurried
@@ -45,9 +45,9 @@ class Away:
         self.below.parallel = parallel
         self.store = CalledStore(self.below, self._before)
         self.writer = ShardWriter(self.store, "run")
-        self.writer._width.object_bytes = OBJECT
+        self.writer.uploads.width.object_bytes = OBJECT
         self.leaves = leaves(**{f"t{n}": torch.full((OBJECT // 8,), float(n)) for n in range(2 * COUNT)})
-        self.draft = WriteProgress(self.writer.outline(self.leaves))
+        self.draft = WriteProgress(self.writer.plans.of(self.leaves))
         self._at, self._error = at, error
         #: Whether the draft took all for there, at each listing.
         self.had_all: list[bool] = []

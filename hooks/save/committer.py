@@ -6,14 +6,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ....providers.clock import Clock
-from ...checkpoint.format.keys import CheckpointName
-from ...checkpoint.format.manifest import Level, RankManifest, format_of, lacks, named
-from ...state.sharding.fingerprint import drifted
-from ..plan.write_plan import WrittenState
-from ..request import SaveContext
-from ..upload.writer import ShardWriter, StateChanged
-from .publish import IncompleteError, Published, publish, publish_together, put_own
+from ...providers.clock import Clock
+from ..checkpoint.format.keys import CheckpointName
+from ..checkpoint.format.manifest import Level, RankManifest, format_of, lacks, named
+from ..state.sharding.fingerprint import drifted
+from .commit.publish import IncompleteError, Published, publish, publish_together, put_own
+from .plan.write_plan import WrittenState
+from .request import SaveContext
+from .shard_writer import ShardWriter
+from .upload.uploader import StateChanged
 
 log = logging.getLogger("spotguard")
 
@@ -60,7 +61,7 @@ class Committer:
         manifest = said if said is not None and same else self._manifest(save, name, level, written)
         self.marked = True
         if self._world == 1:
-            seconds = publish(writer, manifest, save.effort, self._clock)
+            seconds = publish(writer.uploads, manifest, save.effort, self._clock)
         else:
             self._speak_for_the_absent(save, manifest, writer)
             published = self._together(save, manifest, writer)
@@ -68,12 +69,12 @@ class Committer:
             say_what_drifted(name, published.digests)
             if manifest.missing and save.agreed.speaks:
                 log.warning("step %d is committed without %s", name.step, lacks(level, manifest.missing))
-        writer.link.committed(seconds)
+        writer.uploads.link.committed(seconds)
 
     def _together(self, save: SaveContext, manifest: RankManifest, writer: ShardWriter) -> Published:
         doomed = save.agreed.roles.doomed
         try:
-            return publish_together(writer, manifest, save.effort, self._clock, self._hopeless(save))
+            return publish_together(writer.uploads, manifest, save.effort, self._clock, self._hopeless(save))
         except IncompleteError as why:
             if self._rank not in doomed or save.effort.abandoned or not doomed.isdisjoint(why.missing):
                 raise
@@ -98,7 +99,7 @@ class Committer:
         if save.agreed.weights != "first":
             save = replace(save, effort=save.effort.part(self._clock.monotonic() + _BESIDE))
         self._speak_for_the_absent(save, manifest, writer)
-        put_own(writer, manifest, save.effort)
+        put_own(writer.uploads, manifest, save.effort)
 
     def _look(self, save: SaveContext, written: WrittenState, writer: ShardWriter) -> None:
         if save.in_place:
@@ -116,7 +117,7 @@ class Committer:
         """Ranks that are gone hold nothing that the others do not: their manifests say so. What was each one's own is lost."""
         for rank in sorted(save.agreed.roles.absent) if save.agreed.speaks else ():
             empty = replace(manifest, rank=rank, objects=(), tensors=(), state={}, digests={})
-            put_own(writer, empty, save.effort)
+            put_own(writer.uploads, empty, save.effort)
 
     def _hopeless(self, save: SaveContext) -> Callable[[int], str]:
         doomed, until = save.agreed.roles.doomed, save.agreed.doomed_until

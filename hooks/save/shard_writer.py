@@ -1,0 +1,182 @@
+"""One rank's state into objects: planned once, copied into host buffers, and handed to the uploader.
+
+At the notice only bytes move. The plan, headers included, stays as long as names, dtypes and shapes do: `rehearse` makes
+it, or else the first save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+
+import torch
+
+from ...providers.stores.base import BlobStore
+from ..checkpoint.format.dtypes import torch_dtype
+from ..checkpoint.format.keys import CheckpointName
+from ..state.host_buffer import HostBuffer, box
+from ..state.tensor_item import StateTensor, Tier
+from .cancel_scope import CancelScope
+from .plan.partitioner import ALL_STAY, RankRoles, share_of
+from .plan.write_plan import ALL, WritePlan, WritePlanCache, WriteProgress, WrittenState, is_moment
+from .upload.transfer import Progress, TransferHandle
+from .upload.uploader import Fill, Uploader
+from .upload.workers import WorkerPool
+
+#: Bytes a second that one thread copies and checksums, before a save has measured it; and the bytes that measure it.
+_READ, _TELLING = 1e9, 2**24
+
+
+class ShardWriter:
+    """Writes one rank's share of checkpoints into one store. One thread uses it.
+
+    Args:
+        pool: another writer's workers, if the two never write at the same time.
+    """
+
+    def __init__(
+        self,
+        store: BlobStore,
+        run_id: str,
+        rank: int = 0,
+        world: int = 1,
+        pool: WorkerPool[HostBuffer] | None = None,
+    ) -> None:
+        self._run_id = run_id
+        self._rank = rank
+        self._world = world
+        self.uploads = Uploader(store, run_id, rank, world, HostBuffer, lambda: self.plans, pool)
+        #: The plans that this writer follows, and what of them is in the store.
+        self.plans = WritePlanCache(rank, world, self.uploads.object_size)
+        #: Bytes a second of a second look.
+        self._read = _READ
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self.uploads.close()
+
+    def rehearse(self, leaves: Sequence[StateTensor], *, lossy: bool = False) -> None:
+        """Make the plan for these tensors, and what a save of them needs, so that the save itself only moves bytes."""
+        outline = self.plans.of(leaves, renew=True)
+        if lossy:
+            self.plans.rounded(leaves)
+        self.prepare(outline)
+
+    def prepare(self, outline: WritePlan) -> None:
+        """Make the workers that the next save of this plan needs, if the last one has shown that more are worth having."""
+        self.uploads.workers(len(outline.objects), outline.size)
+
+    def write(
+        self,
+        leaves: Sequence[StateTensor],
+        name: CheckpointName,
+        effort: CancelScope,
+        progress: Progress | None = None,
+        moved: Callable[[], str] = str,
+        *,
+        draft: WriteProgress | None = None,
+        tiers: Sequence[Tier] = ALL,
+        fill: Fill[HostBuffer] | None = None,
+    ) -> WrittenState:
+        """Put what is missing of these tiers into the store under `name`. Returns when all of it is durable there.
+
+        Args:
+            moved: called after each object's bytes were read; "" or what has moved since the boundary.
+            draft: what was put before, by a part of this save. Objects that land are noted in it, also when this raises.
+            fill: where the bytes come from, if not from the tensors.
+
+        Raises:
+            StateChanged: `moved` says so; what was read is not to be kept.
+            Abandoned: the deadline passed, or the save was called off; at once, whatever the store does.
+            StoreError: the store refuses, or failed for longer than the save may go on.
+            CheckpointError: no memory or no thread is left.
+        """
+        draft = draft if draft is not None else WriteProgress(self.plans.of(leaves))
+        self.start(leaves, name, effort, progress, moved, draft=draft, tiers=tiers, fill=fill).wait()
+        return draft.written(name, tiers)
+
+    def start(
+        self,
+        leaves: Sequence[StateTensor],
+        name: CheckpointName,
+        effort: CancelScope,
+        progress: Progress | None = None,
+        moved: Callable[[], str] = str,
+        *,
+        draft: WriteProgress,
+        tiers: Sequence[Tier] = ALL,
+        fill: Fill[HostBuffer] | None = None,
+    ) -> TransferHandle:
+        """As `write`, which waits: begin to put what is missing."""
+        fill = fill or partial(_fill, draft.outline, effort, leaves)
+        aside = partial(_moved_aside, moved, {leaf.tensor.device for leaf in leaves})
+        return self.uploads.start(draft, name, effort, fill, aside, tiers=tiers, progress=progress)
+
+    def beside(self, store: BlobStore) -> ShardWriter:
+        """Return a writer for another store, with the same workers: the two never write at the same time."""
+        return ShardWriter(store, self._run_id, self._rank, self._world, self.uploads.pool)
+
+    def unchanged_bytes(self, outline: WritePlan) -> int:
+        """Bytes of objects that a save most likely refers to, and does not put."""
+        return sum(outline.objects[index].size for index in self.plans.known(outline))
+
+    def unchanged(self, leaves: Sequence[StateTensor], written: WrittenState, effort: CancelScope) -> str:
+        """Read a second time what anybody may have changed; "" or the name of a tensor that differs by now.
+
+        Tensors that are as an earlier checkpoint has them are not read again: those are the bytes of a boundary, and no mix,
+        whatever became of the tensor after it was read.
+        """
+        live = {leaf.name: leaf for leaf in leaves if not leaf.still and leaf.name not in written.as_before}
+        again = [(entry, chunk) for entry in written.tensors if entry.name in live for chunk in entry.chunks]
+        if not again:
+            return ""
+        # A clerk's buffer: the workers' may be on their way with what follows.
+        buffer = self.uploads.clerks.ready(1, max(chunk.end - chunk.start for _, chunk in again))[0].frame
+        began, nbytes = effort.now(), 0
+        for entry, chunk in again:
+            effort.check()
+            nbytes += chunk.end - chunk.start
+            leaf, corner = live[entry.name], chunk.offsets
+            if leaf.offsets is not None:
+                corner = tuple(at - base for at, base in zip(corner, leaf.offsets, strict=True))
+            source = box(leaf.tensor, corner, chunk.sizes)
+            dtype = torch_dtype(entry.stored) if entry.stored else None
+            if buffer.copy_in(source, 0, dtype) != chunk.crc32:
+                return entry.name
+        if nbytes >= _TELLING and (seconds := effort.now() - began) > 0:
+            self._read = nbytes / seconds
+        return ""
+
+    def second_look(
+        self, leaves: Sequence[StateTensor], outline: WritePlan, roles: RankRoles = ALL_STAY
+    ) -> float:
+        """Seconds that `unchanged` will most likely take."""
+        mine = share_of(outline.objects, outline.rank, roles)
+        frozen = mine.intersection(outline.indices_of(Tier.FROZEN))
+        spared = frozen if self.plans.known(outline).issuperset(frozen) else frozenset[int]()
+        pieces = (piece for index in mine - spared for piece in outline.objects[index].pieces)
+        return sum(piece.end - piece.start for piece in pieces if not leaves[piece.item].still) / self._read
+
+
+def _fill(
+    outline: WritePlan, effort: CancelScope, leaves: Sequence[StateTensor], index: int, buffer: HostBuffer
+) -> list[int]:
+    """Put an object together from the tensors; the CRCs of its pieces."""
+    planned = outline.objects[index]
+    buffer.write(0, planned.header)
+    crcs = []
+    for piece in planned.pieces:
+        effort.check()
+        leaf = leaves[piece.item]
+        source = leaf.tensor
+        if piece.sizes != source.shape:
+            source = box(source, piece.local, piece.sizes)
+        dtype = torch.bfloat16 if outline.rounded and is_moment(leaf) else None
+        crcs.append(buffer.copy_in(source, piece.start, dtype))
+    return crcs
+
+
+def _moved_aside(moved: Callable[[], str], devices: Collection[torch.device], buffer: HostBuffer) -> str:
+    """Call `moved` on streams of the buffer's own: it waits for no kernel of training's."""
+    with buffer.aside(devices):
+        return moved()
