@@ -1,9 +1,16 @@
-"""The form of time that all three clouds write, each beside forms of its own: ISO 8601, or RFC 3339."""
+"""Dates as clouds and stores write them: ISO 8601 (RFC 3339), and the date of HTTP."""
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Any
+
+_DATE = re.compile(
+    r"(?:[A-Z][a-z]{2}, )?([0-9]{1,2}) ([A-Z][a-z]{2}) ([0-9]{4}) ([0-9]{2}):([0-9]{2}):([0-9]{2}) (?:GMT|UTC)"
+)
+#: The months of RFC 9110, 5.6.7, always in English: strptime would use the machine's locale.
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 def parse_iso(text: Any) -> float | None:
@@ -18,3 +25,24 @@ def parse_iso(text: Any) -> float | None:
         return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return None
+
+
+def parse_http_date(text: Any) -> float | None:
+    """Return the Unix seconds of `Mon, 21 Jan 2019 09:00:43 GMT` (RFC 9110, 5.6.7), or of the same without the day of the week.
+
+    Return None for anything else. Never raises.
+    """
+    match = _DATE.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None:
+        return None
+    try:
+        day, year, hour, minute, second = (int(match[group]) for group in (1, 3, 4, 5, 6))
+        return datetime(year, _MONTHS.index(match[2]) + 1, day, hour, minute, second, tzinfo=UTC).timestamp()
+    except (ValueError, OverflowError):  # no such month, or no such day in it
+        return None
+
+
+def parse_date(text: Any) -> float | None:
+    """Return the Unix seconds of either form, or None. Never raises."""
+    seconds = parse_iso(text)
+    return parse_http_date(text) if seconds is None else seconds

@@ -15,11 +15,11 @@ from collections.abc import Collection
 from typing import Any
 
 from ...clock import Clock, monotonic_deadline
-from ...dates import parse_iso
+from ...dates import parse_date
 from ...health import SEEING
 from ...notice import Notice, NoticeKind, Severity, Sighting
 from ..http import parse_json
-from .source import STALE, AwsSource, parse_date, shown, unread
+from .source import STALE, AwsSource, shown, unread
 
 _REBALANCE = "events/recommendations/rebalance"
 _SCHEDULED = "events/maintenance/scheduled"
@@ -142,5 +142,4 @@ def _event(item: Any, clock: Clock, expected: Collection[str]) -> Notice | None:
 
 
 def _wall(time: Any) -> float | None:
-    date = parse_date(time)
-    return parse_iso(time) if date is None else date
+    return parse_date(time)

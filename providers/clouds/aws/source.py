@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Any
 
 from ...clock import Clock
 from ...health import SEEING, Health, Sight, blind, wrong_server
@@ -37,12 +34,6 @@ STALE = 180.0
 
 #: Seconds within which a changed value is the same warning with a moving time, not new advice.
 _MOVES = 60.0
-
-_DATE = re.compile(
-    r"(?:[A-Z][a-z]{2}, )?([0-9]{1,2}) ([A-Z][a-z]{2}) ([0-9]{4}) ([0-9]{2}):([0-9]{2}):([0-9]{2}) (?:GMT|UTC)"
-)
-#: The months of RFC 9110, 5.6.7, always in English: strptime would use the machine's locale.
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 class AwsSource(ABC):
@@ -159,18 +150,6 @@ def unread(key: str, body: bytes, wanted: str) -> Health:
     """Return blindness: there is an answer, and `wanted` is not in it."""
     what = f"GET {ROOT}{key}: no {wanted} in {body[:60].decode('utf-8', 'replace')!a}"
     return blind("garbage", what, "no notice can be read from this: report it, with this line")
-
-
-def parse_date(text: Any) -> float | None:
-    """Return the Unix seconds of the scheduled events' `21 Jan 2019 09:00:43 GMT`; else None."""
-    match = _DATE.fullmatch(text.strip()) if isinstance(text, str) else None
-    if match is None:
-        return None
-    try:
-        day, year, hour, minute, second = (int(match[group]) for group in (1, 3, 4, 5, 6))
-        return datetime(year, _MONTHS.index(match[2]) + 1, day, hour, minute, second, tzinfo=UTC).timestamp()
-    except (ValueError, OverflowError):  # no such month, or no such day in it
-        return None
 
 
 def shown(value: object) -> str:

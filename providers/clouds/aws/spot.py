@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from ...clock import Clock, monotonic_deadline
-from ...dates import parse_iso
+from ...dates import parse_http_date, parse_iso
 from ...health import SEEING, Health, Sight
 from ...notice import Notice, NoticeKind, Sighting
 from ..http import parse_json
 from .imds import AwsImds
-from .source import ROOT, SHORT_WINDOW, STALE, AwsSource, parse_date, shown, unread
+from .source import ROOT, SHORT_WINDOW, STALE, AwsSource, shown, unread
 
 _ACTION = "spot/instance-action"
 _TIME = "spot/termination-time"
@@ -129,7 +129,7 @@ def parse_termination_time(body: bytes, clock: Clock, *, new: bool = False, stri
 
 def _instant(text: str) -> float | None:
     iso = _INSTANT.fullmatch(text.strip()) is not None
-    return parse_iso(text) if iso else parse_date(text)
+    return parse_iso(text) if iso else parse_http_date(text)
 
 
 def _notice(key: str, action: str, time: Any, wall: float | None, clock: Clock, new: bool) -> Sighting:

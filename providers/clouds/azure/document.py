@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from typing import Any
 
-from ...dates import parse_iso
+from ...dates import parse_date
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +81,6 @@ def parse_document(body: bytes) -> Document:
         else:
             events.append(event)
     return Document(tuple(events), problem)
-
-
-def parse_date(text: object) -> float | None:
-    """Return the Unix seconds of `Mon, 19 Sep 2016 18:29:47 GMT`, or of an ISO form (without a zone: UTC); else None."""
-    if not isinstance(text, str):
-        return None
-    if (iso := parse_iso(text)) is not None:
-        return iso
-    try:
-        instant = parsedate_to_datetime(text.strip())
-        return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, TypeError, IndexError, OverflowError):  # not of this form
-        return None
 
 
 def _event(entry: Any) -> ScheduledEvent | None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 
 from ...clock import Clock
+from ...dates import parse_date
 from ...health import SEEING, STARTING, Health, Sight, blind
 from ...notice import Notice, Sighting, looked
 from ..http import Failure, MetadataAnswer, coded
 from .acknowledge import GoAheads
-from .document import Document, parse_date, parse_document
+from .document import Document, parse_document
 from .enabling import Enabling
 from .imds import FIRST_TIMEOUT, TIMEOUT, AzureImds
 from .tracker import SOURCE, EventTracker

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -16,6 +15,7 @@ from azure.core.pipeline.transport import RequestsTransport
 from azure.storage.blob import ContainerClient
 
 from ...clock import Clock
+from ...dates import parse_iso
 from ...errors import UsageError
 from ...optional_deps import how_to_install
 from ..base import Credentials
@@ -83,12 +83,8 @@ def described(token: HeldToken | None, clock: Clock) -> Credentials:
     if not signature or (not text and os.environ.get(_KEY)):
         return Credentials("a key of the account", None, renewed=False)
     ends = parse_qs(signature.removeprefix("?")).get("se", [""])[0]
-    try:
-        at = datetime.fromisoformat(ends)
-    except ValueError:  # the time is in a stored policy
-        return Credentials("a SAS", None, renewed=False, temporary=True)
-    left = at.replace(tzinfo=at.tzinfo or UTC).timestamp() - clock.time()
-    return Credentials("a SAS", left, renewed=False, temporary=True)
+    at = parse_iso(ends)  # None: the time is in a stored policy
+    return Credentials("a SAS", None if at is None else at - clock.time(), renewed=False, temporary=True)
 
 
 def _words(text: str) -> dict[str, str]:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
 
 from ...clock import Clock
+from ...dates import parse_http_date
 from ...errors import CorruptError, DeniedError, NotFoundError, StoreError
 from ..errors import leaf, network
 
@@ -110,9 +109,8 @@ def _below(error: AzureError) -> BaseException:
 
 
 def _skew(headers: Mapping[str, str], clock: Clock) -> str:
-    try:
-        theirs = parsedate_to_datetime(headers.get("Date", "")).replace(tzinfo=UTC).timestamp()
-    except ValueError:
+    theirs = parse_http_date(headers.get("Date"))
+    if theirs is None:
         return ""  # a proxy's answer without a date tells nothing about clocks
     ahead = clock.time() - theirs
     if abs(ahead) < _SKEW:

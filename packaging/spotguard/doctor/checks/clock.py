@@ -7,11 +7,10 @@ mean nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 from spotguard.providers.clock import Clock
+from spotguard.providers.dates import parse_http_date
 
 from ..finding import Finding, fails, ok, warning
 
@@ -36,12 +35,12 @@ class Dates:
 
     def hear(self, whose: str, headers: Mapping[str, str]) -> None:
         """An answer. For any thread."""
-        try:
-            said = parsedate_to_datetime(headers.get("Date", ""))
-        except ValueError:  # an answer without a date, as some proxies give: nothing is known by it
+        if (
+            theirs := parse_http_date(headers.get("Date"))
+        ) is None:  # as some proxies answer: nothing is known by it
             return
         # That second may be nearly over: up to one less is none.
-        ahead = self._clock.time() - said.replace(tzinfo=said.tzinfo or UTC).timestamp()
+        ahead = self._clock.time() - theirs
         self.ahead, self.whose = (ahead if ahead < 0 else max(0.0, ahead - 1.0)), whose
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from email.utils import format_datetime
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotguard.providers.clouds.azure.document import Document, ScheduledEvent, parse_date, parse_document
+from spotguard.providers.clouds.azure.document import Document, ScheduledEvent, parse_document
 from tests.providers.clouds.anything import DATES, JSON
 
 #: Everything a document's entry has, each right, wrong or missing.
@@ -95,44 +94,6 @@ def test_what_concerns_us_by_its_words_concerns_us(one: dict[str, Any], other: A
     named = {**one, "EventType": "Preempt", "Resources": ["vm_2", "VM_1"]}
     found = parse_document(document(other, named))
     assert any(event.concerns(frozenset({"vm_1"})) for event in found.events)
-
-
-@given(DATES)
-def test_every_date_of_the_calendar_is_read(instant: datetime) -> None:
-    """As Azure's pages write it and as ISO does, with any zone, or without: then it is UTC."""
-    aware = instant if instant.tzinfo else instant.replace(tzinfo=UTC)
-    assert parse_date(instant.isoformat()) == pytest.approx(aware.timestamp(), abs=1e-3)
-    utc = datetime.fromtimestamp(int(aware.timestamp()), UTC) if 1 < aware.year < 9999 else None
-    if utc is not None and utc.year > 1900:
-        assert parse_date(format_datetime(utc, usegmt=True)) == utc.timestamp()
-
-
-@given(JSON)
-def test_no_date_raises(value: Any) -> None:
-    """What is no date is None."""
-    assert parse_date(value) is None or isinstance(value, str)
-
-
-@pytest.mark.parametrize(
-    ("text", "iso"),
-    [
-        ("Mon, 19 Sep 2016 18:29:47 GMT", "2016-09-19T18:29:47+00:00"),
-        ("19 Sep 2016 18:29:47 GMT", "2016-09-19T18:29:47+00:00"),
-        ("2020-04-30T20:00:00Z", "2020-04-30T20:00:00+00:00"),
-        ("2020-04-30T20:00:00.1234567Z", "2020-04-30T20:00:00.123456+00:00"),
-        ("2020-04-30 20:00:00", "2020-04-30T20:00:00+00:00"),
-        (" 2020-04-30T22:00:00+02:00\n", "2020-04-30T20:00:00+00:00"),
-    ],
-)
-def test_the_dates_of_the_field(text: str, iso: str) -> None:
-    """Azure's own, the mock server's, and their neighbours."""
-    assert parse_date(text) == datetime.fromisoformat(iso).timestamp()
-
-
-@pytest.mark.parametrize("text", ["", " ", "soon", "Mon, 99 Sep 2016 18:29:47 GMT", "2026-13-45T99:00:00Z"])
-def test_what_is_no_date_is_none(text: str) -> None:
-    """Blank is what Azure writes once an event has begun."""
-    assert parse_date(text) is None
 
 
 @pytest.mark.parametrize(
