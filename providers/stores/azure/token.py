@@ -8,7 +8,6 @@ azure-identity retries for minutes. So a separate thread asks it, and no caller 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -18,16 +17,13 @@ from azure.core.credentials import AccessToken
 from azure.core.exceptions import AzureError
 
 from ...clock import Clock
+from ..token import RenewalTurn
 
 log = logging.getLogger("spotguard")
 
 #: The scope of a token for a storage account's data.
 SCOPE = "https://storage.azure.com/.default"
 
-#: Seconds before its end at which a token is renewed, if a new one is available.
-_AHEAD = 15 * 60.0
-#: Seconds until `keep` asks again. Otherwise each thread of a save would wait for a lost identity every few seconds.
-_AGAIN = 60.0
 #: Seconds for which a token is new: if a request with a new token is refused, the token is not the reason.
 _NEW = 30.0
 #: Seconds that a request without a timeout of its own waits for a token; seconds that `keep` waits for a newer one.
@@ -63,7 +59,7 @@ class HeldToken:
         self._asking: _Asking | None = None
         self._token = ""
         self._got = self._ends = 0.0
-        self._not_before = -math.inf
+        self._turn = RenewalTurn(clock)
         self._time = _Time()
 
     @contextmanager
@@ -94,7 +90,7 @@ class HeldToken:
             AzureError, TimeoutError: there is no valid token.
         """
         remains = self._left()
-        if remains >= _AHEAD or (remains > 0 and not self._its_turn()):
+        if remains > 0 and not self._turn.take(remains):
             return
         try:
             self._ask({}, _WHILE if remains > 0 else _PATIENCE)
@@ -106,14 +102,6 @@ class HeldToken:
                 remains,
                 type(error).__name__,
             )
-
-    def _its_turn(self) -> bool:
-        with self._lock:
-            now = self._clock.monotonic()
-            if now < self._not_before:
-                return False  # asked a moment ago, or another thread is asking now
-            self._not_before = now + _AGAIN
-            return True
 
     def renew(self) -> bool:
         """Renew the token after a refusal, and return whether there is another token now."""

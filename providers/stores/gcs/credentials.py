@@ -25,17 +25,15 @@ from google.cloud import storage
 from ...clock import Clock, SystemClock
 from ..base import Credentials
 from ..http import Transport
+from ..token import RenewalTurn
 from ..url import Location
 
 log = logging.getLogger("spotguard")
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 
-#: Seconds before a token's end at which `freshen` fetches another; seconds before it at which a request distrusts the token.
-_AHEAD, _LAST = 15 * 60.0, 10.0
-#: Seconds until `freshen` asks again: the metadata service returns the same token until five minutes before its end.
-_AGAIN = 60.0
-
+#: Seconds before a token's end at which a request distrusts it.
+_LAST = 10.0
 
 #: Kinds of credentials, by the module of google-auth that defines them.
 _KINDS = {
@@ -56,7 +54,7 @@ class Token(GoogleCredentials):  # type: ignore[no-untyped-call, misc, unused-ig
         self._clock = clock
         self._lock = threading.Lock()
         self._used = threading.local()
-        self._not_before = -math.inf
+        self._turn = RenewalTurn(clock)
 
     def left(self) -> float:
         """Return the seconds that the token remains valid."""
@@ -97,13 +95,8 @@ class Token(GoogleCredentials):  # type: ignore[no-untyped-call, misc, unused-ig
         left = self.left()
         if left < _LAST:
             self._renew(request)
-        elif (
-            left < _AHEAD
-            and self._clock.monotonic() >= self._not_before
-            and self._lock.acquire(blocking=False)
-        ):
+        elif self._turn.take(left) and self._lock.acquire(blocking=False):
             try:
-                self._not_before = self._clock.monotonic() + _AGAIN
                 self._source.refresh(request)
             except (GoogleAuthError, OSError) as error:
                 log.warning("Google's token ends in %.0f s, and a new one cannot be had now: %s", left, error)

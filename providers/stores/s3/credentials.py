@@ -8,7 +8,6 @@ them a quarter of an hour ahead. If nothing newer is available, valid ones stay 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 from collections.abc import Callable
@@ -24,14 +23,10 @@ from botocore.httpsession import URLLib3Session
 from ...clock import Clock, SystemClock
 from ...errors import DeniedError
 from ..base import Credentials
+from ..token import AHEAD, RenewalTurn
 from ..url import Location
 
 log = logging.getLogger("spotguard")
-
-#: Seconds before their end at which credentials are renewed, if new ones are available.
-_AHEAD = 15 * 60
-#: Seconds until `freshen` asks again: a role's new credentials come five minutes before the old ones end.
-_AGAIN = 60.0
 
 _CONFIG = Config(
     retries={"total_max_attempts": 1, "mode": "standard"},  # the caller's loop retries, by its deadline
@@ -70,7 +65,7 @@ class S3Session:
         self._at = location
         self._carry = carry
         self._clock = clock or SystemClock()
-        self._not_before = -math.inf
+        self._turn = RenewalTurn(self._clock)
         self._boto: Any = None
         self._lock = threading.Lock()
         self._client: Any = None
@@ -98,12 +93,11 @@ class S3Session:
             DeniedError: no credentials were found.
         """
         self.client()
-        if not isinstance(self._found, RefreshableCredentials) or not self._found.refresh_needed(_AHEAD):
+        if not isinstance(self._found, RefreshableCredentials) or not self._found.refresh_needed(AHEAD):
             return
-        if self._clock.monotonic() < self._not_before or not self._lock.acquire(blocking=False):
-            return  # tried a moment ago, or another thread is trying now
+        if not self._turn.take(0.0) or not self._lock.acquire(blocking=False):
+            return
         try:
-            self._not_before = self._clock.monotonic() + _AGAIN
             self._take(self._found)
         except _NONE_NOW as error:
             log.warning("AWS credentials end soon, and new ones cannot be had now: %s", error)
