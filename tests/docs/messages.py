@@ -89,9 +89,9 @@ def _said(call: ast.Call) -> ast.expr | None:
     name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
     place = 0
     if isinstance(call.func, ast.Attribute):
-        if name == "_log" and "WARNING" not in ast.unparse(call):
+        if name in ("_log", "log") and "WARNING" not in ast.unparse(call):
             return None
-        if name != "_log" and name not in LEVELS:
+        if name not in ("_log", "log") and name not in LEVELS:
             return None
     elif name in ("blind", "refuse", "refusal"):
         place = 2
