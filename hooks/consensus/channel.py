@@ -15,7 +15,7 @@ from ...providers.errors import SpotguardError, UsageError
 from ..ipc import typed_json
 from . import barrier, events, protocol
 from . import store as c10d
-from .events import BackgroundEvent, LogEvent
+from .events import VERSION, BackgroundEvent, LogEvent
 from .job_state import JobState
 from .protocol import Answer, Has, Hear, Keys, Saying, Set, Wait, Waited
 from .store import JobStore, StoreConnection, StoreSilent
@@ -110,9 +110,9 @@ class Channel:
         return channel
 
     def _greet(self, machine: str) -> None:
-        card = typed_json.encode({"version": typed_json.VERSION, "machine": machine})
+        card = typed_json.encode({"version": VERSION, "machine": machine})
         cards = [typed_json.decode(each) for each in self.gather(card.encode(), _MEET)]
-        others = [each for each, card in enumerate(cards) if card.get("version") != typed_json.VERSION]
+        others = [each for each, card in enumerate(cards) if card.get("version") != VERSION]
         if others:
             raise UsageError(
                 f"rank {others[0]} runs another version of spotguard than rank {self.rank}: install one version on all machines"

@@ -9,6 +9,10 @@ from typing import Any
 from ...providers.errors import ProtocolError
 from ..ipc import typed_json
 
+#: Increase this number when a value on the wire, or the order of messages, changes meaning. Ranks of different
+#: versions refuse each other when they meet.
+VERSION = 1
+
 
 @dataclass(frozen=True, slots=True)
 class NoticeEvent:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import struct
 from enum import Enum, auto
 from typing import Any
 
 from ...providers.errors import ProtocolError
+from . import typed_json
 from .messages import (
     LAUNCHER,
     PEER,
@@ -109,53 +109,13 @@ def encode(message: Message) -> bytes:
     return _HEADER.pack(len(data)) + data
 
 
-_JSON_TYPES: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int,),
-    "float": (float, int),
-    "bool": (bool,),
-    "dict[str, Any]": (dict,),
-}
-
-
-def _no_constants(word: str) -> float:
-    raise ProtocolError(f"{word} is not a JSON number")
-
-
-def _finite(word: str) -> float:
-    """Return the number, which must be finite: JSON has no infinity, but Python parses 1e999 as one."""
-    value = float(word)
-    if not math.isfinite(value):
-        raise ProtocolError(f"{word[:20]} is out of range")
-    return value
-
-
 def _decode(data: bytes) -> Message:
-    try:
-        body = json.loads(data, parse_constant=_no_constants, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"a frame of {len(data)} bytes is not JSON") from error
-    if not isinstance(body, dict):
-        raise ProtocolError(f"a frame holds {type(body).__name__}, not an object")
+    body = typed_json.decode(data, f"a frame of {len(data)} bytes")
     word = body.get("type")
     cls = TYPES.get(word) if isinstance(word, str) else None
     if cls is None:
         raise ProtocolError(f"unknown message type {str(word)[:40]!r}")
-    values: dict[str, Any] = {}
-    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if f.name not in body:
-            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-                raise ProtocolError(f"{word} lacks {f.name}")
-            continue
-        value: Any = body[f.name]
-        # No count here is that large, and floats are exact only up to 2**53.
-        if isinstance(value, int) and abs(value) > 2**53:
-            raise ProtocolError(f"{word}.{f.name} is out of range")
-        allowed = _JSON_TYPES[str(f.type)]
-        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-            raise ProtocolError(f"{word}.{f.name} must be {f.type}, not {type(value).__name__}")
-        values[f.name] = float(body[f.name]) if f.type == "float" else value
-    return cls(**values)
+    return typed_json.build(cls, body, cls.type)
 
 
 class Role(Enum):

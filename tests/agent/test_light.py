@@ -69,6 +69,7 @@ def test_it_loads_no_tensors_no_store_no_sdk(provider: str, folder: Path) -> Non
         "spotguard.hooks.ipc.peer_credentials",
         "spotguard.hooks.ipc.messages",
         "spotguard.hooks.ipc.protocol",
+        "spotguard.hooks.ipc.typed_json",
     }
 
 

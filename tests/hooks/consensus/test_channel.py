@@ -22,7 +22,7 @@ pytest.importorskip("torch")
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from spotguard.hooks.consensus.channel import Channel
-from spotguard.hooks.consensus.events import BackgroundEvent, LogEvent, NoticeEvent, WithdrawnEvent
+from spotguard.hooks.consensus.events import VERSION, BackgroundEvent, LogEvent, NoticeEvent, WithdrawnEvent
 from spotguard.hooks.consensus.job_state import JobState
 from spotguard.hooks.consensus.store import JobStore, StoreSilent
 from spotguard.hooks.consensus.vote import Decision, Vote
@@ -249,7 +249,7 @@ def test_a_mistake_in_whoever_hears_does_not_stop_the_hearing(caplog: pytest.Log
 def test_another_version_is_refused_by_name() -> None:
     """Before training, and not when they first misunderstand each other."""
     store = HashStore()
-    card = typed_json.encode({"version": typed_json.VERSION + 1, "machine": "m"}).encode()
+    card = typed_json.encode({"version": VERSION + 1, "machine": "m"}).encode()
     store.set("spotguard/life/gathered/1/1", card.hex())
     before = set(threading.enumerate())
     with pytest.raises(UsageError, match="rank 1 runs another version"):
