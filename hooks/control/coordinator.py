@@ -367,7 +367,7 @@ class Coordinator:
             moments=cost.moments,
             rate=cost.rate,
             commit=cost.commit,
-            left=job.effort.left() if rank in roles.doomed else None,
+            left=job.scope.left() if rank in roles.doomed else None,
             last=last.step if last is not None and last.level == "full" else -1,
             plan=shared(self._state.fingerprint()),
             covers=tuple(sorted(self._covered())),

@@ -79,16 +79,16 @@ class Quiescence:
         if decision is not None and by_hand and step == decision.step and self._state.boundary_only:
             self._gate.close(Shut.AT_BOUNDARY, step)
             step, at_boundary = self._steady(job), True
-        if step is None and job.effort.left() == 0:
+        if step is None and job.scope.left() == 0:
             why = self._state.monitor.unmarked
             raise Abandoned(f"out of time: no guard.step() was reached in the window{'; ' * bool(why)}{why}")
-        job.effort.check()
+        job.scope.check()
         if step is None:
             raise Abandoned("training ended before its next guard.step()")
         if decision is not None and step != decision.step:
             # A notice of this machine has shut the gate anew, where it stood: its own call is on its way.
             raise Abandoned(f"step {decision.step} was agreed on, and training is held at step {step}")
-        self._state.fence.wait(job.effort.pause)
+        self._state.fence.wait(job.scope.pause)
         if at_boundary:
             self._state.look_again()
         if job.alarm is not None:
@@ -98,7 +98,7 @@ class Quiescence:
         return replace(self._assembly.agreed(job, decision, step), parked=at_boundary)
 
     def _steady(self, job: SaveRequest) -> int | None:
-        return self._gate.wait_steady(job.effort.left, lambda: job.effort.abandoned or self._ending())
+        return self._gate.wait_steady(job.scope.left, lambda: job.scope.abandoned or self._ending())
 
     def refuse(self, job: SaveRequest) -> None:
         """There is no state yet: the others hear of it, and nothing is saved."""
@@ -120,18 +120,18 @@ class Quiescence:
     def _take_part(
         self, assembly: JobCoordinator, job: SaveRequest, step: int | None, *, boundary: bool, parks: bool
     ) -> Decision:
-        effort = job.effort
-        left = effort.left()
-        until = effort.now() + (_PATIENCE if left is None else min(_PATIENCE, left * _SHARE))
+        scope = job.scope
+        left = scope.left()
+        until = scope.now() + (_PATIENCE if left is None else min(_PATIENCE, left * _SHARE))
         decision = assembly.decide(
             job,
             step,
-            lambda: max(0.0, min(until, effort.deadline) - effort.now()),
-            lambda: effort.abandoned,  # a rank that ends saves what it has: the others count on it
+            lambda: max(0.0, min(until, scope.deadline) - scope.now()),
+            lambda: scope.abandoned,  # a rank that ends saves what it has: the others count on it
             boundary=boundary,
             parks=parks,
         )
-        effort.check()
+        scope.check()
         if decision.step is None:
             raise AlreadyComplete(decision.why) if decision.stands >= 0 else Abandoned(decision.why)
         return decision

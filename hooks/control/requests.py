@@ -75,7 +75,7 @@ class SaveRequests:
         self._alarm: PreemptionNotice | None = None
         #: What is saved beside training, and what is planned: waiting its turn, or under way.
         self._beside: list[SaveRequest] = []
-        self._by_hand = ManualSaves(lambda: SaveRequest("manual", self._effort(None)))
+        self._by_hand = ManualSaves(lambda: SaveRequest("manual", self._scope(None)))
         #: Training has begun: there is a state worth saving.
         self.ready = False
 
@@ -124,13 +124,13 @@ class SaveRequests:
             interpreter_lock.hurry("notice")
             self._by_hand.give_up(Abandoned("a notice came"))  # its call is void; who waits parks at the gate
             if (urgent := self._urgent) is not None:
-                urgent.effort.tighten(alarm.save_by)
+                urgent.scope.tighten(alarm.save_by)
                 if epoch <= urgent.epoch:
                     if self._running is not None and self._running.promoted:
                         self._give_way(self._running, alarm)
                     return
                 urgent.superseded = True
-                urgent.effort.abandon("another call of the ranks takes its place")
+                urgent.scope.abandon("another call of the ranks takes its place")
             if self._assembly is not None and not epoch:
                 if known is None:
                     self._gate.close()  # who has not begun parks, and never trains; the others' call is on its way
@@ -142,9 +142,9 @@ class SaveRequests:
             if not self.ready:
                 self._gate.close()  # who has not begun parks, and never trains
             last = self._checkpointer.last
-            effort, before = self._effort(alarm.save_by), "" if last is None else last.url
+            scope, before = self._scope(alarm.save_by), "" if last is None else last.url
             self._urgent = SaveRequest(
-                "emergency", effort, alarm, epoch=epoch, doomed=doomed, at_boundary=at_boundary, before=before
+                "emergency", scope, alarm, epoch=epoch, doomed=doomed, at_boundary=at_boundary, before=before
             )
             self._jobs.put(self._urgent)
 
@@ -163,13 +163,13 @@ class SaveRequests:
             job = self._running
         if job is not None and job.kind == "manual":
             job.after = f"not saved: {why}"
-            job.effort.abandon(why)
+            job.scope.abandon(why)
 
     def unheard(self, why: str) -> None:
         """The other ranks could not be called for a notice: what was begun with them before it has no end now."""
         with self._lock:
             if self._running is not None and self._running.alarm is None:
-                self._running.effort.abandon(f"a notice came, and {why}")
+                self._running.scope.abandon(f"a notice came, and {why}")
 
     def unheard_by_hand(self, step: int, why: str) -> None:
         """The other ranks could not be called for a save by hand."""
@@ -183,13 +183,13 @@ class SaveRequests:
         why = "" if self._assembly is not None else self._checkpointer.promotes(step, alarm.save_by)
         if job.kind == "background" and why:
             job.promoted = why
-            job.effort.tighten(alarm.save_by)
+            job.scope.tighten(alarm.save_by)
             # It is this notice's save: training does not go beyond it.
             if self._checkpointer.uploading == step:
                 self._gate.close(Shut.AT_BOUNDARY if self._state.boundary_only else Shut.BEFORE_CHANGE)
         else:
             job.promoted = ""
-            job.effort.abandon("a notice came")
+            job.scope.abandon("a notice came")
 
     def _look_again(self, job: SaveRequest) -> None:
         """As its bytes leave: whether a promoted save is still worth more than a new one."""
@@ -210,7 +210,7 @@ class SaveRequests:
             alarm, self._alarm = self._alarm, None
             if self._urgent is not None:
                 # Before the gate opens: what is read from here on is never kept.
-                self._urgent.effort.abandon(why)
+                self._urgent.scope.abandon(why)
                 self._urgent = None
             self._open()
         interpreter_lock.relax("notice")
@@ -247,7 +247,7 @@ class SaveRequests:
         """
         # Ranks choose a boundary that none of them has come to; alone, it is this one, which is held until it is copied.
         holds = not (epoch or at_boundary or self._state.boundary_only)
-        job = SaveRequest("background", self._effort(None), epoch=epoch, at_boundary=at_boundary, holds=holds)
+        job = SaveRequest("background", self._scope(None), epoch=epoch, at_boundary=at_boundary, holds=holds)
         with self._lock:
             if self._alarm is not None or ((self._has_beside() or self._overtaken) and not epoch):
                 return False
@@ -275,7 +275,7 @@ class SaveRequests:
         for job in self._beside:
             if job.is_checkpoint and job.epoch:
                 job.superseded = True
-                job.effort.abandon("another call of the ranks takes its place")
+                job.scope.abandon("another call of the ranks takes its place")
 
     @property
     def idle(self) -> bool:
@@ -301,11 +301,11 @@ class SaveRequests:
 
     def bring(self, staged: WholeCheckpoint) -> None:
         """Take to the store what was restored from this machine's disk and is not there. Returns at once."""
-        self._put_beside(SaveRequest("background", self._effort(None), staged=staged))
+        self._put_beside(SaveRequest("background", self._scope(None), staged=staged))
 
     def rehearse(self) -> None:
         """Plan a save of this state, so that at a notice only bytes move. Returns at once."""
-        self._put_beside(SaveRequest("background", self._effort(None), rehearsal=True))
+        self._put_beside(SaveRequest("background", self._scope(None), rehearsal=True))
 
     def _put_beside(self, job: SaveRequest) -> None:
         with self._lock:
@@ -319,9 +319,9 @@ class SaveRequests:
             if self._alarm is not None:
                 return
             for job in self._beside:
-                job.effort.abandon(why)
+                job.scope.abandon(why)
             running = self._running
-        if running is None or not running.effort.abandoned:
+        if running is None or not running.scope.abandoned:
             return
         if running.is_checkpoint:
             log.info("the checkpoint that is being saved beside training is called off: %s", why)
@@ -336,7 +336,7 @@ class SaveRequests:
             CheckpointError: the ranks cannot save, or do not all come.
         """
         until = self._clock.monotonic() + _CALLED
-        job = SaveRequest("manual", self._effort(None))
+        job = SaveRequest("manual", self._scope(None))
         try:
             with self._lock:
                 if self._ending:
@@ -364,7 +364,7 @@ class SaveRequests:
                     )
         except BaseException:
             # Ctrl-C, also right behind the put: the state is the caller's again, and what is read of it is not kept
-            job.effort.abandon("guard.save() was interrupted")
+            job.scope.abandon("guard.save() was interrupted")
             raise
         if job.error is not None:
             raise job.error
@@ -396,5 +396,5 @@ class SaveRequests:
         if assembly.lost:
             raise CheckpointError("the ranks cannot be called any more: the job's store is gone")
 
-    def _effort(self, deadline: float | None) -> CancelScope:
+    def _scope(self, deadline: float | None) -> CancelScope:
         return CancelScope(self._clock, deadline, self._gate.wake)

@@ -73,7 +73,7 @@ class Saver(SaveRequests):
         with self._lock:
             self._ending = True
             if self._urgent is not None:
-                timeout = max(timeout, self._urgent.effort.left() or 0.0)
+                timeout = max(timeout, self._urgent.scope.left() or 0.0)
         self._gate.wake()  # who waits for a boundary waits in vain
         self._jobs.put(None)
         self._thread.join(timeout)
@@ -107,7 +107,7 @@ class Saver(SaveRequests):
         with self._lock:
             self._running = job
             if job.alarm is None and self._alarm is not None and not job.promoted:
-                job.effort.abandon("a notice came")  # while it waited its turn
+                job.scope.abandon("a notice came")  # while it waited its turn
         try:
             try:
                 self._streams.take(self._state.fence.devices)
@@ -154,7 +154,7 @@ class Saver(SaveRequests):
 
     def _say_failed(self, job: SaveRequest, why: str) -> None:
         """The others would wait for this rank's part, beside training for minutes."""
-        if self._assembly is not None and job.epoch and not (job.superseded or job.effort.abandoned):
+        if self._assembly is not None and job.epoch and not (job.superseded or job.scope.abandoned):
             self._assembly.failed(job, why)
 
     def _do_this(self, what: Callable[[], object]) -> None:
@@ -185,13 +185,13 @@ class Saver(SaveRequests):
         if job.alarm is not None:
             self._listener.progress(job.alarm, "begun", -1, 0, 0)
         if job.staged is not None:
-            job.effort.check()
-            job.saved = self._checkpointer.bring(job.staged, job.effort)
+            job.scope.check()
+            job.saved = self._checkpointer.bring(job.staged, job.scope)
             return
         boundary_only = bool(self._state.boundary_only) or job.at_boundary
         self._has_it(job)
         while True:
-            job.effort.check()
+            job.scope.check()
             agreed = self._still.stand(job, boundary_only)
             step, boundary_only = agreed.step, boundary_only or agreed.parked
             if agreed.roles.absent:
@@ -258,7 +258,7 @@ class Saver(SaveRequests):
         """What who waits is told: `Abandoned` where another try will have an end, a notice's or another call's."""
         if job.after:
             return CheckpointError(job.after)
-        called_off = job.effort.abandoned or self._alarm is not None or self._ending
+        called_off = job.scope.abandoned or self._alarm is not None or self._ending
         if not isinstance(error, Abandoned) or called_off:
             return error
         if self._assembly is not None and not self._assembly.counts(job.epoch):
@@ -286,7 +286,7 @@ class Saver(SaveRequests):
 
         # Only a background save lets training go on before it is written.
         opened = let_go if job.kind == "background" else None
-        return self._checkpointer.save(self._state, agreed, job.kind, job.effort, progress, opened)
+        return self._checkpointer.save(self._state, agreed, job.kind, job.scope, progress, opened)
 
     def _conclude(self, job: SaveRequest) -> None:
         alarm = job.alarm

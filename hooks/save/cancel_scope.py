@@ -138,7 +138,7 @@ _RETRY_FIRST, _RETRY_MOST = 0.1, 2.0
 
 
 def retry(
-    effort: CancelScope,
+    scope: CancelScope,
     ask: Callable[[float | None], object],
     hear: Callable[[StoreError], None] = lambda error: None,
 ) -> float:
@@ -150,12 +150,12 @@ def retry(
         hear: called with each failure for now.
     """
     pause, tries = _RETRY_FIRST, _CORRUPT_TRIES
-    effort.check()
+    scope.check()
     while True:
-        began = effort.now()
+        began = scope.now()
         try:
-            ask(effort.left())
-            return effort.now() - began
+            ask(scope.left())
+            return scope.now() - began
         except StoreError as error:
             tries -= isinstance(error, CorruptError)  # on its way, as far as anybody can tell
             if not (error.transient or (isinstance(error, CorruptError) and tries)):
@@ -163,7 +163,7 @@ def retry(
             last = error
         hear(last)
         try:
-            effort.pause(pause)
+            scope.pause(pause)
         except Abandoned as why:
             raise Abandoned(f"{why}; the store said last: {last}") from last
         pause = min(2 * pause, _RETRY_MOST)

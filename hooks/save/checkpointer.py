@@ -72,7 +72,7 @@ class Checkpointer:
         self._count = itertools.count()
         self._snapshot = Snapshot()
         #: By which the last save was written, or the next is planned.
-        self._outline: WritePlan | None = None
+        self._write_plan: WritePlan | None = None
         #: The background save whose bytes are on their way.
         self._upload: BackgroundUpload | None = None
         #: The newest committed checkpoint, of this attempt or restored from.
@@ -111,11 +111,11 @@ class Checkpointer:
 
     def cost(self, roles: RankRoles) -> SaveCost:
         """What this rank would write of a save shared so, as far as it is planned. Any thread: nothing is read."""
-        link, now, outline = self._writer.uploads.link, self._clock.monotonic(), self._outline
+        link, now, write_plan = self._writer.uploads.link, self._clock.monotonic(), self._write_plan
         rate, commit = link.rate(now), link.commit or 0.0
-        if outline is None:
+        if write_plan is None:
             return SaveCost(self.nbytes, 0, None if rate is None else rate.expected, commit)
-        draft = WriteProgress(outline, roles=roles)
+        draft = WriteProgress(write_plan, roles=roles)
         weights = draft.share(WEIGHTS)
         return SaveCost(weights, draft.share() - weights, None if rate is None else rate.expected, commit)
 
@@ -128,7 +128,7 @@ class Checkpointer:
         """
         leaves = state.collect().leaves
         self._writer.rehearse(leaves, lossy=self._lossy)
-        self._outline = self._writer.plans.of(leaves)
+        self._write_plan = self._writer.plans.of(leaves)
 
     def close(self) -> None:
         """Let the writer's threads end. On the saving thread, after its last save."""
@@ -163,7 +163,7 @@ class Checkpointer:
         state: State,
         agreed: SaveSpec,
         kind: Kind,
-        effort: CancelScope,
+        scope: CancelScope,
         progress: Progress | None = None,
         opened: Callable[[], None] | None = None,
     ) -> SavedCheckpoint | None:
@@ -186,7 +186,7 @@ class Checkpointer:
         numbers = iter(agreed.numbers) if agreed.epoch else self._count
         if kind != "emergency":
             self._shared, self._unseen = None, []
-        save = SaveContext(state, collected, agreed, numbers, kind, effort, progress, in_place=True)
+        save = SaveContext(state, collected, agreed, numbers, kind, scope, progress, in_place=True)
         try:
             if kind == "emergency":
                 return self._emergency(save, started)
@@ -208,7 +208,7 @@ class Checkpointer:
         leaves: tuple[StateTensor, ...] = ()
         why = ""
         if (held := self._stage(save, reference)) is None:
-            leaves, why = self._snapshot.take(collected.leaves, save.effort), state.broken()
+            leaves, why = self._snapshot.take(collected.leaves, save.scope), state.broken()
         name = self._name(save) if held is None else held.name
         checksums = state.audit.seconds
         opened()
@@ -224,12 +224,12 @@ class Checkpointer:
             return None
         leaves, name = save.collected.leaves, self._name(save)
 
-        def commit(written: WrittenState, effort: CancelScope) -> None:
+        def commit(written: WrittenState, scope: CancelScope) -> None:
             save.check_written(reference, written)
-            self._committer.commit(replace(save, effort=effort), name, "full", written, stager.writer)
+            self._committer.commit(replace(save, scope=scope), name, "full", written, stager.writer)
 
-        outline = self._writer.plans.of(leaves, renew=True)
-        return stager.hold(leaves, outline, name, save.effort, save.moved, commit)
+        write_plan = self._writer.plans.of(leaves, renew=True)
+        return stager.hold(leaves, write_plan, name, save.scope, save.moved, commit)
 
     def _whole(
         self, save: SaveContext, name: CheckpointName, started: float, blocked: float = 0.0
@@ -239,29 +239,29 @@ class Checkpointer:
             draft = self._upload_all(save, name, started)
         except (StoreError, StateChanged):
             # Not while a notice waits for it; nor what other ranks may be making whole without this one's looking on.
-            if save.effort.left() is None and self._world == 1:
-                self.tidier.discard(name, save.effort)
+            if save.scope.left() is None and self._world == 1:
+                self.tidier.discard(name, save.scope)
             raise
         if name.attempt == self.attempt:
             self._writer.plans.committed(draft)
         saved = self._saved(name, draft, started, *save.agreed.extent, blocked=blocked)
-        if save.effort.left() is None:
-            self._make_ready(draft.outline)
+        if save.scope.left() is None:
+            self._make_ready(draft.write_plan)
             if self._committer.marked:
-                self._prune(save.effort, name, name.attempt)
+                self._prune(save.scope, name, name.attempt)
         return saved
 
     def _upload_all(self, save: SaveContext, name: CheckpointName, started: float) -> WriteProgress:
         held, leaves = save.held, save.collected.leaves
-        outline = held.draft.outline if held is not None else self._plan(save, renew=True)
-        draft, fill = WriteProgress(outline, roles=save.agreed.roles), None if held is None else held.fill
+        write_plan = held.draft.write_plan if held is not None else self._plan(save, renew=True)
+        draft, fill = WriteProgress(write_plan, roles=save.agreed.roles), None if held is None else held.fill
         if not save.in_place and self._world > 1:
-            save = replace(save, digests=save.state.digests(leaves, save.effort.check))
-            self.tidier.see_referred(save.effort)
+            save = replace(save, digests=save.state.digests(leaves, save.scope.check))
+            self.tidier.see_referred(save.scope)
         if not save.in_place:
             self._upload = BackgroundUpload(self._writer, self._clock, draft, save.step, started)
         try:
-            self._writer.write(leaves, name, save.effort, save.progress, save.moved, draft=draft, fill=fill)
+            self._writer.write(leaves, name, save.scope, save.progress, save.moved, draft=draft, fill=fill)
             found = partial(self._saved, name, draft, started, *save.agreed.extent)
             self._unseen = [(save.identity, name, found)] if save.agreed.epoch else []
             self._committer.commit(save, name, "full", draft.written(name), self._writer)
@@ -271,14 +271,14 @@ class Checkpointer:
             self._upload = None
         return draft
 
-    def _make_ready(self, outline: WritePlan) -> None:
+    def _make_ready(self, write_plan: WritePlan) -> None:
         """What this save taught is there before the next notice: threads, frames, connections."""
         try:
-            self._writer.prepare(outline)
+            self._writer.prepare(write_plan)
         except CheckpointError as error:  # of the next save: this one is committed
             log.warning("%s; the next save makes do with less", error)
 
-    def bring(self, whole: WholeCheckpoint, effort: CancelScope) -> SavedCheckpoint | None:
+    def bring(self, whole: WholeCheckpoint, scope: CancelScope) -> SavedCheckpoint | None:
         """Take to the store what an earlier process of this run staged here and did not. None: it is not needed any more.
 
         Raises:
@@ -291,14 +291,14 @@ class Checkpointer:
             return None
         started, attempt = self._clock.monotonic(), self.attempt
         manifest = whole.manifests[0]
-        held = stager.left_behind(manifest, effort)
-        draft = WriteProgress(held.draft.outline)
-        written = self._writer.write((), name, effort, draft=draft, fill=held.fill)
+        held = stager.left_behind(manifest, scope)
+        draft = WriteProgress(held.draft.write_plan)
+        written = self._writer.write((), name, scope, draft=draft, fill=held.fill)
         own = replace(manifest, objects=written.objects, tensors=written.tensors)
-        publish(self._writer.uploads, own, effort, self._clock)
+        publish(self._writer.uploads, own, scope, self._clock)
         self._lacks = ""
         self._note(self._saved(name, draft, started, manifest.level))
-        self._prune(effort, name, attempt)
+        self._prune(scope, name, attempt)
         return self.last
 
     def _emergency(self, save: SaveContext, started: float) -> SavedCheckpoint:
@@ -307,7 +307,7 @@ class Checkpointer:
             return self._share(save, started)
         emergency = EmergencySave(
             self._writer,
-            save.effort,
+            save.scope,
             step=save.step,
             begin=partial(self._name, save),
             commit=partial(self._committer.commit, save, writer=self._writer),
@@ -333,15 +333,15 @@ class Checkpointer:
         """What the ranks agreed on."""
         draft = self._begun(save)
 
-        def commit(name: CheckpointName, level: Level, written: WrittenState, effort: CancelScope) -> None:
+        def commit(name: CheckpointName, level: Level, written: WrittenState, scope: CancelScope) -> None:
             if level == "full":
                 found = partial(self._saved, name, draft, started, *save.agreed.extent)
                 self._unseen.append((save.identity, name, found))
-            self._committer.commit(replace(save, effort=effort), name, level, written, self._writer)
+            self._committer.commit(replace(save, scope=scope), name, level, written, self._writer)
 
         share = RankShare(
             self._writer,
-            save.effort,
+            save.scope,
             weights=save.agreed.weights,
             begin=partial(self._name, save),
             put=partial(self._committer.put_own, save, writer=self._writer),
@@ -364,12 +364,12 @@ class Checkpointer:
     def _begun(self, save: SaveContext) -> WriteProgress:
         """What this rank has put of this very state already, for an earlier call: a second machine goes, and the ranks share
         otherwise. It stays where it is, also where this rank has seen it whole: others may not have."""
-        outline, roles = self._plan(save), save.agreed.roles
+        write_plan, roles = self._plan(save), save.agreed.roles
         before = self._shared
-        if before is not None and before[0] == save.identity and before[1].outline is outline:
+        if before is not None and before[0] == save.identity and before[1].write_plan is write_plan:
             draft = before[1].with_roles(roles)
         else:
-            draft = WriteProgress(outline, roles=roles)
+            draft = WriteProgress(write_plan, roles=roles)
             self._unseen = [
                 each for each in self._unseen if each[0] == save.identity
             ]  # the others may commit those yet
@@ -380,8 +380,8 @@ class Checkpointer:
         leaves = save.collected.leaves
         if save.agreed.roles.whole_each:
             return self._writer.plans.apart(leaves)
-        self._outline = self._writer.plans.of(leaves, renew=renew)
-        return self._outline
+        self._write_plan = self._writer.plans.of(leaves, renew=renew)
+        return self._write_plan
 
     def _name(self, save: SaveContext) -> CheckpointName:
         return CheckpointName(self.attempt, save.step, next(save.numbers))
@@ -406,8 +406,8 @@ class Checkpointer:
             self._note(saved)
         return saved
 
-    def _prune(self, effort: CancelScope, name: CheckpointName, attempt: int) -> None:
+    def _prune(self, scope: CancelScope, name: CheckpointName, attempt: int) -> None:
         """`name` is committed, so old checkpoints go, unless a newer attempt has begun."""
-        self.tidier.prune(self._keep, attempt, effort)
-        if self._stager is not None and not effort.abandoned:  # or who goes back may be reading there
-            self._stager.in_the_store(name, self.nbytes, effort)
+        self.tidier.prune(self._keep, attempt, scope)
+        if self._stager is not None and not scope.abandoned:  # or who goes back may be reading there
+            self._stager.in_the_store(name, self.nbytes, scope)

@@ -41,7 +41,7 @@ class Cleanup:
         """Whether a newer attempt was seen to have begun: two processes train this run."""
         return attempt in self._overtaken
 
-    def see_referred(self, effort: CancelScope) -> None:
+    def see_referred(self, scope: CancelScope) -> None:
         """Have the next save refer to nothing that is gone: of several ranks only the one that prunes sees what is damaged. One
         listing of this rank's own objects.
 
@@ -58,13 +58,13 @@ class Cleanup:
             ) -> None:
                 there.update(info.key.removeprefix(prefix) for info in self._store.list(own, timeout=left))
 
-            self._uploads.ask(look, effort, again=False)
+            self._uploads.ask(look, scope, again=False)
             if not objects <= there:
                 log.error("objects of checkpoint %s that nobody trains are gone: they are written anew", name)
                 self._plans.forget()
                 return
 
-    def prune(self, keep: Keep, attempt: int, effort: CancelScope) -> None:
+    def prune(self, keep: Keep, attempt: int, scope: CancelScope) -> None:
         """Have no more checkpoints than that, and what else must stay; a few objects at a time."""
         found: list[Pruning] = []
 
@@ -74,8 +74,8 @@ class Cleanup:
             )
 
         try:
-            effort.check()
-            self._uploads.ask(look, effort, again=False)
+            scope.check()
+            self._uploads.ask(look, scope, again=False)
             if (newest := found[0].fenced_by) and not self.overtaken(attempt):
                 self._overtaken.add(attempt)
                 log.error(
@@ -98,13 +98,13 @@ class Cleanup:
                 )
             for keys in found[0].steps():
                 for start in range(0, len(keys), _AT_ONCE):
-                    self._delete(keys[start : start + _AT_ONCE], effort)
+                    self._delete(keys[start : start + _AT_ONCE], scope)
         except Abandoned:
             log.debug("a notice came before old checkpoints were removed; the next save goes on with it")
         except (StoreError, CheckpointError) as error:
             log.warning("old checkpoints could not be removed, they stay: %s", error)
 
-    def discard(self, name: CheckpointName, effort: CancelScope) -> None:
+    def discard(self, name: CheckpointName, scope: CancelScope) -> None:
         """Remove the objects of a save that will never have a manifest: they may be what fills the disk. Not when
         time is short; the next prune finds them too."""
         found: list[str] = []
@@ -114,15 +114,15 @@ class Cleanup:
             found.extend(info.key for info in self._store.list(prefix, timeout=left))
 
         try:
-            effort.check()
-            self._uploads.ask(look, effort, again=False)
-            self._delete(found, effort)
+            scope.check()
+            self._uploads.ask(look, scope, again=False)
+            self._delete(found, scope)
         except (Abandoned, StoreError, CheckpointError) as error:
             log.debug("the objects of %s stay for now: %s", name, error)
 
-    def _delete(self, keys: list[str], effort: CancelScope) -> None:
-        effort.check()
-        self._uploads.ask(lambda left: self._store.delete(keys, timeout=left), effort, again=False)
+    def _delete(self, keys: list[str], scope: CancelScope) -> None:
+        scope.check()
+        self._uploads.ask(lambda left: self._store.delete(keys, timeout=left), scope, again=False)
 
 
 # Small things that are asked of the store beside checkpoints, by connections that are open. On the saving thread.
@@ -183,9 +183,9 @@ class SmallRequests:
         self._ask(lambda left: store.put(key, data, timeout=left), seconds)
 
     def _ask(self, what: Callable[[float | None], object], seconds: float) -> None:
-        effort = CancelScope(self._clock, self._clock.monotonic() + seconds)
+        scope = CancelScope(self._clock, self._clock.monotonic() + seconds)
         try:
-            self._uploads.ask(what, effort, again=False)
+            self._uploads.ask(what, scope, again=False)
         except SpotguardError:
             raise
         except Exception as error:  # an SDK's own, which its store did not foresee: no commit is lost for it

@@ -61,7 +61,7 @@ class Committer:
         manifest = said if said is not None and same else self._manifest(save, name, level, written)
         self.marked = True
         if self._world == 1:
-            seconds = publish(writer.uploads, manifest, save.effort, self._clock)
+            seconds = publish(writer.uploads, manifest, save.scope, self._clock)
         else:
             self._speak_for_the_absent(save, manifest, writer)
             published = self._together(save, manifest, writer)
@@ -74,9 +74,9 @@ class Committer:
     def _together(self, save: SaveContext, manifest: RankManifest, writer: ShardWriter) -> Published:
         doomed = save.agreed.roles.doomed
         try:
-            return publish_together(writer.uploads, manifest, save.effort, self._clock, self._hopeless(save))
+            return publish_together(writer.uploads, manifest, save.scope, self._clock, self._hopeless(save))
         except IncompleteError as why:
-            if self._rank not in doomed or save.effort.abandoned or not doomed.isdisjoint(why.missing):
+            if self._rank not in doomed or save.scope.abandoned or not doomed.isdisjoint(why.missing):
                 raise
             # It goes, and they stay: this is no failure yet.
             last = (
@@ -97,13 +97,13 @@ class Committer:
         self._look(save, written, writer)
         manifest = self._lower = self._manifest(save, name, "weights", written)
         if save.agreed.weights != "first":
-            save = replace(save, effort=save.effort.part(self._clock.monotonic() + _BESIDE))
+            save = replace(save, scope=save.scope.part(self._clock.monotonic() + _BESIDE))
         self._speak_for_the_absent(save, manifest, writer)
-        put_own(writer.uploads, manifest, save.effort)
+        put_own(writer.uploads, manifest, save.scope)
 
     def _look(self, save: SaveContext, written: WrittenState, writer: ShardWriter) -> None:
         if save.in_place:
-            changed = writer.unchanged(save.collected.leaves, written, save.effort)
+            changed = writer.unchanged(save.collected.leaves, written, save.scope)
             edited = "" if save.agreed.parked else save.state.audit.look(wait=True)
             if (
                 why := save.state.broken()
@@ -111,13 +111,13 @@ class Committer:
                 or (changed and f"{changed} was changed while it was read")
             ):
                 raise StateChanged(why)
-        save.effort.check()
+        save.scope.check()
 
     def _speak_for_the_absent(self, save: SaveContext, manifest: RankManifest, writer: ShardWriter) -> None:
         """Ranks that are gone hold nothing that the others do not: their manifests say so. What was each one's own is lost."""
         for rank in sorted(save.agreed.roles.absent) if save.agreed.speaks else ():
             empty = replace(manifest, rank=rank, objects=(), tensors=(), state={}, digests={})
-            put_own(writer.uploads, empty, save.effort)
+            put_own(writer.uploads, empty, save.scope)
 
     def _hopeless(self, save: SaveContext) -> Callable[[int], str]:
         doomed, until = save.agreed.roles.doomed, save.agreed.doomed_until

@@ -69,9 +69,9 @@ class StageWriter:
     def hold(
         self,
         leaves: Sequence[StateTensor],
-        outline: WritePlan,
+        write_plan: WritePlan,
         name: CheckpointName,
-        effort: CancelScope,
+        scope: CancelScope,
         moved: Callable[[], str],
         commit: Callable[[WrittenState, CancelScope], None],
         roles: RankRoles = ALL_STAY,
@@ -84,18 +84,18 @@ class StageWriter:
             roles: those of the save: no more is staged than it will put.
 
         Raises:
-            Abandoned: `effort` was called off.
+            Abandoned: `scope` was called off.
             Spoiled: the state moved while it was read.
         """
-        draft = WriteProgress(outline, roles=roles)
+        draft = WriteProgress(write_plan, roles=roles)
         seconds = _PATIENCE + draft.share() / _SLOWEST
-        limit = effort.part(effort.now() + seconds)
-        self.writer.plans.adopt(outline)
+        limit = scope.part(scope.now() + seconds)
+        self.writer.plans.adopt(write_plan)
         try:
             self.writer.write(leaves, name, limit, None, moved, draft=draft)
             commit(draft.written(name), limit)
         except Abandoned:
-            effort.check()
+            scope.check()
             self.stage.switch_off(f"its disk did not take {draft.share() >> 20} MiB in {seconds:.0f} s")
             return None
         except (StoreError, CheckpointError) as error:
@@ -109,16 +109,16 @@ class StageWriter:
         log.info("step %d is on this machine's disk, and goes to the store from there", name.step)
         return StagedSave(name, draft, self._reported(name, draft, self._fill(draft)))
 
-    def in_the_store(self, name: CheckpointName, nbytes: int, effort: CancelScope) -> None:
+    def in_the_store(self, name: CheckpointName, nbytes: int, scope: CancelScope) -> None:
         """This one is in the store now: what is older goes, and it too where there is no room for another beside it."""
 
         def tidy() -> None:
             if self.stage.prune(name, nbytes):
                 self.writer.plans.forget()
 
-        self._tidy(tidy, effort)
+        self._tidy(tidy, scope)
 
-    def left_behind(self, manifest: RankManifest, effort: CancelScope) -> StagedSave:
+    def left_behind(self, manifest: RankManifest, scope: CancelScope) -> StagedSave:
         """What another process staged here.
 
         Raises:
@@ -128,17 +128,17 @@ class StageWriter:
         """
         found: list[WriteProgress] = []
         self.writer.uploads.ask(
-            lambda left: found.append(_draft_of(self.stage.files, manifest)), effort, again=False
+            lambda left: found.append(_draft_of(self.stage.files, manifest)), scope, again=False
         )
         return StagedSave(manifest.checkpoint, found[0], self._fill(found[0]))
 
     def _fill(self, draft: WriteProgress) -> Fill[HostBuffer]:
         """What reads the objects of a staged draft back."""
-        outline, files, run_id = draft.outline, self.stage.files, self.stage.run_id
+        write_plan, files, run_id = draft.write_plan, self.stage.files, self.stage.run_id
 
         def fill(index: int, frame: HostBuffer) -> list[int]:
-            planned, held = outline.objects[index], draft.landed[index]
-            key = checkpoint_prefix(run_id, held.at) + object_name(outline.rank, outline.world, index)
+            planned, held = write_plan.objects[index], draft.stored[index]
+            key = checkpoint_prefix(run_id, held.at) + object_name(write_plan.rank, write_plan.world, index)
             data = frame.view(0, planned.size)
             files.read_into(key, 0, data)
             crcs = [crc32(data[piece.start : piece.end]) for piece in planned.pieces]
@@ -157,7 +157,7 @@ class StageWriter:
             try:
                 return fill(index, frame)
             except StoreError as error:
-                if draft.landed[index].at != name:
+                if draft.stored[index].at != name:
                     self.writer.plans.forget()  # it is referred to: the next one is staged in full
                 elif not self.stage.off:
                     self.stage.switch_off(str(error))  # it was written a moment ago
@@ -165,10 +165,10 @@ class StageWriter:
 
         return read
 
-    def _tidy(self, what: Callable[[], None], effort: CancelScope) -> None:
+    def _tidy(self, what: Callable[[], None], scope: CancelScope) -> None:
         try:
             # On a thread: a disk that hangs holds up nothing but itself.
-            self.writer.uploads.ask(lambda left: what(), effort, again=False)
+            self.writer.uploads.ask(lambda left: what(), scope, again=False)
         except SpotguardError as error:
             log.debug("the stage %s stays as it is for now: %s", self.stage.folder, error)
 
@@ -184,7 +184,7 @@ def _draft_of(files: BlobStore, manifest: RankManifest) -> WriteProgress:
             piece = PlannedChunk(item, (), chunk.sizes, 0, 0, chunk.offsets, chunk.start, chunk.end)
             pieces.setdefault(chunk.object, []).append((piece, chunk.crc32))
     objects: list[PlannedObject] = []
-    landed = {}
+    stored = {}
     for index, entry in enumerate(manifest.objects):
         at = CheckpointName.parse(entry.checkpoint) if entry.checkpoint else manifest.checkpoint
         key, place = manifest.object_key(index), parse_object_name(entry.name)
@@ -203,10 +203,10 @@ def _draft_of(files: BlobStore, manifest: RankManifest) -> WriteProgress:
             raise CorruptError(f"{key} in {files.url} is damaged: its header is not the one that was written")
         held = sorted(pieces.get(index, []), key=lambda each: each[0].start)
         objects.append(PlannedObject(bytes(header), tuple([piece for piece, _ in held]), entry.size))
-        landed[place[2]] = StoredObject([crc for _, crc in held], at)
+        stored[place[2]] = StoredObject([crc for _, crc in held], at)
     largest = max((planned.size for planned in objects), default=0)
-    outline = WritePlan(shapes, tuple(items), tuple(objects), largest, manifest.rank, manifest.world)
-    return WriteProgress(outline, landed)
+    write_plan = WritePlan(shapes, tuple(items), tuple(objects), largest, manifest.rank, manifest.world)
+    return WriteProgress(write_plan, stored)
 
 
 # A copy of the state in host memory, from which a background checkpoint is written while training goes on.
@@ -225,7 +225,7 @@ class Snapshot:
         self._streams = SideStreams()
         self.available = available_memory
 
-    def take(self, leaves: tuple[StateTensor, ...], effort: CancelScope) -> tuple[StateTensor, ...]:
+    def take(self, leaves: tuple[StateTensor, ...], scope: CancelScope) -> tuple[StateTensor, ...]:
         """The leaves as they stand, in host memory.
 
         Raises:
@@ -243,7 +243,7 @@ class Snapshot:
         for leaf in leaves:
             with torch.no_grad(), self._streams.on(leaf.tensor.device):
                 for into, part in _pieces(copyable(wanted[leaf.name]), copyable(leaf.tensor)):
-                    effort.check()
+                    scope.check()
                     into.copy_(part, non_blocking=True)
         self._streams.finish()
         return tuple(replace(leaf, tensor=wanted[leaf.name], still=True) for leaf in leaves)

@@ -61,7 +61,7 @@ class EmergencySave:
     def __init__(
         self,
         writer: ShardWriter,
-        effort: CancelScope,
+        scope: CancelScope,
         *,
         step: int,
         begin: Callable[[], CheckpointName],
@@ -74,7 +74,7 @@ class EmergencySave:
         progress: Progress | None = None,
     ) -> None:
         self._writer = writer
-        self._effort = effort
+        self._scope = scope
         self._step = step
         self._begin = begin
         self._commit = commit
@@ -86,7 +86,7 @@ class EmergencySave:
         self._progress = progress
         #: Guards the plan: bytes leave on many threads.
         self._lock = threading.Lock()
-        self._looked_at = effort.now() + _FIRST_LOOK - _LOOK
+        self._looked_at = scope.now() + _FIRST_LOOK - _LOOK
         self._going: TransferHandle | None = None
         #: What is done, and why.
         self.plan = BudgetPlan(BudgetChoice.KEEP, "")
@@ -135,7 +135,7 @@ class EmergencySave:
             if self.committed is None:
                 raise
             self._missed = str(why) or type(why).__name__
-            if self._effort.abandoned or isinstance(why, StateChanged):
+            if self._scope.abandoned or isinstance(why, StateChanged):
                 raise
             log.warning("step %d is committed without its moments: %s", self._step, self._missed)
 
@@ -144,7 +144,7 @@ class EmergencySave:
         """Why what is committed is not everything as it stood; "" where it is."""
         if self._missed:
             return f"{self.plan.reason}; the moments: {self._missed}"
-        return self.plan.reason if self.draft.outline.rounded else ""
+        return self.plan.reason if self.draft.write_plan.rounded else ""
 
     # --- inside ---
 
@@ -155,7 +155,7 @@ class EmergencySave:
         the next manifest."""
         self._watch()
         going = self._going = self._writer.start(
-            leaves, name, self._effort, self._hear, self._moved, draft=self.draft, tiers=tiers
+            leaves, name, self._scope, self._hear, self._moved, draft=self.draft, tiers=tiers
         )
         while True:
             try:
@@ -165,12 +165,12 @@ class EmergencySave:
             except (Abandoned, StateChanged):
                 raise  # there is no time for a manifest, or nothing to say in it
             except Exception:
-                if not self._has_weights_alone() or self._effort.abandoned:
+                if not self._has_weights_alone() or self._scope.abandoned:
                     raise
                 # A full bucket, say, or a device without memory to round in: a manifest may fit all the same.
                 self._commit_as("weights", name)
                 raise
-            if self._effort.now() >= self.plan.fall_back_at:
+            if self._scope.now() >= self.plan.fall_back_at:
                 self._fall_back()
             if self._turn():
                 try:
@@ -182,7 +182,7 @@ class EmergencySave:
 
     def _commit_as(self, level: Level, name: CheckpointName) -> None:
         self._commit(name, level, self.draft.written(name, ALL if level == "full" else WEIGHTS))
-        self.committed, self.at = (name, level), self._effort.now()
+        self.committed, self.at = (name, level), self._scope.now()
 
     def _commit_lower(self, name: CheckpointName) -> None:
         """Commit the lower level on the way. Where all fits, a manifest that fails is no reason to give the rest up."""
@@ -195,12 +195,12 @@ class EmergencySave:
             except StateChanged:
                 raise
             except SpotguardError as why:
-                self._effort.check()
+                self._scope.check()
                 log.warning(
                     "the weights of step %d are not committed before its moments: %s", self._step, why
                 )
                 return
-            self.committed, self.at = (name, "weights"), self._effort.now()
+            self.committed, self.at = (name, "weights"), self._scope.now()
         log.warning("the weights of step %d are committed, its moments follow", self._step)
 
     def _has_weights_alone(self) -> bool:
@@ -213,7 +213,7 @@ class EmergencySave:
 
     def _until(self) -> float:
         """When to fall back, by the deadline as it is now: on a link that stands still nobody else looks."""
-        if self._effort.deadline < self._planned_for:
+        if self._scope.deadline < self._planned_for:
             with self._lock:
                 self._look()
         return self.plan.fall_back_at
@@ -223,7 +223,7 @@ class EmergencySave:
         if self._progress is not None:
             self._progress(phase, done, total)
         with self._lock:
-            now = self._effort.now()
+            now = self._scope.now()
             if now - self._looked_at < _LOOK or self.committed is not None:
                 return
             self._looked_at = now
@@ -257,7 +257,7 @@ class EmergencySave:
         with self._lock:
             self._settled = settled
             rounded = self._lossy and self.plan.choice in (BudgetChoice.FULL_LOSSY, BudgetChoice.LOWER)
-            self.draft.outline = self._layouts[rounded]
+            self.draft.write_plan = self._layouts[rounded]
 
     # --- what a plan is made from ---
 
@@ -271,8 +271,8 @@ class EmergencySave:
         )
 
     def _situation(self) -> BudgetInputs:
-        link, now = self._writer.uploads.link, self._effort.now()
-        self._planned_for = self._effort.deadline
+        link, now = self._writer.uploads.link, self._scope.now()
+        self._planned_for = self._scope.deadline
         return BudgetInputs(
             now=now,
             deadline=self._planned_for,
@@ -289,7 +289,7 @@ class EmergencySave:
         draft = self.draft
         return StoredBytes(
             a=max(0, self._sizes.a - draft.left(WEIGHTS, self._known)),
-            b=draft.outline.bytes_of(_MOMENTS) - draft.left(_MOMENTS),
+            b=draft.write_plan.bytes_of(_MOMENTS) - draft.left(_MOMENTS),
             b_begun=self._settled,
         )
 
@@ -340,21 +340,21 @@ class BackgroundUpload:
         return why
 
     def _situation(self, step: int, deadline: float, last: EarlierCheckpoint | None) -> BudgetInputs:
-        outline, link, now = self._draft.outline, self._writer.uploads.link, self._clock.monotonic()
+        write_plan, link, now = self._draft.write_plan, self._writer.uploads.link, self._clock.monotonic()
         return BudgetInputs(
             now=now,
             deadline=deadline,
             step=step,
             sizes=SaveSizes(
-                outline.bytes_of(WEIGHTS),
-                outline.bytes_of((Tier.MOMENTS,)),
-                unchanged_parameters=self._writer.unchanged_bytes(outline),
+                write_plan.bytes_of(WEIGHTS),
+                write_plan.bytes_of((Tier.MOMENTS,)),
+                unchanged_parameters=self._writer.unchanged_bytes(write_plan),
             ),
             rate=link.rate(now),
             commit=link.commit or 0.0,
             commit_at_best=link.commit_at_best or 0.0,
             background=UploadInProgress(
-                self.step, now - self._began, outline.nbytes - self._draft.bytes_of(ALL)
+                self.step, now - self._began, write_plan.nbytes - self._draft.bytes_of(ALL)
             ),
             last=last,
         )

@@ -35,7 +35,7 @@ class SaveContext:
     #: Its numbers within the attempt: an emergency save may need a second one, for its lower level.
     numbers: Iterator[int]
     kind: Kind
-    effort: CancelScope
+    scope: CancelScope
     progress: Progress | None
     #: Read from where training has it, and no copy.
     in_place: bool
@@ -59,14 +59,14 @@ class SaveContext:
         if self.agreed.parked:
             return None
         audit = self.state.audit
-        self.effort.wait(lambda: audit.wanted < 0, audit.ready)
+        self.scope.wait(lambda: audit.wanted < 0, audit.ready)
         if (reference := audit.reference) is None:
             raise StateChanged("no checksums were taken at its boundary")
         return reference
 
     def check(self, reference: Reference | None, leaves: Sequence[StateTensor]) -> str:
         """What is other than at the boundary, in live memory or in a copy of it."""
-        return "" if reference is None else reference.differs(leaves, self.effort.pause)
+        return "" if reference is None else reference.differs(leaves, self.scope.pause)
 
     def check_written(self, reference: Reference | None, written: WrittenState) -> None:
         """As `check`, of what was written from live memory.
@@ -75,7 +75,7 @@ class SaveContext:
             Spoiled: it is other than at the boundary.
         """
         if reference is not None and (
-            why := reference.differs_from_written(written.tensors, self.collected.leaves, self.effort.pause)
+            why := reference.differs_from_written(written.tensors, self.collected.leaves, self.scope.pause)
         ):
             raise StateChanged(why)
 
@@ -96,7 +96,7 @@ class SaveRequest:
     """One save, or what else has to wait its turn behind one."""
 
     kind: Kind
-    effort: CancelScope
+    scope: CancelScope
     alarm: PreemptionNotice | None = None
     #: Which call of the ranks asked for it; 0 in a job of one process.
     epoch: int = 0

@@ -57,20 +57,20 @@ class ShardWriter:
 
     def rehearse(self, leaves: Sequence[StateTensor], *, lossy: bool = False) -> None:
         """Make the plan for these tensors, and what a save of them needs, so that the save itself only moves bytes."""
-        outline = self.plans.of(leaves, renew=True)
+        write_plan = self.plans.of(leaves, renew=True)
         if lossy:
             self.plans.rounded(leaves)
-        self.prepare(outline)
+        self.prepare(write_plan)
 
-    def prepare(self, outline: WritePlan) -> None:
+    def prepare(self, write_plan: WritePlan) -> None:
         """Make the workers that the next save of this plan needs, if the last one has shown that more are worth having."""
-        self.uploads.workers(len(outline.objects), outline.size)
+        self.uploads.workers(len(write_plan.objects), write_plan.size)
 
     def write(
         self,
         leaves: Sequence[StateTensor],
         name: CheckpointName,
-        effort: CancelScope,
+        scope: CancelScope,
         progress: Progress | None = None,
         moved: Callable[[], str] = str,
         *,
@@ -92,14 +92,14 @@ class ShardWriter:
             CheckpointError: no memory or no thread is left.
         """
         draft = draft if draft is not None else WriteProgress(self.plans.of(leaves))
-        self.start(leaves, name, effort, progress, moved, draft=draft, tiers=tiers, fill=fill).wait()
+        self.start(leaves, name, scope, progress, moved, draft=draft, tiers=tiers, fill=fill).wait()
         return draft.written(name, tiers)
 
     def start(
         self,
         leaves: Sequence[StateTensor],
         name: CheckpointName,
-        effort: CancelScope,
+        scope: CancelScope,
         progress: Progress | None = None,
         moved: Callable[[], str] = str,
         *,
@@ -108,19 +108,19 @@ class ShardWriter:
         fill: Fill[HostBuffer] | None = None,
     ) -> TransferHandle:
         """As `write`, which waits: begin to put what is missing."""
-        fill = fill or partial(_fill, draft.outline, effort, leaves)
+        fill = fill or partial(_fill, draft.write_plan, scope, leaves)
         aside = partial(_moved_aside, moved, {leaf.tensor.device for leaf in leaves})
-        return self.uploads.start(draft, name, effort, fill, aside, tiers=tiers, progress=progress)
+        return self.uploads.start(draft, name, scope, fill, aside, tiers=tiers, progress=progress)
 
     def beside(self, store: BlobStore) -> ShardWriter:
         """Return a writer for another store, with the same workers: the two never write at the same time."""
         return ShardWriter(store, self._run_id, self._rank, self._world, self.uploads.pool)
 
-    def unchanged_bytes(self, outline: WritePlan) -> int:
+    def unchanged_bytes(self, write_plan: WritePlan) -> int:
         """Bytes of objects that a save most likely refers to, and does not put."""
-        return sum(outline.objects[index].size for index in self.plans.known(outline))
+        return sum(write_plan.objects[index].size for index in self.plans.known(write_plan))
 
-    def unchanged(self, leaves: Sequence[StateTensor], written: WrittenState, effort: CancelScope) -> str:
+    def unchanged(self, leaves: Sequence[StateTensor], written: WrittenState, scope: CancelScope) -> str:
         """Read a second time what anybody may have changed; "" or the name of a tensor that differs by now.
 
         Tensors that are as an earlier checkpoint has them are not read again: those are the bytes of a boundary, and no mix,
@@ -132,9 +132,9 @@ class ShardWriter:
             return ""
         # A clerk's buffer: the workers' may be on their way with what follows.
         buffer = self.uploads.clerks.ready(1, max(chunk.end - chunk.start for _, chunk in again))[0].frame
-        began, nbytes = effort.now(), 0
+        began, nbytes = scope.now(), 0
         for entry, chunk in again:
-            effort.check()
+            scope.check()
             nbytes += chunk.end - chunk.start
             leaf, corner = live[entry.name], chunk.offsets
             if leaf.offsets is not None:
@@ -143,35 +143,35 @@ class ShardWriter:
             dtype = torch_dtype(entry.stored) if entry.stored else None
             if buffer.copy_in(source, 0, dtype) != chunk.crc32:
                 return entry.name
-        if nbytes >= _TELLING and (seconds := effort.now() - began) > 0:
+        if nbytes >= _TELLING and (seconds := scope.now() - began) > 0:
             self._read = nbytes / seconds
         return ""
 
     def second_look(
-        self, leaves: Sequence[StateTensor], outline: WritePlan, roles: RankRoles = ALL_STAY
+        self, leaves: Sequence[StateTensor], write_plan: WritePlan, roles: RankRoles = ALL_STAY
     ) -> float:
         """Seconds that `unchanged` will most likely take."""
-        mine = share_of(outline.objects, outline.rank, roles)
-        frozen = mine.intersection(outline.indices_of(Tier.FROZEN))
-        spared = frozen if self.plans.known(outline).issuperset(frozen) else frozenset[int]()
-        pieces = (piece for index in mine - spared for piece in outline.objects[index].pieces)
+        mine = share_of(write_plan.objects, write_plan.rank, roles)
+        frozen = mine.intersection(write_plan.indices_of(Tier.FROZEN))
+        spared = frozen if self.plans.known(write_plan).issuperset(frozen) else frozenset[int]()
+        pieces = (piece for index in mine - spared for piece in write_plan.objects[index].pieces)
         return sum(piece.end - piece.start for piece in pieces if not leaves[piece.item].still) / self._read
 
 
 def _fill(
-    outline: WritePlan, effort: CancelScope, leaves: Sequence[StateTensor], index: int, buffer: HostBuffer
+    write_plan: WritePlan, scope: CancelScope, leaves: Sequence[StateTensor], index: int, buffer: HostBuffer
 ) -> list[int]:
     """Put an object together from the tensors; the CRCs of its pieces."""
-    planned = outline.objects[index]
+    planned = write_plan.objects[index]
     buffer.write(0, planned.header)
     crcs = []
     for piece in planned.pieces:
-        effort.check()
+        scope.check()
         leaf = leaves[piece.item]
         source = leaf.tensor
         if piece.sizes != source.shape:
             source = box(source, piece.local, piece.sizes)
-        dtype = torch.bfloat16 if outline.rounded and is_moment(leaf) else None
+        dtype = torch.bfloat16 if write_plan.rounded and is_moment(leaf) else None
         crcs.append(buffer.copy_in(source, piece.start, dtype))
     return crcs
 

@@ -44,7 +44,7 @@ class RankShare:
     def __init__(
         self,
         writer: ShardWriter,
-        effort: CancelScope,
+        scope: CancelScope,
         *,
         weights: Weights,
         begin: Callable[[], CheckpointName],
@@ -55,7 +55,7 @@ class RankShare:
         whole: tuple[Level, str] = ("full", ""),
     ) -> None:
         self._writer = writer
-        self._effort = effort
+        self._scope = scope
         self._weights = weights
         self._begin = begin
         self._put = put
@@ -73,38 +73,38 @@ class RankShare:
             Spoiled: the state moved.
         """
         if self._weights == "with the rest":
-            return self._full(leaves, draft, self._effort), *self._whole
+            return self._full(leaves, draft, self._scope), *self._whole
         name = self._begin()
         if self._weights == "first":
             self._write_weights(leaves, draft, name)
             self._put(name, draft.written(name, WEIGHTS))
             log.info("the weights are in the store, the moments follow")
         try:
-            effort = self._effort.part(self._until())
+            scope = self._scope.part(self._until())
             if self._weights == "early":
-                self._put_beside(leaves, draft, name, effort)
-            return self._full(leaves, draft, effort), *self._whole
+                self._put_beside(leaves, draft, name, scope)
+            return self._full(leaves, draft, scope), *self._whole
         except SpotguardError as why:
-            if self._effort.abandoned or isinstance(why, StateChanged):
+            if self._scope.abandoned or isinstance(why, StateChanged):
                 raise
             missed = str(why)
         self._write_weights(leaves, draft, name)
-        self._commit(name, "weights", draft.written(name, WEIGHTS), self._effort)
+        self._commit(name, "weights", draft.written(name, WEIGHTS), self._scope)
         log.warning("step %d is committed without its moments: %s", name.step, missed)
         return name, "weights", f"time was short, and the weights went first; the moments: {missed}"
 
     def _write_weights(
         self, leaves: Sequence[StateTensor], draft: WriteProgress, name: CheckpointName
     ) -> None:
-        self._writer.write(leaves, name, self._effort, self._progress, self._look, draft=draft, tiers=WEIGHTS)
+        self._writer.write(leaves, name, self._scope, self._progress, self._look, draft=draft, tiers=WEIGHTS)
 
     def _put_beside(
-        self, leaves: Sequence[StateTensor], draft: WriteProgress, name: CheckpointName, effort: CancelScope
+        self, leaves: Sequence[StateTensor], draft: WriteProgress, name: CheckpointName, scope: CancelScope
     ) -> None:
         """All of it, and the lower level's manifest as soon as the weights are there: also where the moments are by then,
         for those of other ranks may not be. A manifest that fails is no reason to give the rest up."""
         draft.weights_ahead = True
-        going = self._writer.start(leaves, name, effort, self._progress, self._look, draft=draft)
+        going = self._writer.start(leaves, name, scope, self._progress, self._look, draft=draft)
         over = going.wait(lambda: draft.has(WEIGHTS))
         try:
             self._put(name, draft.written(name, WEIGHTS))
@@ -117,15 +117,15 @@ class RankShare:
             going.wait()
 
     def _full(
-        self, leaves: Sequence[StateTensor], draft: WriteProgress, effort: CancelScope
+        self, leaves: Sequence[StateTensor], draft: WriteProgress, scope: CancelScope
     ) -> CheckpointName:
         name = self._begin()
-        self._writer.write(leaves, name, effort, self._progress, self._look, draft=draft, tiers=ALL)
-        self._commit(name, "full", draft.written(name, ALL), effort)
+        self._writer.write(leaves, name, scope, self._progress, self._look, draft=draft, tiers=ALL)
+        self._commit(name, "full", draft.written(name, ALL), scope)
         return name
 
     def _until(self) -> float:
-        left = self._effort.left()
+        left = self._scope.left()
         if left is None:
-            return self._effort.deadline
-        return self._effort.deadline - min(_KEPT_MOST, left * _KEPT)
+            return self._scope.deadline
+        return self._scope.deadline - min(_KEPT_MOST, left * _KEPT)

@@ -24,7 +24,7 @@ log = logging.getLogger("spotguard")
 MARKING = 2.0
 
 
-def publish(uploads: Uploader[B], manifest: RankManifest, effort: CancelScope, clock: Clock) -> float:
+def publish(uploads: Uploader[B], manifest: RankManifest, scope: CancelScope, clock: Clock) -> float:
     """Commit what `uploads` has put. Between the two requests the checkpoint is whole already: the marker is a shortcut.
     Returns the seconds of their answers: that the store was away before says nothing of the next commit.
 
@@ -33,13 +33,13 @@ def publish(uploads: Uploader[B], manifest: RankManifest, effort: CancelScope, c
         StoreError: the store failed.
     """
     store = uploads.store
-    seconds = put_own(uploads, manifest, effort)
+    seconds = put_own(uploads, manifest, scope)
     created = clock.time()
     try:
         # It is asked for once, and not for long: what it is worth is one request less for each listing.
         seconds += uploads.ask(
             lambda left: mark_alone(store, manifest, created=created, timeout=left),
-            effort.part(clock.monotonic() + MARKING),
+            scope.part(clock.monotonic() + MARKING),
             again=False,
         )
     except (Abandoned, StoreError) as error:
@@ -47,11 +47,11 @@ def publish(uploads: Uploader[B], manifest: RankManifest, effort: CancelScope, c
     return seconds
 
 
-def put_own(uploads: Uploader[B], manifest: RankManifest, effort: CancelScope) -> float:
+def put_own(uploads: Uploader[B], manifest: RankManifest, scope: CancelScope) -> float:
     """This rank's manifest. Returns the seconds of the answer, and raises as `publish`."""
     store = uploads.store
     try:
-        return uploads.ask(lambda left: put_manifest(store, manifest, timeout=left), effort)
+        return uploads.ask(lambda left: put_manifest(store, manifest, timeout=left), scope)
     except Abandoned as error:
         raise Abandoned(
             f"{error}; its manifest was on the way: if it arrives, a restore takes step {manifest.step}"
@@ -111,7 +111,7 @@ class Published:
 def publish_together(
     uploads: Uploader[B],
     manifest: RankManifest,
-    effort: CancelScope,
+    scope: CancelScope,
     clock: Clock,
     hopeless: Callable[[int], str] = lambda rank: "",
 ) -> Published:
@@ -127,12 +127,12 @@ def publish_together(
         StoreError: the store failed.
         CheckpointError: all manifests are there, and do not make a whole.
     """
-    seconds = put_own(uploads, manifest, effort)
+    seconds = put_own(uploads, manifest, scope)
     others = PeerManifests(uploads.store, manifest, hopeless)
     try:
-        seconds += _fetch(uploads, others, effort)
-        if others.fetched or _wait(uploads, others, effort):
-            return _mark(uploads, others, effort, clock, seconds)
+        seconds += _fetch(uploads, others, scope)
+        if others.fetched or _wait(uploads, others, scope):
+            return _mark(uploads, others, scope, clock, seconds)
     except IncompleteError:
         raise
     except Abandoned as why:
@@ -140,53 +140,53 @@ def publish_together(
     return Published(seconds, marked=False)
 
 
-def _wait(uploads: Uploader[B], others: PeerManifests, effort: CancelScope) -> bool:
+def _wait(uploads: Uploader[B], others: PeerManifests, scope: CancelScope) -> bool:
     """Until it is marked; True: until it is for this rank to do so, and all manifests are fetched."""
-    began = effort.now()
+    began = scope.now()
     until = began + _PATIENCE
     complete: float | None = None
     while True:
-        effort.pause(min(max(_FIRST, _PART * (effort.now() - began)), _MOST))
-        uploads.ask(others.look, effort)
-        now = effort.now()
+        scope.pause(min(max(_FIRST, _PART * (scope.now() - began)), _MOST))
+        uploads.ask(others.look, scope)
+        now = scope.now()
         if others.marked:
             return False
         if others.lost:
             raise IncompleteError(f"{others.lost}; {others.whose()}", others.missing)
-        if effort.left() is None and now >= until:
+        if scope.left() is None and now >= until:
             raise IncompleteError(f"waited for {_PATIENCE:.0f} s; {others.whose()}", others.missing)
         if others.missing:
             complete = None
             continue
         complete = now if complete is None else complete
         merge = _MERGE + _MERGE_EACH * others.world
-        left = effort.left()
+        left = scope.left()
         # Not all at once: each merge of a large job is hundreds of requests, and one is enough.
         turn = merge * (1 + min(others.mine.rank, _TURNS))
         hurry = left is not None and left < 2 * merge and others.mine.rank < _HURRIED
         if left is not None and left < _LAST and not hurry:
             return False  # all are there, so it counts; whether they tile, a restore sees
         if now - complete >= turn or hurry:
-            _fetch(uploads, others, effort)
+            _fetch(uploads, others, scope)
             if others.fetched:
                 return True
 
 
-def _fetch(uploads: Uploader[B], others: PeerManifests, effort: CancelScope) -> float:
+def _fetch(uploads: Uploader[B], others: PeerManifests, scope: CancelScope) -> float:
     """Have the others' manifests, up to the first that is not there. Returns the seconds."""
-    hands = min(uploads.store.parallel, -(-others.world // _FOR_EACH), AT_ONCE)
+    workers = min(uploads.store.parallel, -(-others.world // _FOR_EACH), AT_ONCE)
     others.begin()
-    seconds = uploads.ask(others.fetch, effort, hands=hands)
-    return seconds + uploads.ask(others.take, effort)
+    seconds = uploads.ask(others.fetch, scope, workers=workers)
+    return seconds + uploads.ask(others.take, scope)
 
 
 def _mark(
-    uploads: Uploader[B], others: PeerManifests, effort: CancelScope, clock: Clock, seconds: float
+    uploads: Uploader[B], others: PeerManifests, scope: CancelScope, clock: Clock, seconds: float
 ) -> Published:
     """All manifests are here: see whether they are a whole, and say so to listings."""
     store, created = uploads.store, clock.time()
-    seconds += uploads.ask(others.check, effort)
-    marking = effort.part(clock.monotonic() + MARKING)
+    seconds += uploads.ask(others.check, scope)
+    marking = scope.part(clock.monotonic() + MARKING)
     try:
         seconds += uploads.ask(
             lambda left: put_marker(store, others.manifests, created=created, timeout=left),

@@ -184,7 +184,7 @@ def plan(at: BudgetInputs) -> BudgetPlan:
     return _keep(at, f"parameters and extras alone do not fit: {_verdict(at, at.sizes.a)}")
 
 
-def replan(before: BudgetPlan, at: BudgetInputs, landed: StoredBytes) -> BudgetPlan:
+def replan(before: BudgetPlan, at: BudgetInputs, stored: StoredBytes) -> BudgetPlan:
     """The plan that holds from now on: the same, or a lesser one. Ask as bytes leave, and when the deadline moves.
 
     Never KEEP for one that writes: until the deadline the link may recover, and nothing else can be done with the
@@ -207,20 +207,20 @@ def replan(before: BudgetPlan, at: BudgetInputs, landed: StoredBytes) -> BudgetP
         return _lower(at, _NOTHING, _verdict(at, at.background.left))
     if before.choice is BudgetChoice.LOWER:
         return _timed(
-            before.choice, before.reason, at, _rest(at.sizes.a, _of_a(landed)), landed, lower_first=True
+            before.choice, before.reason, at, _rest(at.sizes.a, _of_a(stored)), stored, lower_first=True
         )
-    untouched = not (landed.b or landed.b_begun)
+    untouched = not (stored.b or stored.b_begun)
     if before.choice is BudgetChoice.FULL_LOSSY and untouched and at.rate is not None:
-        rest = _rest(_bytes(BudgetChoice.FULL, at), landed)
+        rest = _rest(_bytes(BudgetChoice.FULL, at), stored)
         if _slack(at, rest, at.rate.low) >= 0:
-            return _whole(BudgetChoice.FULL, "everything", at, rest, landed)
-    rest = _rest(_bytes(before.choice, at), landed)
+            return _whole(BudgetChoice.FULL, "everything", at, rest, stored)
+    rest = _rest(_bytes(before.choice, at), stored)
     if rest == 0 or _fits(at, rest, _ROUNDING):
-        return _whole(before.choice, before.reason, at, rest, landed, before)
+        return _whole(before.choice, before.reason, at, rest, stored, before)
     may_round = before.choice is BudgetChoice.FULL and at.sizes.b_rounded is not None and untouched
-    if may_round and _fits(at, _rest(_bytes(BudgetChoice.FULL_LOSSY, at), landed)):
-        return _rounded(at, landed, _verdict(at, rest))
-    return _lower(at, landed, _verdict(at, rest))
+    if may_round and _fits(at, _rest(_bytes(BudgetChoice.FULL_LOSSY, at), stored)):
+        return _rounded(at, stored, _verdict(at, rest))
+    return _lower(at, stored, _verdict(at, rest))
 
 
 def early(moments: int, rate: float | None) -> bool:
@@ -236,7 +236,7 @@ def _whole(
     why: str,
     at: BudgetInputs,
     rest: int,
-    landed: StoredBytes = _NOTHING,
+    stored: StoredBytes = _NOTHING,
     before: BudgetPlan | None = None,
 ) -> BudgetPlan:
     """A full save, safe on a bad day too: then what is worth most is committed on the way, if that leaves the time."""
@@ -245,13 +245,13 @@ def _whole(
     if at.rate is not None and at.sizes.b and not lower_first:
         unsure = _slack(at, rest, at.rate.low) < 0
         lower_first = unsure and _slack(at, rest, at.rate.expected) >= at.commit
-    return _timed(choice, reason, at, rest, landed, lower_first=lower_first)
+    return _timed(choice, reason, at, rest, stored, lower_first=lower_first)
 
 
-def _rounded(at: BudgetInputs, landed: StoredBytes, missed: str) -> BudgetPlan:
+def _rounded(at: BudgetInputs, stored: StoredBytes, missed: str) -> BudgetPlan:
     why = f"everything, with its moments rounded: as it is it does not fit ({missed}); rounded"
     return _whole(
-        BudgetChoice.FULL_LOSSY, why, at, _rest(_bytes(BudgetChoice.FULL_LOSSY, at), landed), landed
+        BudgetChoice.FULL_LOSSY, why, at, _rest(_bytes(BudgetChoice.FULL_LOSSY, at), stored), stored
     )
 
 
@@ -262,13 +262,13 @@ def _promote(at: BudgetInputs, found: UploadInProgress, why: str) -> BudgetPlan:
     )
 
 
-def _lower(at: BudgetInputs, landed: StoredBytes, missed: str) -> BudgetPlan:
-    rest = _rest(at.sizes.a, _of_a(landed))
+def _lower(at: BudgetInputs, stored: StoredBytes, missed: str) -> BudgetPlan:
+    rest = _rest(at.sizes.a, _of_a(stored))
     tried = "" if _fits(at, rest) else ", which is tried, for nothing else would fit"
     if at.sizes.b == 0:  # then parameters and extras are everything
-        return _timed(BudgetChoice.FULL, f"everything: {_verdict(at, rest)}{tried}", at, rest, landed)
+        return _timed(BudgetChoice.FULL, f"everything: {_verdict(at, rest)}{tried}", at, rest, stored)
     reason = f"parameters and extras first, for everything does not fit: {missed}; they: {_verdict(at, rest)}{tried}"
-    return _timed(BudgetChoice.LOWER, reason, at, rest, landed, lower_first=True)
+    return _timed(BudgetChoice.LOWER, reason, at, rest, stored, lower_first=True)
 
 
 def _keep(at: BudgetInputs, why: str) -> BudgetPlan:
@@ -283,19 +283,19 @@ def _timed(
     reason: str,
     at: BudgetInputs,
     rest: int,
-    landed: StoredBytes = _NOTHING,
+    stored: StoredBytes = _NOTHING,
     *,
     lower_first: bool = False,
 ) -> BudgetPlan:
     """With its end, and the moment at which the lower level is the way out."""
     whole = choice in (BudgetChoice.FULL, BudgetChoice.FULL_LOSSY)
-    way_out = whole and at.sizes.b > 0 and not lower_first and not landed.committed
+    way_out = whole and at.sizes.b > 0 and not lower_first and not stored.committed
     fall_back_at = at.deadline - max(_FALL_BACK * at.commit, _FALL_BACK_LEAST) if way_out else math.inf
     if at.rate is None:
         return BudgetPlan(choice, reason, lower_first=lower_first, fall_back_at=fall_back_at)
-    moments = _bytes(choice, at) - at.sizes.a - landed.b
+    moments = _bytes(choice, at) - at.sizes.a - stored.b
     soon = way_out and at.lower_counts and early(moments, at.rate.expected)
-    twice = whole and lower_first and not landed.committed
+    twice = whole and lower_first and not stored.committed
     end = at.now + rest / at.rate.expected + at.commit * (2 if twice else 1)
     return BudgetPlan(choice, reason, end, at.deadline - end, lower_first, fall_back_at, soon)
 
@@ -327,14 +327,14 @@ def _bytes(choice: BudgetChoice, at: BudgetInputs) -> int:
     return at.sizes.a + (at.sizes.b if rounded is None else rounded)
 
 
-def _rest(nbytes: int, landed: StoredBytes) -> int:
+def _rest(nbytes: int, stored: StoredBytes) -> int:
     """Bytes that are still to be sent of so many."""
-    return max(0, nbytes - landed.a - landed.b)
+    return max(0, nbytes - stored.a - stored.b)
 
 
-def _of_a(landed: StoredBytes) -> StoredBytes:
+def _of_a(stored: StoredBytes) -> StoredBytes:
     """Tier A alone is looked at: what of tier B is gone is no part of it."""
-    return replace(landed, b=0)
+    return replace(stored, b=0)
 
 
 # --- in words ---

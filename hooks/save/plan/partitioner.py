@@ -102,7 +102,7 @@ def share_of(objects: Sequence[PlannedObject], rank: int, roles: RankRoles) -> f
     """The objects that this rank writes, by index: those it holds alone, and its share of each group's."""
     if roles.whole_each:
         return frozenset(range(len(objects)))
-    hands = _Hands()
+    workers = _Hands()
     ours = []
     for index, planned in enumerate(objects):
         holders = planned.holders
@@ -111,14 +111,14 @@ def share_of(objects: Sequence[PlannedObject], rank: int, roles: RankRoles) -> f
             continue
         if planned.tier is Tier.FROZEN:
             # It is in the store already, most likely, and whoever put it refers to it: it keeps its owner, whoever goes.
-            owner = hands.deal("frozen", holders, holders, planned.size)
+            owner = workers.deal("frozen", holders, holders, planned.size)
         else:
             there = [holder for holder in holders if holder not in roles.absent]
             staying = [holder for holder in there if holder not in roles.doomed]
-            owner = hands.deal("", holders, staying or there or holders, planned.size)
+            owner = workers.deal("", holders, staying or there or holders, planned.size)
         if owner in roles.absent:
             there = [holder for holder in holders if holder not in roles.absent]
-            owner = hands.deal("frozen, again", holders, there or holders, planned.size)
+            owner = workers.deal("frozen, again", holders, there or holders, planned.size)
         if owner == rank:
             ours.append(index)
     return frozenset(ours)

@@ -117,13 +117,13 @@ class StoredObject:
 
 @dataclass(slots=True)
 class WriteProgress:
-    """One save. Its writer's threads add to `landed`, each its own index."""
+    """One save. Its writer's threads add to `stored`, each its own index."""
 
-    outline: WritePlan
-    landed: dict[int, StoredObject] = field(default_factory=dict)
-    #: Of `landed`, what an earlier checkpoint has put.
+    write_plan: WritePlan
+    stored: dict[int, StoredObject] = field(default_factory=dict)
+    #: Of `stored`, what an earlier checkpoint has put.
     spared: set[int] = field(default_factory=set)
-    #: Of `landed`, what the store may have lost: it was away since. Nothing is said of it before it was looked at again.
+    #: Of `stored`, what the store may have lost: it was away since. Nothing is said of it before it was looked at again.
     doubted: set[int] = field(default_factory=set)
     #: Of objects on their way: the bytes that left.
     leaving: dict[int, int] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class WriteProgress:
         not rely on each other any more begin anew, by a plan that is `apart`.)"""
         return replace(
             self,
-            landed=dict(self.landed),
+            stored=dict(self.stored),
             spared=set(self.spared),
             doubted=set(self.doubted),
             leaving={},
@@ -151,22 +151,22 @@ class WriteProgress:
     @property
     def mine(self) -> frozenset[int]:
         """The objects that this rank writes. Nothing else is counted anywhere here."""
-        outline, held = self.outline, self._mine
-        if held is None or held[0] is not outline:
-            held = self._mine = (outline, share_of(outline.objects, outline.rank, self.roles))
+        write_plan, held = self.write_plan, self._mine
+        if held is None or held[0] is not write_plan:
+            held = self._mine = (write_plan, share_of(write_plan.objects, write_plan.rank, self.roles))
         return held[1]
 
     def missing(self, tiers: Sequence[Tier] = ALL) -> list[int]:
         """The objects of these tiers that are not in the store yet, in the order in which they are to be put."""
-        objects, mine = self.outline.objects, self.mine
+        objects, mine = self.write_plan.objects, self.mine
         return [
-            i for i, each in enumerate(objects) if i in mine and each.tier in tiers and i not in self.landed
+            i for i, each in enumerate(objects) if i in mine and each.tier in tiers and i not in self.stored
         ]
 
     def anew(self, tiers: Sequence[Tier] = ALL) -> list[int]:
         """As `missing`, where a part of the save begins: what an outage in an earlier part left in doubt is put again."""
         for index in self.doubted:
-            del self.landed[index]
+            del self.stored[index]
         self.doubted.clear()
         return self.missing(tiers)
 
@@ -183,40 +183,42 @@ class WriteProgress:
         return ahead or self.holds_back(tier)
 
     def has(self, tiers: Sequence[Tier]) -> bool:
-        objects = self.outline.objects
+        objects = self.write_plan.objects
         return not self.missing(tiers) and all(objects[i].tier not in tiers for i in list(self.doubted))
 
     def share(self, tiers: Sequence[Tier] = ALL) -> int:
         """Of these tiers, the bytes that this rank writes, in the store or not."""
-        objects = self.outline.objects
+        objects = self.write_plan.objects
         return sum(objects[i].size for i in self.mine if objects[i].tier in tiers)
 
     def bytes_of(self, tiers: Sequence[Tier]) -> int:
         """Of these tiers, what is in the store."""
-        objects, mine = self.outline.objects, self.mine
-        return sum(objects[i].size for i in list(self.landed) if i in mine and objects[i].tier in tiers)
+        objects, mine = self.write_plan.objects, self.mine
+        return sum(objects[i].size for i in list(self.stored) if i in mine and objects[i].tier in tiers)
 
     def put_of(self, tiers: Sequence[Tier]) -> int:
         """Of these tiers, what this save has put there."""
-        objects, mine = self.outline.objects, self.mine
+        objects, mine = self.write_plan.objects, self.mine
         return self.bytes_of(tiers) - sum(
             objects[i].size for i in self.spared if i in mine and objects[i].tier in tiers
         )
 
     def left(self, tiers: Sequence[Tier] = ALL, known: Container[int] = ()) -> int:
         """Of these tiers, what has not left for the store. Objects that are most likely only referred to do not count."""
-        objects, leaving = self.outline.objects, self.leaving
+        objects, leaving = self.write_plan.objects, self.leaving
         return sum(objects[i].size - leaving.get(i, 0) for i in self.missing(tiers) if i not in known)
 
     def written(self, name: CheckpointName, tiers: Sequence[Tier] = ALL) -> WrittenState:
         """For the manifest of `name`: all that this rank holds, and where its share of it lies. What lies in the folder of
         an earlier checkpoint is referred to there."""
-        outline, mine = self.outline, self.mine
-        used = [i for i, planned in enumerate(outline.objects) if i in mine and planned.tier in tiers]
+        write_plan, mine = self.write_plan, self.mine
+        used = [i for i, planned in enumerate(write_plan.objects) if i in mine and planned.tier in tiers]
         number = {index: at for at, index in enumerate(used)}
-        chunks: dict[int, list[Chunk]] = {i: [] for i, item in enumerate(outline.items) if item.tier in tiers}
+        chunks: dict[int, list[Chunk]] = {
+            i: [] for i, item in enumerate(write_plan.items) if item.tier in tiers
+        }
         for index in used:
-            for piece, crc in zip(outline.objects[index].pieces, self.landed[index].crcs, strict=True):
+            for piece, crc in zip(write_plan.objects[index].pieces, self.stored[index].crcs, strict=True):
                 chunk = Chunk(piece.offsets, piece.sizes, number[index], piece.start, piece.end, crc)
                 chunks[piece.item].append(chunk)
         tensors = [self._tensor(index, tuple(sorted(held))) for index, held in chunks.items()]
@@ -226,15 +228,15 @@ class WriteProgress:
 
     def _as_before(self) -> frozenset[str]:
         """What nobody trains, where all of it is spared. Where some of it moved, the rest may have moved after it was read."""
-        outline = self.outline
-        if not self.spared.issuperset(self.mine.intersection(outline.indices_of(Tier.FROZEN))):
+        write_plan = self.write_plan
+        if not self.spared.issuperset(self.mine.intersection(write_plan.indices_of(Tier.FROZEN))):
             return frozenset()
-        return frozenset([item.name for item in outline.items if item.tier is Tier.FROZEN])
+        return frozenset([item.name for item in write_plan.items if item.tier is Tier.FROZEN])
 
     def _entry(self, index: int, name: CheckpointName) -> ObjectEntry:
-        planned, at = self.outline.objects[index], self.landed[index].at
+        planned, at = self.write_plan.objects[index], self.stored[index].at
         return ObjectEntry(
-            name=object_name(self.outline.rank, self.outline.world, index),
+            name=object_name(self.write_plan.rank, self.write_plan.world, index),
             size=planned.size,
             header=len(planned.header),
             header_crc32=crc32(planned.header),
@@ -242,8 +244,8 @@ class WriteProgress:
         )
 
     def _tensor(self, index: int, chunks: tuple[Chunk, ...]) -> TensorEntry:
-        item = self.outline.items[index]
-        dtype = dtype_name(self.outline.shapes[index].dtype)
+        item = self.write_plan.items[index]
+        dtype = dtype_name(self.write_plan.shapes[index].dtype)
         stored = item.dtype if item.dtype != dtype else ""
         shape = item.sizes if item.shape is None else item.shape
         return TensorEntry(item.name, dtype, shape, chunks, stored)
@@ -319,39 +321,39 @@ class WritePlanCache:
             self._apart[rounded] = held
         return held
 
-    def adopt(self, outline: WritePlan) -> None:
+    def adopt(self, write_plan: WritePlan) -> None:
         """As `Writer.adopt`."""
-        if self._held.get(outline.rounded) is not outline:
-            self._known = self._as_known(self._held.get(outline.rounded), outline)
-            self._held = {outline.rounded: outline}
+        if self._held.get(write_plan.rounded) is not write_plan:
+            self._known = self._as_known(self._held.get(write_plan.rounded), write_plan)
+            self._held = {write_plan.rounded: write_plan}
 
     def committed(self, draft: WriteProgress) -> None:
         """As `Writer.committed`."""
-        objects = draft.outline.objects
-        if draft.outline is self._held.get(draft.outline.rounded):
-            self._known = {i: held for i, held in draft.landed.items() if objects[i].tier is Tier.FROZEN}
+        objects = draft.write_plan.objects
+        if draft.write_plan is self._held.get(draft.write_plan.rounded):
+            self._known = {i: held for i, held in draft.stored.items() if objects[i].tier is Tier.FROZEN}
         else:
             self._known = {}  # it refers to nothing of before, and what nobody refers to is pruned
 
     def referred(self) -> Mapping[CheckpointName, frozenset[str]]:
         """As `Writer.referred`."""
         found: dict[CheckpointName, set[str]] = {}
-        for index, landed in self._known.items():
-            found.setdefault(landed.at, set()).add(object_name(self._rank, self._world, index))
+        for index, stored in self._known.items():
+            found.setdefault(stored.at, set()).add(object_name(self._rank, self._world, index))
         return {name: frozenset(objects) for name, objects in found.items()}
 
     def forget(self) -> None:
         """Nothing is in the store that a save may refer to."""
         self._known = {}
 
-    def known(self, outline: WritePlan) -> frozenset[int]:
+    def known(self, write_plan: WritePlan) -> frozenset[int]:
         """The objects that are most likely referred to, and not put."""
-        return frozenset(self._known if outline is self._held.get(outline.rounded) else ())
+        return frozenset(self._known if write_plan is self._held.get(write_plan.rounded) else ())
 
-    def as_before(self, index: int, landed: StoredObject) -> StoredObject | None:
+    def as_before(self, index: int, stored: StoredObject) -> StoredObject | None:
         """Where the same bytes lie that are about to be put."""
         known = self._known.get(index)
-        if known is None or known.digest != landed.digest or known.at.attempt != landed.at.attempt:
+        if known is None or known.digest != stored.digest or known.at.attempt != stored.at.attempt:
             return None
         return known
 

@@ -22,10 +22,10 @@ _LISTING = 5.0
 
 def look_again(store: BlobStore, run_id: str, work: Transfer, doubted: Mapping[int, StoredObject]) -> None:
     """List what is `doubted`, and have the save put again what is gone or has another size."""
-    outline = work.draft.outline
+    write_plan = work.draft.write_plan
     keys = {
-        index: checkpoint_prefix(run_id, landed.at) + object_name(outline.rank, outline.world, index)
-        for index, landed in doubted.items()
+        index: checkpoint_prefix(run_id, stored.at) + object_name(write_plan.rank, write_plan.world, index)
+        for index, stored in doubted.items()
     }
     sizes: dict[str, int] = {}
     outages = 0
@@ -38,8 +38,8 @@ def look_again(store: BlobStore, run_id: str, work: Transfer, doubted: Mapping[i
             listed = store.list(folder, timeout=_LISTING if left is None else min(left, _LISTING))
             sizes.update((info.key, info.size) for info in listed)
 
-    retry(work.effort, look, work.hear)
-    lost = [index for index, key in keys.items() if sizes.get(key) != outline.objects[index].size]
+    retry(work.scope, look, work.hear)
+    lost = [index for index, key in keys.items() if sizes.get(key) != write_plan.objects[index].size]
     if lost:
         log.warning(
             "the store was away and has lost %d objects of this save: they are uploaded again", len(lost)

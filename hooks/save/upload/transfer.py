@@ -36,7 +36,7 @@ class ObjectInFlight:
     index: int
     data: memoryview
     crc32: int
-    landed: StoredObject
+    stored: StoredObject
     began: float
     #: When some of its bytes left last.
     moved: float
@@ -46,7 +46,7 @@ class ObjectInFlight:
 
     def double(self, data: memoryview, now: float) -> ObjectInFlight:
         """The same object, sent once more from a copy."""
-        return ObjectInFlight(self.index, data, self.crc32, self.landed, now, now)
+        return ObjectInFlight(self.index, data, self.crc32, self.stored, now, now)
 
     def lags(self, now: float, usual: float | None) -> bool:
         """Whether it is worth its bytes to send it again, where its peers took so many seconds.
@@ -66,20 +66,20 @@ class Superseded(Exception):
 
 
 class StoreRequest:
-    """What so many `hands` do for a thread that waits for them, until it calls them off."""
+    """What so many `workers` do for a thread that waits for them, until it calls them off."""
 
-    def __init__(self, hands: int, effort: CancelScope) -> None:
-        self.effort = effort
+    def __init__(self, workers: int, scope: CancelScope) -> None:
+        self.scope = scope
         self.error: BaseException | None = None
         #: Set when it is `over`.
         self.changed = threading.Event()
         self._lock = threading.Condition()
-        self._hands = hands
+        self._workers = workers
         self._said = ""
 
     def over(self) -> bool:
         """Whether every hand is free again."""
-        return self._hands == 0
+        return self._workers == 0
 
     def call_off(self, why: Abandoned) -> None:
         """No hand begins anything more, and what they still do counts for nothing."""
@@ -97,7 +97,7 @@ class StoreRequest:
 
     def ended(self) -> None:
         with self._lock:
-            self._hands -= 1
+            self._workers -= 1
         self.changed.set()
 
 
@@ -109,12 +109,12 @@ class Transfer(StoreRequest):
         draft: WriteProgress,
         missing: Sequence[int],
         name: CheckpointName,
-        hands: int,
-        effort: CancelScope,
+        workers: int,
+        scope: CancelScope,
         progress: Progress | None,
         link: StoreLink,
     ) -> None:
-        super().__init__(hands, effort)
+        super().__init__(workers, scope)
         self.draft = draft
         self.name = name
         self._progress = progress
@@ -123,7 +123,7 @@ class Transfer(StoreRequest):
         self._missing = missing
         self._queue = deque(missing)
         self._begun = False
-        objects = self._objects = draft.outline.objects
+        objects = self._objects = draft.write_plan.objects
         draft.leaving = {}
         self._bytes = draft.bytes_of(ALL)
         self._before = self._bytes
@@ -136,13 +136,13 @@ class Transfer(StoreRequest):
         self._looking = False
         self._flights: list[ObjectInFlight] = []
         #: Since when nothing is on its way; None while something is.
-        self._quiet: float | None = effort.now()
+        self._quiet: float | None = scope.now()
         #: Of each object that is there its bytes, and the seconds of its put.
         self._took: list[tuple[int, float]] = []
 
     def over(self) -> bool:
         """Whether every hand is free again, but for those that still send what is there already: they are left behind."""
-        return self._hands == 0 or (self._whole() and self._hands == self._sending)
+        return self._workers == 0 or (self._whole() and self._workers == self._sending)
 
     def at_rest(self, now: float) -> None:
         """Nobody waits any more: what is still sent is given up, and not the link's doing."""
@@ -168,7 +168,7 @@ class Transfer(StoreRequest):
         if isinstance(error, UnavailableError):
             with self._lock:
                 self.outages += 1
-                self.draft.doubted.update(self.draft.landed.keys() - self.draft.spared)
+                self.draft.doubted.update(self.draft.stored.keys() - self.draft.spared)
 
     def doubted(self) -> dict[int, StoredObject]:
         """For one hand at a time: the objects that are to be looked at again. It says `looked`."""
@@ -176,7 +176,7 @@ class Transfer(StoreRequest):
             if self._looking or self.error is not None:
                 return {}
             self._looking = bool(self.draft.doubted)
-            return {index: self.draft.landed[index] for index in self.draft.doubted}
+            return {index: self.draft.stored[index] for index in self.draft.doubted}
 
     def looked(self, outages: int, lost: Collection[int]) -> None:
         """Note that the `doubted` objects were listed, after so many outages: the lost ones are put again."""
@@ -187,16 +187,16 @@ class Transfer(StoreRequest):
             self.draft.doubted.clear()
             for index in lost:
                 self._bytes -= self._objects[index].size
-                del self.draft.landed[index]
+                del self.draft.stored[index]
                 self.draft.leaving.pop(index, None)
             self._missing = [*self._missing, *(index for index in lost if index not in self._missing)]
             self._queue.extendleft(sorted(lost, reverse=True))
         self._tell()
 
-    def starts(self, index: int, data: memoryview, crc32: int, landed: StoredObject) -> ObjectInFlight:
+    def starts(self, index: int, data: memoryview, crc32: int, stored: StoredObject) -> ObjectInFlight:
         """A put begins: the first of them is the save's first byte on its way."""
-        now = self.effort.now()
-        flight = ObjectInFlight(index, data, crc32, landed, now, now)
+        now = self.scope.now()
+        flight = ObjectInFlight(index, data, crc32, stored, now, now)
         with self._lock:
             first, self._begun = not self._begun, True
             self._flights.append(flight)
@@ -214,7 +214,7 @@ class Transfer(StoreRequest):
         if self._superseded(flight):
             raise Superseded
         with self._lock:
-            flight.sent, flight.moved = 0, self.effort.now()
+            flight.sent, flight.moved = 0, self.scope.now()
             self.draft.leaving.pop(flight.index, None)
             self._sending += 1
 
@@ -232,8 +232,8 @@ class Transfer(StoreRequest):
         """
         if self._superseded(flight):
             raise Superseded
-        self.effort.check()
-        now = flight.moved = self.effort.now()
+        self.scope.check()
+        now = flight.moved = self.scope.now()
         flight.sent += count
         with self._lock:
             if self.error is not None:
@@ -252,7 +252,7 @@ class Transfer(StoreRequest):
         do by now, or all are begun and nobody is in a hurry."""
         with self._lock:
             while self.error is None and not self._whole() and not self.more():
-                hurried, now = self.effort.left() is not None, self.effort.now()
+                hurried, now = self.scope.left() is not None, self.scope.now()
                 if not hurried and not self._queue:
                     return None
                 for flight in self._flights:
@@ -265,10 +265,10 @@ class Transfer(StoreRequest):
     def done(self, flight: ObjectInFlight) -> None:
         with self._lock:
             self._gone(flight)
-            if flight.index in self.draft.landed:
+            if flight.index in self.draft.stored:
                 return
-            self._took.append((len(flight.data), self.effort.now() - flight.began))
-        self._lands(flight.index, flight.landed)
+            self._took.append((len(flight.data), self.scope.now() - flight.began))
+        self._lands(flight.index, flight.stored)
 
     def dropped(self, flight: ObjectInFlight) -> None:
         """It was superseded. One that only had to wait has its turn later."""
@@ -277,22 +277,22 @@ class Transfer(StoreRequest):
                 return
             self._gone(flight)
             self.draft.leaving.pop(flight.index, None)
-            if flight.index not in self.draft.landed:
+            if flight.index not in self.draft.stored:
                 self._queue.append(flight.index)
 
     def spare(self, index: int, known: StoredObject) -> None:
         """It is in the store since an earlier save: it is referred to."""
         with self._lock:
             if self._quiet is not None:  # it was read and hashed meanwhile, and that is not the link's time
-                began, self._quiet = self._quiet, self.effort.now()
+                began, self._quiet = self._quiet, self.scope.now()
                 self._link.paused(self._quiet - began)
             self._spared += self._objects[index].size
             self.draft.spared.add(index)
         self._lands(index, known)
 
-    def _lands(self, index: int, landed: StoredObject) -> None:
+    def _lands(self, index: int, stored: StoredObject) -> None:
         with self._lock:
-            self.draft.landed[index] = landed
+            self.draft.stored[index] = stored
             self._bytes += self._objects[index].size
         self._tell()
 
@@ -316,20 +316,20 @@ class Transfer(StoreRequest):
         if flight in self._flights:
             self._flights.remove(flight)
             if not self._flights:
-                self._quiet = self.effort.now()
+                self._quiet = self.scope.now()
 
     def _superseded(self, flight: ObjectInFlight) -> bool:
-        if self.error is not None or flight.index in self.draft.landed:
+        if self.error is not None or flight.index in self.draft.stored:
             return True
         return self.draft.holds_back(self._objects[flight.index].tier)
 
     def _whole(self) -> bool:
-        landed, doubted = self.draft.landed, self.draft.doubted
-        return bool(self._missing) and not doubted and all(index in landed for index in self._missing)
+        stored, doubted = self.draft.stored, self.draft.doubted
+        return bool(self._missing) and not doubted and all(index in stored for index in self._missing)
 
     def _left(self) -> int:
         """Bytes that left for the store: of what is there, and of what is on its way."""
-        flights = [flight for flight in list(self._flights) if flight.index not in self.draft.landed]
+        flights = [flight for flight in list(self._flights) if flight.index not in self.draft.stored]
         return self._bytes + sum(min(flight.sent, len(flight.data)) for flight in flights)
 
 
@@ -343,7 +343,7 @@ class TransferHandle:
         self._work = work
         self._width = width
         self._nbytes = nbytes
-        self._began = work.effort.now()
+        self._began = work.scope.now()
 
     def wait(self, turn: Callable[[], bool] = lambda: False, until: float = math.inf) -> bool:
         """Wait until all of them are in the store. False: it is `turn`, or time for something else; they go on meanwhile.
@@ -353,17 +353,17 @@ class TransferHandle:
         """
         work = self._work
         try:
-            work.effort.part(until).wait(lambda: work.over() or turn(), work.changed)
+            work.scope.part(until).wait(lambda: work.over() or turn(), work.changed)
         except Abandoned as why:
-            if work.effort.abandoned or work.effort.left() == 0.0:
+            if work.scope.abandoned or work.scope.left() == 0.0:
                 self.call_off(why)
         if work.error is None and not work.over():
             return False
-        now, error = work.effort.now(), work.error
+        now, error = work.scope.now(), work.error
         work.at_rest(now)
         if error is not None:
             raise error
-        work.effort.check()
+        work.scope.check()
         if self._width is not None:
             self._width.learn(self._nbytes, now - self._began)
         return True
@@ -375,4 +375,4 @@ class TransferHandle:
     def call_off(self, why: Abandoned) -> None:
         """Nothing more of them is sent, and what lands counts for nothing."""
         self._work.call_off(why)
-        self._work.at_rest(self._work.effort.now())
+        self._work.at_rest(self._work.scope.now())

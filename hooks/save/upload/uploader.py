@@ -95,7 +95,7 @@ class Uploader(Generic[B]):
         self,
         draft: WriteProgress,
         name: CheckpointName,
-        effort: CancelScope,
+        scope: CancelScope,
         fill: Fill[B],
         moved: Callable[[B], str],
         *,
@@ -113,22 +113,22 @@ class Uploader(Generic[B]):
             CheckpointError: no memory or no thread is left.
         """
         missing = draft.anew(tiers)
-        nbytes = sum(draft.outline.objects[index].size for index in missing)
-        hands = self.workers(len(missing), draft.outline.size, effort)[: len(missing)]
-        work = Transfer(draft, missing, name, len(hands), effort, progress, self.link)
-        self.link.begin(effort.now())
+        nbytes = sum(draft.write_plan.objects[index].size for index in missing)
+        workers = self.workers(len(missing), draft.write_plan.size, scope)[: len(missing)]
+        work = Transfer(draft, missing, name, len(workers), scope, progress, self.link)
+        self.link.begin(scope.now())
         task = partial(self._run, work, fill, moved)
-        for hand in hands:
-            hand.give(task, work.ended)
-        return TransferHandle(work, self.width if len(hands) == self.width.count else None, nbytes)
+        for worker in workers:
+            worker.give(task, work.ended)
+        return TransferHandle(work, self.width if len(workers) == self.width.count else None, nbytes)
 
     def ask(
         self,
         what: Callable[[float | None], object],
-        effort: CancelScope,
+        scope: CancelScope,
         *,
         again: bool = True,
-        hands: int = 1,
+        workers: int = 1,
     ) -> float:
         """Make another request than an object's on a thread of its own, which is left behind if it hangs.
 
@@ -150,29 +150,29 @@ class Uploader(Generic[B]):
         def task(_: B) -> None:
             try:
                 if again:
-                    took.append(retry(effort, what, request.hear))
+                    took.append(retry(scope, what, request.hear))
                 else:
-                    began = effort.now()
-                    what(effort.left())
-                    took.append(effort.now() - began)
+                    began = scope.now()
+                    what(scope.left())
+                    took.append(scope.now() - began)
             except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
                 request.fail(error)
 
         try:
-            clerks = self.clerks.ready(hands, 1, effort.left())
+            clerks = self.clerks.ready(workers, 1, scope.left())
         except (RuntimeError, MemoryError) as error:
             raise CheckpointError(f"a save needs a thread: {error}") from error
-        request = StoreRequest(len(clerks), effort)
+        request = StoreRequest(len(clerks), scope)
         _give(clerks, task, request)
         return max(took, default=0.0)
 
-    def workers(self, objects: int, size: int, effort: CancelScope | None = None) -> list[UploadWorker[B]]:
+    def workers(self, objects: int, size: int, scope: CancelScope | None = None) -> list[UploadWorker[B]]:
         """As many workers as `objects` of at most `size` bytes keep busy.
 
         Raises:
             CheckpointError: no memory or no thread is left.
         """
-        left = None if effort is None else effort.left()
+        left = None if scope is None else scope.left()
         try:
             return self.pool.ready(max(1, min(self.width.count, objects)), size, left)
         except (RuntimeError, MemoryError) as error:
@@ -209,18 +209,18 @@ class Uploader(Generic[B]):
             work.fail(error)
 
     def _begin(self, work: Transfer, fill: Fill[B], moved: Callable[[B], str], buffer: B, index: int) -> None:
-        planned = work.draft.outline.objects[index]
+        planned = work.draft.write_plan.objects[index]
         crcs = fill(index, buffer)
         if why := moved(buffer):
             raise StateChanged(why)
         data = buffer.view(0, planned.size)
-        landed = StoredObject(crcs, work.name)
+        stored = StoredObject(crcs, work.name)
         if planned.tier is Tier.FROZEN:
-            landed.digest = hashlib.sha256(data).digest()
-            if (known := self._plans().as_before(index, landed)) is not None:
+            stored.digest = hashlib.sha256(data).digest()
+            if (known := self._plans().as_before(index, stored)) is not None:
                 work.spare(index, known)
                 return
-        self._put(work, work.starts(index, data, _whole_crc(planned, crcs, data), landed), data)
+        self._put(work, work.starts(index, data, _whole_crc(planned, crcs, data), stored), data)
 
     def send_again(self, work: Transfer, buffer: B, flight: ObjectInFlight) -> None:
         """Send a lagging object a second time, from a copy."""
@@ -229,7 +229,7 @@ class Uploader(Generic[B]):
         # The first may have arrived since, and its buffer be in use again: then this copy is of no use.
         if crc32(copied) == flight.crc32:
             log.debug("object %d lags behind, it is sent again", flight.index)
-            self._put(work, flight.double(copied, work.effort.now()), copied)
+            self._put(work, flight.double(copied, work.scope.now()), copied)
 
     def _put(self, work: Transfer, flight: ObjectInFlight, data: memoryview) -> None:
         key = checkpoint_prefix(self._run_id, work.name) + object_name(self._rank, self._world, flight.index)
@@ -242,19 +242,19 @@ class Uploader(Generic[B]):
                 work.back()
 
         try:
-            retry(work.effort, put, work.hear)
+            retry(work.scope, put, work.hear)
         except Superseded:
             work.dropped(flight)
             return
         work.done(flight)
 
 
-def _give(hands: Sequence[UploadWorker[B]], task: Task[B], request: StoreRequest) -> None:
+def _give(workers: Sequence[UploadWorker[B]], task: Task[B], request: StoreRequest) -> None:
     """Have these workers do it, and wait for them no longer than the save may go on."""
-    for hand in hands:
-        hand.give(task, request.ended)
+    for worker in workers:
+        worker.give(task, request.ended)
     try:
-        request.effort.wait(request.over, request.changed)
+        request.scope.wait(request.over, request.changed)
     except Abandoned as why:
         request.call_off(why)
     if request.error is not None:

@@ -141,7 +141,7 @@ class WorkerPool(Generic[B]):
         self._warm = warm
         self._most = most
         self._every = idle
-        self.hands: list[UploadWorker[B]] = []
+        self.workers: list[UploadWorker[B]] = []
         #: Left behind, each with its frame.
         self._behind: list[UploadWorker[B]] = []
 
@@ -157,34 +157,34 @@ class WorkerPool(Generic[B]):
         """
         free = []
         until = time.monotonic() + (_RETURNING if left is None else min(_RETURNING, left / 4))
-        for hand in self.hands:
-            if hand.free or hand.returns(until - time.monotonic()):
-                free.append(hand)
+        for worker in self.workers:
+            if worker.free or worker.returns(until - time.monotonic()):
+                free.append(worker)
             else:
-                hand.dismiss()
-                self._behind.append(hand)
-        self._behind = [hand for hand in self._behind if not hand.gone]
-        self.hands = free[:]
+                worker.dismiss()
+                self._behind.append(worker)
+        self._behind = [worker for worker in self._behind if not worker.gone]
+        self.workers = free[:]
         if left is not None:
             self._relieve(count)
-        for hand in self.hands[:count]:
-            if hand.frame.size < size:
-                hand.frame = self._make(size)
-        while len(self.hands) < count:
-            held = sum(hand.frame.size for hand in [*self.hands, *self._behind])
-            if self.hands and held + size > self._most:
-                log.debug("saving with %d threads of %d: others hang in the store", len(self.hands), count)
+        for worker in self.workers[:count]:
+            if worker.frame.size < size:
+                worker.frame = self._make(size)
+        while len(self.workers) < count:
+            held = sum(worker.frame.size for worker in [*self.workers, *self._behind])
+            if self.workers and held + size > self._most:
+                log.debug("saving with %d threads of %d: others hang in the store", len(self.workers), count)
                 break
             try:
-                self.hands.append(self._made(len(self.hands), self._make(size), left is not None))
+                self.workers.append(self._made(len(self.workers), self._make(size), left is not None))
             except (
                 RuntimeError
             ) as error:  # the interpreter is shutting down, or the machine is out of threads
-                if not self.hands:
+                if not self.workers:
                     raise
-                log.debug("saving with %d threads of %d: %s", len(self.hands), count, error)
+                log.debug("saving with %d threads of %d: %s", len(self.workers), count, error)
                 break
-        return self.hands[:count]
+        return self.workers[:count]
 
     def _made(self, number: int, frame: B, at_once: bool) -> UploadWorker[B]:
         return UploadWorker(number, frame, self._warm, self._every, at_once=at_once)
@@ -192,17 +192,17 @@ class WorkerPool(Generic[B]):
     def _relieve(self, count: int) -> None:
         """Put others in the place of those whose connection does not answer, each with the frame, which nobody reads."""
         until = time.monotonic() + _MOMENT
-        for at, hand in enumerate(self.hands[:count]):
-            if hand.rests(until - time.monotonic()):
+        for at, worker in enumerate(self.workers[:count]):
+            if worker.rests(until - time.monotonic()):
                 continue
             try:
-                self.hands[at] = self._made(at, hand.frame, True)
+                self.workers[at] = self._made(at, worker.frame, True)
             except RuntimeError:  # no thread can be started any more: its task waits
                 continue
-            hand.dismiss()
+            worker.dismiss()
 
     def dismiss(self) -> None:
         """Let every thread end, and see the idle ones gone."""
-        for hand in self.hands:
-            hand.leave()
-        self.hands = []
+        for worker in self.workers:
+            worker.leave()
+        self.workers = []

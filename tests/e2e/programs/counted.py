@@ -102,8 +102,12 @@ def hear(counts: Counts) -> None:
 def warm(guard: Any) -> bool:
     """Whether all is there that a save needs but its bytes."""
     writer = guard._checkpointer._writer
-    hands = [*writer.uploads.pool.hands, *writer.uploads.clerks.hands]
-    return bool(writer.plans._held) and guard._saver._running is None and all(hand.rests() for hand in hands)
+    workers = [*writer.uploads.pool.workers, *writer.uploads.clerks.workers]
+    return (
+        bool(writer.plans._held)
+        and guard._saver._running is None
+        and all(worker.rests() for worker in workers)
+    )
 
 
 def until_warm(guard: Any) -> None:

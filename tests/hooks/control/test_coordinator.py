@@ -369,8 +369,8 @@ def test_a_save_that_a_later_call_takes_over_does_not_answer_for_it() -> None:
     with two(ManualClock()) as (first, _):
         put_manifest(first.store, RankManifest("run", 7, 1, 10, 1, 2, incarnation="nonce"))
         first.state.collect()
-        effort = CancelScope(SystemClock(), None)
-        first.saver.in_turn(lambda: first.writer.save(first.state, SaveSpec(7, 5), "emergency", effort))
+        scope = CancelScope(SystemClock(), None)
+        first.saver.in_turn(lambda: first.writer.save(first.state, SaveSpec(7, 5), "emergency", scope))
         until(lambda: first.saver.committed is not None)
         first.saver.ready = True
         alarm = PreemptionNotice(["x"], 1e9, 1e9, "aws", "terminate")

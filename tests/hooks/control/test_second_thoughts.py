@@ -190,7 +190,7 @@ def test_a_notice_does_not_wait_for_old_checkpoints_to_go(monkeypatch: pytest.Mo
     def noticed(request: Request) -> None:
         if request.verb == "delete" and "/checkpoints/" in request.key:
             deletes.append(request.key)
-            guard._saver._running.effort.abandon("a notice came")  # type: ignore[union-attr]
+            guard._saver._running.scope.abandon("a notice came")  # type: ignore[union-attr]
 
     with guarded(CalledStore(WatchedStore(), noticed), job.values) as guard:
         guard.restore()

@@ -67,9 +67,9 @@ def saved(store: FakeStore, step: int) -> str:
     for rank in range(WORLD):
         collected = state(rank, 10 * step + rank, Fussy(step)).collect()
         with closing(ShardWriter(store, "run", rank, WORLD)) as writer:
-            effort = CancelScope(SystemClock())
+            scope = CancelScope(SystemClock())
             written = writer.write(
-                collected.leaves, name, effort, draft=WriteProgress(writer.plans.of(collected.leaves))
+                collected.leaves, name, scope, draft=WriteProgress(writer.plans.of(collected.leaves))
             )
         put_manifest(
             store,

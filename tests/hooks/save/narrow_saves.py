@@ -52,7 +52,7 @@ class Saving:
         )
         self.writer = self.checkpointer._writer
         self.writer.uploads.width.object_bytes = OBJECT
-        self.store.quiet = lambda: all(hand.free for hand in self.writer.uploads.clerks.hands)
+        self.store.quiet = lambda: all(worker.free for worker in self.writer.uploads.clerks.workers)
         self.done = 0
         self.train(2)
         self.phases: list[str] = []
@@ -71,16 +71,16 @@ class Saving:
             self.done += 1
             self.state.at_boundary()
 
-    def effort(self, seconds: float) -> CancelScope:
+    def scope(self, seconds: float) -> CancelScope:
         return CancelScope(self.clock, self.clock.monotonic() + seconds)
 
     def save(self, seconds: float | CancelScope, kind: Any = "emergency") -> SavedCheckpoint | None:
-        effort = seconds if isinstance(seconds, CancelScope) else self.effort(seconds)
+        scope = seconds if isinstance(seconds, CancelScope) else self.scope(seconds)
         return self.checkpointer.save(
             self.state,
             SaveSpec(self.done),
             kind,
-            effort,
+            scope,
             lambda phase, done, total: self.phases.append(phase),
         )
 

@@ -52,7 +52,7 @@ def left_behind(store: WatchedStore) -> None:
 
 def settled(guard: Guard) -> None:
     """Until the saving thread has done all that it was asked for."""
-    job = Asked("background", guard._saver._effort(None), rehearsal=True)
+    job = Asked("background", guard._saver._scope(None), rehearsal=True)
     guard._saver._jobs.put(job)
     assert job.done.wait(PATIENCE)
 

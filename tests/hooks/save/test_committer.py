@@ -39,7 +39,7 @@ def test_a_rank_that_goes_says_who_can_still_commit(others: frozenset[int]) -> N
     committer = Committer("run", clock, rank=1, world=3, incarnation="nonce")
     with closing(ShardWriter(store, "run", 1, 3)) as writer:
         draft = WriteProgress(writer.plans.of(save.collected.leaves), roles=agreed.roles)
-        written = writer.write(save.collected.leaves, NAME, save.effort, draft=draft)
+        written = writer.write(save.collected.leaves, NAME, save.scope, draft=draft)
         with pytest.raises(
             IncompleteError, match="out of time; ranks 0, 2 of 3 have put no manifest"
         ) as said:
@@ -89,7 +89,7 @@ def test_what_lacks_moments_and_extras_is_of_the_lower_level_and_of_its_format(
     committer = Committer("run", Hurried(), rank=0, world=2, incarnation="nonce")
     with closing(ShardWriter(store, "run", 0, 2)) as writer:
         draft = WriteProgress(writer.plans.of(collected.leaves), roles=agreed.roles)
-        written = writer.write(collected.leaves, NAME, save.effort, draft=draft)
+        written = writer.write(collected.leaves, NAME, save.scope, draft=draft)
         committer.commit(save, NAME, "full", written, writer)
     (whole,) = whole_checkpoints(store, "run", levels=LEVELS)
     assert (whole.level, whole.missing) == (level, (1,))

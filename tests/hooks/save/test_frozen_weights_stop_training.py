@@ -55,18 +55,18 @@ def guarded_state(model: nn.Module, world: int = 1) -> State:
 def read_while_shut(pieces: int) -> Touched:
     """What a background checkpoint reads of the frozen weights until the gate is open; then it is called off."""
     model, address = frozen(pieces)
-    effort, store = Touched(address), FakeStore()
+    scope, store = Touched(address), FakeStore()
 
     def opened() -> None:
-        effort.end()
-        effort.abandon("it was seen enough")
+        scope.end()
+        scope.abandon("it was seen enough")
 
     state = guarded_state(model)
-    effort.begin()
+    scope.begin()
     with closing(checkpointer(store)) as writer, pytest.raises(Abandoned, match="seen enough"):
-        writer.save(state, SaveSpec(0), "background", effort, opened=opened)
+        writer.save(state, SaveSpec(0), "background", scope, opened=opened)
     assert not store.objects
-    return effort
+    return scope
 
 
 def test_frozen_weights_stop_training() -> None:
@@ -88,12 +88,12 @@ def test_digests_rate() -> None:
 
 
 def copied_and_read() -> int:
-    effort, store = Touched(), FakeStore()
+    scope, store = Touched(), FakeStore()
     with rank_of(0, 2), closing(checkpointer(store, 2)) as writer:
         model = DistributedDataParallel(frozen(1)[0])
         state = guarded_state(model, 2)
         store.faults = [Fault(0, ("put",), error=lambda: DeniedError("it was seen enough"))]
         with pytest.raises(DeniedError, match="seen enough"):
-            writer.save(state, SaveSpec(0), "background", effort, opened=effort.begin)
-    effort.end()
-    return effort.most
+            writer.save(state, SaveSpec(0), "background", scope, opened=scope.begin)
+    scope.end()
+    return scope.most

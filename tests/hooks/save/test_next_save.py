@@ -31,9 +31,9 @@ def test_after_a_save_that_asks_for_more_the_notice_makes_no_thread_and_no_frame
 ) -> None:
     one = learning(saving)
     one.background()
-    hands = list(one.writer.uploads.pool.hands)
-    frames = [hand.frame for hand in hands]
-    assert len(hands) == one.writer.uploads.width.count == 12
+    workers = list(one.writer.uploads.pool.workers)
+    frames = [worker.frame for worker in workers]
+    assert len(workers) == one.writer.uploads.width.count == 12
     monkeypatch.setattr(
         HostBuffer, "__init__", lambda self, size: pytest.fail("a frame is made at the notice")
     )
@@ -41,8 +41,8 @@ def test_after_a_save_that_asks_for_more_the_notice_makes_no_thread_and_no_frame
     saved = one.save(600.0)
     assert saved is not None
     assert (saved.step, saved.level) == (one.done, "full")
-    assert one.writer.uploads.pool.hands == hands
-    assert [hand.frame for hand in hands] == frames
+    assert one.writer.uploads.pool.workers == workers
+    assert [worker.frame for worker in workers] == frames
 
 
 def test_where_there_is_no_memory_for_it_what_was_committed_stays_so(

@@ -240,7 +240,7 @@ def test_where_nothing_fits_nothing_is_put(saving: Callable[..., Saving]) -> Non
 def test_called_off_it_leaves_nothing_full(saving: Callable[..., Saving], when: str) -> None:
     """In each phase: no full manifest, and no thread (the fixture looks)."""
     one = saving(lambda now: RATE if now < WEIGHTS / RATE + 2 else 20 * RATE)
-    effort = one.effort(WEIGHTS / RATE + 4)
+    scope = one.scope(WEIGHTS / RATE + 4)
     puts = 0
 
     def at(key: str, gone: int) -> None:
@@ -254,11 +254,11 @@ def test_called_off_it_leaves_nothing_full(saving: Callable[..., Saving], when: 
             "moments": there == 1 and key.endswith(".safetensors"),
         }
         if reached[when]:
-            effort.abandon("the notice was withdrawn")
+            scope.abandon("the notice was withdrawn")
 
     one.store.at = at
     with pytest.raises(Abandoned, match="withdrawn"):
-        one.save(effort)
+        one.save(scope)
     assert one.newest(("full",)) is None
     if when in ("first", "weights"):
         assert one.newest() is None
@@ -271,8 +271,8 @@ def test_a_store_that_fails_for_good(saving: Callable[..., Saving], when: str) -
     """Without weights it is an error; with them they count, whether they were committed before or not."""
     seconds = 60.0 if when == "before the lower" else WEIGHTS / RATE + 4
     one = saving(lambda now: RATE if now < WEIGHTS / RATE + 2 else 20 * RATE)
-    outline = one.writer.plans.of(one.state.collect().leaves)
-    weights = sum(planned.tier < 2 for planned in outline.objects)
+    write_plan = one.writer.plans.of(one.state.collect().leaves)
+    weights = sum(planned.tier < 2 for planned in write_plan.objects)
     # Behind the weights come a manifest and a marker, where they are committed before the rest.
     at = {"weights": 3, "moments": weights + 3, "before the lower": weights + 1}[when]
     one.store.faults = [Fault(at, verbs=("put",), error=lambda: DeniedError("the bucket is full"))]
@@ -298,8 +298,8 @@ def test_an_error_that_is_no_store_s_leaves_the_weights_committed(
 ) -> None:
     """A device that has no memory to round in, say. Without weights it is an error as it is."""
     one = saving(lossy=True)
-    outline = one.writer.plans.of(one.state.collect().leaves)
-    weights = sum(planned.tier < 2 for planned in outline.objects)
+    write_plan = one.writer.plans.of(one.state.collect().leaves)
+    weights = sum(planned.tier < 2 for planned in write_plan.objects)
     at = {"weights": 3, "moments": weights + 3}[when]
     full = torch.OutOfMemoryError("CUDA out of memory")
     one.store.faults = [Fault(at, verbs=("put",), error=lambda: full)]
@@ -320,9 +320,9 @@ def test_an_error_that_is_no_store_s_leaves_the_weights_committed(
 def test_a_deadline_that_moves_earlier_is_kept(saving: Callable[..., Saving]) -> None:
     """All would have fitted; now the weights do."""
     one = saving()
-    effort = one.effort(60)
-    one.store.at = lambda key, gone: effort.tighten(WEIGHTS / RATE + 3) if one.clock.monotonic() > 2 else None
-    saved = one.save(effort)
+    scope = one.scope(60)
+    one.store.at = lambda key, gone: scope.tighten(WEIGHTS / RATE + 3) if one.clock.monotonic() > 2 else None
+    saved = one.save(scope)
     assert saved is not None
     assert saved.level == "weights"
     assert max(one.store.times.values()) <= WEIGHTS / RATE + 3

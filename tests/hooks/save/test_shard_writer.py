@@ -53,15 +53,15 @@ def test_moments_that_wait_for_the_weights_go_by_all_hands_then(deadline: float 
     writer.uploads.width.object_bytes = 2**16
     leaves = [StateTensor("w", torch.ones(2**10)), *each]
     draft = WriteProgress(writer.plans.of(leaves), weights_ahead=True)
-    assert draft.outline.indices_of(Tier.WEIGHTS) == [0]
-    assert len(draft.outline.objects) > 3
+    assert draft.write_plan.indices_of(Tier.WEIGHTS) == [0]
+    assert len(draft.write_plan.objects) > 3
     store.hold(lambda key: key.endswith("/0000.safetensors"))
     going = writer.start(leaves, NAME, CancelScope(SystemClock(), deadline), draft=draft)
     assert store.reached.wait(PATIENCE)
     assert store.calls == []
     store.let_go()
     assert going.wait()
-    assert len(store.objects) == len(draft.outline.objects)
+    assert len(store.objects) == len(draft.write_plan.objects)
     writer.uploads.close()
 
 
@@ -97,11 +97,11 @@ def test_memory_stays_at_its_frames() -> None:
     writer = ShardWriter(store, "run")
     what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(6)})
     writer.write(what, NAME, CancelScope(SystemClock()))
-    frames = [hand.frame for hand in writer.uploads.pool.hands]
+    frames = [worker.frame for worker in writer.uploads.pool.workers]
     assert len(frames) <= store.parallel
     assert sum(frame.size for frame in frames) <= FakeStore().parallel * OBJECT_BYTES < 512 * 2**20
     writer.write(what, CheckpointName(1, 6, 1), CancelScope(SystemClock()))
-    assert [hand.frame for hand in writer.uploads.pool.hands] == frames
+    assert [worker.frame for worker in writer.uploads.pool.workers] == frames
     writer.uploads.close()
 
 
@@ -123,13 +123,13 @@ def test_the_last_object_written_is_the_last_word() -> None:
 def test_called_off_in_the_middle_it_stops(folder: Path) -> None:
     """No further object is begun; `Abandoned` says why."""
     store = WatchedStore()
-    effort = CancelScope(SystemClock())
+    scope = CancelScope(SystemClock())
     what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(5)})
     ended: list[str] = []
 
     def save() -> None:
         try:
-            ShardWriter(store, "run").write(what, NAME, effort)
+            ShardWriter(store, "run").write(what, NAME, scope)
         except Abandoned as why:
             ended.append(str(why))
 
@@ -137,7 +137,7 @@ def test_called_off_in_the_middle_it_stops(folder: Path) -> None:
     thread = threading.Thread(target=save)
     thread.start()
     assert store.reached.wait(PATIENCE)
-    effort.abandon("a notice came")
+    scope.abandon("a notice came")
     store.let_go()
     thread.join(PATIENCE)
     assert ended == ["a notice came"]
@@ -165,8 +165,8 @@ def test_a_look_at_the_state_waits_for_no_kernel_of_training() -> None:
 
     writer = ShardWriter(FakeStore(), "run")
     writer.uploads.warm(1)
-    for hand in writer.uploads.pool.hands:
-        hand.frame._streams = Streams()
+    for worker in writer.uploads.pool.workers:
+        worker.frame._streams = Streams()
     what = leaves(a=torch.ones(1), b=torch.ones(2, device="cpu"))
 
     def moved() -> str:
@@ -187,7 +187,7 @@ def test_several_threads_fail_as_one() -> None:
     with pytest.raises(DeniedError, match="no"):
         writer.write(what, NAME, CancelScope(SystemClock()))
     assert len(store.calls) <= FakeStore().parallel
-    assert all(hand.free for hand in writer.uploads.pool.hands)
+    assert all(worker.free for worker in writer.uploads.pool.workers)
     writer.uploads.close()
 
 

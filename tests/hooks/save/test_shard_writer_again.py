@@ -126,14 +126,16 @@ def test_a_frame_that_is_in_use_again_is_not_sent_in_the_place_of_a_late_object(
     store = FakeStore()
     writer = ShardWriter(store, "run")
     what = leaves(a=torch.ones(4))
-    outline = writer.plans.of(what)
-    work = Transfer(WriteProgress(outline), [0], NAME, 1, CancelScope(Impatient(), 2000.0), None, StoreLink())
-    size = outline.nbytes
+    write_plan = writer.plans.of(what)
+    work = Transfer(
+        WriteProgress(write_plan), [0], NAME, 1, CancelScope(Impatient(), 2000.0), None, StoreLink()
+    )
+    size = write_plan.nbytes
     reused, right = memoryview(bytes(size)), memoryview(b"x" * size)
     late = work.starts(0, reused, crc32(right), StoredObject([0], NAME))
     writer.uploads.send_again(work, HostBuffer(size), late)
     assert store.calls == [], "nothing was sent"
-    assert not work.draft.landed
+    assert not work.draft.stored
     late.data = right
     writer.uploads.send_again(work, HostBuffer(size), late)
     assert list(store.objects.values()) == [bytes(right)]

@@ -63,9 +63,9 @@ class Away:
     def asked(self, verb: str) -> int:
         return sum(each.verb == verb for each in self.store.requests)
 
-    def save(self, effort: CancelScope | None = None) -> None:
+    def save(self, scope: CancelScope | None = None) -> None:
         """All that its manifest would name is there, and nothing else."""
-        written = self.writer.write(self.leaves, NAME, effort or CancelScope(Hurried()), draft=self.draft)
+        written = self.writer.write(self.leaves, NAME, scope or CancelScope(Hurried()), draft=self.draft)
         named = {checkpoint_prefix("run", NAME) + each.name: each.size for each in written.objects}
         assert named == {key: len(data) for key, data in self.below.objects.items()}
 
@@ -135,15 +135,15 @@ def test_an_outage_at_the_last_object_is_seen_to_before_the_end(
 
 def test_what_an_outage_left_in_doubt_is_put_again_by_the_next_part(away: Callable[..., Away]) -> None:
     """The save was called off before anybody could look."""
-    effort = CancelScope(Hurried())
+    scope = CancelScope(Hurried())
 
     def withdrawn(objects: dict[str, bytes]) -> None:
         objects.clear()
-        effort.abandon("the notice was withdrawn")
+        scope.abandon("the notice was withdrawn")
 
     one = away({("put", 5): withdrawn})
     with pytest.raises(Abandoned):
-        one.save(effort)
+        one.save(scope)
     assert not one.draft.has(ALL)
     one.save()
     assert one.asked("list") == 0

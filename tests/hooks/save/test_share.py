@@ -43,7 +43,7 @@ def test_weights_are_put_early_also_where_the_moments_are_there_by_then() -> Non
         weights="early",
         begin=lambda: NAME,
         put=lambda name, written: did.append("put the weights' manifest"),
-        commit=lambda name, level, written, effort: did.append(f"commit {level}"),
+        commit=lambda name, level, written, scope: did.append(f"commit {level}"),
         look=str,
     )
     try:

@@ -37,7 +37,7 @@ def within(folder: Path, limit: int, used: int, reclaimable: int = 0) -> Snapsho
     return made
 
 
-def effort() -> CancelScope:
+def scope() -> CancelScope:
     return CancelScope(ManualClock())
 
 
@@ -45,7 +45,7 @@ def test_a_copy_is_the_state_of_that_instant() -> None:
     """Bit for bit and tier for tier; what training does next does not reach it."""
     live = leaves()
     before = [leaf.tensor.clone() for leaf in live]
-    copies = Snapshot().take(live, effort())
+    copies = Snapshot().take(live, scope())
     live[0].tensor.add_(1)
     assert all(torch.equal(copy.tensor, was) for copy, was in zip(copies, before, strict=True))
     assert [(copy.name, copy.tier, copy.still) for copy in copies] == [
@@ -59,10 +59,10 @@ def test_the_containers_limit_counts(tmp_path: Path, used: int, reclaimable: int
     """Of 1000 MiB: 4 for the copy, and 512 for others. Without them nothing is copied, and none is held."""
     snapshot = within(tmp_path, 1000, used, reclaimable)
     if fits:
-        snapshot.take(leaves(), effort())
+        snapshot.take(leaves(), scope())
         return
     with pytest.raises(CheckpointError, match=r"needs 4 MiB .* and 515 MiB are free: .*--every off"):
-        snapshot.take(leaves(), effort())
+        snapshot.take(leaves(), scope())
     assert snapshot._held == {}
 
 
@@ -70,19 +70,19 @@ def test_what_it_holds_already_needs_no_memory(tmp_path: Path) -> None:
     """The second copy goes where the first one lay, however full the host is by then."""
     snapshot = within(tmp_path, 1000, 400)
     live = leaves()
-    first = snapshot.take(live, effort())
+    first = snapshot.take(live, scope())
     (tmp_path / "memory.current").write_text(f"{1000 * MIB}\n")
     live[0].tensor.mul_(2)
-    second = snapshot.take(live, effort())
+    second = snapshot.take(live, scope())
     assert [a.tensor.data_ptr() for a in first] == [b.tensor.data_ptr() for b in second]
     assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(live, second, strict=True))
     with pytest.raises(CheckpointError, match="needs 4 MiB"):
-        snapshot.take(leaves(8), effort())
+        snapshot.take(leaves(8), scope())
 
 
 def test_a_notice_ends_it_before_the_next_tensor() -> None:
     """It does not wait for the rest of the copy."""
-    called_off = effort()
+    called_off = scope()
     called_off.abandon("a notice came")
     with pytest.raises(Abandoned, match="a notice came"):
         Snapshot().take(leaves(), called_off)

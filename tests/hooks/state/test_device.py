@@ -67,11 +67,11 @@ def test_a_save_waits_for_the_last_device() -> None:
     fence.record()
     events.made[FIRST].reached = True
     clock = ManualClock()
-    effort = CancelScope(clock, clock.monotonic())
+    scope = CancelScope(clock, clock.monotonic())
     with pytest.raises(Abandoned):
-        fence.wait(effort.pause)
+        fence.wait(scope.pause)
     events.made[SECOND].reached = True
-    fence.wait(effort.pause)
+    fence.wait(scope.pause)
 
 
 def test_state_on_the_host_is_waited_for_by_nobody() -> None:

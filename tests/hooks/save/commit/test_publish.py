@@ -215,15 +215,15 @@ def test_called_off_it_ends_at_once() -> None:
     store, save = FakeStore(), Save()
     mine = save.write_objects(store, 0)
     clock = SystemClock()
-    effort = CancelScope(clock)
+    scope = CancelScope(clock)
 
     def hopeless(rank: int) -> str:
-        effort.abandon("the notice was withdrawn")
+        scope.abandon("the notice was withdrawn")
         return ""
 
     with (
         closing(ShardWriter(store, "run", 0, 2)) as writer,
         pytest.raises(IncompleteError, match="withdrawn; rank 1 of 2"),
     ):
-        publish_together(writer.uploads, mine, effort, clock, hopeless)
+        publish_together(writer.uploads, mine, scope, clock, hopeless)
     assert save.prefix + MARKER not in store.objects

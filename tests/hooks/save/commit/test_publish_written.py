@@ -70,15 +70,15 @@ class Rank:
 
     def __call__(self, seconds: float | None = 30.0) -> Published:
         with closing(ShardWriter(self.store, "run", self.rank, self.world)) as writer:
-            effort = CancelScope(self.clock, None if seconds is None else self.clock.monotonic() + seconds)
+            scope = CancelScope(self.clock, None if seconds is None else self.clock.monotonic() + seconds)
             held = leaves(self.rank, self.world)
             self.draft = WriteProgress(writer.plans.of(held), roles=self.roles)
-            written = writer.write(held, NAME, effort, draft=self.draft)
-            assert writer.unchanged(held, written, effort) == ""
+            written = writer.write(held, NAME, scope, draft=self.draft)
+            assert writer.unchanged(held, written, scope) == ""
             manifest = RankManifest(
                 "run", 10, 1, 0, self.rank, self.world, written.objects, written.tensors, incarnation="nonce"
             )
-            return publish_together(writer.uploads, manifest, effort, self.clock, self.hopeless)
+            return publish_together(writer.uploads, manifest, scope, self.clock, self.hopeless)
 
 
 @pytest.mark.parametrize("doomed", [set(), {1}, {0, 1, 2, 3}])
@@ -154,15 +154,15 @@ def test_a_rank_that_dies_at_any_request_leaves_nothing_that_only_looks_whole(
 
 def test_a_rank_that_has_nothing_to_write_takes_part_all_the_same(folder: Path) -> None:
     """Its manifest says what it holds; without it the checkpoint would not be whole."""
-    store, effort = FileStore(folder), CancelScope(SystemClock(), SystemClock().monotonic() + 30)
+    store, scope = FileStore(folder), CancelScope(SystemClock(), SystemClock().monotonic() + 30)
     held = [StateTensor("model/weight", WEIGHT, holders=(0, 1))]
     roles, manifests = RankRoles(frozenset({1})), []
     for rank in range(2):
         with closing(ShardWriter(store, "run", rank, 2)) as writer:
             draft = WriteProgress(writer.plans.of(held), roles=roles)
             assert (draft.share() == 0) == (rank == 1)
-            written = writer.write(held, NAME, effort, draft=draft)
-            assert (writer.second_look(held, draft.outline, roles) == 0) == (rank == 1)
+            written = writer.write(held, NAME, scope, draft=draft)
+            assert (writer.second_look(held, draft.write_plan, roles) == 0) == (rank == 1)
             manifests.append(RankManifest("run", 10, 1, 0, rank, 2, written.objects, written.tensors))
     assert manifests[1].objects == ()
     put_manifest(store, manifests[0])
@@ -177,7 +177,7 @@ def test_a_share_on_this_machines_disk_goes_to_the_store_as_it_is(folder: Path) 
     """Numbers of objects are those of the plan, of which this rank writes only some: also for another process that finds only
     the manifest there."""
     files, store = Stage(folder, "run"), FakeStore()
-    effort = CancelScope(SystemClock(), SystemClock().monotonic() + 30)
+    scope = CancelScope(SystemClock(), SystemClock().monotonic() + 30)
     held, roles = leaves(1, WORLD), RankRoles(frozenset({0, 3}))
     with closing(ShardWriter(store, "run", 1, WORLD)) as writer:
         stager = StageWriter(files, writer)
@@ -186,16 +186,16 @@ def test_a_share_on_this_machines_disk_goes_to_the_store_as_it_is(folder: Path) 
         def commit(written: WrittenState, limit: CancelScope) -> None:
             manifests.append(RankManifest("run", 10, 1, 0, 1, WORLD, written.objects, written.tensors))
 
-        outline = writer.plans.of(held)
-        staged = stager.hold(held, outline, NAME, effort, str, commit, roles)
+        write_plan = writer.plans.of(held)
+        staged = stager.hold(held, write_plan, NAME, scope, str, commit, roles)
         assert staged is not None
-        assert set(staged.draft.landed) == set(staged.draft.mine) != set(range(len(outline.objects)))
-        direct = writer.write((), NAME, effort, draft=WriteProgress(outline, roles=roles), fill=staged.fill)
+        assert set(staged.draft.stored) == set(staged.draft.mine) != set(range(len(write_plan.objects)))
+        direct = writer.write((), NAME, scope, draft=WriteProgress(write_plan, roles=roles), fill=staged.fill)
         objects = dict(store.objects)
         assert len(objects) == len(staged.draft.mine)
         store.objects.clear()
-        found = stager.left_behind(manifests[0], effort)
-        again = writer.write((), NAME, effort, draft=WriteProgress(found.draft.outline), fill=found.fill)
+        found = stager.left_behind(manifests[0], scope)
+        again = writer.write((), NAME, scope, draft=WriteProgress(found.draft.write_plan), fill=found.fill)
         stager.writer.uploads.close()
     assert store.objects == objects
     assert again.objects == direct.objects == manifests[0].objects

@@ -193,13 +193,13 @@ def test_a_deadline_that_moves_earlier_cuts_a_plan_down() -> None:
     at = situation(20)
     chosen = plan(at)
     later = replace(at, now=1006.0, deadline=1014.0)
-    landed = StoredBytes(a=400 * MIB, b=164 * MIB, b_begun=True)
-    assert replan(chosen, later, landed).choice is BudgetChoice.FULL
-    assert replan(chosen, later, landed).end == pytest.approx(1006 + 7 - 0.64 + 0.5)
-    cut = replan(chosen, replace(later, deadline=1012.0), landed)
+    stored = StoredBytes(a=400 * MIB, b=164 * MIB, b_begun=True)
+    assert replan(chosen, later, stored).choice is BudgetChoice.FULL
+    assert replan(chosen, later, stored).end == pytest.approx(1006 + 7 - 0.64 + 0.5)
+    cut = replan(chosen, replace(later, deadline=1012.0), stored)
     assert cut.choice is BudgetChoice.LOWER
     assert cut.end == pytest.approx(1006.5)
-    assert replan(cut, later, landed).choice is BudgetChoice.LOWER
+    assert replan(cut, later, stored).choice is BudgetChoice.LOWER
     done = StoredBytes(a=400 * MIB, b=800 * MIB)
     assert replan(chosen, replace(later, deadline=1006.1), done).choice is BudgetChoice.FULL
 
@@ -208,9 +208,9 @@ def test_moments_are_rounded_in_the_middle_only_before_the_first_is_begun() -> N
     at = situation(10, rate=None, sizes=SaveSizes(400 * MIB, 800 * MIB, rounded=400 * MIB))
     chosen = plan(at)
     known = replace(at, now=1001.0, rate=LinkRate.exactly(100 * MIB))
-    landed = StoredBytes(a=100 * MIB)
-    assert replan(chosen, known, landed).choice is BudgetChoice.FULL_LOSSY
-    assert replan(chosen, known, replace(landed, b_begun=True)).choice is BudgetChoice.LOWER
+    stored = StoredBytes(a=100 * MIB)
+    assert replan(chosen, known, stored).choice is BudgetChoice.FULL_LOSSY
+    assert replan(chosen, known, replace(stored, b_begun=True)).choice is BudgetChoice.LOWER
 
 
 def test_moments_are_taken_as_they_are_after_all_where_the_link_is_better_than_was_thought() -> None:
@@ -219,11 +219,11 @@ def test_moments_are_taken_as_they_are_after_all_where_the_link_is_better_than_w
     chosen = plan(at)
     assert chosen.choice is BudgetChoice.FULL_LOSSY
     better = replace(at, now=1001.0, rate=LinkRate(200 * MIB, 150 * MIB, 250 * MIB))
-    landed = StoredBytes(a=200 * MIB)
-    assert replan(chosen, better, landed).choice is BudgetChoice.FULL
-    assert replan(chosen, better, replace(landed, b_begun=True)).choice is BudgetChoice.FULL_LOSSY
+    stored = StoredBytes(a=200 * MIB)
+    assert replan(chosen, better, stored).choice is BudgetChoice.FULL
+    assert replan(chosen, better, replace(stored, b_begun=True)).choice is BudgetChoice.FULL_LOSSY
     uncertain = replace(better, rate=LinkRate(130 * MIB, 110 * MIB, 150 * MIB))
-    assert replan(chosen, uncertain, landed).choice is BudgetChoice.FULL_LOSSY
+    assert replan(chosen, uncertain, stored).choice is BudgetChoice.FULL_LOSSY
 
 
 def test_a_background_checkpoint_that_does_not_get_there_gives_way() -> None:

@@ -142,10 +142,10 @@ def test_a_plan_becomes_a_lesser_one(
     """But for moments that are not begun. One that writes goes on writing, and one that does not never begins."""
     before = plan(at)
     now = replace(later, sizes=at.sizes, step=at.step)
-    landed = StoredBytes(at.sizes.a * a // 100, at.sizes.b * b // 100, b_begun=b_begun)
-    after = replan(before, now, landed)
+    stored = StoredBytes(at.sizes.a * a // 100, at.sizes.b * b // 100, b_begun=b_begun)
+    after = replan(before, now, stored)
     if (before.choice, after.choice) == (BudgetChoice.FULL_LOSSY, BudgetChoice.FULL):  # the one way up
-        assert not landed.b
+        assert not stored.b
         assert not b_begun
         assert now.rate is not None
         assert (after.slack or 0.0) >= 0
@@ -154,7 +154,7 @@ def test_a_plan_becomes_a_lesser_one(
     assert (after.choice is BudgetChoice.KEEP) == (before.choice is BudgetChoice.KEEP)
     assert after.lower_first or not before.lower_first
     if after.choice is BudgetChoice.FULL_LOSSY and before.choice is BudgetChoice.FULL:
-        assert not landed.b
+        assert not stored.b
         assert not b_begun
 
 

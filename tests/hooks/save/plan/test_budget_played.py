@@ -94,8 +94,8 @@ def played(at: BudgetInputs, turns: list[int], chunk: int) -> tuple[list[BudgetC
         sent = min(whole, sent + carried)
         if sent:
             rate = rate or LinkRate.exactly(sum(turns[: number + 1]) / (number + 1))
-        landed = sent if sent == whole else sent // chunk * chunk
-        a, b = min(landed, at.sizes.a), max(0, landed - at.sizes.a)
+        stored = sent if sent == whole else sent // chunk * chunk
+        a, b = min(stored, at.sizes.a), max(0, stored - at.sizes.a)
         tiers = StoredBytes(a, b, committed=bool(committed))
         current = replan(current, replace(at, now=now + 1, rate=rate), tiers)
         held.append(current.choice)

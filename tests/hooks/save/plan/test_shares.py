@@ -98,13 +98,13 @@ def draft_of(rank: int, world: int, held: list[Spread], roles: RankRoles) -> Wri
 
 def land(draft: WriteProgress, name: CheckpointName = NAME, most: int = 10**6) -> None:
     """Put what is missing of it, as far as so many objects go; a CRC tells what its bytes are."""
-    outline = draft.outline
+    write_plan = draft.write_plan
     for index in draft.missing()[:most]:
         crcs = [
-            zlib.crc32(repr((outline.items[piece.item].name, piece.offsets, piece.sizes)).encode())
-            for piece in outline.objects[index].pieces
+            zlib.crc32(repr((write_plan.items[piece.item].name, piece.offsets, piece.sizes)).encode())
+            for piece in write_plan.objects[index].pieces
         ]
-        draft.landed[index] = StoredObject(crcs, name)
+        draft.stored[index] = StoredObject(crcs, name)
 
 
 def manifest(draft: WriteProgress, name: CheckpointName = NAME, *, full: bool = True) -> RankManifest:
@@ -114,8 +114,8 @@ def manifest(draft: WriteProgress, name: CheckpointName = NAME, *, full: bool = 
         name.step,
         name.attempt,
         name.save,
-        draft.outline.rank,
-        draft.outline.world,
+        draft.write_plan.rank,
+        draft.write_plan.world,
         written.objects,
         written.tensors,
         level="full" if full else "weights",
@@ -146,10 +146,10 @@ def test_the_shares_are_the_whole_each_part_once(job: tuple[int, list[Spread], s
     loads: dict[tuple[tuple[int, ...], bool], dict[int, int]] = {}
     largest: dict[tuple[int, ...], int] = {}
     for rank, draft in enumerate(drafts):
-        assert draft.share() == sum(draft.outline.objects[index].size for index in draft.mine)
+        assert draft.share() == sum(draft.write_plan.objects[index].size for index in draft.mine)
         for index in draft.mine:
-            planned = draft.outline.objects[index]
-            assert planned.size <= draft.outline.size
+            planned = draft.write_plan.objects[index]
+            assert planned.size <= draft.write_plan.size
             if not planned.holders or planned.tier is Tier.FROZEN:
                 continue
             assert rank not in doomed or doomed.issuperset(planned.holders)
@@ -182,11 +182,11 @@ def test_a_notice_in_its_middle_shares_the_rest_anew(
         land(draft, NAME, before)
     later = [draft.with_roles(RankRoles(frozenset(doomed))) for draft in drafts]
     for first, second in zip(drafts, later, strict=True):
-        kept = [index for index in first.landed if index in second.mine]
+        kept = [index for index in first.stored if index in second.mine]
         land(second, NEXT)
-        assert [second.landed[index].at for index in kept] == [NAME] * len(kept)
-        assert set(first.landed) <= set(second.landed)
-        assert len(first.landed) == min(before, len(first.mine))
+        assert [second.stored[index].at for index in kept] == [NAME] * len(kept)
+        assert set(first.stored) <= set(second.stored)
+        assert len(first.stored) == min(before, len(first.mine))
     once([manifest(draft, NEXT) for draft in later])
 
 
@@ -204,7 +204,7 @@ def test_ranks_that_rely_on_nobody_write_all_that_they_hold(
         more = [Spread("odd", (64, 40_000), Tier.WEIGHTS, "replica", (rank, 99))] if rank == odd else []
         drafts.append(draft_of(rank, world, [*held, *more], roles))
         land(drafts[-1])
-        assert len(drafts[-1].mine) == len(drafts[-1].outline.objects)
+        assert len(drafts[-1].mine) == len(drafts[-1].write_plan.objects)
     assert "odd" in coverage([manifest(draft) for draft in drafts]).tensors
 
 
@@ -256,5 +256,5 @@ def test_what_is_anothers_share_counts_for_nothing() -> None:
     assert given_back.left() == 0
     assert given_back.has(ALL)
     assert given_back.bytes_of(ALL) == given_back.put_of(ALL) == draft.share()
-    given_back.spared = set(given_back.landed)
+    given_back.spared = set(given_back.stored)
     assert given_back.put_of(ALL) == 0

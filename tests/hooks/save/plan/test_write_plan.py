@@ -21,18 +21,18 @@ LEAVES = [
 ]
 
 
-def outline(rounded: bool = False) -> WritePlan:
+def write_plan(rounded: bool = False) -> WritePlan:
     return WritePlan.of(LEAVES, SIZE, 0, 1, rounded)
 
 
 def land(draft: WriteProgress, index: int, at: CheckpointName) -> None:
-    pieces = draft.outline.objects[index].pieces
-    draft.landed[index] = StoredObject([0] * len(pieces), at)
+    pieces = draft.write_plan.objects[index].pieces
+    draft.stored[index] = StoredObject([0] * len(pieces), at)
 
 
 def test_the_lower_level_is_planned_alike_rounded_or_not() -> None:
     """Its objects stand first and are the same to the byte: a save may change over before it begins with the moments."""
-    whole, rounded = outline(), outline(rounded=True)
+    whole, rounded = write_plan(), write_plan(rounded=True)
     lower = [planned for planned in whole.objects if planned.tier in WEIGHTS]
     assert len(lower) > 2
     assert list(rounded.objects[: len(lower)]) == lower
@@ -45,30 +45,30 @@ def test_the_lower_level_is_planned_alike_rounded_or_not() -> None:
 
 def test_what_is_left_is_what_has_not_left_for_the_store() -> None:
     """In the store, on its way, or only referred to: none of that is left."""
-    draft = WriteProgress(outline())
-    sizes = [planned.size for planned in draft.outline.objects]
+    draft = WriteProgress(write_plan())
+    sizes = [planned.size for planned in draft.write_plan.objects]
     assert draft.left() == sum(sizes)
     land(draft, 0, FIRST)
     draft.leaving = {1: 100}
     assert draft.left() == sum(sizes) - sizes[0] - 100
-    frozen = {i for i, planned in enumerate(draft.outline.objects) if planned.tier is Tier.FROZEN}
+    frozen = {i for i, planned in enumerate(draft.write_plan.objects) if planned.tier is Tier.FROZEN}
     assert draft.left(WEIGHTS, frozen) == draft.left((Tier.WEIGHTS,))
 
 
 def test_what_is_referred_to_was_not_put() -> None:
     """It is in the store, and no byte of it is this save's."""
-    draft = WriteProgress(outline())
+    draft = WriteProgress(write_plan())
     land(draft, 0, FIRST)
     land(draft, 1, SECOND)
     draft.spared.add(0)
-    assert draft.bytes_of(ALL) == sum(draft.outline.objects[i].size for i in (0, 1))
-    assert draft.put_of(ALL) == draft.outline.objects[1].size
+    assert draft.bytes_of(ALL) == sum(draft.write_plan.objects[i].size for i in (0, 1))
+    assert draft.put_of(ALL) == draft.write_plan.objects[1].size
     assert draft.put_of((Tier.MOMENTS,)) == 0
 
 
 def test_moments_wait_for_the_weights_when_they_are_told_to() -> None:
     """Until the last of them has landed, and no longer."""
-    draft = WriteProgress(outline())
+    draft = WriteProgress(write_plan())
     assert not draft.holds_back(Tier.MOMENTS)
     draft.weights_first = True
     for index in draft.missing(WEIGHTS):
@@ -80,7 +80,7 @@ def test_moments_wait_for_the_weights_when_they_are_told_to() -> None:
 
 def test_moments_wait_until_the_last_byte_of_the_weights_has_left() -> None:
     """Nobody waits for the store's answer, and what is on its way goes on."""
-    draft = WriteProgress(outline())
+    draft = WriteProgress(write_plan())
     assert not draft.waits(Tier.MOMENTS)
     draft.weights_ahead = True
     *others, last = draft.missing(WEIGHTS)
@@ -89,7 +89,7 @@ def test_moments_wait_until_the_last_byte_of_the_weights_has_left() -> None:
         assert draft.waits(Tier.MOMENTS)
         assert not draft.waits(Tier.WEIGHTS)
         assert not draft.holds_back(Tier.MOMENTS)
-    size = draft.outline.objects[last].size
+    size = draft.write_plan.objects[last].size
     draft.leaving = {last: size - 1}
     assert draft.waits(Tier.MOMENTS)
     draft.leaving = {last: size}
@@ -98,10 +98,10 @@ def test_moments_wait_until_the_last_byte_of_the_weights_has_left() -> None:
 
 def test_what_is_doubted_is_not_there_and_is_put_again_by_the_next_part() -> None:
     """A copy of it for other roles doubts by itself."""
-    draft = WriteProgress(outline())
+    draft = WriteProgress(write_plan())
     for index in draft.missing():
         land(draft, index, FIRST)
-    (moments,) = draft.outline.indices_of(Tier.MOMENTS)[:1]
+    (moments,) = draft.write_plan.indices_of(Tier.MOMENTS)[:1]
     draft.doubted.add(moments)
     assert draft.has(WEIGHTS)
     assert not draft.has(ALL)
@@ -115,7 +115,7 @@ def test_what_is_doubted_is_not_there_and_is_put_again_by_the_next_part() -> Non
 
 def test_a_manifest_of_either_level_comes_from_one_draft() -> None:
     """The lower one names nothing of the moments; the full one, of the next name, refers to where the rest lies."""
-    draft = WriteProgress(outline())
+    draft = WriteProgress(write_plan())
     for index in draft.missing(WEIGHTS):
         land(draft, index, FIRST)
     lower = draft.written(FIRST, WEIGHTS)

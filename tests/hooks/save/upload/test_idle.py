@@ -45,15 +45,15 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         yield server
 
 
-def done_by(hands: list[UploadWorker[HostBuffer]], task: Callable[[], object]) -> None:
+def done_by(workers: list[UploadWorker[HostBuffer]], task: Callable[[], object]) -> None:
     """Each hand does it once."""
 
     def given(frame: HostBuffer) -> None:
         task()
 
-    ended = [threading.Event() for _ in hands]
-    for hand, event in zip(hands, ended, strict=True):
-        hand.give(given, event.set)
+    ended = [threading.Event() for _ in workers]
+    for worker, event in zip(workers, ended, strict=True):
+        worker.give(given, event.set)
     assert all(event.wait(PATIENCE) for event in ended)
 
 
@@ -67,14 +67,14 @@ def test_connections_that_a_server_closed_are_open_again_before_they_are_needed(
         with suppress(StoreError):  # closed in the middle of an answer: the next round
             store.warm(timeout=PATIENCE)
 
-    crew = WorkerPool(HostBuffer, warm, idle=0.02)
-    hands = crew.ready(3, 1)
+    pool = WorkerPool(HostBuffer, warm, idle=0.02)
+    workers = pool.ready(3, 1)
     try:
         eventually(lambda: len(server.connections) == 3, "a connection for each", PATIENCE)
         for connection in [*server.connections]:
             connection.shutdown(socket.SHUT_RDWR)
         eventually(lambda: len(server.connections) >= 6, "another for each", PATIENCE)
-        eventually(lambda: all(hand.rests() for hand in hands), "a moment without a request", PATIENCE)
+        eventually(lambda: all(worker.rests() for worker in workers), "a moment without a request", PATIENCE)
         opened = len(server.connections)
 
         def ask() -> None:
@@ -82,10 +82,10 @@ def test_connections_that_a_server_closed_are_open_again_before_they_are_needed(
                 store.get("none")
 
         for _ in range(3):
-            done_by(hands, ask)
+            done_by(workers, ask)
         assert len(server.connections) == opened
     finally:
-        crew.dismiss()
+        pool.dismiss()
 
 
 def test_a_look_at_a_connection_is_one_request(
@@ -121,29 +121,29 @@ def network() -> Iterator[Network]:
 
 def test_a_save_with_a_deadline_waits_for_no_network_that_is_dead(network: Network) -> None:
     """Others take over, with the frames that are there, and do not ask first; those who waited end."""
-    crew = WorkerPool(HostBuffer, network.warm)
-    waiting = crew.ready(3, 1000)
+    pool = WorkerPool(HostBuffer, network.warm)
+    waiting = pool.ready(3, 1000)
     for _ in waiting:
         assert network.asked.acquire(timeout=PATIENCE)
-    hands = crew.ready(2, 1000, left=30.0)
-    assert [hand.frame for hand in hands] == [hand.frame for hand in waiting[:2]]
+    workers = pool.ready(2, 1000, left=30.0)
+    assert [worker.frame for worker in workers] == [worker.frame for worker in waiting[:2]]
     done: list[str] = []
-    done_by(hands, lambda: done.append(threading.current_thread().name))
+    done_by(workers, lambda: done.append(threading.current_thread().name))
     assert sorted(done) == ["spotguard-writer-0", "spotguard-writer-1"]
     assert not network.asked.acquire(blocking=False)
     network.back.set()
-    for hand in waiting[:2]:
-        hand._thread.join(PATIENCE)
-        assert not hand._thread.is_alive()
-    assert crew.hands == [*hands, waiting[2]]
-    crew.dismiss()
+    for worker in waiting[:2]:
+        worker._thread.join(PATIENCE)
+        assert not worker._thread.is_alive()
+    assert pool.workers == [*workers, waiting[2]]
+    pool.dismiss()
 
 
 def test_a_save_at_leisure_waits_for_its_connections(network: Network) -> None:
     """They are worth more than the moment."""
-    crew = WorkerPool(HostBuffer, network.warm)
-    waiting = crew.ready(2, 1000)
-    assert crew.ready(2, 1000) == waiting
+    pool = WorkerPool(HostBuffer, network.warm)
+    waiting = pool.ready(2, 1000)
+    assert pool.ready(2, 1000) == waiting
     network.back.set()
     done_by(waiting, lambda: None)
-    crew.dismiss()
+    pool.dismiss()

@@ -29,13 +29,13 @@ def test_a_second_look_names_what_changed() -> None:
     mine, other = torch.zeros(5), torch.zeros(5)
     what = [StateTensor("mine", mine, still=True), StateTensor("other", other)]
     store = FakeStore()
-    writer, effort = ShardWriter(store, "run"), CancelScope(SystemClock())
-    written = writer.write(what, NAME, effort)
-    assert writer.unchanged(what, written, effort) == ""
+    writer, scope = ShardWriter(store, "run"), CancelScope(SystemClock())
+    written = writer.write(what, NAME, scope)
+    assert writer.unchanged(what, written, scope) == ""
     mine.data.fill_(1)
-    assert writer.unchanged(what, written, effort) == ""
+    assert writer.unchanged(what, written, scope) == ""
     other.data.fill_(1)
-    assert writer.unchanged(what, written, effort) == "other"
+    assert writer.unchanged(what, written, scope) == "other"
 
 
 def adapted() -> list[StateTensor]:
@@ -48,24 +48,24 @@ def adapted() -> list[StateTensor]:
 
 def test_what_is_as_an_earlier_checkpoint_has_it_is_not_read_again() -> None:
     """Its bytes are those of a boundary; a part of it that moved has all of it looked at a second time."""
-    writer, effort = ShardWriter(FakeStore(), "run"), CancelScope(SystemClock())
+    writer, scope = ShardWriter(FakeStore(), "run"), CancelScope(SystemClock())
     what = [*adapted(), StateTensor("other", torch.zeros(8), tier=Tier.FROZEN)]
     base, adapter, other = [leaf.tensor for leaf in what]
-    draft = WriteProgress(outline := writer.plans.of(what))
-    assert writer.write(what, NAME, effort, draft=draft).as_before == frozenset()
-    assert writer.second_look(what, outline) == (base.nbytes + other.nbytes + adapter.nbytes) / 1e9
+    draft = WriteProgress(write_plan := writer.plans.of(what))
+    assert writer.write(what, NAME, scope, draft=draft).as_before == frozenset()
+    assert writer.second_look(what, write_plan) == (base.nbytes + other.nbytes + adapter.nbytes) / 1e9
     writer.plans.committed(draft)
-    assert writer.second_look(what, outline) == adapter.nbytes / 1e9
-    written = writer.write(what, CheckpointName(1, 6, 1), effort)
+    assert writer.second_look(what, write_plan) == adapter.nbytes / 1e9
+    written = writer.write(what, CheckpointName(1, 6, 1), scope)
     assert written.as_before == {"base", "other"}
     base[5] = -1.0
-    assert writer.unchanged(what, written, effort) == ""
+    assert writer.unchanged(what, written, scope) == ""
     adapter[5] = 2.0
-    assert writer.unchanged(what, written, effort) == "adapter"
-    written = writer.write(what, CheckpointName(1, 7, 2), effort)
+    assert writer.unchanged(what, written, scope) == "adapter"
+    written = writer.write(what, CheckpointName(1, 7, 2), scope)
     assert written.as_before == frozenset()
     base[5] = -2.0
-    assert writer.unchanged(what, written, effort) == "base"
+    assert writer.unchanged(what, written, scope) == "base"
     writer.uploads.close()
 
 
@@ -73,37 +73,37 @@ def test_what_is_as_an_earlier_checkpoint_has_it_is_not_read_again() -> None:
 def test_another_shape_elsewhere_is_no_reason_to_put_a_frozen_base_anew(moves: bool) -> None:
     """Unless its objects have another number by now: then it is whole where it is looked for."""
     store = FakeStore()
-    writer, effort = ShardWriter(store, "run"), CancelScope(SystemClock())
+    writer, scope = ShardWriter(store, "run"), CancelScope(SystemClock())
     base = StateTensor("base", torch.arange(OBJECT_BYTES / 4), tier=Tier.FROZEN)
     draft = WriteProgress(writer.plans.of(what := [StateTensor("cache", torch.zeros(3)), base]))
-    writer.write(what, NAME, effort, draft=draft)
+    writer.write(what, NAME, scope, draft=draft)
     writer.plans.committed(draft)
     what[0] = StateTensor("cache", torch.zeros(OBJECT_BYTES // 2 if moves else 4))
-    draft = WriteProgress(outline := writer.plans.of(what))
-    written = writer.write(what, name := CheckpointName(1, 6, 1), effort, draft=draft)
-    assert draft.spared == (set() if moves else set(outline.indices_of(Tier.FROZEN)))
+    draft = WriteProgress(write_plan := writer.plans.of(what))
+    written = writer.write(what, name := CheckpointName(1, 6, 1), scope, draft=draft)
+    assert draft.spared == (set() if moves else set(write_plan.indices_of(Tier.FROZEN)))
     for entry in written.objects:
         folder = CheckpointName.parse(entry.checkpoint) if entry.checkpoint else name
         assert folder is not None
         assert len(store.objects[checkpoint_prefix("run", folder) + entry.name]) == entry.size
     base.tensor[7] = -1.0
-    draft = WriteProgress(outline)
-    writer.write(what, CheckpointName(1, 7, 2), effort, draft=draft)
-    assert len(draft.spared) == (0 if moves else len(outline.indices_of(Tier.FROZEN)) - 1)
+    draft = WriteProgress(write_plan)
+    writer.write(what, CheckpointName(1, 7, 2), scope, draft=draft)
+    assert len(draft.spared) == (0 if moves else len(write_plan.indices_of(Tier.FROZEN)) - 1)
     writer.uploads.close()
 
 
 def test_a_second_look_is_reckoned_by_what_the_last_one_took() -> None:
     clock, writer = Impatient(), ShardWriter(FakeStore(), "run")
-    effort = CancelScope(clock)
+    scope = CancelScope(clock)
     what = adapted()[:1]
-    written = writer.write(what, NAME, effort)
+    written = writer.write(what, NAME, scope)
 
     def checked() -> None:
         clock.now += 0.5
 
-    effort.check = checked  # type: ignore[method-assign]
-    assert writer.unchanged(what, written, effort) == ""
+    scope.check = checked  # type: ignore[method-assign]
+    assert writer.unchanged(what, written, scope) == ""
     assert writer.second_look(what, writer.plans.of(what)) == 0.5 * len(written.objects)
     writer.uploads.close()
 
@@ -115,21 +115,21 @@ def test_hashing_what_is_not_sent_is_not_the_link_s_time() -> None:
     store.parallel = 1
     what = [*adapted(), StateTensor("moment", torch.ones(2**20), tier=Tier.MOMENTS)]
     writer = ShardWriter(store, "run")
-    outline = writer.plans.of(what)
+    write_plan = writer.plans.of(what)
 
     def fill(index: int, frame: HostBuffer) -> list[int]:
-        planned = outline.objects[index]
+        planned = write_plan.objects[index]
         clock.advance(60.0 if planned.tier is Tier.FROZEN else 0.0)
         frame.write(0, planned.header + bytes(planned.size - len(planned.header)))
         return [zlib.crc32(bytes(piece.end - piece.start)) for piece in planned.pieces]
 
-    draft = WriteProgress(outline)
+    draft = WriteProgress(write_plan)
     writer.write(what, NAME, CancelScope(clock), draft=draft, fill=fill)
     writer.plans.committed(draft)
     writer.uploads.link = StoreLink()
-    draft = WriteProgress(outline)
+    draft = WriteProgress(write_plan)
     writer.write(what, CheckpointName(1, 6, 1), CancelScope(clock), draft=draft, fill=fill)
-    assert draft.spared == set(outline.indices_of(Tier.FROZEN))
+    assert draft.spared == set(write_plan.indices_of(Tier.FROZEN))
     assert (known := writer.uploads.link.rate(clock.monotonic())) is not None
     assert known.expected == pytest.approx(4 * 2**20, rel=0.01)
     writer.uploads.close()

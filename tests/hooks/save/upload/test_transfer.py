@@ -60,8 +60,10 @@ def test_within_a_second_nothing_is_late() -> None:
 def test_small_objects_say_nothing_of_large_ones() -> None:
     """On a slow link one of 32 MiB takes seconds, and lags behind nobody."""
     clock, name = ManualClock(), CheckpointName(1, 5, 1)
-    outline = WritePlan.of([StateTensor(f"t{n}", torch.ones(2**10)) for n in range(8)], 2**12, 0, 1)
-    work = Transfer(WriteProgress(outline), range(8), name, 1, CancelScope(clock, 2000.0), None, StoreLink())
+    write_plan = WritePlan.of([StateTensor(f"t{n}", torch.ones(2**10)) for n in range(8)], 2**12, 0, 1)
+    work = Transfer(
+        WriteProgress(write_plan), range(8), name, 1, CancelScope(clock, 2000.0), None, StoreLink()
+    )
 
     def there(index: int, size: int, seconds: float) -> None:
         flight = work.starts(index, memoryview(bytes(size)), 0, StoredObject([], name))

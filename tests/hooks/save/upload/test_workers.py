@@ -40,13 +40,13 @@ def writer_of(store: BlobStore) -> Iterator[ShardWriter]:
         writer.uploads.close()
 
 
-def saving(writer: ShardWriter, effort: CancelScope) -> tuple[list[str], threading.Thread]:
+def saving(writer: ShardWriter, scope: CancelScope) -> tuple[list[str], threading.Thread]:
     """A save on a thread of its own; why it was given up, when it was."""
     ended: list[str] = []
 
     def save() -> None:
         try:
-            writer.write(STATE, CheckpointName(1, 5, 0), effort)
+            writer.write(STATE, CheckpointName(1, 5, 0), scope)
         except Abandoned as why:
             ended.append(str(why))
 
@@ -87,20 +87,20 @@ def test_a_put_that_hangs_is_left_behind(how: str) -> None:
     store, clock = WatchedStore(), ManualClock()
     with writer_of(store) as writer:
         store.hold(lambda key: "000000005" in key)
-        effort = CancelScope(clock, clock.monotonic() + 10)
-        ended, thread = saving(writer, effort)
+        scope = CancelScope(clock, clock.monotonic() + 10)
+        ended, thread = saving(writer, scope)
         assert store.reached.wait(PATIENCE)
         if how == "deadline":
             clock.advance(11)
         else:
-            effort.abandon("a notice came")
+            scope.abandon("a notice came")
         thread.join(PATIENCE)
         assert ended == ["out of time" if how == "deadline" else "a notice came"]
         assert store.objects == {}
-        hung = writer.uploads.pool.hands[0]
+        hung = writer.uploads.pool.workers[0]
         other = [StateTensor("a", torch.ones(1000))]
         written = writer.write(other, CheckpointName(1, 6, 1), CancelScope(SystemClock()))
-        assert hung not in writer.uploads.pool.hands
+        assert hung not in writer.uploads.pool.workers
         store.let_go()
         hung.dismiss()
         hung._thread.join(PATIENCE)
@@ -122,13 +122,13 @@ def test_threads_that_hang_keep_their_memory_from_others() -> None:
     made = WorkerPool(HostBuffer, most=most * size)
     try:
         behind = made.ready(4, size)
-        for hand in behind:
-            hand.give(hang, lambda: None)
+        for worker in behind:
+            worker.give(hang, lambda: None)
         hung.wait(PATIENCE)
         assert len(made.ready(4, size)) == most - 4
         go.set()
-        for hand in behind:
-            hand._thread.join(PATIENCE)
+        for worker in behind:
+            worker._thread.join(PATIENCE)
         assert len(made.ready(4, size)) == 4
     finally:
         go.set()
@@ -140,10 +140,10 @@ def test_a_deadline_that_moves_earlier_is_kept_by_who_waits() -> None:
     store, clock = WatchedStore(), ManualClock()
     with writer_of(store) as writer:
         store.hold(lambda key: True)
-        effort = CancelScope(clock)
-        ended, thread = saving(writer, effort)
+        scope = CancelScope(clock)
+        ended, thread = saving(writer, scope)
         assert store.reached.wait(PATIENCE)
-        effort.tighten(clock.monotonic())
+        scope.tighten(clock.monotonic())
         thread.join(PATIENCE)
         assert ended == ["out of time"]
         store.let_go()
@@ -165,9 +165,9 @@ def test_a_forked_child_has_no_hands() -> None:
     """Its copy of the threads is not alive, and nothing is given to them."""
     with writer_of(FakeStore()) as writer:
         writer.uploads.warm(1000)
-        assert writer.uploads.pool.hands[0].free
+        assert writer.uploads.pool.workers[0].free
         if (pid := os.fork()) == 0:
-            os._exit(int(any(hand.free for hand in writer.uploads.pool.hands)))
+            os._exit(int(any(worker.free for worker in writer.uploads.pool.workers)))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
