@@ -1,4 +1,4 @@
-"""Everything the pure machine can ask for, as values: the loop carries them out, in order, and decides nothing."""
+"""Actions: everything that the pure machine can request, as values. The loop carries them out in order and decides nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .outcome import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Say this to one training process."""
+    """Send this message to one session."""
 
     session: int
     message: Message
@@ -27,30 +27,35 @@ class SignalGroup:
 
 @dataclass(frozen=True, slots=True)
 class KillGroup:
-    """SIGKILL to the command's whole process group."""
+    """Send SIGKILL to the command's whole process group."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignalSession:
-    """Send this signal to one training process, unless it is still in `group`, which gets its signals as a whole."""
+    """Send this signal to one training process.
+
+    A process that is still in `group` is left out: the agent signals that group as a whole.
+    """
 
     session: int
     signum: int
-    #: 0: wherever it is.
+    #: 0: signal the process in any group.
     group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Look what is left of the ended command's group, and of these training processes that are gone. The answer is a
-    `GroupSeen`, in its turn behind what has happened meanwhile."""
+    """Find the processes left in the ended command's group, and those left behind by these ended training processes.
+
+    The answer is a `GroupSeen`. The loop queues it behind the events that arrived meanwhile.
+    """
 
     orphaned: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class SignalOrphans:
-    """Send this signal to whoever is left in these groups and sessions, which had training processes for leaders."""
+    """Send this signal to the processes left in these groups and sessions. Their leaders were training processes."""
 
     signum: int
     groups: frozenset[int]
@@ -58,52 +63,54 @@ class SignalOrphans:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Nothing runs for a while: the keyboard is ours until the next `Launch`."""
+    """Take the terminal back: no command runs until the next `Launch`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Start the command (again). The loop answers with `Launched`."""
+    """Start the command, or start it again. The loop answers with `Launched`."""
 
-    #: Machines that are gone since the last start: (their names and addresses, where to meet instead), in order.
+    #: The machines that have gone since the last start, in order: their names and addresses, and the new meeting place.
     moves: tuple[tuple[frozenset[str], str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Everything is over: spotguard exits with this code."""
+    """Exit with this code: everything is over."""
 
     code: int
-    #: Monotonic seconds until which it may wait for the command of `--on-notice`.
+    #: Monotonic seconds until which spotguard may wait for the command of `--on-notice`.
     until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """A notice ends this machine: tell the operator's command, which has until then (monotonic seconds)."""
+    """Run the operator's command (`--on-notice`): a notice ends this machine."""
 
     notice: Notice
+    #: Seconds left until the deadline.
     left: float
+    #: Monotonic seconds at which the command is killed.
     until: float
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """Everything that this notice can cost is committed: its cloud may begin (`--acknowledge`)."""
+    """Tell the cloud to go ahead (`--acknowledge`): everything that this notice can cost is committed."""
 
     notice_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """One notice has come to its end: write the record and the line (law 13)."""
+    """Write the record and the log line of a notice that has ended (law 13)."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    #: As in `logging`.
+    #: A level of `logging`.
     level: int
     text: str
 

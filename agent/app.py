@@ -1,7 +1,7 @@
-"""What an agent is made of: `run` puts one together around a command, `serve` one for the whole machine.
+"""Assembly of an agent: `run` builds one around a command, `serve` builds one for the whole machine.
 
-The order is the matter here: signals before anything that a SIGTERM could lose, the socket before the command that is
-told of it, the sources last; and the end in the opposite order.
+The order matters. Signal handlers come before anything that a SIGTERM could lose. The socket comes before the command,
+which gets the socket's path in its environment. The sources come last. The agent ends in the opposite order.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from .sources.remote import RemoteFeed
 from .telemetry import logs, systemd
 from .telemetry.status import AgentFacts
 
-if TYPE_CHECKING:  # loaded where they are asked for
+if TYPE_CHECKING:  # loaded only when an option requests them
     from .process.notice_hook import NoticeHook
     from .telemetry.metrics.recorder import MetricsRecorder
 
 logger = logging.getLogger("spotguard.agent")
 
-#: At the end a look that hangs on a silent network is not waited for: the exit code is.
+#: Seconds that the agent waits for each poller at its end. A poll may hang on a silent network; the exit code must not wait.
 _PATIENCE = 0.2
 
 
@@ -68,7 +68,7 @@ def run(options: Options, command: Sequence[str], *, service_socket: Path = SERV
 
 
 def serve(options: Options) -> int:
-    """Watch for the whole machine until SIGTERM, and return the code to exit with."""
+    """Poll for the whole machine until SIGTERM, and return the code to exit with."""
     path = Path(options.socket) if options.socket else SERVICE_SOCKET
     policy = Policy(
         command=False, window=options.window, reserve=options.reserve, acknowledge=options.acknowledge
@@ -83,11 +83,11 @@ def _serve(
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     post = events.put
     with ExitStack() as stack:
-        stack.callback(logs.flush)  # last: what the front door says of our end comes after it
+        stack.callback(logs.flush)  # runs last: the front door prints its last line after the log
         stack.enter_context(Signals(post))  # first: a SIGTERM during start-up must not be lost
-        manager = systemd.Manager.take(os.environ, os.getpid())  # before anybody copies the environment
+        manager = systemd.Manager.take(os.environ, os.getpid())  # before the environment is copied
         stack.callback(manager.close)
-        looked, said = cloud_sources(options, clock), own_sources(options, clock)
+        make_cloud_sources, operator_sources = cloud_sources(options, clock), own_sources(options, clock)
         server = Server(path, post, clock, service=command is None, lives=proctree.recorded)
         stack.callback(server.close)
         server.start()
@@ -101,18 +101,18 @@ def _serve(
             stack.callback(supervisor.close)
             if (orphan := proctree.inherited(server.listener.before, env)) is not None:
                 supervisor.adopt(orphan)
-        herald = _herald(options, env, post, clock)
-        if herald is not None:
-            stack.callback(herald.close)
-        ours = {source.name for source in said}
+        notice_hook = _herald(options, env, post, clock)
+        if notice_hook is not None:
+            stack.callback(notice_hook.close)
+        ours = {source.name for source in operator_sources}
 
         def watcher(
-            source: NoticeSource, post: Callable[[Event], None], chorus: CommonHealth | None
+            source: NoticeSource, post: Callable[[Event], None], common: CommonHealth | None
         ) -> Poller:
-            return Poller(source, post, clock, rng, chorus, count)
+            return Poller(source, post, clock, rng, common, count)
 
-        watches = _watches(options, looked, watcher, post, clock, rng, service_socket, ours)
-        watching = [*watches, *(watcher(source, post, None) for source in said)]
+        watches = _watches(options, make_cloud_sources, watcher, post, clock, rng, service_socket, ours)
+        watching = [*watches, *(watcher(source, post, None) for source in operator_sources)]
         if command is None:
             names = [watch.name for watch in watching if isinstance(watch, Poller)]
             nothing = "nothing (no cloud was named or found): only drills are heard"
@@ -121,7 +121,8 @@ def _serve(
             watch.start()
             stack.callback(watch.stop, _PATIENCE)
         run_id = options.run_id or path.stem
-        # Who lets us watch the cloud for them asks how many of its sources we watch: what was said to us is none.
+        # A run that leaves polling to this agent asks how many cloud sources the agent polls. The operator's own sources
+        # (`--deadline`, `--notice-file`) do not count.
         facts = AgentFacts(
             run_id,
             os.getpid(),
@@ -141,7 +142,7 @@ def _serve(
             events,
             facts,
             supervisor,
-            herald,
+            notice_hook,
             watches=watching,
             manager=manager,
             meter=meter,
@@ -153,7 +154,7 @@ def _serve(
 def _metrics(
     options: Options, path: Path, service: bool, count: PollCount, clock: Clock, stack: ExitStack
 ) -> MetricsRecorder | None:
-    """Where a port was given: what counts, with the endpoint open from here on."""
+    """Return the recorder of the metrics, with its endpoint open; None if no port was given."""
     if options.metrics_port is None:
         return None
     from .telemetry.metrics import opening
@@ -176,14 +177,15 @@ def _herald(
 ) -> NoticeHook | None:
     if options.on_notice is None:
         return None
-    from .process.notice_hook import NoticeHook  # now, and not at the notice: only bytes move then
+    # Loaded at the start: at a notice, only the bytes of the save should move.
+    from .process.notice_hook import NoticeHook
 
     return NoticeHook(options.on_notice, env, post, clock)
 
 
 def _watches(
     options: Options,
-    looked: Callable[[], list[NoticeSource]],
+    make_sources: Callable[[], list[NoticeSource]],
     watcher: Callable[[NoticeSource, Callable[[Event], None], CommonHealth | None], Poller],
     post: Callable[[Event], None],
     clock: Clock,
@@ -192,20 +194,23 @@ def _watches(
     ours: Collection[str],
 ) -> list[Watches]:
     def own(post: Callable[[Event], None]) -> list[Poller]:
-        found = looked()
-        chorus = CommonHealth(found[0].name) if len(found) > 1 else None
-        return [watcher(source, post, chorus) for source in found]
+        sources = make_sources()
+        common = CommonHealth(sources[0].name) if len(sources) > 1 else None
+        return [watcher(source, post, common) for source in sources]
 
-    # Who names an endpoint means that one, and who says `none` means none.
-    relayed = service_socket is not None and options.provider != "none" and not options.metadata_endpoint
-    if relayed and service_socket is not None and _there(service_socket):
+    # `--metadata-endpoint` names the service to poll, and `--provider none` polls no cloud: both exclude the service agent.
+    may_follow = service_socket is not None and options.provider != "none" and not options.metadata_endpoint
+    if may_follow and service_socket is not None and _there(service_socket):
         return [RemoteFeed(service_socket, post, clock, rng, own, ours=ours)]
     return list(own(post))
 
 
 def _there(service_socket: Path) -> bool:
-    """Whether this machine has a service. One whose folder is there may be on its way: a node that comes up starts its agent and
-    its jobs at once (Kubernetes), and an agent that is started again is away for a moment."""
+    """Return whether this machine has a service agent.
+
+    The folder of the socket is enough, because the service may still be starting. A Kubernetes node that comes up starts its
+    agent and its jobs at once, and an agent that restarts is absent for a moment.
+    """
     try:
         return is_socket(service_socket) or service_socket.parent.is_dir()
     except PermissionError:
@@ -214,15 +219,15 @@ def _there(service_socket: Path) -> bool:
         return False
 
 
-# What `spotguard run` gives its command by the environment, and what a `spotguard` inside that command leaves there.
+# The environment that `spotguard run` gives its command.
 #
-# A command may start a `spotguard run` of its own. That one has another socket and another run id, or it would ask
-# for those of the agent around it; store and cadence may well be the same.
+# A command may start a `spotguard run` of its own. The inner run needs its own socket and run id, or it would request
+# those of the outer agent. It may share the store and the checkpoint interval.
 
 
 def exported(options: Options, socket: Path, env: Mapping[str, str]) -> dict[str, str]:
-    """The command's environment: ours, and what `spotguard.register` reads."""
-    said = {
+    """Return the command's environment: the agent's own, and the variables that `spotguard.register` reads."""
+    given = {
         PARENT: f"{options.run_id}:{socket}",
         "SPOTGUARD_SOCKET": str(socket),
         "SPOTGUARD_RUN_ID": options.run_id,
@@ -234,6 +239,6 @@ def exported(options: Options, socket: Path, env: Mapping[str, str]) -> dict[str
         "SPOTGUARD_EXTRAS_WORTH": options.extras_worth,
         "SPOTGUARD_BEGIN_ANEW": "yes" if options.begin_anew else "",
     }
-    # Its endpoint is one agent's: a `spotguard run` inside the command would find the port taken, and refuse to start.
+    # The metrics port belongs to this agent. A `spotguard run` inside the command would find the port taken and not start.
     env = {name: value for name, value in env.items() if name != "SPOTGUARD_METRICS_PORT"}
-    return {**env, **{name: str(value) for name, value in said.items() if value not in (None, "")}}
+    return {**env, **{name: str(value) for name, value in given.items() if value not in (None, "")}}

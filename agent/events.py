@@ -1,7 +1,7 @@
-"""Everything that happens to an agent, as values on one queue.
+"""Events: everything that happens to an agent, as values on one queue.
 
-Threads (watchers, the socket server, the reaper) and signal handlers only put events there; one thread takes
-them out and hands each to the pure machine in `core.machine`. Nothing else in the agent changes state.
+Pollers, the socket server, the reaper and the signal handlers only put events on the queue. The loop's thread takes
+them out and passes each one to the pure machine in `core.machine`. Nothing else in the agent changes state.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from ..hooks.ipc.protocol import Message, Register
 from ..providers.health import Health
 from ..providers.notice import Notice
 
-#: What is meant for the command and is passed on as it is. SIGTSTP and SIGCONT are Ctrl-Z and `fg` when the
-#: keyboard is ours (see `supervisor`).
+#: Signals that the agent passes on to the command unchanged. SIGTSTP and SIGCONT are Ctrl-Z and `fg` while the agent
+#: holds the terminal (see `supervisor`).
 PASSED_ON = frozenset(
     {
         signal.SIGHUP,
@@ -30,16 +30,17 @@ PASSED_ON = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class NoticeSeen:
-    """A source shows this notice (again, or for the first time)."""
+    """A source shows this notice, for the first time or again."""
 
     notice: Notice
-    #: Seconds for which nobody had looked when the look began that showed it. None: not known, or not seen here.
+    #: Seconds between the last poll that saw and the start of the poll that showed the notice. None: not known, or not
+    #: seen by this agent.
     unseen: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class NoticeGone:
-    """A source that withdraws no longer shows it, while it sees."""
+    """A source that withdraws notices sees, and no longer shows this one."""
 
     id: str
 
@@ -48,20 +49,20 @@ class NoticeGone:
 class HealthChanged:
     source: str
     health: Health
-    #: Monotonic seconds since when it is so.
+    #: Monotonic seconds at which the source began, or ceased, to see.
     since: float
 
 
 @dataclass(frozen=True, slots=True)
 class SourceGone:
-    """Nobody looks through this source any more: what was said of its sight holds no longer."""
+    """No poller polls this source any more: its last reported health no longer holds."""
 
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class WindowTold:
-    """The cloud's own service says how many seconds before the end its notice comes. Its newest word counts."""
+    """The cloud's own service reports how many seconds before the end its notice comes. The newest report counts."""
 
     seconds: float
 
@@ -71,8 +72,9 @@ class Opened:
     """A training process registered on the socket."""
 
     session: int
-    #: As the kernel tells it (SO_PEERCRED), not as the peer claims.
+    #: From the kernel (SO_PEERCRED), not from the peer.
     pid: int
+    #: From the kernel, as `pid`.
     uid: int
     register: Register
 
@@ -85,18 +87,18 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The session's socket closed, its process died, or it was dropped for `reason`."""
+    """The session's socket closed, its process died, or the server dropped the session for `reason`."""
 
     session: int
     reason: str
-    #: The process lives on without its socket: it may still be saving, and may come back. A second `Closed`
-    #: follows when it dies.
+    #: The process lives on without its socket: it may still be saving, and may connect again. A second `Closed`
+    #: follows when the process dies.
     alive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A person asked for a drill. The answers go to this connection."""
+    """A person requested a drill. The answers go to this connection."""
 
     session: int
     uid: int
@@ -106,7 +108,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class StatusAsked:
-    """A person asked what is guarded. An asker sees the sessions of its own uid, root sees all."""
+    """A person requested the status. A user sees the sessions of their own uid; root sees all."""
 
     session: int
     uid: int
@@ -114,10 +116,10 @@ class StatusAsked:
 
 @dataclass(frozen=True, slots=True)
 class Watching:
-    """A `spotguard run` lets this agent poll: it is told every notice and health, now and as they change."""
+    """A `spotguard run` leaves polling to this agent, which sends that run every notice and health, now and at each change."""
 
     session: int
-    #: It knows notices that are not terminal.
+    #: That run understands notices that are not terminal.
     severity: bool = True
 
 
@@ -135,13 +137,14 @@ class NoticeHookEnded:
 
 @dataclass(frozen=True, slots=True)
 class GroupSeen:
-    """What is left of the ended command, as a `Look` found it."""
+    """The processes left of the ended command: the answer to a `Look`."""
 
     pid: int
-    #: Whether others of its group are there.
+    #: Whether other processes of its group live.
     group: bool
-    #: Whether anybody is left of the training processes that were asked for, and which those were.
+    #: Whether processes live that the requested training processes left behind.
     orphans: bool = False
+    #: The pids of those training processes.
     looked: frozenset[int] = frozenset()
 
 
@@ -150,15 +153,16 @@ class Signalled:
     """`spotguard` itself got this signal."""
 
     signum: int
-    #: The whole system is on its way to power-off or reboot (of a service's SIGTERM only).
+    #: The whole system is on its way to power-off or reboot. Only set for a service's SIGTERM.
     going_down: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CommandEnded:
-    """The guarded command is gone. `returncode` as `subprocess` has it: negative for a signal."""
+    """The guarded command has ended."""
 
     pid: int
+    #: As in `subprocess`: negative for a signal.
     returncode: int
 
 

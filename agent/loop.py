@@ -1,6 +1,6 @@
-"""The agent itself: one queue, one loop. Events go in from every thread, actions come out and are carried out here.
+"""The agent's loop around one queue: every thread puts events in, and the loop carries out the actions that follow.
 
-Nothing in this file decides: `core.machine` does. Nothing here waits but on the queue.
+Nothing in this file decides: `core.machine` does. The loop waits on the queue only.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ from .sources.poller import CHECK_EVERY
 from .telemetry import systemd
 from .telemetry.status import AgentFacts, answers, in_a_line, shortened
 
-if TYPE_CHECKING:  # loaded where it is asked for
+if TYPE_CHECKING:  # loaded only when an option requests them
     from .process.notice_hook import NoticeHook
     from .telemetry.metrics.recorder import MetricsRecorder
 
 logger = logging.getLogger("spotguard.agent")
 
-#: A queue cannot wait for longer than 292 years (`threading.TIMEOUT_MAX`), and a deadline may be anybody's word.
+#: Seconds. A queue cannot wait for longer than 292 years (`threading.TIMEOUT_MAX`), and a peer may name any deadline.
 _LONGEST_SLEEP = 3600.0
 
 
 class Watches(Protocol):
-    """A `Poller` or a `RemoteFeed`."""
+    """Protocol of a `Poller` and of a `RemoteFeed`."""
 
     @property
     def alive(self) -> bool: ...
@@ -81,7 +81,7 @@ class Watches(Protocol):
 
 
 class Agent:
-    """The loop's state: the pure machine and the hands that do what it says."""
+    """The loop, its pure machine, and the objects that carry out the machine's actions."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Agent:
         self._until = 0.0
 
     def run(self) -> int:
-        """Until the machine says that it is over."""
+        """Run until the machine requests `Finish`, and return the exit code."""
         actions = self._machine.begin(self._clock.monotonic(), self._orphan)
         self._server.doomed = self._machine.doomed
         self._carry_out(actions)
@@ -131,7 +131,7 @@ class Agent:
             except (CommandError, KeyboardInterrupt):
                 raise
             except Exception:
-                # A mistake of ours in one event must not cost the command its guard: what follows is still handled.
+                # A bug in the handling of one event must not leave the command unguarded: the loop goes on.
                 logger.exception("an error of the agent in %s", type(event).__name__)
         self._manager.stopping()
         self._hear_out()
@@ -144,11 +144,14 @@ class Agent:
 
     @property
     def _lives(self) -> bool:
-        """Whether every thread that matters is there. Without its socket or a source the agent is no use: it is started again."""
+        """Whether the server's thread and every poller's thread live.
+
+        An agent without its socket or a source is of no use, so the service manager has to start it again.
+        """
         return self._server.serves and all(watch.alive for watch in self._watches)
 
     def _hear_out(self) -> None:
-        """The operator's command has what is left of the window, unless somebody asks for the end."""
+        """Wait for the operator's command, at most for the rest of the window. SIGTERM or SIGINT ends the wait."""
         while self._herald is not None and self._herald.busy:
             try:
                 event = self._events.get(timeout=max(0.0, self._until - self._clock.monotonic()))
@@ -166,7 +169,7 @@ class Agent:
         try:
             return self._events.get(timeout=timeout)
         except queue.Empty:
-            return None  # the machine's own time has come, or ours
+            return None  # a timer of the machine or of the loop is due
 
     def _handle(self, event: Event | None) -> None:
         now = self._clock.monotonic()
@@ -189,11 +192,11 @@ class Agent:
         elif isinstance(event, Closed):
             self._board.left(event.session)
         actions = self._machine.handle(event, now)
-        self._server.doomed = self._machine.doomed  # before anybody who registers from now on is welcomed
+        self._server.doomed = self._machine.doomed  # before the server welcomes the next session
         self._carry_out(actions)
 
     def _check(self, now: float) -> None:
-        """Of a look that hangs nobody says anything but us."""
+        """Report sources whose poll hangs; nothing else notices them."""
         if self._watches and now >= self._check_at:
             self._check_at = now + CHECK_EVERY
             for watch in self._watches:
@@ -211,7 +214,7 @@ class Agent:
             except (CommandError, KeyboardInterrupt):
                 raise
             except Exception:
-                # What follows in the list is not the less due: an exit code, or the kill at the reserve.
+                # The actions after this one are still due: an exit code, or the kill at the reserve.
                 logger.exception("an error of the agent: %s failed", type(action).__name__)
 
     def _do(self, action: Action) -> None:
@@ -220,8 +223,8 @@ class Agent:
         elif isinstance(action, Log):
             logger.log(action.level, "%s", action.text)
         elif isinstance(action, Tell):
-            told = {k: shortened(v) if k == "outcome" else v for k, v in action.body.items()}
-            self._server.send(action.asker, Answer(told, last=action.last))
+            body = {k: shortened(v) if k == "outcome" else v for k, v in action.body.items()}
+            self._server.send(action.asker, Answer(body, last=action.last))
         elif isinstance(action, Publish):
             self._publish(action.outcome)
         elif isinstance(action, Acknowledge):
@@ -249,7 +252,7 @@ class Agent:
         elif isinstance(action, Rest):
             supervisor.rest()
         elif isinstance(action, Look):
-            # To the queue: a look takes its time, and what has come meanwhile is heard before the next one.
+            # Through the queue: the search takes time, and the loop handles the events that arrived meanwhile first.
             self._events.put(supervisor.look(action.orphaned))
         else:
             for gone, meet in action.moves:
@@ -278,7 +281,7 @@ class Agent:
         path = self._server.path
         try:
             outcomes.write(record, path.parent, path.stem)
-        except OSError as error:  # the line above is then the record
+        except OSError as error:  # the line above then is the only record
             logger.error("the outcome cannot be written beside %s: %s", path, error.strerror)
         if self._meter is not None:
             self._meter.ended(record)

@@ -1,7 +1,7 @@
-"""An outcome is loud: how one notice ended, as one JSON record and one line for a person (law 13).
+"""Outcomes: how each notice ended, as one JSON record and one line for a person (law 13).
 
-Times are seconds after the notice was first read, so that a record explains itself; the one wall-clock time in
-it (`seen`) is for matching it with the cloud's own logs.
+Times are seconds after the agent first read the notice, so that a record explains itself. The only wall-clock time in a
+record (`seen`) is there to match it with the cloud's own logs.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 
 from ..providers.notice import NoticeKind
 
-#: How a notice ended that was taken back while training could go on: nothing had to be committed.
+#: The end of a notice that its source withdrew while training could go on: nothing had to be committed.
 WITHDRAWN = "withdrawn"
-#: How a command ended that nobody killed: after the signal for a command in which nobody is registered, or without any word.
+#: The end of a command that the agent did not kill: after the signal for a command without sessions, or without a signal.
 SIGNALLED, BY_ITSELF = "signalled", "ended by itself"
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOutcome:
-    """What one training process made of the notice."""
+    """The answer of one training process to the notice."""
 
     pid: int
     uid: int
@@ -33,29 +33,29 @@ class SessionOutcome:
     name: str
     rank: int
     world: int
-    #: From sending the notice to the hook having it.
+    #: Seconds from sending the notice until the hook had received it.
     told: float | None
     step: int | None
-    #: When its state stood still.
+    #: The time at which the session's state stood still.
     gate: float | None
     first_byte: float | None
     committed: float | None
     bytes: int
-    #: From the first byte to the marker, as the hook measured it.
+    #: Seconds from the first byte to the marker, measured by the hook.
     seconds: float | None
     url: str
-    #: "full"; "partial-extras", which lacks what dead ranks had each of its own; "weights", which lacks the optimizer's
-    #: moments; "" where it did not commit.
+    #: "full"; "partial-extras", which lacks the extras of dead ranks; "weights", which lacks the optimizer's moments;
+    #: "" if the session did not commit.
     level: str
-    #: Why it committed less than everything as it stood, in its own words; "" where it did not.
+    #: The session's reason for committing less than the full state; "" if it did not commit less.
     less: str
-    #: Why it did not commit; "" where it did.
+    #: The reason why the session did not commit; "" if it did.
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one notice ended. Built by `core.preemption.Preemption.outcome`."""
+    """The end of one notice. `core.preemption.Preemption.outcome` builds it."""
 
     id: str
     #: Other notices that stood at the same time and ended here too.
@@ -69,63 +69,65 @@ class Outcome:
     window: float
     left: float
     reserve: float
-    #: The slowest session's.
+    #: The slowest session's `told`.
     told: float | None
-    #: The agreed step: None where nobody committed, or not all the same one.
+    #: The agreed step. None if no session committed, or if the sessions committed different steps.
     step: int | None
     bytes: int
     #: Bytes a second, all sessions together.
     rate: float | None
-    #: When the last session's state stood still.
+    #: The time at which the last session's state stood still.
     gate: float | None
     first_byte: float | None
-    #: When the last session had committed; None unless all did.
+    #: The time at which the last session had committed. None unless all did.
     committed: float | None
-    #: The lowest that a session committed; "" unless all did.
+    #: The lowest level that a session committed; "" unless all did.
     level: str
-    #: Why that is less than everything as it stood; "" where it is not.
+    #: The reason why that is less than the full state; "" if it is not less.
     less: str
     why: str
-    #: Seconds that were left when the last session had committed; None where this machine stays.
+    #: Seconds that were left when the last session had committed. None if this machine stays.
     slack: float | None
-    #: What was done, in order: "left when told", "TERM after the commit, then killed at the reserve", "withdrawn" …
+    #: The steps of the end, in order: "left when told", "TERM after the commit, then killed at the reserve", "withdrawn" …
     ended: str
-    #: The command's, as `subprocess` has it. None where it did not end.
+    #: The command's return code, as in `subprocess`. None if the command did not end.
     returncode: int | None
-    #: What spotguard makes of it: its own exit code. None where it goes on.
+    #: The exit code of spotguard itself. None if spotguard goes on.
     code: int | None
     sessions: tuple[SessionOutcome, ...] = ()
 
     @property
     def failed(self) -> bool:
-        """Whether work is lost: the machine goes, and not all has been committed."""
+        """Whether work is lost: the machine goes, and not every session has committed."""
         return self.committed is None and self.ended != WITHDRAWN and not self.ended_well
 
     @property
     def ended_well(self) -> bool:
-        """Whether a command in which nobody was registered ended with 0. Its own save, if it makes one, has then succeeded as far
-        as an agent can know."""
+        """Whether a command without sessions ended with 0.
+
+        Its own save, if it makes one, has then succeeded as far as an agent can know.
+        """
         return not self.sessions and self.returncode == 0 and self.ended in (SIGNALLED, BY_ITSELF)
 
     def tally(self) -> str:
-        """How many of how many ranks have committed: of the job's, as far as they are on this machine."""
+        """Return how many of the job's ranks on this machine have committed, as text."""
         done = sum(each.committed is not None for each in self.sessions)
         here, world = len(self.sessions), max((each.world for each in self.sessions), default=1)
         elsewhere = f" here ({world} in all)" if here < world else ""
         return f"{done} of {here} ranks{elsewhere}"
 
     def summary(self) -> dict[str, Any]:
-        """Everything in plain JSON, without clocks."""
+        """Return all fields as plain JSON values, without clock readings."""
         body = dataclasses.asdict(self)
         del body["seen_at"]
         return {**_rounded(body), "ended_well": self.ended_well, "line": self.line()}
 
     def record(self, seen: datetime) -> dict[str, Any]:
-        """The JSON record. `seen` is `seen_at` on the wall clock."""
+        """Return the JSON record. `seen` is `seen_at` on the wall clock."""
         return {"seen": seen.isoformat(timespec="milliseconds"), **self.summary()}
 
     def line(self) -> str:
-        """One line for a person."""
+        """Return the outcome as one line for a person."""
         what = "drill" if self.drill else f"{self.kind} notice"
         if self.kind == NoticeKind.PEER:
             what = f"another machine's {'drill' if self.drill else 'notice'} ({self.detail})"
@@ -158,7 +160,7 @@ class Outcome:
 
 
 def as_level(level: str, before: str) -> str:
-    """What was committed, where that is not everything; else ""."""
+    """Return words for a level below "full", after `before`; "" for "full"."""
     if level == "full":
         return ""
     return f"{before}the weights alone" if level == "weights" else f"{before}as {level}"
@@ -183,15 +185,15 @@ def _amount(value: float) -> str:
 
 
 def seen_time(outcome: Outcome, monotonic: float, wall: float) -> datetime:
-    """When the notice was first read, given one instant on both clocks."""
+    """Return the wall-clock time at which the agent first read the notice, given one instant on both clocks."""
     return datetime.fromtimestamp(wall - (monotonic - outcome.seen_at), UTC)
 
 
 def write(record: dict[str, Any], folder: Path, run_id: str) -> Path:
-    """Put the record beside the socket: the newest alone in one file, and all of them in another.
+    """Write the record beside the socket: the newest record alone into one file, and every record into another.
 
     Raises:
-        OSError: the folder is gone or full. The line in the log is then all there is.
+        OSError: the folder is gone or full. The line in the log is then the only record.
     """
     data = json.dumps(record).encode() + b"\n"
     last = folder / f"{run_id}.outcome.json"
@@ -200,16 +202,16 @@ def write(record: dict[str, Any], folder: Path, run_id: str) -> Path:
         _write_all(scratch, data, os.O_TRUNC)
         os.replace(scratch, last)
     except OSError:
-        scratch.unlink(missing_ok=True)  # half a record is none
+        scratch.unlink(missing_ok=True)  # half a record is useless
         raise
     _write_all(folder / f"{run_id}.outcomes.jsonl", data, os.O_APPEND)
     return last
 
 
 def earlier(folder: Path, run_id: str) -> Iterator[dict[str, Any]]:
-    """The records of agents that were here before us under this name, oldest first, one at a time.
+    """Yield the records of earlier agents of this name, oldest first.
 
-    All of them: who counts them must not come to less than the agent before did.
+    Every record counts: a counter made from them must not be lower than that of the agent before.
     """
     try:
         with open(folder / f"{run_id}.outcomes.jsonl", "rb") as file:
@@ -221,14 +223,14 @@ def earlier(folder: Path, run_id: str) -> Iterator[dict[str, Any]]:
                 if isinstance(record, dict):
                     yield record
     except OSError:
-        return  # there was none
+        return  # there was no earlier agent
 
 
 def _write_all(path: Path, data: bytes, flag: int) -> None:
     # 0600: a service's record names the sessions of several users.
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | flag, 0o600)
     try:
-        while data:  # a disk that fills up, or a limit, takes a part first and refuses the rest (write(2))
+        while data:  # a full disk, or a limit, takes a part first and refuses the rest (write(2))
             data = data[os.write(fd, data) :]
         os.fsync(fd)
     finally:

@@ -1,7 +1,7 @@
-"""What a `run` would refuse before it starts its command, for who asks beforehand (`spotguard doctor`).
+"""Checks of everything that `run` would refuse before it starts its command, for `spotguard doctor`.
 
-Each thing is refused by the code that `app` calls, in its words. What is made for that is let go of at once, and keeps no
-run from starting meanwhile.
+Each check calls the code that `app` calls, so that the messages are the same. A check releases at once whatever it
+opened, and never keeps a run from starting.
 """
 
 from __future__ import annotations
@@ -30,12 +30,16 @@ def refusals(
     *,
     started: Callable[[], bool],
 ) -> Iterator[SpotguardError]:
-    """Every refusal, in the order in which `run` would meet them; none where it would start.
+    """Yield every refusal, in the order in which `run` would meet them; nothing if `run` would start.
 
     Args:
-        command: empty: none is looked for.
-        started: whether this run has the port of its metrics already; asked when the port was found taken, and not before:
-            it may start meanwhile.
+        options: the options of that `run`.
+        command: the program and its arguments. If it is empty, no program is searched for.
+        env: the environment in which `run` would start.
+        uid: the user who would run it.
+        clock: the clock for the sources.
+        started: return whether this run holds its metrics port already. It is called only after the port was found taken,
+            because the run may start meanwhile.
     """
 
     def deadline() -> None:
@@ -47,7 +51,7 @@ def refusals(
     def socket() -> None:
         if options.socket or options.run_id:
             listener.check(path_of(options.socket, options.run_id, env, uid), env, uid)
-        else:  # whatever the run will be called, its socket lies there
+        else:  # a socket of any run id is in this folder
             listener.check_folder(runtime_folder(env, uid), env, uid)
 
     def metrics() -> None:
@@ -73,10 +77,10 @@ def refusals(
 
 
 def found_at(command: Sequence[str], env: Mapping[str, str]) -> str | None:
-    """The program of the command; None where it has none that could be started."""
+    """Return the path of the command's program; None if the command has no program that could start."""
     try:
         return _program(command[0], env) if command else None
-    except CommandError:  # `refusals` says why
+    except CommandError:  # `refusals` reports the reason
         return None
 
 
