@@ -1,1 +1,1 @@
-"""Where notices come from: `factory` opens the sources of this machine, `poller` asks one on a thread of its own."""
+"""Sources of notices: `factory` opens the sources of this machine, `poller` polls one source on its own thread."""

@@ -1,6 +1,6 @@
-"""`--deadline`: an end that is known beforehand. A reservation, a queue's time limit, a machine that was lent.
+"""`--deadline`: a source for an end that is known beforehand, such as a reservation, a queue's time limit or a lent machine.
 
-It is a source like a cloud's, with one notice that always stands and lies far off (`core.upcoming`).
+It works like a cloud's source. Its one notice always stands and its deadline is usually far off (`core.upcoming`).
 """
 
 from __future__ import annotations
@@ -17,18 +17,26 @@ from ..config.parsers import DEADLINE, FARTHEST, Deadline, refuse
 class DeadlineSource:
     """The deadline as a `NoticeSource`.
 
-    An instant is looked at anew every few seconds: while a machine sleeps, or its clock is put right, the way to it
-    becomes another one. What was said from now on is not: no clock but the monotonic one has to do with it.
+    Each poll recomputes the time left until an instant: it changes when the machine sleeps or its clock is corrected. A
+    deadline given as seconds from now depends on the monotonic clock only, so no poll recomputes it.
     """
 
     name = DEADLINE
     interval = 10.0
     longest = 0.0
-    #: A clock that is put back moves it away, and that is believed (`poller`).
+    #: A clock that is set back moves the deadline later, and the poller accepts that (`poller`).
     withdraws = True
 
     def __init__(self, said: Deadline, clock: Clock) -> None:
-        """Raises `UsageError` where it is past, or further off than anybody means."""
+        """Keep the deadline.
+
+        Args:
+            said: the parsed option.
+            clock: the clock against which an instant is read.
+
+        Raises:
+            UsageError: the deadline is past, or more than ten years off.
+        """
         self._said = said
         self._clock = clock
         self._seen_at = clock.monotonic()
@@ -36,7 +44,7 @@ class DeadlineSource:
         assert left is not None
         if left <= 0:
             number = said.text.strip()
-            # A time of Unix that is past is more than anybody means from now on.
+            # A past Unix time is too large a number to have been meant as seconds from now.
             meant = number.isdecimal() and float(number) <= FARTHEST
             way = f"for seconds from now say +{number}" if meant else "say a later one"
             refuse(said.origin, said.text, f"a time to come: this one was {span(-left)} ago; {way}")
@@ -63,4 +71,4 @@ class DeadlineSource:
         return Sighting(SEEING, (notice,))
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: this source holds no resource."""

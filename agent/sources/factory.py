@@ -1,4 +1,4 @@
-"""Which sources of notices an option names. What talks to the network is imported here, and only when it is meant."""
+"""Factory of the notice sources that the options name. It imports network code only if an option needs it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ logger = logging.getLogger("spotguard.agent")
 
 
 def cloud_sources(options: Options, clock: Clock, root: Path = Path("/")) -> Callable[[], list[NoticeSource]]:
-    """What makes the sources, as often as it is called: a source belongs to the thread that looks through it.
+    """Return a function that makes new sources at each call, because a source belongs to the thread that polls it.
 
-    `root` is where the firmware's words lie, for `auto`.
+    Args:
+        options: the provider, its endpoint and the window.
+        clock: the clock of the sources.
+        root: the root of the file system in which `auto` reads the firmware's strings.
 
     Raises:
         UsageError: the provider, or its endpoint, cannot be used.
@@ -54,8 +57,8 @@ def _aws(endpoint: str | None, instance: str, clock: Clock) -> Callable[[], list
     from ...providers.clouds.aws.spot import InstanceAction, TerminationTime  # brings the HTTP client
 
     base = resolve_endpoint(endpoint, os.environ)
-    # A token and a connection for each: what hangs at one key must not hold up the one that ends the machine. Four
-    # more threads cost 0.2 MiB and 0.02 % of a core.
+    # Each key has its own token and connection, so that a poll that hangs at one key does not delay the key that ends the
+    # machine. Four more threads cost 0.2 MiB and 0.02 % of a core.
     keys = (InstanceAction, TerminationTime, Rebalance, AwsScheduledEvents, TargetState)
     return lambda: [key(AwsImds(base, clock, instance=instance), clock) for key in keys]
 
@@ -81,7 +84,8 @@ def _gcp(options: Options, clock: Clock) -> Callable[[], list[NoticeSource]]:
     base = resolve_endpoint(options.metadata_endpoint, os.environ)
 
     def sources() -> list[NoticeSource]:
-        # The VM is not told how long its notice is: `--window` says it here, and not only where it is shorter.
+        # The metadata service does not tell the VM how long its notice is. So `--window` sets the length here, also a longer
+        # one.
         preemption = PreemptedState(clock, options.window)
         preempted = (PreemptedAtOnce, PreemptedPlainly)
         others = (MaintenanceEvent, UpcomingMaintenance, StopState)
@@ -105,24 +109,24 @@ def _detected(options: Options, root: Path) -> tuple[str, str]:
     return machine.cloud, machine.instance
 
 
-# The sources that are no cloud's: what the operator of this machine has said (`--deadline`, `--notice-file`).
+# The operator's own sources (`--deadline`, `--notice-file`), which belong to no cloud.
 #
-# A `run` looks through them itself, also where a service agent watches the cloud for it: they were said to this one.
+# A `run` polls them itself, even if a service agent polls the cloud for it: the operator gave them to this run.
 
 
 def own_sources(options: Options, clock: Clock) -> list[NoticeSource]:
-    """One source for each that was said.
+    """Return one source for each of these options that is set.
 
     Raises:
         UsageError: a deadline is past, or another user could meddle with the file.
     """
-    found: list[NoticeSource] = []
+    sources: list[NoticeSource] = []
     if options.deadline is not None:
         from .deadline import DeadlineSource
 
-        found.append(DeadlineSource(options.deadline, clock))
+        sources.append(DeadlineSource(options.deadline, clock))
     if options.notice_file is not None:
-        from .notice_file import NoticeFile  # here as above: who says neither has neither in memory
+        from .notice_file import NoticeFile  # as above: an unused source takes no memory
 
-        found.append(NoticeFile(Path(options.notice_file), clock))
-    return found
+        sources.append(NoticeFile(Path(options.notice_file), clock))
+    return sources

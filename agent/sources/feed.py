@@ -1,6 +1,6 @@
-"""What the sources show now: their health and the notices that stand, for `status` and for watching agents.
+"""The feed: the current health of the sources and the notices that stand, for `status` and for following agents.
 
-Owned by the loop's thread. The machine decides; this only remembers and passes on.
+The loop's thread owns the feed. The machine decides; the feed only remembers and passes on.
 """
 
 from __future__ import annotations
@@ -14,27 +14,31 @@ from ...providers.notice import Notice, Severity
 from ..core.command import OUTLIVED
 from ..events import HealthChanged, NoticeGone, NoticeSeen, SourceGone, WindowTold
 
-#: Seconds between two signs of life: an agent that is stopped or stuck must not pass for one that sees nothing.
+#: Seconds between two signs of life. Without them, a stopped or stuck agent would look like one that sees no notice.
 BEAT = 5.0
 
 
 class Feed:
-    """`sources` is how many the agent looks through."""
+    """The feed of one agent.
+
+    Args:
+        sources: how many sources the agent polls.
+    """
 
     def __init__(self, sources: int = 0) -> None:
         self._sources = sources
         self._health: dict[str, HealthChanged] = {}
         self._standing: dict[str, Notice] = {}
-        #: Who watches, and whether they know notices that are not terminal.
+        #: The sessions that follow the feed, and whether each understands notices that are not terminal.
         self._watchers: dict[int, bool] = {}
         self._beaten_at = 0.0
-        #: Seconds of warning by the cloud's own word; 0: it has said none.
+        #: Seconds of warning that the cloud itself reports; 0: it has reported none.
         self.window = 0.0
 
     def note(
         self, event: NoticeSeen | NoticeGone | HealthChanged | SourceGone | WindowTold, now: float
     ) -> Iterator[tuple[int, Message]]:
-        """Remember it, and give what each watching agent is to be told of it."""
+        """Remember the event, and yield the message about it for each following agent."""
         message: Message | None
         if isinstance(event, NoticeSeen):
             self._standing[event.notice.id] = event.notice
@@ -42,7 +46,7 @@ class Feed:
         elif isinstance(event, NoticeGone):
             known = self._standing.pop(event.id, None)
             message = None if known is None else protocol.FeedNoticeGone(event.id)
-        elif isinstance(event, SourceGone):  # only of an agent that others look for, and that nobody watches
+        elif isinstance(event, SourceGone):  # only in a run that follows a service; nobody follows a run
             self._health.pop(event.source, None)
             message = None
         elif isinstance(event, WindowTold):
@@ -61,7 +65,7 @@ class Feed:
         return terminal or self._watchers[watcher]
 
     def joined(self, watcher: int, now: float, *, severity: bool = True) -> Iterator[tuple[int, Message]]:
-        """A watching agent came: what is watched here, and everything that stands now."""
+        """Add a following agent, and yield its first messages: how many sources are polled, their health, the notices."""
         if not self._watchers:
             self._beaten_at = now
         self._watchers[watcher] = severity
@@ -73,11 +77,11 @@ class Feed:
 
     @property
     def next_beat(self) -> float | None:
-        """When `beat` is due; None while nobody watches."""
+        """Monotonic seconds at which `beat` is due; None while no agent follows."""
         return self._beaten_at + BEAT if self._watchers else None
 
     def beat(self, now: float) -> Iterator[tuple[int, Message]]:
-        """To each watching agent, where it is due: that we live, and how well we see."""
+        """Yield a sign of life and the health of the sources for each following agent, if they are due."""
         if self.next_beat is None or now < self.next_beat:
             return
         self._beaten_at = now
@@ -93,7 +97,7 @@ class Feed:
         self._watchers.pop(session, None)
 
     def unseeing(self) -> list[HealthChanged]:
-        """What is known of the sources through which nothing can be seen now."""
+        """Return the last health of each source that does not see now."""
         return [event for event in self._health.values() if not event.health.seeing]
 
     def status(self, now: float) -> list[dict[str, Any]]:
@@ -111,7 +115,10 @@ class Feed:
 
 
 def _stands(notice: Notice, now: float) -> bool:
-    """AWS shows a notice for ever, also on a machine that was spared: whoever comes then has nothing to fear."""
+    """Return whether the notice still matters.
+
+    AWS shows a notice for ever, even on a machine that was spared. An agent that follows later must not act on it.
+    """
     return notice.severity is Severity.ADVISORY or now < notice.deadline + OUTLIVED
 
 

@@ -1,7 +1,7 @@
-"""What the log says of a source's sight: a change in the moment it comes, and never more than a few lines a minute.
+"""The health log: it logs each change of a source's health at once, and never more than a few lines a minute.
 
-Pure: what is seen and the time come in, a line goes out. A source that is blind now and seeing then, by turns, would
-write a line a second for days; one that stays blind, and is mentioned once, would be forgotten (law 4).
+Pure: a health and the time come in, a line goes out. A source that alternates between blind and seeing would write a line
+a second for days. A source that stays blind and is logged once would be forgotten (law 4).
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from dataclasses import replace
 
 from ...providers.health import STARTING, Health, Sight
 
-#: Seconds between two lines about a source that stays blind, or changes without end.
+#: Seconds between two lines about a source that stays blind, or that keeps changing.
 REMIND = 60.0
-#: So many changes within `REMIND` are each said when they come; of more than these there is one line for all.
+#: Changes within `REMIND` that are each logged at once. More changes share one line.
 MOST = 6
 
-Line = tuple[int, str]  # the level, and the words
+Line = tuple[int, str]  # the level, and the text
 
 
 class HealthLog:
-    """Of one source. Owned by its watcher."""
+    """The health log of one source. The source's poller owns it."""
 
     def __init__(self) -> None:
         self._seen: Health | None = None
-        #: Since when the source sees, or does not, whatever the reason.
+        #: Monotonic seconds at which the source began, or ceased, to see. Another reason does not change it.
         self.since = 0.0
         self._said: Health | None = None
         self._said_at = 0.0
-        #: When the newest changes came, within `REMIND`.
+        #: The times of the changes within the last `REMIND` seconds.
         self._changes: deque[float] = deque()
         self._blind_for = 0.0
         self._unsteady = False
 
     def of(self, health: Health, now: float) -> Line | None:
-        """Take in what is seen now; the line that the log is owed, None where it is owed none."""
+        """Take in the current health, and return the line to log; None if there is none."""
         before, self._seen = self._seen, health
         if before is None or before.sight is not health.sight:
             if before is not None and not before.seeing:
@@ -50,7 +50,7 @@ class HealthLog:
 
     def _owed(self, health: Health, now: float) -> Line | None:
         if self._said is None and health == STARTING:
-            return None  # nothing is wrong yet, and nothing is known
+            return None  # the source has given no answer yet, good or bad
         news = self._said is None or _essence(self._said) != _essence(health)
         waited = now - self._said_at >= REMIND
         if len(self._changes) > MOST:
@@ -79,12 +79,12 @@ class HealthLog:
 
 
 def _essence(health: Health) -> tuple[str, ...]:
-    """What of it is news. The details of a failure differ from one look to the next and mean the same."""
+    """Return the part of a health whose change is news. Details of a failure differ from poll to poll and mean the same."""
     return (health.sight, health.reason, health.detail if health.seeing else "")
 
 
 def words(health: Health) -> str:
-    """A health in one line, with what to do."""
+    """Return a health as one line, with the advice."""
     if health.seeing:
         return f"seeing; {health.detail}" if health.detail else "seeing"
     line = str(health.sight) if health.sight is Sight.WRONG_SERVER else f"{health.sight} ({health.reason})"
@@ -92,17 +92,18 @@ def words(health: Health) -> str:
     return f"{line}; {health.advice}" if health.advice else line
 
 
-# What several sources of one machine say at once, in one line.
+# One line for a problem that several sources of one machine have at once.
 #
-# A cloud has a source for each key, and a firewall keeps all of them out: five lines for one thing hide the next. The
-# first source asks for what ends the machine, and speaks for itself, at once. What the others say of the whole machine is
-# kept for a moment and said together. Pure but for its lock: what is said and the time come in, lines go out.
+# A cloud has a source for each key, and a firewall blocks all of them: five lines for one problem would hide the next
+# problem. The first source polls the key that ends the machine, and its lines are logged at once. Lines of the other
+# sources about the whole machine are kept for a moment and logged together. Pure but for its lock: lines and the time come
+# in, lines go out.
 
 #: Seconds for which a line waits for others like it.
 _MOMENT = 1.0
 
-#: What holds for all keys of a service, when it holds for one. (A key that is missing, or cannot be read, is its own
-#: news, and so is a look that hangs.)
+#: Reasons that hold for all keys of a service if they hold for one. (A missing or unreadable key is news of its own, and so
+#: is a poll that hangs.)
 _OF_THE_MACHINE = frozenset(
     {
         "unreachable",
@@ -118,49 +119,49 @@ _OF_THE_MACHINE = frozenset(
 
 
 class CommonHealth:
-    """Of the sources of one cloud, which are looked through by a thread each.
+    """The health that the sources of one cloud have in common. Each source has its own polling thread.
 
     Args:
-        first: the name of the one that is never kept waiting.
+        first: the name of the source whose lines are never kept back.
     """
 
     def __init__(self, first: str) -> None:
         self._first = first
         self._lock = threading.Lock()
         self._problems: dict[str, Health] = {}
-        #: By problem: the first line of it, and who said it, since when.
+        #: By problem: its first line, and the sources that have it, each with the time of its report.
         self._kept: dict[Health, tuple[Line, dict[str, float]]] = {}
 
     def says(self, name: str, health: Health, line: Line | None, now: float) -> Line | None:
-        """A source sees this, and has this to say, or nothing. The line that is to be logged under its name now."""
-        problem = replace(health, detail="")  # what to do is the same, so it is
+        """Take in a source's health and its line, if any. Return the line to log under the source's name now, if any."""
+        problem = replace(health, detail="")  # equal advice means the same problem
         with self._lock:
             self._problems[name] = problem
             if line is None or name == self._first or health.reason not in _OF_THE_MACHINE:
                 return line
-            _, who = self._kept.setdefault(problem, (line, {}))
-            who.setdefault(name, now)
+            _, sources = self._kept.setdefault(problem, (line, {}))
+            sources.setdefault(name, now)
             return None
 
     def due(self, now: float) -> list[tuple[str, Line]]:
-        """What was kept for long enough: the names, and the line about them."""
-        said = []
+        """Return the lines that were kept for `_MOMENT`, each with the names of its sources."""
+        lines = []
         with self._lock:
-            for problem, (line, who) in list(self._kept.items()):
-                if now - min(who.values()) < _MOMENT:
+            for problem, (line, sources) in list(self._kept.items()):
+                if now - min(sources.values()) < _MOMENT:
                     continue
                 del self._kept[problem]
-                # One that sees again, or fails in another way, has said so by itself.
-                names = [name for name in who if self._problems[name] == problem]
+                # A source that sees again, or fails in another way, has had a line of its own.
+                names = [name for name in sources if self._problems[name] == problem]
                 if names:
-                    said.append((", ".join(names), self._together(problem, line)))
-        return said
+                    lines.append((", ".join(names), self._together(problem, line)))
+        return lines
 
     def _together(self, problem: Health, line: Line) -> Line:
-        """In full, unless the first has said it."""
+        """Return the line in full, or a short one that refers to the first source if that has the same problem."""
         level, text = line
         short = words(replace(problem, advice=""))
         begin = next((begin for begin in (short, f"still {short}") if text.startswith(begin)), "")
         if not begin or self._problems.get(self._first) != problem:
-            return line  # it may be unsteady: that is another thing
+            return line  # for instance the line about an unsteady source
         return level, f"{begin}, as {self._first} is"

@@ -1,8 +1,8 @@
-"""`--notice-file`: a file or a FIFO by which whoever runs this machine has a run end. What lies there decides which.
+"""`--notice-file`: a file or a FIFO with which the operator of this machine ends a run. The type of the file decides.
 
-A file is a notice for as long as it is there, empty or with words in it (`read` below). A FIFO gives a notice with
-each line, until a line says `cancel`. No other user may forge a notice or keep one away (law 10): the folder is one
-in which only we and root can put things, and what lies there is believed only where it is ours or root's.
+A file is a notice while it exists, empty or with text in it (`read` below). On a FIFO each line is a notice, until a line
+is `cancel`. No other user may forge a notice or prevent one (law 10). So only this user and root may write to the folder,
+and the file must belong to this user or to root.
 """
 
 from __future__ import annotations
@@ -21,33 +21,37 @@ from ...providers.health import SEEING, Health, blind, wrong_server
 from ...providers.notice import Notice, NoticeKind, Sighting
 from ...providers.text import TEXT, clip
 
-#: Read of a file, or kept of a line that has not come to its end.
+#: Bytes: the most that is read from a file, and kept of an unfinished line.
 _MOST = 16 * 1024
 
 
 class NoticeFile:
-    """What lies at `path` as a `NoticeSource`."""
+    """The file or FIFO at `path` as a `NoticeSource`."""
 
-    # A file on a local disk costs three system calls a look, and an operator's warning is not of seconds.
+    # A poll of a file on a local disk costs three system calls, and an operator warns more than seconds ahead.
     interval = 1.0
-    # No timeout of ours ends a call of a file system: a dead file server holds it for as long as it likes.
+    # No timeout of the agent can end a file system call: a dead file server may hold the call without limit.
     longest = 1.0
     withdraws = True
 
     def __init__(self, path: Path, clock: Clock) -> None:
-        """Raises `UsageError` where another user could put something there."""
+        """Check the folder; nothing is opened.
+
+        Raises:
+            UsageError: another user could write there.
+        """
         _check_folder(path)
         self.name = f"file {path}"
         self._path = path
         self._clock = clock
         self._euid = os.geteuid()
         self._standing: tuple[OperatorNotice, ...] = ()
-        #: When each of those was first read: its time runs from then on.
+        #: Monotonic seconds at which each standing notice was first read. Its window starts there.
         self._since: dict[OperatorNotice, float] = {}
-        #: How often a FIFO has said it anew.
+        #: How often a FIFO has repeated a notice after its end.
         self._again: dict[OperatorNotice, int] = {}
         self._was_empty = False
-        #: The FIFO, open for as long as it lies there, so that nobody who writes to it has to wait for a look.
+        #: The FIFO's descriptor, open while the FIFO exists, so that a writer never waits for a poll. -1: none.
         self._fifo = -1
         self._rest = b""
 
@@ -60,26 +64,26 @@ class NoticeFile:
         except OSError as error:
             advice = "let this user read it, or say another path"
             health = blind("forbidden", f"{self._path}: {error.strerror or error}", advice)
-        return Sighting(health, tuple(self._notice(said) for said in self._remembered()))
+        return Sighting(health, tuple(self._notice(notice) for notice in self._remembered()))
 
     def close(self) -> None:
         self._let_go()
 
-    # --- looking ---
+    # --- polling ---
 
     def _look(self) -> Health:
-        found = os.stat(self._path)
-        if stat.S_ISFIFO(found.st_mode):
-            return self._look_at_fifo(found)
+        info = os.stat(self._path)
+        if stat.S_ISFIFO(info.st_mode):
+            return self._look_at_fifo(info)
         self._let_go()
-        # What it is may change between two calls: opened so that nothing can hang, then looked at again.
+        # The file's type may change between two calls. So the open cannot hang, and the type is checked again.
         fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         try:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode):
                 advice = "give the path of a file or of a FIFO, or of one that is not there yet"
                 return wrong_server(f"{self._path} is neither a file nor a FIFO", advice)
-            if problem := self._doubt(found):
+            if problem := self._doubt(info):
                 return problem
             data = os.read(fd, _MOST)
         finally:
@@ -93,13 +97,13 @@ class NoticeFile:
             self._standing = fold((), lines)
         elif self._was_empty:
             self._standing = (OperatorNotice(),)
-        # `echo … > file` makes it first and writes then: an empty one is believed when it still is at the next look.
+        # `echo … > file` creates the file before it writes. So an empty file counts only if the next poll finds it empty too.
         self._was_empty = not lines
 
-    def _look_at_fifo(self, found: os.stat_result) -> Health:
-        if problem := self._doubt(found):
+    def _look_at_fifo(self, info: os.stat_result) -> Health:
+        if problem := self._doubt(info):
             return problem
-        if self._fifo < 0 or not os.path.samestat(os.fstat(self._fifo), found):
+        if self._fifo < 0 or not os.path.samestat(os.fstat(self._fifo), info):
             self._let_go()
             self._standing = ()
             self._fifo = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -113,22 +117,25 @@ class NoticeFile:
         return SEEING
 
     def _hear(self, line: str) -> None:
-        """One line of a FIFO. The same words are the same notice for as long as its time runs. After that, or when they
-        were taken back, they are another: a service, which outlives many, would never hear the second."""
-        said = read(line)
-        if said is not None and said in self._since:
-            over = self._clock.monotonic() >= self._since[said] + said.window
-            if over or said not in self._standing:
-                del self._since[said]
-                self._again[said] = self._again.get(said, 0) + 1
-                self._standing = tuple(one for one in self._standing if one != said)
+        """Take in one line of a FIFO.
+
+        Equal lines are the same notice until its window is over. After that, or after a `cancel`, an equal line is a new
+        notice. Otherwise a service, which outlives many notices, would never take the second one.
+        """
+        notice = read(line)
+        if notice is not None and notice in self._since:
+            over = self._clock.monotonic() >= self._since[notice] + notice.window
+            if over or notice not in self._standing:
+                del self._since[notice]
+                self._again[notice] = self._again.get(notice, 0) + 1
+                self._standing = tuple(one for one in self._standing if one != notice)
         self._standing = fold(self._standing, [line])
 
-    def _doubt(self, found: os.stat_result) -> Health | None:
-        if found.st_uid not in (0, self._euid):
+    def _doubt(self, info: os.stat_result) -> Health | None:
+        if info.st_uid not in (0, self._euid):
             advice = "remove it: it may keep your own from being there"
-            return wrong_server(f"{self._path} belongs to uid {found.st_uid}, and is not believed", advice)
-        if found.st_mode & stat.S_IWOTH:
+            return wrong_server(f"{self._path} belongs to uid {info.st_uid}, and is not believed", advice)
+        if info.st_mode & stat.S_IWOTH:
             return wrong_server(f"{self._path} can be written by everybody, and is not believed", "chmod o-w")
         return None
 
@@ -137,32 +144,32 @@ class NoticeFile:
             os.close(self._fifo)
         self._fifo, self._rest = -1, b""
 
-    # --- telling ---
+    # --- notices ---
 
     def _remembered(self) -> tuple[OperatorNotice, ...]:
         now = self._clock.monotonic()
-        self._since = {said: self._since.get(said, now) for said in self._standing}
-        self._again = {said: count for said, count in self._again.items() if said in self._since}
+        self._since = {notice: self._since.get(notice, now) for notice in self._standing}
+        self._again = {notice: count for notice, count in self._again.items() if notice in self._since}
         return self._standing
 
-    def _notice(self, said: OperatorNotice) -> Notice:
-        since = self._since[said]
-        again = f"/{self._again[said]}" if said in self._again else ""
+    def _notice(self, given: OperatorNotice) -> Notice:
+        since = self._since[given]
+        again = f"/{self._again[given]}" if given in self._again else ""
         return Notice(
-            id=f"file/{said.kind}/{said.window:g}/{said.detail}{again}",
-            kind=said.kind,
+            id=f"file/{given.kind}/{given.window:g}/{given.detail}{again}",
+            kind=given.kind,
             source=self.name,
-            deadline=since + said.window,
+            deadline=since + given.window,
             seen_at=since,
-            detail=said.detail,
-            window=said.window,
+            detail=given.detail,
+            window=given.window,
         )
 
 
 def _drain(fd: int) -> tuple[bytes, bool]:
-    """What lies in a FIFO, and whether nobody holds its other end now."""
+    """Return the bytes in a FIFO, and whether no writer holds its other end now."""
     data = b""
-    while len(data) < 4 * _MOST:  # the rest at the next look: who writes without an end is not waited for
+    while len(data) < 4 * _MOST:  # the next poll reads the rest: a writer may never end
         try:
             piece = os.read(fd, _MOST)
         except BlockingIOError:
@@ -174,36 +181,40 @@ def _drain(fd: int) -> tuple[bytes, bool]:
 
 
 def _check_folder(path: Path) -> None:
-    """Whether only we and root can put something at `path`, or put another folder in its folder's place."""
+    """Check that only this user and root can create a file at `path`, or replace one of the folders above it.
+
+    Raises:
+        UsageError: another user can, or a folder does not exist.
+    """
     folder = Path(os.path.realpath(path.parent))
     for at in (folder, *folder.parents):
         try:
-            found = at.stat()
+            info = at.stat()
         except OSError as error:
             raise UsageError(
                 f"--notice-file {path}: expected a path in a folder that is there: {at}: {error.strerror}; make it first"
             ) from error
-        theirs = found.st_uid not in (0, os.geteuid())
-        # A group's number that is its owner's is that user's own group, as most distributions make one for each.
-        shared = found.st_mode & stat.S_IWGRP and found.st_gid not in (0, found.st_uid)
-        # In a sticky folder (/tmp) nobody can move what is another's, but everybody can be the first to put it there.
-        writable = shared or found.st_mode & stat.S_IWOTH
-        if theirs or (writable and (at == folder or not found.st_mode & stat.S_ISVTX)):
+        theirs = info.st_uid not in (0, os.geteuid())
+        # A gid that equals the owner's uid is that user's own group: most distributions make one for each user.
+        shared = info.st_mode & stat.S_IWGRP and info.st_gid not in (0, info.st_uid)
+        # In a sticky folder (/tmp) no user can move another user's file, but every user can create the file first.
+        writable = shared or info.st_mode & stat.S_IWOTH
+        if theirs or (writable and (at == folder or not info.st_mode & stat.S_ISVTX)):
             raise UsageError(
                 f"--notice-file {path}: another user could put a file there, or keep yours away ({at} is not yours "
                 "alone): use a folder of your own, or of root"
             )
 
 
-# What an operator writes to have a run end: a line of plain words, or of JSON. Total: whatever it is, it is a notice.
+# The format of an operator's notice: a line of plain words, or of JSON. Any text is a notice; the reader never fails.
 #
-# `terminate 60 rack 7 loses its power` is a kind, seconds of warning, and words for the log; each may be missing. The
-# same as JSON: `{"kind": "terminate", "window": 60, "detail": "rack 7 loses its power"}`. `cancel` takes back what came
-# before it.
+# `terminate 60 rack 7 loses its power` is a kind, seconds of warning, and text for the log; each part may be missing. The
+# same notice as JSON: `{"kind": "terminate", "window": 60, "detail": "rack 7 loses its power"}`. `cancel` withdraws the
+# notices before it.
 
-#: Seconds that an operator leaves where none are said. When all is saved the run ends, so that more cost nothing.
+#: Seconds of warning if the operator gives none. The run ends when everything is saved, so a longer window costs nothing.
 WINDOW = 120.0
-#: What an operator can announce: each is an end. (A drill is `spotguard drill`.)
+#: Kinds that an operator can announce. Each of them ends the run. (A drill is `spotguard drill`.)
 _KINDS = (
     NoticeKind.OPERATOR,
     NoticeKind.TERMINATE,
@@ -215,14 +226,14 @@ _KINDS = (
     NoticeKind.MAINTENANCE,
 )
 _CANCEL = "cancel"
-#: So many stand at the same time, the newest: a log that is taken for a notice file, or a writer gone wild, must not cost
-#: the agent its memory. (A thousand lines were a thousand notices, compared each with each at every look: seen.)
+#: The most notices that stand at the same time; the newest stay. A log used as a notice file, or a writer gone wild, must
+#: not use up the agent's memory. (Seen: a thousand lines were a thousand notices, and each poll compared all pairs.)
 KEPT = 32
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorNotice:
-    """One notice of an operator. Equal words are the same notice."""
+    """One notice of an operator. Equal text is the same notice."""
 
     kind: NoticeKind = NoticeKind.OPERATOR
     window: float = WINDOW
@@ -230,25 +241,25 @@ class OperatorNotice:
 
 
 def fold(standing: tuple[OperatorNotice, ...], lines: list[str]) -> tuple[OperatorNotice, ...]:
-    """What stands after these lines, given what stood before."""
+    """Return the notices that stand after these lines, given those that stood before."""
     for line in lines:
-        said = read(line)
-        if said is None:
+        notice = read(line)
+        if notice is None:
             standing = ()
-        elif said not in standing:
-            standing = (*standing, said)[-KEPT:]
+        elif notice not in standing:
+            standing = (*standing, notice)[-KEPT:]
     return standing
 
 
 def read(line: str) -> OperatorNotice | None:
-    """One line as a notice; None: it takes back those before it."""
+    """Return one line as a notice; None for `cancel`, which withdraws the notices before it."""
     text = line.strip()
     if text.lower() == _CANCEL:
         return None
     if text.startswith("{"):
         try:
             body = json.loads(text)
-        except (ValueError, RecursionError):  # then they are words
+        except (ValueError, RecursionError):  # then it is plain text
             body = None
         if isinstance(body, dict):
             return _from_json(body)
@@ -256,7 +267,7 @@ def read(line: str) -> OperatorNotice | None:
 
 
 def whole(text: str) -> list[str]:
-    """The lines of a file: JSON that goes over several is one."""
+    """Return the lines of a file. JSON that spans several lines counts as one line."""
     if text.lstrip().startswith("{"):
         try:
             json.loads(text)
@@ -271,7 +282,7 @@ def _from_words(text: str) -> OperatorNotice:
     kind, window = NoticeKind.OPERATOR, WINDOW
     if words and words[0].lower() in _KINDS:
         kind = NoticeKind(words.pop(0).lower())
-    # Only in this place: "rack 7 loses its power" does not end in 7 seconds.
+    # Only the first word after the kind: "rack 7 loses its power" is not a window of 7 s.
     if words and (seconds := _seconds(words[0])) is not None:
         window = seconds
         del words[0]

@@ -1,6 +1,6 @@
-"""One thread for each source of notices: it looks for ever, at its own cadence, and is never silent (law 4).
+"""The poller: one thread for each source of notices, which polls for ever at the source's interval, never silent (law 4).
 
-It never exits because a look failed: an agent that dies of a bad answer is blind for good
+A failed poll never ends the poller: an agent that dies of a bad answer is blind for good
 (aws-node-termination-handler#916).
 """
 
@@ -20,16 +20,16 @@ from .health_log import CommonHealth, HealthLog
 
 logger = logging.getLogger("spotguard.agent")
 
-#: A window may be 10 s (Azure): a longer wait between looks would spend a part of it that matters.
+#: Seconds. A window may be 10 s (Azure), and a longer wait between polls would use up too much of it.
 LONGEST_WAIT = 2.0
-#: Seconds at the end for a word that the source still owes its cloud: somebody asked for it to be said.
+#: Seconds at the end for an acknowledgement that the source still has to send to its cloud.
 LAST_WORD = 2.0
-#: A far deadline that moves later by more than this is another one, and no clock that is put right.
+#: Seconds. If a far deadline moves later by more than this, it is a new notice, and not a corrected clock.
 _PUT_OFF = 60.0
 
 
 class Poller:
-    """Owns a source: nobody else calls it."""
+    """The owner of one source: no other thread polls the source."""
 
     def __init__(
         self,
@@ -40,13 +40,22 @@ class Poller:
         chorus: CommonHealth | None = None,
         count: PollCount | None = None,
     ) -> None:
-        """`chorus` is of the sources that look at the same service; `count` is the agent's."""
+        """Prepare; `start` starts the thread.
+
+        Args:
+            source: the source to poll.
+            post: takes the events.
+            clock: the clock of the polls.
+            rng: spreads the waits after a failure.
+            chorus: the health that this source shares with the other sources of the same service.
+            count: the agent's count of polls.
+        """
         self._source = source
         self._post = post
         self._clock = clock
         self._rng = rng
         self._stop = threading.Event()
-        #: Held for what is said, never while the source looks: who looks may not come back.
+        #: Held while a result is reported, never during a poll: a poll may hang for ever.
         self._lock = threading.Lock()
         self._looks = PollDeadline(source.longest, clock.monotonic())
         self._thread = threading.Thread(target=self._run, name=f"spotguard-watch-{source.name}", daemon=True)
@@ -54,7 +63,7 @@ class Poller:
         self._mention = HealthLog()
         self._chorus = chorus
         self._count = PollCount() if count is None else count
-        #: When the last look that saw came to its end.
+        #: Monotonic seconds at which the last poll that saw ended.
         self._saw_at: float | None = None
         self._failures = 0
         self._throttled = False
@@ -64,37 +73,39 @@ class Poller:
 
     @property
     def name(self) -> str:
-        """The source's."""
+        """The name of the source."""
         return self._source.name
 
     @property
     def withdraws(self) -> bool:
-        """The source's."""
+        """Whether the source withdraws a notice by no longer showing it."""
         return self._source.withdraws
 
     @property
     def alive(self) -> bool:
-        """Whether its thread looks for notices. False: it has died, though nobody has stopped it."""
+        """Whether the poller's thread lives, or was stopped in order, or has not started. False: the thread has died."""
         return self._stop.is_set() or self._thread.ident is None or self._thread.is_alive()
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, timeout: float = 0.0) -> None:
-        """Ask it to end, and wait so long. A look that hangs on a silent network is left to its own timeout."""
-        with self._lock:  # from here on nothing more is said
+        """Stop the thread, and wait for it up to `timeout` seconds. A poll that hangs is left to its own timeout.
+
+        If the source still owes its cloud an acknowledgement, the wait is at least `LAST_WORD`.
+        """
+        with self._lock:  # after this the poller reports nothing more
             self._stop.set()
         self._thread.join(max(timeout, LAST_WORD) if self._owes else timeout)
 
     def acknowledge(self, notice_id: str) -> None:
-        """Let the cloud begin: the source's own thread says it, at its next look or at its end."""
+        """Tell the cloud to go ahead. The source's own thread sends it, at its next poll or at its end."""
         if isinstance(self._source, Acknowledging):
             self._owes = True
             self._source.acknowledge(notice_id)
 
     def check(self, now: float) -> None:
-        """Say so where a look is overdue, and what was kept to be said together. For another thread than the one that
-        looks."""
+        """Report an overdue poll, and log the lines that `CommonHealth` has kept. Call this from another thread."""
         with self._lock:
             problem = None if self._stop.is_set() else self._looks.problem(now)
             if problem is not None:
@@ -105,7 +116,7 @@ class Poller:
 
     def _run(self) -> None:
         with self._lock:
-            if not self._stop.is_set():  # a thread may be late to begin
+            if not self._stop.is_set():  # `stop` may come before the thread's first turn
                 self._feel(STARTING)
         try:
             while not self._stop.is_set():
@@ -117,15 +128,20 @@ class Poller:
             self._source.close()
 
     def look(self) -> None:
-        """One look, and what is new in it."""
+        """Poll once, and post the changes."""
         began = self._clock.monotonic()
         sighting = self._poll()
         with self._lock:
-            if not self._stop.is_set():  # else nobody listens any more
+            if not self._stop.is_set():  # after `stop`, nobody takes events
                 self._tell(sighting, None if self._saw_at is None else began - self._saw_at)
 
     def _tell(self, sighting: Sighting, unseen: float | None) -> None:
-        """`unseen` are the seconds for which nobody had looked, and seen, when this look began."""
+        """Post the changes of one poll.
+
+        Args:
+            sighting: the result of the poll.
+            unseen: seconds from the end of the last poll that saw to the start of this one. None: no earlier poll saw.
+        """
         now = self._clock.monotonic()
         self._looks.ended(now, max(self._source.interval, LONGEST_WAIT))
         self._count.ended(self._source.name, sighting.health)
@@ -134,10 +150,10 @@ class Poller:
         if sighting.health.seeing:
             self._saw_at = now
         self._feel(sighting.health)
-        told = self._source.told if isinstance(self._source, Promising) else None
-        if told is not None and told != self._told:
-            self._told = told
-            self._post(WindowTold(told))
+        promised = self._source.told if isinstance(self._source, Promising) else None
+        if promised is not None and promised != self._told:
+            self._told = promised
+            self._post(WindowTold(promised))
         for notice in sighting.notices:
             if self._put_off(notice):
                 self._post(NoticeGone(notice.id))
@@ -145,25 +161,25 @@ class Poller:
                 self._standing[notice.id] = notice
                 self._post(NoticeSeen(notice, unseen))
         if sighting.health.seeing and self._source.withdraws:
-            here = {notice.id for notice in sighting.notices}
-            for gone in [known for known in self._standing if known not in here]:
+            shown = {notice.id for notice in sighting.notices}
+            for gone in [known for known in self._standing if known not in shown]:
                 del self._standing[gone]
                 self._post(NoticeGone(gone))
 
     def delay(self) -> float:
-        """Seconds from the start of the last look to the start of the next."""
+        """Return the seconds from the start of the last poll to the start of the next."""
         if not self._failures:
             return self._source.interval
         backed_off = self._source.interval * 2.0 ** min(self._failures - 1, 10)
-        # Downwards, so that the cap holds: a thousand machines that went blind together look again apart.
+        # The jitter only shortens the wait, so that the cap holds. A thousand machines that went blind together poll apart.
         delay = min(LONGEST_WAIT, backed_off) * (1 - 0.1 * self._rng.random())
-        # A service that refuses because too much is asked is asked no more than one that answers.
+        # The poller polls a service that throttles no more often than a service that answers.
         return max(self._source.interval, delay) if self._throttled else delay
 
     def _poll(self) -> Sighting:
         try:
             return self._source.poll()
-        except Exception as error:  # noqa: BLE001 (one more way to be blind, not an end)
+        except Exception as error:  # noqa: BLE001 (an error makes the source blind, and does not end the poller)
             return Sighting(blind("garbage", f"the source failed: {type(error).__name__}: {error}"))
 
     def _is_news(self, notice: Notice) -> bool:
@@ -173,8 +189,11 @@ class Poller:
         return (known.kind, known.severity) != (notice.kind, notice.severity)
 
     def _put_off(self, notice: Notice) -> bool:
-        """What was announced for one time is announced for a later one: the first is withdrawn, the other is new.
-        (GCP and AWS let people choose another time.) Not where it is near: there a clock is likelier to be wrong."""
+        """Return whether the source has moved a known notice to a later time.
+
+        Then the first notice is withdrawn and the second one is new (GCP and AWS let people choose another time). A near
+        deadline does not count: there a wrong clock is likelier.
+        """
         known = self._standing.get(notice.id)
         if known is None or not self._source.withdraws:
             return False
@@ -191,44 +210,44 @@ class Poller:
         if line is not None:
             level, words = line
             logger.log(level, "%s: %s", self._source.name, words)
-        if health != before:  # other details of the same reason too: `status` shows the newest
+        if health != before:  # new details of the same reason count too: `status` shows the newest
             self._post(HealthChanged(self._source.name, health, self._mention.since))
 
 
-# How often each source was looked at, and how often in vain, and why: counted where it happens, read by whoever likes.
+# The count of polls, and of failed polls by reason. The polling threads count; any thread may read.
 #
-# A failed look is no event: there is one every two seconds for as long as a source is blind. So the watchers' threads
-# count here, and nobody waits for anybody. Each number has one writer (a source has one watcher at a time), and a copy
-# of the whole is one step of the interpreter's.
+# A failed poll posts no event, because a blind source fails every two seconds. So the pollers' threads count here, without
+# a lock. Each number has one writer (a source has one poller at a time), and a copy of the dict is one step of the
+# interpreter.
 
 
 class PollCount:
-    """Of one agent, from its start on. Numbers only grow, also where one watcher follows another."""
+    """The polls of one agent since its start. The numbers only grow, even if a new poller replaces another."""
 
     def __init__(self) -> None:
-        #: By source, reason and HTTP status; "" and "": it saw.
+        #: By source, reason and HTTP status; the last two are "" for a poll that saw.
         self._ended: dict[tuple[str, str, str], int] = {}
 
     def ended(self, source: str, health: Health) -> None:
-        """A look came to its end. On the thread that looked."""
+        """Count a poll that ended. Called by the thread that polls."""
         failed = not health.seeing
         key = (source, health.reason if failed else "", str(health.code) if failed and health.code else "")
         self._ended[key] = self._ended.get(key, 0) + 1
 
     @property
     def totals(self) -> Mapping[tuple[str, str, str], int]:
-        """As they stand: looks by source, reason and HTTP status, "" and "" for those that saw. Any thread."""
+        """The polls so far by source, reason and HTTP status; the last two are "" for polls that saw. For any thread."""
         return self._ended.copy()
 
 
-# Whether a look is overdue: a source whose look does not come to its end sees nothing, and says nothing of it either.
+# The deadline of a poll. A source whose poll never ends sees nothing, and cannot report that itself.
 #
-# Its timeouts are the source's own, and hold where they can: a read from a file server that is gone is held by the
-# kernel, for hours. So somebody else counts (law 4). Pure: what has happened and the time come in, a health goes out.
+# A source has its own timeouts, but they cannot end every call: the kernel may hold a read from a dead file server for
+# hours. So another thread keeps the time (law 4). Pure: events and the time come in, a health goes out.
 
-#: Seconds by which a look may be late: a machine at its limits is slow, and not blind.
+#: Seconds by which a poll may be late: an overloaded machine is slow, and not blind.
 GRACE = 5.0
-#: Seconds from one count to the next.
+#: Seconds between two checks of a poller.
 CHECK_EVERY = 2.0
 
 _ADVICE = (
@@ -238,11 +257,11 @@ _ADVICE = (
 
 
 class PollDeadline:
-    """Of one source: when the last look came to its end, and when the next one has to.
+    """The deadline of one source's next poll.
 
     Args:
-        longest: seconds that a look may take, by the source's own timeouts.
-        now: the first look begins.
+        longest: seconds that a poll may take by the source's own timeouts.
+        now: monotonic seconds at which the first poll begins.
     """
 
     def __init__(self, longest: float, now: float) -> None:
@@ -251,12 +270,12 @@ class PollDeadline:
         self._due = now + longest + GRACE
 
     def ended(self, now: float, pause: float) -> None:
-        """A look came to its end; the next one begins within `pause` seconds."""
+        """Note that a poll ended; the next one begins within `pause` seconds."""
         self._ended_at = now
         self._due = now + pause + self._longest + GRACE
 
     def problem(self, now: float) -> Health | None:
-        """Blindness, where a look is overdue; else None."""
+        """Return a blind health if a poll is overdue; else None."""
         if now < self._due:
             return None
         words = f"no look for {now - self._ended_at:.0f} s, and one takes {self._longest:g} s at the most"

@@ -1,8 +1,8 @@
-"""Let the machine's service agent do the polling: its notices and its sight, as if they were seen here.
+"""The follower of a service agent's feed: this run takes the service's notices and health as if it had polled itself.
 
-A cloud's metadata service is asked once a second for each machine, not for each run on it. When the service
-dies or goes silent, or watches nothing, that is said, this run looks for itself at once, and the service is asked
-again until it is back. What it told and nobody shows any more is withdrawn then (`Handover`).
+So a machine polls its cloud's metadata service once a second, not once a second for each run. If the service agent dies,
+goes silent or polls nothing, this run logs that and polls for itself at once. It calls the service again until the
+service is back. A notice that the service delivered and no source shows any more is withdrawn then (`Handover`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ logger = logging.getLogger("spotguard.agent")
 
 NAME = "service agent"
 _FIRST_WAIT = 0.25
-#: Seconds for the first answer, and for a sign of life after it: two are missed, and some time is left for a
-#: service that is slow. A stopped process accepts connections all the same, for the kernel does it.
+#: Seconds for the first answer. The kernel accepts connections for a stopped process too, so a connection proves nothing.
 _ANSWERS_IN = 2.0
+#: Seconds for the next sign of life: two missed ones, and some time for a slow service.
 _SILENCE = 2 * BEAT + 2.0
 
 
 class RemoteFeed:
-    """A watching connection to a service agent, and watchers of our own while there is none."""
+    """A connection that follows a service agent, and this run's own pollers while there is no such connection."""
 
     def __init__(
         self,
@@ -53,9 +53,21 @@ class RemoteFeed:
         beat: float = BEAT,
         ours: Collection[str] = (),
     ) -> None:
-        """`own` makes the watchers to be used while the service does not watch, which post as they are told to; they
-        are started here. `ours` are the names of the sources that this run looks through in any case: what the service
-        was told under such a name is another thing."""
+        """Prepare; `start` makes the first call.
+
+        Args:
+            path: the socket of the service agent.
+            post: takes the events.
+            clock: the clock of this feed.
+            rng: spreads the times of the calls.
+            own: makes this run's own pollers, for the time in which the service does not poll. They post their events with
+                the function that `own` receives. This object starts them.
+            answers_in: seconds for the first answer.
+            silence: seconds for the next sign of life.
+            beat: seconds for which each source has to have seen before a handover is over.
+            ours: the names of the sources that this run polls in any case. A source of the service with such a name is a
+                different source, and its health is ignored.
+        """
         self._path = path
         self._post = post
         self._clock = clock
@@ -70,19 +82,21 @@ class RemoteFeed:
         #: Whether the connection's first answer has come.
         self._answered = False
         self._guarded: bool | None = None
-        #: What the service said of each source, as long as it is believed.
+        #: The health of each source that the service reported, while this run trusts the service.
         self._said: dict[str, Health] = {}
         self._mentions: dict[str, HealthLog] = {}
         self._chorus: CommonHealth | None = None
-        #: Through how many sources the service looks.
+        #: How many sources the service polls.
         self._sources = 0
-        #: Seconds of warning that the cloud's own service promises, as the service agent has told; 0: none.
+        #: Seconds of warning that the cloud itself promises, as the service agent reported them; 0: none.
         self._window = 0.0
-        #: Sources of which something was said, by anybody, and those that withdraw what they show no longer.
+        #: Sources for which the service or an own poller reported a health.
         self._named: set[str] = set()
+        #: Sources that withdraw a notice by no longer showing it.
         self._withdrawing: set[str] = set()
         self._handover = Handover()
-        #: Held for what our own watchers say on their threads; never while one of them is stopped, who holds his own.
+        #: Held while an event is passed on, because own pollers post on their threads. Never held while this run stops a
+        #: poller, because that takes the poller's own lock.
         self._saying = threading.Lock()
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -90,7 +104,7 @@ class RemoteFeed:
 
     @property
     def alive(self) -> bool:
-        """As a `Poller`'s: its own thread, and those of the watchers that look in the service's place."""
+        """Whether its own thread lives, and the threads of the pollers that replace the service (as for a `Poller`)."""
         here = self._stop.is_set() or self._thread.ident is None or self._thread.is_alive()
         return here and all(watcher.alive for watcher in self._own)
 
@@ -105,14 +119,17 @@ class RemoteFeed:
         self._thread.join(timeout)
 
     def check(self, now: float) -> None:
-        """Of our own watchers. A service that is stuck says nothing, and is not believed for long."""
+        """Check this run's own pollers. A stuck service needs no check: it goes silent, and this run stops trusting it."""
         for watcher in self._own:
             watcher.check(now)
         for names, line in () if (chorus := self._chorus) is None else chorus.due(now):
             _log(names, line)
 
     def acknowledge(self, notice_id: str) -> None:
-        """By watchers of our own. The service watches for others too, whose work is not known to be saved."""
+        """Acknowledge through this run's own pollers.
+
+        The service agent cannot acknowledge for this run: it polls for other runs too, and their work may not be saved.
+        """
         for watcher in self._own:
             watcher.acknowledge(notice_id)
         if not self._own:
@@ -136,7 +153,11 @@ class RemoteFeed:
         self._look_ourselves(())
 
     def _call(self) -> None:
-        """One connection, from its beginning to its end. Raises what ended it, except our own `stop`."""
+        """Follow the service over one connection, until it ends or `stop` is called.
+
+        Raises:
+            OSError, ProtocolError: the connection failed. A `TimeoutError` means that the service went silent.
+        """
         caller = AgentClient(self._path, protocol.Watch(os.getpid(), severity=True), self._answers_in)
         with self._lock:
             self._caller = caller
@@ -172,13 +193,16 @@ class RemoteFeed:
             self._heard(message.source, _health(message), max(0.0, message.seconds))
 
     def _promised(self, window: float) -> None:
-        """Said again with each sign of life."""
+        """Post the promised window when it changes; the service repeats it with each sign of life."""
         if window > 0 and window != self._window:
             self._window = window
             self._post(WindowTold(window))
 
     def _heard(self, source: str, health: Health, seconds: float) -> None:
-        """Said again every few seconds. Who runs here may never see the service's log, so ours says it too."""
+        """Take in the health of a source; the service repeats it every few seconds.
+
+        The health goes into this run's log too, because this run's user may never see the service's log.
+        """
         now = self._clock.monotonic()
         line = self._mentions.setdefault(source, HealthLog()).of(health, now)
         if self._chorus is None:
@@ -192,7 +216,7 @@ class RemoteFeed:
             self._say(HealthChanged(source, health, now - seconds))
 
     def _say(self, event: Event) -> None:
-        """Pass on what the service says, or a watcher of our own, on whose thread this is then."""
+        """Pass on an event of the service or of an own poller. Own pollers call this on their threads."""
         with self._saying:
             self._handover.take(event)
             if isinstance(event, HealthChanged):
@@ -200,18 +224,21 @@ class RemoteFeed:
             self._post(event)
 
     def _call_off(self) -> None:
-        """What was told by one who does not tell any more, and is shown by nobody."""
+        """Withdraw the notices that an earlier teller delivered and that no source shows any more."""
         own = self._own
         sources = len(own) or self._sources
         with self._saying:
-            over = self._handover.over(
+            withdrawn = self._handover.over(
                 self._clock.monotonic(), sources=sources, withdrawing=self._withdrawing, beat=self._beat
             )
-        for id in over:
+        for id in withdrawn:
             self._post(NoticeGone(id))
 
     def _guarded_by(self, sources: int) -> None:
-        """It is there. One that watches nothing would never tell of a notice: then we look ourselves, if we can."""
+        """Take the service's first answer: it polls this many sources.
+
+        A service that polls nothing would never deliver a notice. Then this run polls for itself, if it has sources.
+        """
         if self._guarded is True:
             return
         self._guarded = True
@@ -227,7 +254,7 @@ class RemoteFeed:
             health = Health(Sight.SEEING, detail="it watches nothing, and here is nothing to watch")
         self._post(HealthChanged(NAME, health, self._clock.monotonic()))
         self._sources = max(0, sources)
-        # What we saw ourselves, or it before it went, is no sight of anybody now. What it sees, it says next.
+        # Health from own pollers, or from the service before it went, holds no longer. The service reports its own next.
         gone, self._named = sorted(self._named), set()
         self._look_ourselves(own, [SourceGone(source) for source in gone])
 
@@ -241,9 +268,8 @@ class RemoteFeed:
         now = self._clock.monotonic()
         health = blind("unguarded", f"{self._path}: {why}", "systemctl status spotguard")
         self._post(HealthChanged(NAME, health, now))
-        lost = [
-            HealthChanged(source, health, now) for source in self._said
-        ]  # its last word is no sight of ours
+        # The service's last report about a source does not say what this run sees.
+        lost = [HealthChanged(source, health, now) for source in self._said]
         self._said, self._mentions, self._chorus, self._sources = {}, {}, None, 0
         self._look_ourselves(self._own_watchers(), lost)
 
@@ -253,7 +279,7 @@ class RemoteFeed:
         return own
 
     def _look_ourselves(self, watchers: Sequence[Poller], news: Sequence[Event] = ()) -> None:
-        """These look from now on, and nobody else of ours. `news` is of those who looked before."""
+        """Replace this run's own pollers by `watchers`. `news` are the events about the tellers before them."""
         for watcher in self._own:
             watcher.stop()
         with self._saying:
@@ -270,57 +296,60 @@ def _log(names: str, line: Line) -> None:
     logger.log(level, "%s, through the service agent: %s", names, words)
 
 
-def _notice(said: protocol.FeedNotice, now: float) -> Notice:
+def _notice(message: protocol.FeedNotice, now: float) -> Notice:
     try:
-        kind = NoticeKind(said.kind)
+        kind = NoticeKind(message.kind)
     except ValueError:  # a newer service knows more kinds
         kind = NoticeKind.UNKNOWN
     try:
-        severity = Severity(said.severity)
-    except ValueError:  # whatever else it is: to save for nothing costs less than to miss the end
+        severity = Severity(message.severity)
+    except ValueError:  # a newer service knows more: a needless save costs less than a missed end
         severity = Severity.TERMINAL
-    left = max(said.seconds_left, 0.0)
+    left = max(message.seconds_left, 0.0)
     if severity is Severity.TERMINAL:
-        # Seconds left cross the socket, never more than the kind's own window, so that no word moves a deadline away.
-        left = min(left, max(said.window, 0.0))
-    return Notice(said.id, kind, said.source, now + left, now, severity, said.detail, said.window)
+        # The socket carries seconds left. They never exceed the kind's own window, so no message moves a deadline later.
+        left = min(left, max(message.window, 0.0))
+    return Notice(message.id, kind, message.source, now + left, now, severity, message.detail, message.window)
 
 
-def _health(said: protocol.FeedHealth) -> Health:
+def _health(message: protocol.FeedHealth) -> Health:
     try:
-        sight = Sight(said.sight)
-    except ValueError:  # a newer service knows more: whatever it is, it is not seeing
+        sight = Sight(message.sight)
+    except ValueError:  # a newer service knows more: a sight that is unknown here is not seeing
         sight = Sight.BLIND
     if sight is Sight.SEEING:
-        return Health(sight, detail=said.detail, advice=said.advice)
-    # A reason that this program does not know is shown in the words that came with it.
+        return Health(sight, detail=message.detail, advice=message.advice)
+    # For a reason that this program does not know, the detail that came with it is shown.
     reasons: tuple[Reason, ...] = get_args(Reason)
-    reason: Reason = said.reason if said.reason in reasons else "unreachable"
-    return Health(sight, reason, said.detail, said.advice)
+    reason: Reason = message.reason if message.reason in reasons else "unreachable"
+    return Health(sight, reason, message.detail, message.advice)
 
 
-# When another one looks in our place: what the first has told, the second has to show again, or it is over.
+# The handover between two tellers of notices: the service agent, or this run's own pollers. The second teller has to show
+# the first one's notices again, or they are withdrawn.
 #
-# A service agent tells of a reboot in three hours and dies; the reboot is cancelled; whoever looks next sees nothing, and
-# withdraws nothing, for it has never shown it. What is owed like that is gone once every source of the one who tells now
-# has seen for a full beat and does not show it. Only what ends the machine later: what ends it now is left to its
-# deadline, and what its source never withdraws is never called off. Pure: what was said and the time come in.
+# Example: a service agent delivers a reboot in three hours and dies, and the reboot is cancelled. The next teller sees
+# nothing, and withdraws nothing, because it has never shown that notice. Such a notice is owed. It is withdrawn once every
+# source of the current teller has seen for a full beat without showing it. This concerns notices that end the machine
+# later. A notice that ends it now stands until its deadline. A notice whose source never withdraws is never withdrawn here.
+# Pure: events and the time come in.
 
 
 class Handover:
-    """Of one run. Takes in everything that any of those says who look for it."""
+    """The notices of one run that outlive a change of teller. It takes in every event of every teller."""
 
     def __init__(self) -> None:
-        #: What ends the machine later, told by anybody, and not taken back.
+        #: The notices that end the machine later, from any teller, and that no teller has withdrawn.
         self._standing: dict[str, Notice] = {}
-        #: Of those, what the one who tells now has not shown yet.
+        #: The standing notices that the current teller has not shown yet.
         self._owed: set[str] = set()
-        #: What the one who tells now says of each source, and since when that one tells.
+        #: The current teller's report about each source.
         self._sight: dict[str, HealthChanged] = {}
+        #: Monotonic seconds at which the current teller began.
         self._since = 0.0
 
     def take(self, event: Event) -> None:
-        """The one who tells now said this."""
+        """Take in an event of the current teller."""
         if isinstance(event, HealthChanged):
             self._sight[event.source] = event
         elif isinstance(event, NoticeSeen):
@@ -331,17 +360,18 @@ class Handover:
             self._drop(event.id)
 
     def changes(self, now: float) -> None:
-        """Another one tells from now on."""
+        """Begin a new teller: it owes every standing notice."""
         self._owed = set(self._standing)
         self._sight, self._since = {}, now
 
     def over(self, now: float, *, sources: int, withdrawing: Collection[str], beat: float) -> list[str]:
-        """The ids of what is over now, each once.
+        """Return the ids of the notices that are withdrawn now, each once.
 
         Args:
-            sources: how many of them the one who tells now has.
-            withdrawing: names of the sources whose silence takes a notice back.
-            beat: seconds that each has to have seen for.
+            now: monotonic seconds.
+            sources: how many sources the current teller polls.
+            withdrawing: names of the sources that withdraw a notice by no longer showing it.
+            beat: seconds for which each source has to have seen.
         """
         if not self._owed or not 0 < sources <= len(self._sight):
             return []
@@ -352,7 +382,7 @@ class Handover:
         gone = [
             id for id in self._owed if self._source(id) in self._sight and self._source(id) in withdrawing
         ]
-        self._owed.clear()  # what is left cannot be known by this one
+        self._owed.clear()  # the current teller cannot know the rest
         for id in gone:
             self._drop(id)
         return sorted(gone)
