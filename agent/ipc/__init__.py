@@ -1,1 +1,1 @@
-"""The agent's socket: `paths` says where it lies, `listener` owns it, `server` and `connection` speak on it; `control` asks another agent."""
+"""The agent's socket: `paths` names its path, `listener` owns it, `server` and `connection` serve it. `control` asks an agent."""

@@ -1,4 +1,4 @@
-"""The other end of the agent's socket, for those who ask: one question, then answers as they come."""
+"""The client of an agent's socket: it sends one question, then receives answers as they come."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from ...providers.errors import ProtocolError
 
 
 class AgentClient:
-    """A connection to an agent. Every failure is an `OSError` (nobody answers) or a `ProtocolError`."""
+    """A connection to an agent.
+
+    Raises:
+        OSError: no agent answers, or the connection broke.
+        ProtocolError: the agent sent something that is not of the protocol.
+    """
 
     def __init__(self, path: Path, question: Message, timeout: float) -> None:
         self._clock = SystemClock()
@@ -37,10 +42,10 @@ class AgentClient:
             )
 
     def receive(self, timeout: float | None) -> Message | None:
-        """The next message; None when the agent has closed.
+        """Return the next message; None when the agent has closed the connection.
 
         Raises:
-            TimeoutError: it was not whole in `timeout` seconds, however many of its bytes came.
+            TimeoutError: the message was not complete within `timeout` seconds, even if some of its bytes came.
         """
         until = None if timeout is None else self._clock.monotonic() + timeout
         while not self._ready:
@@ -57,8 +62,8 @@ class AgentClient:
         return self._ready.pop(0)
 
     def hang_up(self) -> None:
-        """From another thread: `receive` returns None. `close` is still to be called."""
-        with contextlib.suppress(OSError):  # the agent has hung up already
+        """Make `receive` return None. Another thread calls this; `close` still has to be called."""
+        with contextlib.suppress(OSError):  # the agent has closed already
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""One connection of the socket server: bytes in, messages out, what a peer may cost us, and whoever lost its connection.
+"""One connection of the socket server: bytes in, messages out, limits for a peer, and processes that lost their connection.
 
-No method blocks. Whatever a peer does wrong is a `ProtocolError` or an `OSError`, and the server drops it.
+No method blocks. Every fault of a peer is a `ProtocolError` or an `OSError`, and the server drops that peer.
 """
 
 from __future__ import annotations
@@ -21,46 +21,47 @@ from ...providers.errors import ProtocolError
 logger = logging.getLogger("spotguard.agent")
 
 _CHUNK = 64 * 1024
-#: Linux 6.5: the peer's pidfd, with no moment in which its number could be another process's.
+#: Linux 6.5: the peer's pidfd from the socket. There is no moment in which the pid could belong to another process.
 _SO_PEERPIDFD = 77
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a peer may cost. Seconds and bytes; a real hook needs a thousandth of each."""
+    """The limits for a peer, in seconds and bytes. A real hook needs a thousandth of each."""
 
     connections: int = 1024
-    #: Those that have said nothing yet.
+    #: Connections that have sent no message yet.
     unregistered: int = 256
-    #: Of one user (a service has many).
+    #: Connections of one user (a service has many).
     per_user: int = 512
-    #: For the first message to be whole.
+    #: Seconds until the first message is complete.
     hello: float = 5.0
-    #: For any frame to be whole, once it has begun.
+    #: Seconds until a frame that has begun is complete.
     stall: float = 5.0
-    #: Without reading one byte of what waits for it.
+    #: Seconds in which a peer reads no byte of the data that waits for it.
     blocked: float = 10.0
+    #: Bytes that wait for a peer.
     outgoing: int = 1024 * 1024
     #: Messages in one second.
     rate: int = 1000
-    #: Processes followed after they had lost their socket.
+    #: Processes that are followed after they lost their socket.
     followed: int = 256
 
 
 class Connection:
-    """A peer on the socket. `number` is its session's."""
+    """A peer on the socket. `number` is also the number of its session."""
 
     def __init__(self, number: int, sock: socket.socket, now: float, limits: Limits) -> None:
         self.number = number
         self.sock = sock
         self.pid, self.uid = peer_credentials.peer(sock)
         self.peer = Peer(Role.NEW)
-        #: What it said of itself, once it has registered.
+        #: The peer's `Register` message, once it has registered.
         self.register: Register | None = None
         self.pidfd = -1
-        #: Close it when everything is sent.
+        #: The server closes the connection when everything is sent.
         self.closing = False
-        #: The last read found nothing more.
+        #: The last read found no more bytes.
         self.drained = False
         self._limits = limits
         self._since = now
@@ -79,10 +80,10 @@ class Connection:
         return bool(self._out)
 
     def read(self, now: float) -> list[Message] | None:
-        """The messages that have become whole; None at the end of the stream.
+        """Return the messages that are complete now; None at the end of the stream.
 
         Raises:
-            ProtocolError, OSError: the peer is to be dropped.
+            ProtocolError, OSError: the server has to drop the peer.
         """
         try:
             data, ancillary, flags, _ = self.sock.recvmsg(_CHUNK, peer_credentials.ROOM)
@@ -90,21 +91,20 @@ class Connection:
             self.drained = True
             return []
         self.drained = False
-        if (
-            flags & socket.MSG_CTRUNC
-        ):  # the room is for credentials alone; the kernel has closed what else came
+        # The ancillary buffer has room for credentials only. The kernel has closed any descriptors that came.
+        if flags & socket.MSG_CTRUNC:
             raise ProtocolError("it sent file descriptors")
         if not data:
             return None
         # A child that inherited the descriptor may write on it (a data loader's worker, forked before the hook's
-        # handler ran). The kernel never merges bytes of two senders in one read, so theirs can be left out whole.
+        # handler ran). The kernel never merges bytes of two senders in one read, so a child's read is discarded whole.
         if peer_credentials.sender(ancillary) != self.pid:
             return []
-        owed = self.peer.mid_frame
+        was_mid_frame = self.peer.mid_frame
         messages = self.peer.feed(data)
         if not self.peer.mid_frame:
             self._frame_since = None
-        elif messages or not owed:
+        elif messages or not was_mid_frame:
             self._frame_since = now
         self._count_messages(len(messages), now)
         return messages
@@ -117,7 +117,7 @@ class Connection:
             raise ProtocolError(f"more than {self._limits.rate} messages in a second")
 
     def queue(self, message: Message) -> None:
-        """Have `message` sent as the peer reads.
+        """Queue `message`; it is sent as the peer reads.
 
         Raises:
             ProtocolError: the peer does not read.
@@ -127,7 +127,7 @@ class Connection:
             raise ProtocolError(f"it left {len(self._out)} bytes unread")
 
     def flush(self, now: float) -> None:
-        """Send what the kernel takes."""
+        """Send as many queued bytes as the kernel takes."""
         try:
             while self._out:
                 del self._out[: self.sock.send(self._out)]
@@ -136,7 +136,7 @@ class Connection:
             self._blocked_since = self._blocked_since or now
 
     def overdue(self, now: float) -> str:
-        """Why the peer has had its time; "" while it has not."""
+        """Return the reason why the peer's time is over; "" while it is not."""
         if self.new and now - self._since >= self._limits.hello:
             return f"said nothing for {self._limits.hello:g} s"
         if self._frame_since is not None and now - self._frame_since >= self._limits.stall:
@@ -147,7 +147,7 @@ class Connection:
 
     @property
     def due(self) -> float | None:
-        """When `overdue` may change its answer."""
+        """Monotonic seconds at which `overdue` may change its answer; None if it cannot."""
         limits = self._limits
         times = [
             self._since + limits.hello if self.new else None,
@@ -157,10 +157,10 @@ class Connection:
         return min((t for t in times if t is not None), default=None)
 
     def follow(self) -> bool:
-        """Hold the peer's process, so that its death is seen although a child keeps the socket open.
+        """Open the peer's pidfd, so that the agent sees its death even if a child keeps the socket open.
 
         Returns:
-            False where it cannot be seen from here: it has ended, or is in a PID namespace that is not below ours.
+            False if the process is not visible: it has ended, or is in a PID namespace that is not below the agent's.
         """
         try:
             self.pidfd = self.sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
@@ -172,19 +172,19 @@ class Connection:
         return bool(self.pid > 0)
 
     def release(self) -> int:
-        """Close the socket and hand over the pidfd (-1: none)."""
+        """Close the socket, and return the pidfd, which the caller owns then (-1: none)."""
         self.sock.close()
         pidfd, self.pidfd = self.pidfd, -1
         return pidfd
 
 
 class DisconnectedPeers:
-    """Processes that lost their socket and live: each may be saving, its end is news, and it may be signalled.
+    """The live processes that lost their socket. Each may be saving, so the agent follows its end and may signal it.
 
     Args:
-        selector: of the thread that uses this; it calls what is registered with it.
-        most: processes; of more, the one that was followed longest is given up.
-        gone: called with the session and the reason when one is followed no longer.
+        selector: the selector of the thread that uses this object. That thread calls the registered callbacks.
+        most: the most processes. If there are more, the one that was followed longest is given up.
+        gone: called with the session and the reason when a process is followed no longer.
     """
 
     def __init__(self, selector: selectors.BaseSelector, most: int, gone: Callable[[int, str], None]) -> None:
@@ -202,12 +202,12 @@ class DisconnectedPeers:
             self._selector.register(
                 pidfd, selectors.EVENT_READ, lambda mask: self._forget(number, pid, ended)
             )
-        except OSError as error:  # it is not taken for dead, and waited for until the deadline
+        except OSError as error:  # the process counts as live, and the agent waits for it until the deadline
             logger.warning("the end of pid %d, which lost its socket, is not seen: %s", pid, error.strerror)
 
     def of(self, number: int) -> dict[int, int]:
-        """The session's process, which may be two of one number of ours: pidfd by pid."""
-        return {pid: pidfd for (of, pid), pidfd in self._pidfds.items() if of == number}
+        """Return the pidfds of a session's processes by pid. Two processes may have had the same session number."""
+        return {pid: pidfd for (session, pid), pidfd in self._pidfds.items() if session == number}
 
     def close(self) -> None:
         for pidfd in self._pidfds.values():
@@ -223,18 +223,20 @@ class DisconnectedPeers:
 
 
 def has_ended(pidfd: int) -> bool:
-    """Whether the process is gone: its pidfd is readable then."""
+    """Return whether the process has ended: its pidfd is readable then."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def is_exiting(pid: int) -> bool:
-    """Whether the process runs nothing of its own any more, though it is not gone: one that was killed gives its memory
-    back first, which takes seconds where there is much of it (proc_pid_stat(5), flags: PF_EXITING)."""
+    """Return whether the process runs no code of its own any more, though it has not ended.
+
+    A killed process gives its memory back first, which takes seconds for a large one (proc_pid_stat(5), flags: PF_EXITING).
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             flags = file.read().rpartition(b")")[2].split()[6]
-    except OSError:  # it has just gone
+    except OSError:  # it has just ended
         return True
     return bool(int(flags) & 0x4)

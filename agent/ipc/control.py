@@ -1,4 +1,4 @@
-"""The asking side of `spotguard status` and `spotguard drill`: find the agents here, ask, give back plain values."""
+"""The client side of `spotguard status` and `spotguard drill`: it finds the agents here, asks them and returns plain values."""
 
 from __future__ import annotations
 
@@ -13,56 +13,60 @@ from ...providers.errors import ProtocolError, SpotguardError, UsageError
 from .client import AgentClient
 from .paths import SERVICE_SOCKET, default_socket, is_socket, runtime_folder
 
-#: An agent answers within a millisecond; one that is stopped or wedged is reported, not waited for.
+#: Seconds for an answer. An agent answers within a millisecond; a stopped or stuck one is reported.
 ANSWERS_IN = 2.0
-#: All of its answer, which has a page for every few sessions, is there by then.
+#: Seconds for all pages of an answer. A page holds a few sessions.
 _ALL_IN = 10.0
-#: A drill takes its window, and then the time of telling everybody.
+#: Seconds that a drill may take beyond its window, to deliver the end to every session.
 _DRILL_SLACK = 15.0
 
 
 class AgentError(SpotguardError):
-    """An agent could not be asked, or did not do what it was asked."""
+    """An agent could not be asked, or refused."""
 
 
 class DeadSocketError(AgentError):
-    """Nobody listens there: the agent was killed, and left its socket behind."""
+    """No agent listens at the socket: the agent was killed and left its socket behind, or there was none."""
 
 
 def find_sockets(env: Mapping[str, str], uid: int, service: Path = SERVICE_SOCKET) -> list[Path]:
-    """Every socket that this user may ask: its own runs', and the machine's service.
+    """Return every socket that this user may ask: those of their own runs, and the machine's.
 
     Raises:
-        AgentError: the folder is somebody else's.
+        AgentError: the folder belongs to another user.
     """
     folder = runtime_folder(env, uid)
     try:
-        found = sorted(folder / name for name in os.listdir(folder) if name.endswith(".sock"))
-    except FileNotFoundError:  # nothing of ours has ever run
-        found = []
+        sockets = sorted(folder / name for name in os.listdir(folder) if name.endswith(".sock"))
+    except FileNotFoundError:  # this user has never started a run
+        sockets = []
     except OSError as error:
         raise AgentError(
             f"socket folder {folder}: {error.strerror}: set XDG_RUNTIME_DIR to a folder of your own (su and sudo may keep "
             "another user's), or say --socket PATH"
         ) from error
-    return found + machine_sockets(service)
+    return sockets + machine_sockets(service)
 
 
 def machine_sockets(service: Path = SERVICE_SOCKET) -> list[Path]:
-    """Those that lie in no user's folder: of the units that `spotguard bootstrap` installs, each in a folder of its own
-    (another user's cannot be looked into), and the service's."""
-    found = sorted(service.parent.parent.glob("spotguard-run-*/*.sock"))
+    """Return the sockets outside of the users' folders.
+
+    These are the sockets of the units that `spotguard bootstrap` installs, each in its own folder, and the service's. The
+    folder of another user's unit is not readable.
+    """
+    sockets = sorted(service.parent.parent.glob("spotguard-run-*/*.sock"))
     try:
-        return [*found, service] if is_socket(service) else found
-    except PermissionError:  # its folder is 0750, and we are not in its group: then it is not ours to ask
-        return found
+        return [*sockets, service] if is_socket(service) else sockets
+    except PermissionError:  # its folder is 0750, and this user, who is not in its group, may not ask it
+        return sockets
 
 
 def status(path: Path) -> dict[str, Any]:
-    """What the agent at `path` guards now.
+    """Return the status of the agent at `path`, with the sessions of all pages.
 
     Raises:
-        AgentError: it does not answer; a `DeadSocketError` where there is none.
+        DeadSocketError: there is no agent.
+        AgentError: the agent does not answer.
     """
     body: dict[str, Any] = {}
     clock = SystemClock()
@@ -76,7 +80,7 @@ def status(path: Path) -> dict[str, Any]:
 
 
 def statuses(env: Mapping[str, str], uid: int, service: Path = SERVICE_SOCKET) -> list[dict[str, Any]]:
-    """The status of every agent; for one that lives and does not answer, its socket and why."""
+    """Return the status of every agent. For an agent that lives and does not answer: its socket and the error."""
     return [body for _, body in _asked(find_sockets(env, uid, service))]
 
 
@@ -84,14 +88,14 @@ def _asked(paths: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
     for path in paths:
         try:
             yield path, status(path)
-        except DeadSocketError:  # what a killed agent left behind guards nothing
+        except DeadSocketError:  # a killed agent guards nothing
             continue
         except AgentError as error:
             yield path, {"socket": str(path), "error": str(error)}
 
 
 def guards(run_id: str, path: Path, body: Mapping[str, Any]) -> bool:
-    """Whether this is the agent of that run: by what it says, and where it does not answer, by its unit's folder."""
+    """Return whether this agent guards that run: by its status, or, if it does not answer, by the folder of its unit."""
     if "error" in body:
         return path.parent.name == f"spotguard-run-{run_id}"
     return not body["service"] and bool(body["run_id"] == run_id)
@@ -100,11 +104,14 @@ def guards(run_id: str, path: Path, body: Mapping[str, Any]) -> bool:
 def choose(
     run_id: str | None, socket: str | None, env: Mapping[str, str], uid: int, service: Path = SERVICE_SOCKET
 ) -> Path:
-    """The socket that is meant: the one said, else that of the run said or the only one, else that of the only service.
+    """Return the socket that the user means.
+
+    It is `socket` if given, else the socket of `run_id` if given. Otherwise it is the socket of the only run here, or, if
+    there is no run, of the only service.
 
     Raises:
-        UsageError: more than one.
-        AgentError: none, or another run has the socket of the one that was said.
+        UsageError: more than one agent fits.
+        AgentError: no agent fits, or another run has the socket of the given run.
     """
     if socket:
         return Path(socket)
@@ -114,10 +121,10 @@ def choose(
         (path, body) for path, body in _asked(find_sockets(env, uid, service)) if "error" not in body
     ]
     runs = [(path, body) for path, body in answering if not body["service"]]
-    found = [path for path, _ in runs or answering]
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    sockets = [path for path, _ in runs or answering]
+    if len(sockets) == 1:
+        return sockets[0]
+    if not sockets:
         raise AgentError(
             "no spotguard runs here: start one with `spotguard run -- COMMAND`, or say --socket PATH"
         )
@@ -126,27 +133,27 @@ def choose(
         raise UsageError(f"several services watch here: say {services}")
     names = sorted({str(body["run_id"]) for _, body in runs})
     if len(names) == 1:
-        raise _namesakes(names[0], found)
+        raise _namesakes(names[0], sockets)
     beside = f"; for the service say {services}" if services else ""
     raise UsageError(f"several runs are guarded here: say --run-id with one of {', '.join(names)}{beside}")
 
 
 def _of(run_id: str, env: Mapping[str, str], uid: int, service: Path) -> Path:
-    """The socket of who says that it guards this run; where nobody does, the one that the run would have."""
+    """Return the socket of the agent that guards this run; if no agent does, the run's default socket."""
     place = default_socket(run_id, env, uid)
     try:
         paths = find_sockets(env, uid, service)
-    except AgentError:  # who may not list the folder may pass through it all the same
+    except AgentError:  # a user who may not list the folder may still connect to a socket in it
         paths = [place, *machine_sockets(service)]
     asked = dict(_asked(paths))
-    found = [path for path, body in asked.items() if guards(run_id, path, body)]
-    if len(found) > 1:
-        raise _namesakes(run_id, found)
-    if found:
-        return found[0]
-    there = asked.get(place, {})
-    if there.get("service") is False:  # a run: it would have been found if it were the one
-        other = there["run_id"]
+    guarding = [path for path, body in asked.items() if guards(run_id, path, body)]
+    if len(guarding) > 1:
+        raise _namesakes(run_id, guarding)
+    if guarding:
+        return guarding[0]
+    at_default = asked.get(place, {})
+    if at_default.get("service") is False:  # another run: this run would be in `guarding`
+        other = at_default["run_id"]
         raise AgentError(
             f"run {other} answers at {place}, and not run {run_id}: say --run-id {other} to ask that one"
         )
@@ -162,10 +169,15 @@ def _either(paths: Iterable[Path]) -> str:
 
 
 def drill(path: Path, *, window: float = 30.0, preempt: bool = False) -> Iterator[dict[str, Any]]:
-    """A rehearsal: gives what happens as it happens, the last with "outcome".
+    """Run a drill, and yield each step as it happens; the last one has "outcome".
+
+    Args:
+        path: the agent's socket.
+        window: seconds of warning.
+        preempt: whether the job also ends, as after a real notice.
 
     Raises:
-        AgentError: it does not answer, or there is nothing to drill.
+        AgentError: the agent does not answer, or has nothing to drill.
     """
     for body in _ask(path, Ask("drill", window, preempt), window + _DRILL_SLACK):
         if "error" in body:

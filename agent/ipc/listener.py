@@ -1,7 +1,7 @@
-"""The agent's listening socket, and who could reach it: modes and owners (law 10). `paths` says where it lies.
+"""The agent's listening socket, and the modes and owners that protect it (law 10). `paths` names its path.
 
-The folder is the fence: 0700, or 0750 and a group for a service. A folder that somebody else owns, or that
-others may write to, is refused: in it the socket could be replaced by another one.
+The folder protects the socket: its mode is 0700, or 0750 with a group for a service. The agent refuses a folder that another
+user owns or may write to, because that user could replace the socket.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from .paths import LONGEST, lives_there
 
 @dataclass(slots=True)
 class Listener:
-    """A listening socket that is ours alone, for as long as `close` is not called."""
+    """A listening socket that belongs to this agent alone until `close`."""
 
     path: Path
     socket: socket.socket
     _lock: int
     _inode: int
-    #: What the agent before this one wrote down, if it was killed.
+    #: The command's record that the agent before this one left, if that agent was killed; else "".
     before: str = ""
     _lives: Callable[[str], object] = bool
 
     def write_down(self, record: str) -> None:
-        """Leave the command's record (`proctree.record_of`) to the agent after this one. An end in order takes it away."""
-        with contextlib.suppress(OSError):  # a full disk must not end the guard
+        """Leave the command's record (`proctree.record_of`) for the next agent. An orderly end removes the record."""
+        with contextlib.suppress(OSError):  # a full disk must not end the agent
             os.ftruncate(self._lock, os.pwrite(self._lock, os.fsencode(record), 0))
 
     def close(self) -> None:
-        """Stop listening; the files go too, unless somebody has put others there."""
+        """Stop listening, and remove the files, unless others have replaced them."""
         self.socket.close()
-        with contextlib.suppress(
-            FileNotFoundError
-        ):  # the folder was cleaned up under us: what should go is gone
+        with contextlib.suppress(FileNotFoundError):  # another program has already removed the socket
             if os.lstat(self.path).st_ino == self._inode:
                 os.unlink(self.path)
         _let_go(self.path, self._lock, self._lives)
 
 
 def listen(path: Path, *, service: bool = False, lives: Callable[[str], object] = bool) -> Listener:
-    """Listen at `path`, with its folder made where it is missing and `lives_there`.
+    """Listen at `path`. A missing folder is created if `lives_there` allows it.
 
     Args:
-        lives: whether the process with a record that was written down is still there (`proctree.recorded`).
+        path: the path of the socket.
+        service: whether the socket is a service's, which the folder's group may use.
+        lives: returns whether the process of a written record still lives (`proctree.recorded`).
 
     Raises:
-        UsageError: the path is too long, its folder is not there or not safe, something else is there, or another agent
-            answers there.
+        UsageError: the path is too long, its folder is missing or not safe, the path is something else than a socket, or
+            another agent answers there.
     """
     path = _short(path)
     folder = _fenced(path.parent, service)
@@ -69,8 +69,9 @@ def listen(path: Path, *, service: bool = False, lives: Callable[[str], object] 
 
 
 def check(path: Path, env: Mapping[str, str], uid: int) -> None:
-    """Refuse what `listen` would refuse this user of the path, its folder and what lies there; nothing is made. Who answers
-    there is not asked: it may be the very run that is meant.
+    """Refuse what `listen` would refuse this user: the path, its folder, or a file at the path. Nothing is created.
+
+    No agent that answers there is asked: it may be the very run that is meant.
 
     Raises:
         UsageError: as `listen`.
@@ -82,7 +83,7 @@ def check(path: Path, env: Mapping[str, str], uid: int) -> None:
 
 
 def check_folder(folder: Path, env: Mapping[str, str], uid: int) -> None:
-    """The same of a folder in which any socket is to lie.
+    """Refuse a folder for sockets of any name, as `check` does.
 
     Raises:
         UsageError: as `listen`.
@@ -91,9 +92,16 @@ def check_folder(folder: Path, env: Mapping[str, str], uid: int) -> None:
 
 
 def _check_folder(folder: Path, first: Path, env: Mapping[str, str], uid: int) -> None:
-    """
+    """Refuse a folder in which this user could not listen safely.
+
     Args:
-        first: the file that would be made in it.
+        folder: the folder.
+        first: the first file that `listen` would create in the folder.
+        env: the environment, which names the runtime folder.
+        uid: the user.
+
+    Raises:
+        UsageError: as `listen`.
     """
     try:
         info = os.lstat(folder)
@@ -112,7 +120,7 @@ def _check_folder(folder: Path, first: Path, env: Mapping[str, str], uid: int) -
 
 
 def _unwritable(folder: Path) -> OSError | None:
-    """What the kernel says to a new file in there; None: nothing against it."""
+    """Return the error with which the kernel would refuse a new file in the folder; None if it would not."""
     if os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
         return None
     try:
@@ -141,7 +149,7 @@ def _fenced(folder: Path, service: bool) -> os.stat_result:
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
                 if service:
-                    folder.chmod(0o750)  # whatever the umask: the group is meant
+                    folder.chmod(0o750)  # the group needs access whatever the umask is
         info = os.lstat(folder)
     except OSError as error:
         raise _no_folder(folder, error) from error
@@ -167,7 +175,7 @@ def _private(folder: Path, info: os.stat_result, uid: int) -> None:
         )
     if info.st_mode & 0o022:
         mode = stat.S_IMODE(info.st_mode)
-        # With the sticky bit it is for everybody, as /tmp: nobody is to take it from them, and one in it is safe.
+        # A folder with the sticky bit is for all users, as /tmp: its mode must stay, and a private folder in it is safe.
         advice = (
             f"mkdir -m 700 {folder}/NAME, and say --socket {folder}/NAME/run.sock"
             if mode & stat.S_ISVTX
@@ -179,10 +187,13 @@ def _private(folder: Path, info: os.stat_result, uid: int) -> None:
 
 
 def _lock(path: Path) -> int:
-    """One agent for each socket: the kernel gives the lock back when its holder dies, whatever it leaves.
+    """Take the lock that lets only one agent serve a socket. The kernel releases it when its holder dies.
 
-    The file goes with the agent that ends. So whoever opened it before that has locked one that is nobody's any more,
-    and asks again.
+    An agent that ends removes the lock file. Another agent may have opened that file just before. Its lock is then on a
+    removed file, so it opens the file again.
+
+    Raises:
+        UsageError: another agent holds the lock, or the file cannot be created.
     """
     name = _lock_of(path)
     while True:
@@ -201,8 +212,10 @@ def _lock(path: Path) -> int:
 
 
 def _let_go(path: Path, lock: int, lives: Callable[[str], object]) -> None:
-    """The file goes while the lock is ours: who comes then finds none, and makes one. It stays beside a command that lives:
-    the next agent has to know of that."""
+    """Remove the lock file while this agent holds the lock, so that the next agent creates a new one.
+
+    The file stays if the command still lives, because the next agent has to know about that command.
+    """
     if _lies_at(_lock_of(path), lock) and not lives(_read(lock)):
         _lock_of(path).unlink(missing_ok=True)
     os.close(lock)
@@ -221,7 +234,7 @@ def _lock_of(path: Path) -> Path:
 
 
 def _lies_at(name: Path, fd: int) -> bool:
-    """Whether this open file is the one of that name, and not one that lay there before."""
+    """Return whether the open file is the one of that name now, and not a removed one."""
     try:
         return os.path.samestat(os.lstat(name), os.fstat(fd))
     except OSError:
@@ -245,11 +258,11 @@ def _bind(path: Path, lock: int, mode: int, group: int, lives: Callable[[str], o
                 raise UsageError(f"socket {path}: {error.strerror}; choose another with --socket") from error
             _remove_stale(path)
             sock.bind(os.fspath(path))
-        # Between bind and chmod the folder's fence and the umask hold: nobody else can have connected.
+        # Between bind and chmod the folder's mode and the umask protect the socket: no other user can have connected.
         os.chmod(path, mode)
         if group >= 0:
             os.chown(path, -1, group)
-        # Inherited by every accepted connection, so that no byte comes without its sender's credentials.
+        # Every accepted connection inherits the option, so that no byte comes without its sender's credentials.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         sock.listen(socket.SOMAXCONN)
         return Listener(path, sock, lock, os.lstat(path).st_ino, _read(lock), lives)
@@ -264,7 +277,11 @@ def _no_file(path: Path) -> None:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove the socket of an agent that was killed; never a live one, never a file that is something else."""
+    """Remove the socket of a killed agent; never the socket of a live agent, and never another file.
+
+    Raises:
+        UsageError: an agent answers there, or the file is not a socket.
+    """
     _no_file(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)

@@ -1,4 +1,4 @@
-"""Where the agent's Unix socket lies: the run's own folder, or the service's."""
+"""The path of the agent's Unix socket: in the run's own folder, or in the service's."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ...providers.run_id import RUN_ID, is_run_id
 SERVICE_SOCKET = Path("/run/spotguard/agent.sock")
 
 
-#: unix(7): `sun_path` has 108 bytes, one of them for the end.
+#: Bytes. unix(7): `sun_path` has 108 bytes, and the last one is the terminator.
 LONGEST = 107
 
 
 def runtime_folder(env: Mapping[str, str], uid: int) -> Path:
-    """Where this user's sockets lie: short-lived, private, and no shared temporary name that can be forged."""
+    """Return the folder of this user's sockets: short-lived and private, so that no other user can forge a socket."""
     base = env.get("XDG_RUNTIME_DIR", "")
     if base and os.path.isdir(base):
         return Path(base, "spotguard")
@@ -26,7 +26,7 @@ def runtime_folder(env: Mapping[str, str], uid: int) -> Path:
 
 
 def default_socket(run_id: str, env: Mapping[str, str], uid: int) -> Path:
-    """The socket of this run.
+    """Return the path of this run's socket.
 
     Raises:
         UsageError: the run id cannot be a file's name.
@@ -37,27 +37,30 @@ def default_socket(run_id: str, env: Mapping[str, str], uid: int) -> Path:
 
 
 def path_of(said: str | None, run_id: str, env: Mapping[str, str], uid: int) -> Path:
-    """Where a run listens: at what was said, else by its id."""
+    """Return the path at which a run listens: `said` if `--socket` is set, else the default for its run id."""
     return Path(said) if said else default_socket(run_id, env, uid)
 
 
 def lives_there(folder: Path, env: Mapping[str, str], uid: int) -> bool:
-    """Whether a folder of sockets is made where it is missing: in the system's or the user's own runtime folder, which a
-    boot or a logout empties. Anywhere else a missing one is a slip of the pen, and what would be made is litter."""
+    """Return whether the agent creates a missing socket folder here.
+
+    It does in the system's or the user's own runtime folder, which a boot or a logout empties. Anywhere else a missing
+    folder is most likely a typing error, and a new folder would be clutter.
+    """
     default = runtime_folder(env, uid)
     runtime = {Path("/run"), default.parent} - {Path("/tmp")}
     return folder == default or not runtime.isdisjoint(folder.parents)
 
 
 def is_socket(path: Path) -> bool:
-    """Whether a socket lies there.
+    """Return whether there is a socket at `path`.
 
     Raises:
-        PermissionError: its folder lets us not see it. (`Path.is_socket` calls that False from Python 3.14 on.)
+        PermissionError: its folder does not let this user see it. (`Path.is_socket` returns False then, from Python 3.14 on.)
     """
     try:
         return stat.S_ISSOCK(os.stat(path).st_mode)
     except PermissionError:
         raise
-    except OSError:  # nothing there, or no way to it
+    except OSError:  # it does not exist, or cannot be reached
         return False

@@ -1,7 +1,7 @@
-"""The Unix socket server: one thread, which never blocks on a peer and tells what happens as events (law 10).
+"""The Unix socket server: one thread, which never blocks on a peer and posts everything as events (law 10).
 
-A bad or slow peer is dropped and harms no other: frames, buffers, counts and times are capped, and whatever goes
-wrong with one connection ends that one.
+The server drops a bad or slow peer, which harms no other peer. Frames, buffers, counts and times are capped. An error
+on one connection ends that connection only.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .listener import listen
 
 logger = logging.getLogger("spotguard.agent")
 
-#: Seconds before the next turn after a mistake of ours.
+#: Seconds before the next turn after a bug.
 _AFTER_ERROR = 0.1
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Server:
-    """Listens from construction on, serves from `start` to `close`. `send` may be called by any thread."""
+    """The server: it listens from construction on, and serves from `start` to `close`. Any thread may call `send`."""
 
     def __init__(
         self,
@@ -47,7 +47,19 @@ class Server:
         lives: Callable[[str], object] = bool,
         limits: Limits | None = None,
     ) -> None:
-        """Raises `UsageError` where the socket cannot be had."""
+        """Listen; `start` starts the thread.
+
+        Args:
+            path: the path of the socket.
+            post: takes the events.
+            clock: the clock for the limits.
+            service: whether this is the service's socket, which a group may use.
+            lives: returns whether the process of a written record still lives.
+            limits: the limits for peers.
+
+        Raises:
+            UsageError: the agent cannot listen at the path.
+        """
         self._post = post
         self._clock = clock
         self._service = service
@@ -64,7 +76,7 @@ class Server:
         self._deaf_until: float | None = None
         self._stop = self._closed = False
         self._never = threading.Event()
-        #: A notice is pending: said with each `Welcome`. Set by the loop.
+        #: Whether a notice is being answered. The loop sets it, and each `Welcome` carries it.
         self.doomed = False
         self._thread = threading.Thread(target=self._run, name="spotguard-server", daemon=True)
 
@@ -74,7 +86,7 @@ class Server:
 
     @property
     def serves(self) -> bool:
-        """Whether its thread is there: without it nobody is heard, and nobody told."""
+        """Whether the server's thread lives. Without it no message goes in or out."""
         return self._thread.is_alive()
 
     def start(self) -> None:
@@ -83,11 +95,11 @@ class Server:
         self._thread.start()
 
     def send(self, session: int, message: Message) -> None:
-        """Say `message` to a session; one that is gone hears nothing. Never blocks."""
+        """Send `message` to a session; nothing happens if the session has gone. Never blocks."""
         self._later(lambda: self._tell(session, message))
 
     def signal(self, session: int, signum: int, group: int) -> None:
-        """Signal a session's process, also one that has lost its socket, unless it is in `group`. Never blocks."""
+        """Signal a session's process, unless it is in `group`. A process without its socket is signalled too. Never blocks."""
         self._later(lambda: self._signal(session, signum, group))
 
     def _later(self, order: Callable[[], None]) -> None:
@@ -96,7 +108,7 @@ class Server:
             self._wake()
 
     def close(self) -> None:
-        """Say what is left to be said, as far as the peers' buffers take it, and stop."""
+        """Send the queued messages, as far as the peers' buffers take them, and stop."""
         if self._closed:
             return
         self._closed = self._stop = True
@@ -126,12 +138,12 @@ class Server:
     def _do(self, what: Callable[..., None], *of: int) -> None:
         try:
             what(*of)
-        except Exception:  # a mistake of ours must not leave everybody unheard
+        except Exception:  # a bug must not end the server for every peer
             logger.exception("an error of the agent's socket")
-            self._clock.wait(self._never, _AFTER_ERROR)  # what was not dealt with comes back at once
+            self._clock.wait(self._never, _AFTER_ERROR)  # the selector reports the same event again at once
 
     def _timeout(self) -> float | None:
-        """Until somebody has had their time; None, and no wake-up at all, while everybody is well."""
+        """Return the seconds until some peer's time is over; None, and no wake-up at all, while no peer is late."""
         due = [c.due for c in self._connections.values()] + [self._deaf_until]
         first = min((t for t in due if t is not None), default=None)
         return None if first is None else max(0.0, first - self._clock.monotonic()) + 0.001
@@ -161,39 +173,39 @@ class Server:
             self._say(connection, message)
 
     def _signal(self, number: int, signum: int, group: int) -> None:
-        there = self._followed.of(number)
+        processes = self._followed.of(number)
         if (connection := self._connections.get(number)) is not None and connection.pidfd >= 0:
-            there[connection.pid] = connection.pidfd
-        for pid, pidfd in there.items():
+            processes[connection.pid] = connection.pidfd
+        for pid, pidfd in processes.items():
             try:
                 if os.getpgid(pid) != group:
                     signal.pidfd_send_signal(pidfd, signum)
             except ProcessLookupError:
-                pass  # it has ended: its pidfd says so in a moment
+                pass  # it has ended: the selector reports its pidfd in a moment
             except PermissionError:
                 logger.warning("pid %d cannot be signalled: it runs as another user (sudo?)", pid)
 
-    # --- connections come ---
+    # --- new connections ---
 
     def _hear(self, on: bool) -> None:
-        """Accept, or leave it for a second: with no descriptor free, an accept would spin."""
+        """Accept connections, or pause for a second: without a free descriptor the server would spin on `accept`."""
         self._deaf_until = self._clock.monotonic() + 1.0
         if not on:
             self._selector.unregister(self.listener.socket)
             return
-        with contextlib.suppress(OSError):  # of epoll: it is tried again in a second
+        with contextlib.suppress(OSError):  # epoll refused: the server tries again in a second
             self._selector.register(self.listener.socket, selectors.EVENT_READ, self._accept)
             self._deaf_until = None
 
     def _accept(self, mask: int) -> None:
-        for _ in range(64):  # then those that are connected have their turn
+        for _ in range(64):  # then the connected peers have their turn
             try:
                 sock, _ = self.listener.socket.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno not in _OUT_OF_DESCRIPTORS:
-                    continue  # that peer has gone again
+                    continue  # that peer has already gone
                 logger.warning("no more connections: %s", error.strerror)
                 if not self._drop_a_new_one("no descriptors are left"):
                     self._hear(False)
@@ -205,10 +217,10 @@ class Server:
         self._last_number += 1
         try:
             connection = Connection(self._last_number, sock, self._clock.monotonic(), self._limits)
-        except OSError:  # it has gone again
+        except OSError:  # it has already gone
             sock.close()
             return
-        # As a service, whoever could open the folder belongs: its group is the list of who may.
+        # A service accepts every user who could open the folder: the folder's group lists them.
         if not self._service and connection.uid not in (0, os.geteuid()):
             logger.warning("uid %d (pid %d) may not connect here", connection.uid, connection.pid)
             connection.release()
@@ -235,7 +247,11 @@ class Server:
         return True
 
     def _drop_a_new_one(self, why: str) -> bool:
-        """Make room: the oldest that has said nothing, of the user who has most of them."""
+        """Make room: drop the oldest connection without a message, of the user with the most of them.
+
+        Returns:
+            False if every connection has sent a message.
+        """
         new = [c for c in self._connections.values() if c.new]
         if not new:
             return False
@@ -243,7 +259,7 @@ class Server:
         self._drop(next(c for c in new if c.uid == uid), why)
         return True
 
-    # --- they speak ---
+    # --- incoming messages ---
 
     def _ready(self, connection: Connection, mask: int) -> None:
         if connection.number not in self._connections:
@@ -255,7 +271,7 @@ class Server:
                 self._drop(connection, "it closed the connection")
         except (ProtocolError, OSError) as error:
             self._drop(connection, str(error))
-        except Exception as error:  # noqa: BLE001 (a mistake of ours, found by one peer, must not cost others)
+        except Exception as error:  # noqa: BLE001 (a bug that one peer triggers must not harm the others)
             logger.error("dropping pid %d: %s: %s", connection.pid, type(error).__name__, error)
             self._drop(connection, "an error of the agent")
 
@@ -305,21 +321,23 @@ class Server:
             return
         connection.register = message
         self._selector.register(connection.pidfd, selectors.EVENT_READ, lambda mask: self._died(connection))
-        # In this order: whoever has its Welcome is told of every notice after it. (What the loop answers to
-        # Opened passes through this thread, so that it comes after the Welcome all the same.)
+        # In this order, so that a session with its Welcome gets every later notice. (The loop's answer to Opened passes
+        # through this thread, so that it still comes after the Welcome.)
         self._post(Opened(connection.number, connection.pid, connection.uid, message))
         welcome = protocol.Welcome(connection.number, os.getpid(), notice=self.doomed, calls=True)
         self._say(connection, welcome)
 
     def _holder(self, connection: Connection, message: protocol.Register) -> Connection | None:
-        """The live process that saves what this one asks to save. Two that share a run id would each restore
-        the other's checkpoints."""
+        """Return the live process that already saves the rank, run and store that this process wants to save; None if none.
+
+        Two processes that share a run id would each restore the other's checkpoints.
+        """
         mine = (connection.uid, message.run_id, message.store, message.rank)
         for other in self._connections.values():
-            said = other.register
-            if said is None or not message.store or other.pid == connection.pid:
+            theirs = other.register
+            if theirs is None or not message.store or other.pid == connection.pid:
                 continue
-            if (other.uid, said.run_id, said.store, said.rank) == mine and not (
+            if (other.uid, theirs.run_id, theirs.store, theirs.rank) == mine and not (
                 has_ended(other.pidfd) or is_exiting(other.pid)
             ):
                 return other
@@ -340,7 +358,7 @@ class Server:
         else:
             self._post(Asked(connection.number, connection.uid, message.window, message.preempt))
 
-    # --- they are spoken to ---
+    # --- outgoing messages ---
 
     def _say(self, connection: Connection, message: Message) -> None:
         if isinstance(message, protocol.Refused) or (isinstance(message, protocol.Answer) and message.last):
@@ -361,17 +379,17 @@ class Server:
         if key.events != wanted:
             self._selector.modify(connection.sock, wanted, key.data)
 
-    # --- they go ---
+    # --- the end of a connection ---
 
     def _died(self, connection: Connection) -> None:
-        """The process is gone; what it wrote before is still read, a child's open descriptor is not waited for."""
+        """Drop a process that has ended, after reading what it wrote. A child's open descriptor does not delay this."""
         connection.drained = False
         try:
             while connection.number in self._connections and not connection.drained:
                 if not self._listen_to(connection):
                     break
         except (ProtocolError, OSError):
-            pass  # it is gone anyway
+            pass  # the process has ended anyway
         self._drop(connection, "its process ended")
 
     def _drop(self, connection: Connection, reason: str) -> None:
@@ -393,5 +411,5 @@ class Server:
             os.close(pidfd)
 
     def _unregister(self, fileobj: socket.socket | int) -> None:
-        with contextlib.suppress(KeyError):  # it never came so far as to be listened to
+        with contextlib.suppress(KeyError):  # it was never registered
             self._selector.unregister(fileobj)
