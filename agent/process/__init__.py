@@ -1,1 +1,4 @@
-"""The command: `program` finds it, `supervisor` starts and ends it, `terminal` lends it the keyboard, `proctree` finds what it left behind."""
+"""The guarded command: `program` finds it, `supervisor` starts and ends it, `terminal` hands it the terminal.
+
+`proctree` finds the processes that the command left behind.
+"""

@@ -1,7 +1,7 @@
-"""`--on-notice`: a command of the operator's, run beside everything else when a notice ends this machine.
+"""`--on-notice`: the operator's command, which runs beside everything else when a notice ends this machine.
 
-Nobody waits for it while there is something to save: each one has a thread, a process group and a limit of its own,
-and is killed at that limit. What it writes goes to the log. Whether it succeeds changes nothing.
+No save waits for the command. Each run of the command has its own thread, process group and time limit, and the agent kills
+it at that limit. Its output goes to the log. Its success or failure changes nothing.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ..events import Event, NoticeHookEnded
 
 logger = logging.getLogger("spotguard.agent")
 
-#: At the same time. Notices come one by one; more would be a source gone wild.
+#: Commands at the same time. Notices come one by one; more would mean a source gone wild.
 _AT_ONCE = 4
 #: Lines of one command that are logged.
 _LINES = 200
-#: Seconds that a killed command has to be gone.
+#: Seconds that `close` waits for each thread after the kill.
 _PATIENCE = 0.5
 _LONGEST_SLEEP = 3600.0
 
 
 def facts(notice: Notice, left: float) -> dict[str, str]:
-    """What the command finds in its environment. Whole seconds: a shell reckons with nothing else."""
-    said = (
+    """Return the variables for the command's environment. The seconds are whole, because a shell computes with integers only."""
+    values = (
         notice.id,
         str(notice.kind),
         str(notice.severity),
@@ -41,11 +41,11 @@ def facts(notice: Notice, left: float) -> dict[str, str]:
         str(int(max(0.0, left))),
         notice.detail,
     )
-    return {name: clip(value, TEXT) for name, value in zip(NOTICE_FACTS, said, strict=True)}
+    return {name: clip(value, TEXT) for name, value in zip(NOTICE_FACTS, values, strict=True)}
 
 
 class NoticeHook:
-    """Runs the command. `tell` and `close` are called by the loop's thread."""
+    """The runner of the command. The loop's thread calls `tell` and `close`."""
 
     def __init__(
         self, command: str, env: Mapping[str, str], post: Callable[[Event], None], clock: Clock
@@ -64,7 +64,7 @@ class NoticeHook:
             return bool(self._running)
 
     def tell(self, notice: Notice, left: float, until: float) -> None:
-        """Run it with this notice's facts; it is killed at `until`, monotonic seconds. Never blocks."""
+        """Run the command with this notice's facts, and kill it at `until` (monotonic seconds). Never blocks."""
         with self._lock:
             if len(self._running) >= _AT_ONCE:
                 logger.warning("--on-notice is not run for %s: it runs %d times already", notice.id, _AT_ONCE)
@@ -77,16 +77,16 @@ class NoticeHook:
         thread.start()
 
     def close(self) -> None:
-        """End what still runs."""
+        """End the commands that still run."""
         os.eventfd_write(self._stop_fd, 1)
         with self._lock:
             running = list(self._running)
         for thread in running:
             thread.join(_PATIENCE)
-        if not self.busy:  # else somebody still looks at it, to the end of this process
+        if not self.busy:  # else a thread still polls the descriptor, until this process ends
             os.close(self._stop_fd)
 
-    # --- a thread for each ---
+    # --- one thread for each run of the command ---
 
     def _run(self, env: Mapping[str, str], until: float) -> None:
         try:
@@ -99,7 +99,7 @@ class NoticeHook:
             self._post(NoticeHookEnded())
 
     def _start(self, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        # A group of its own: Ctrl-C is not for it, and what it starts is killed with it.
+        # A group of its own: Ctrl-C does not reach the command, and its children are killed with it.
         return subprocess.Popen(
             ["/bin/sh", "-c", self._command],
             stdin=subprocess.DEVNULL,
@@ -117,7 +117,7 @@ class NoticeHook:
             ended = self._listen(process.pid, output.fileno(), log, until)
             if not ended:
                 os.killpg(process.pid, signal.SIGKILL)
-            # As PID 1 we reap every child in another thread, and how this one ended may be lost: it then counts as 0.
+            # As PID 1 the agent reaps every child in another thread. The status of this one may be lost; it then counts as 0.
             code = process.wait()
             log.take(_read(output.fileno()))
             log.end()
@@ -130,7 +130,7 @@ class NoticeHook:
             logger.info("--on-notice is done")
 
     def _listen(self, pid: int, output: int, log: _Lines, until: float) -> bool:
-        """Log what it writes, until it ends (True), or until it has to (False)."""
+        """Log the command's output until the command ends (True), or until it must be killed (False)."""
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -148,7 +148,7 @@ class NoticeHook:
                 if output in ready:
                     data = _read(output)
                     log.take(data)
-                    if not data:  # it has closed its output, and goes on
+                    if not data:  # the command has closed its output, and goes on
                         poll.unregister(output)
             return False
         finally:
@@ -156,7 +156,7 @@ class NoticeHook:
 
 
 class _Lines:
-    """Pieces of output, made lines of the log."""
+    """Splits pieces of output into lines of the log."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -164,7 +164,8 @@ class _Lines:
 
     def take(self, data: bytes) -> None:
         if self._count > _LINES:
-            return  # read all the same, or it would stand; to make lines of it cost half as much again (`yes`)
+            # The output is still read, or the command would block. Splitting it too would cost half as much again (`yes`).
+            return
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._say(line)
@@ -185,7 +186,7 @@ class _Lines:
 
 
 def _read(fd: int) -> bytes:
-    """What lies in the pipe now; b"" also where nothing does."""
+    """Return the bytes in the pipe now; b"" if it is empty or closed."""
     try:
         return os.read(fd, 64 * 1024)
     except BlockingIOError:

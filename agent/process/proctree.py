@@ -1,10 +1,11 @@
-"""The command's processes that no signal to its group reaches: torchrun's workers, and the data loader's workers behind them.
+"""The command's processes that a signal to its group does not reach: torchrun's workers, and the data loaders' workers below.
 
-A live command's are found by descent (`below`). What training processes have left behind is found by number (`look`, `send`).
-Torchrun gives each of its workers a session, and with it a process group; both have the worker's pid for their number. Who
-is still there after that worker's end is found in /proc, and is ours if it was given our socket by its environment: a number
-can be a stranger's by then. Where the memory of the environment is overwritten (setproctitle, whose title a forked worker
-has too), the session's number and the user have to do.
+The agent finds the processes of a live command by descent (`below`). It finds those that training processes left behind by
+number (`look`, `send`). Torchrun gives each worker its own session and process group, and both have the worker's pid as
+their number. After that worker's end the agent searches /proc for processes with that number. The number may belong to
+another program by then. So a process is the command's only if its environment names the agent's socket. If a program has
+overwritten its environment's memory (setproctitle, whose title a forked worker has too), the session's number and the user
+decide.
 """
 
 from __future__ import annotations
@@ -19,71 +20,74 @@ from ..config.options import PARENT
 
 
 class ProcessPlace(NamedTuple):
-    """Where a process is. No group's or session's number is given to a new process while anybody is there."""
+    """The parent, group and session of a process. The kernel reuses no number of a group or session that has a process."""
 
     parent: int
     group: int
     session: int
-    #: In ticks since the machine's boot: with the pid it is this process and no other.
+    #: Ticks from the machine's boot to the process's start. Together with the pid it identifies the process.
     born: int
 
 
 def below(top: int) -> dict[int, ProcessPlace]:
-    """All descendants of a process that lives. Who is behind one that has ended is its descendant no longer."""
+    """Return all descendants of a live process. The children of a process that has ended are no descendants any more."""
     places = {pid: place for pid in _pids() if (place := place_of(pid)) is not None}
-    found: dict[int, ProcessPlace] = {}
+    descendants: dict[int, ProcessPlace] = {}
     above: Set[int] = {top}
     while above:
-        children = {n: place for n, place in places.items() if place.parent in above and n not in found}
-        found |= children
+        children = {n: place for n, place in places.items() if place.parent in above and n not in descendants}
+        descendants |= children
         above = children.keys()
-    return found
+    return descendants
 
 
 def kill(them: Mapping[int, ProcessPlace]) -> None:
-    """SIGKILL to who is still there of these."""
+    """Send SIGKILL to those of these processes that still live."""
     for pid, place in them.items():
         _signal(pid, signal.SIGKILL, partial(_is, pid, place.born))
 
 
 def look(group: int, orphaned: Set[int], env: Mapping[str, str]) -> tuple[bool, bool]:
-    """Whether anybody lives in the group of the command, and whether anybody is left in one of these. One pass over /proc,
-    which has thousands of processes on a large machine.
+    """Search for live processes of the command, in one pass over /proc: a large machine has thousands of processes.
 
     Args:
-        group: the command's own.
-        orphaned: pids of training processes that are gone.
-        env: what the command was given.
+        group: the command's own process group.
+        orphaned: pids of training processes that have ended.
+        env: the command's environment.
+
+    Returns:
+        Whether a process lives in the command's group, and whether one lives that an ended training process left behind.
     """
-    there = left = False
+    in_group = left_behind = False
     for pid in _pids():
         if (place := place_of(pid)) is None:
             continue
-        there = there or 0 < group == place.group
-        left = left or _ours(pid, orphaned, env, place)
-        if there and (left or not orphaned):
+        in_group = in_group or 0 < group == place.group
+        left_behind = left_behind or _ours(pid, orphaned, env, place)
+        if in_group and (left_behind or not orphaned):
             break
-    return there, left
+    return in_group, left_behind
 
 
 def send(signum: int, orphaned: Set[int], env: Mapping[str, str]) -> None:
-    """Send this signal to all who are left in these."""
+    """Send this signal to every process that these ended training processes left behind."""
     for pid in _pids():
         if _ours(pid, orphaned, env):
             _signal(pid, signum, partial(_ours, pid, orphaned, env))
 
 
 def record_of(pid: int, env: Mapping[str, str]) -> str:
-    """The name by which a later agent knows this command: no other process has it, in this life of the machine or another.
+    """Return the record by which a later agent recognises this command. It is unique, also across boots of the machine.
 
     Args:
-        env: what the command was given.
+        pid: the command's pid.
+        env: the command's environment.
     """
     return "" if (name := _name(pid)) is None else f"{name} {env.get(PARENT, '')}"
 
 
 def recorded(record: str) -> int:
-    """The pid of the process with this record; 0 if it has ended, or if the record is none."""
+    """Return the pid of the process with this record; 0 if the process has ended, or if the text is not a record."""
     pid, _, _ = record.partition(" ")
     name = _name(int(pid)) if pid.isdecimal() else None
     return int(pid) if name is not None and record.startswith(f"{name} ") else 0
@@ -93,8 +97,9 @@ def inherited(record: str, env: Mapping[str, str]) -> int | None:
     """Return the pid of the command that a killed agent left here; 0 if the command has ended and other processes of it live.
 
     Args:
-        record: what that agent wrote down of its command; "" if it ended in order.
-        env: what our own command is given. Another run, which was told to listen here too, is not ours to end.
+        record: the record that the killed agent wrote; "" if that agent ended in order.
+        env: the environment of this agent's command. It must match: the command of another run that listened at the same path
+            is not for this agent to end.
 
     Returns:
         None if nothing is left.
@@ -105,7 +110,7 @@ def inherited(record: str, env: Mapping[str, str]) -> int | None:
 
 
 def place_of(pid: int) -> ProcessPlace | None:
-    """None for a process that has ended, a zombie too."""
+    """Return the parent, group, session and start of a process; None if it has ended or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # After the name, which may hold spaces and brackets (proc(5)): state, parent, group, session; the 22nd is the start.
@@ -120,7 +125,7 @@ def _name(pid: int) -> str | None:
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
-    except OSError:  # a sandbox has none
+    except OSError:  # a sandbox may lack the file
         boot = "?"
     return None if (place := place_of(pid)) is None else f"{pid} {place.born} {boot}"
 
@@ -135,10 +140,10 @@ def _signal(pid: int, signum: int, still: Callable[[], bool]) -> None:
     except ProcessLookupError:
         return
     try:
-        if still():  # the descriptor is of who was looked at
+        if still():  # the descriptor belongs to the process that was checked
             signal.pidfd_send_signal(pidfd, signum)
     except (ProcessLookupError, PermissionError):
-        pass  # it has just ended; or it has become another user's, and is not ours to end
+        pass  # it has just ended; or it belongs to another user now, and the agent may not end it
     finally:
         os.close(pidfd)
 
@@ -153,17 +158,17 @@ def _ours(pid: int, orphaned: Set[int], env: Mapping[str, str], place: ProcessPl
     if place is None or orphaned.isdisjoint((place.group, place.session)) or PARENT not in env:
         return False
     try:
-        if b"=" in (said := _environment(pid)):  # it is an environment still
-            return _mark(env) in said.split(b"\0")
+        if b"=" in (environment := _environment(pid)):  # not overwritten
+            return _mark(env) in environment.split(b"\0")
         return place.session in orphaned and os.stat(f"/proc/{pid}").st_uid == os.geteuid()
-    except OSError:  # it has just ended, or is another user's
+    except OSError:  # it has just ended, or belongs to another user
         return False
 
 
 def _is_marked(pid: int, env: Mapping[str, str]) -> bool:
     try:
         return _mark(env) in _environment(pid).split(b"\0")
-    except OSError:  # it has just ended, or is another user's
+    except OSError:  # it has just ended, or belongs to another user
         return False
 
 

@@ -1,7 +1,7 @@
-"""Finding the command's program, and saying in one line why it cannot be started.
+"""Search for the command's program, and one-line errors for a program that cannot start.
 
-The exit codes are the shell's own (POSIX 2.8.2): 127 where there is no such command, 126 where there is one that
-cannot be executed. A launcher that reads codes then sees the same with and without `spotguard run`.
+The exit codes are those of the shell (POSIX 2.8.2): 127 if there is no such command, 126 if it cannot be executed. So a
+launcher that reads exit codes sees the same code with and without `spotguard run`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from ...providers.errors import SpotguardError
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 
-#: What execve(2) reads of a script: its interpreter ends at a blank, the line or a zero byte. (A carriage return is part of it.)
+#: Bytes of a script that execve(2) reads. The interpreter's path ends at a blank, a line end or a zero byte. (A carriage
+#: return is part of the path.)
 _HEAD = 256
 _INTERPRETER = re.compile(rb"#![ \t]*([^ \t\n\0]*)")
 
 
 class CommandError(SpotguardError):
-    """The command cannot be started. `exit_code` is what a shell would have answered."""
+    """The command cannot be started. `exit_code` is the code with which a shell would exit."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -30,23 +31,23 @@ class CommandError(SpotguardError):
 
 
 def find(word: str, env: Mapping[str, str]) -> str:
-    """The program's path: `word` itself where it holds a slash, else the first on the command's own PATH.
+    """Return the program's path: `word` itself if it contains a slash, else the first match on the command's own PATH.
 
     Raises:
-        CommandError: nothing is there, or nothing that may be executed.
+        CommandError: there is no such file, or none that may be executed.
     """
     if not word:
         raise CommandError("the command is an empty word: name a program, as in python", NOT_FOUND)
     if "/" in word:
-        there = [word] if _exists(word) else []
-    else:  # a folder on PATH that has the name is not looked at, by a shell either
+        candidates = [word] if _exists(word) else []
+    else:  # like a shell, skip a folder of that name on PATH
         places = [os.path.join(folder, word) for folder in _path(env)]
-        there = [place for place in places if os.path.isfile(place)]
-    for place in there:
+        candidates = [place for place in places if os.path.isfile(place)]
+    for place in candidates:
         if os.path.isfile(place) and os.access(place, os.X_OK):
             return place
-    if there:
-        raise _not_executable(word, there[0])
+    if candidates:
+        raise _not_executable(word, candidates[0])
     if os.path.isfile(word):
         hint = f"it is a file in this folder: say ./{word}, or the program that runs it, as in python {word}"
     elif "/" in word:
@@ -62,13 +63,13 @@ def _exists(word: str) -> bool:
     except PermissionError as error:
         hint = "a folder on the way to it may not be entered: look at the folders' rights (chmod +x)"
         raise CommandError(f"cannot execute {word!r}: {hint}", NOT_EXECUTABLE) from error
-    except (OSError, ValueError):  # nothing there, or no path
+    except (OSError, ValueError):  # no such file, or not a path
         return False
     return True
 
 
 def refusal(word: str, program: str, error: OSError) -> CommandError:
-    """What the kernel's refusal to execute `program` means."""
+    """Return the error that explains the kernel's refusal to execute `program`."""
     if error.errno == errno.ENOEXEC:
         hint = "it is no program: give it a first line such as #!/usr/bin/env python3, or name what runs it"
     elif error.errno == errno.ENOENT and not _is_script(program):
@@ -83,13 +84,13 @@ def refusal(word: str, program: str, error: OSError) -> CommandError:
 
 
 def check_interpreter(word: str, program: str) -> None:
-    """Refuse a script whose interpreter the kernel would not execute; whether that one is sound in turn is not looked at.
+    """Refuse a script whose interpreter the kernel would not execute. An interpreter that is itself a script is not checked.
 
     Raises:
         CommandError: as `refusal`.
     """
     script = _INTERPRETER.match(_head(program))
-    if script is None or script.end() == _HEAD:  # no script, or a longer name than was read
+    if script is None or script.end() == _HEAD:  # not a script, or a longer path than was read
         return
     interpreter = script[1]
     if not interpreter:
@@ -111,12 +112,12 @@ def _head(program: str) -> bytes:
     try:
         with open(program, "rb") as file:
             return file.read(_HEAD)
-    except OSError:  # it may be executed and not read: then it is no script
+    except OSError:  # executable but not readable: then it is not a script
         return b""
 
 
 def _path(env: Mapping[str, str]) -> list[str]:
-    # An empty entry is the current folder (POSIX 8.3), which os.path.join("", word) gives.
+    # An empty entry means the current folder (POSIX 8.3); os.path.join("", word) gives that.
     return env.get("PATH", os.defpath).split(os.pathsep)
 
 

@@ -1,10 +1,10 @@
-"""Signals to `spotguard` itself become events, and nothing else happens in a handler.
+"""Signals to `spotguard` itself, turned into events. A signal handler does nothing else.
 
-The kernel may hand a signal to any thread. Python then runs its handler in the main thread "soon", but does not
-wake a main thread that waits on a queue (seen: SIGCONT after Ctrl-Z, taken by the reaper's thread, was acted on
-with the next event, which never came). So the handlers are empty, and the byte that Python's own C handler
-writes at once (`set_wakeup_fd`) is read by a thread that posts. The other ways cost more: `signalfd` is not in
-the standard library, and blocking signals to take them in a thread would hand the mask to every command.
+The kernel may deliver a signal to any thread. Python then runs its handler in the main thread "soon", but does not wake a
+main thread that waits on a queue. (Seen: the reaper's thread took SIGCONT after Ctrl-Z. The main thread would have acted on
+it with the next event, which never came.) So the handlers are empty. Python's own C handler writes a byte at once
+(`set_wakeup_fd`); a thread reads the byte and posts the event. The other ways cost more: `signalfd` is not in the standard
+library, and every command would inherit the mask of blocked signals.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from types import FrameType, TracebackType
 
 from ..events import PASSED_ON, Event, Signalled
 
-#: What the pure machine decides about: a notice, an end at once.
+#: Signals that the pure machine decides about: SIGTERM is a notice, SIGINT an end at once.
 DECIDED = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
-#: What was set to ignored (by `nohup`, a shell's `&`, a `trap ''`) says "not for you": it stays so, for us and for
-#: the command, which could not tell that it is to ignore what we handle. Not SIGTERM, which is a notice to us;
-#: nor SIGCONT, which wakes whoever ignores it too.
+#: Signals that stay ignored if they were ignored before (by `nohup`, a shell's `&`, a `trap ''`), for the agent and for the
+#: command. The command could not see that it should ignore a signal that the agent handles. SIGTERM is an exception, because
+#: it is a notice. SIGCONT is one, because it wakes even a process that ignores it.
 _LEFT_IGNORED = (DECIDED | PASSED_ON) - {signal.SIGTERM, signal.SIGCONT}
 
 
 class Signals:
-    """While this stands, each signal is posted as `Signalled`, in order, from a thread of its own.
+    """A context in which a thread posts each signal as `Signalled`, in order.
 
-    Entered and left in the main thread (as `signal.signal` asks).
+    The main thread enters and leaves it (`signal.signal` requires that).
     """
 
     def __init__(self, post: Callable[[Event], None]) -> None:
@@ -43,13 +43,13 @@ class Signals:
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)  # a handler never waits
         self._thread.start()
-        # A full pipe (65,536 signals unread) loses some; a warning from inside a handler helps nobody.
+        # A full pipe (65,536 signals unread) loses some; a warning from inside a handler would not help.
         self._fd_before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         for signum in sorted(DECIDED | PASSED_ON):
             before = signal.getsignal(signum)
             if before is signal.SIG_IGN and signum in _LEFT_IGNORED:
                 continue
-            self._before[signum] = before or signal.SIG_DFL  # None: a handler of C code
+            self._before[signum] = before or signal.SIG_DFL  # None: C code installed the handler
             signal.signal(signum, _nothing)
         return self
 
@@ -59,7 +59,7 @@ class Signals:
         for signum, before in self._before.items():
             signal.signal(signum, before)
         signal.set_wakeup_fd(self._fd_before)
-        os.close(self._writing)  # the thread reads to the end, so nothing that came is lost
+        os.close(self._writing)  # the thread reads to the end, so no signal is lost
         self._thread.join()
         os.close(self._reading)
 
@@ -71,4 +71,4 @@ class Signals:
 
 
 def _nothing(signum: int, frame: FrameType | None) -> None:
-    """The byte is on its way already."""
+    """Do nothing: Python's C handler has already written the byte."""

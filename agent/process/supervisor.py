@@ -1,19 +1,19 @@
-"""The guarded command: started, signalled as a group, stopped and continued with its terminal, and reaped.
+"""The supervisor of the guarded command: it starts the command, signals its group, stops and continues it, and reaps it.
 
-The command keeps our session, our terminal and our three streams untouched; it gets a process group of its own,
-whose number is its pid. Whatever it inherits is what it would have had without us: open descriptors (a shell's
-`<(…)`), the signal mask, ignored signals. Of those not SIGTERM and SIGCONT, which we must hear (`signals`; what
-has a handler here is at its default there), SIGCHLD, without which we would lose its status, and SIGPIPE and
-SIGXFSZ, which Python ignores in every process of its own.
+The command keeps the agent's session, terminal and three streams. It gets its own process group, whose number is its pid.
+It inherits everything that it would have without the agent: open descriptors (a shell's `<(…)`), the signal mask and
+ignored signals. Five signals are never inherited as ignored. The agent itself must receive SIGTERM and SIGCONT (`signals`: a
+signal with a handler here is at its default in the command). Without SIGCHLD the agent would lose the command's status.
+Python ignores SIGPIPE and SIGXFSZ in every process of its own.
 
-**Who waits.** One thread, in `waitid`, looks (WNOWAIT) before it takes. The ended command stays a zombie until
-`close` or the next `start`: as long as it is there the kernel gives its number to nobody, so a signal to the
-group can never hit a stranger, and what the command left running can still be killed. As PID 1 we are also the
-parent of every orphan of the container: those are reaped by the same thread, one by one, and the command's own
-status can not be lost among them.
+**The reaper.** One thread waits in `waitid`, and peeks at a status (WNOWAIT) before it takes the status. The ended command
+stays a zombie until `close` or the next `start`. Until then the kernel does not reuse its number, so a signal to the group
+can never reach a foreign process, and the processes that the command left running can still be killed. As PID 1 the agent
+is also the parent of every orphan of the container. The same thread reaps the orphans one by one, so that the command's own
+status cannot be lost among them.
 
-**Descendants.** When the command ends by itself, what it left in the background stays, as under a shell. Who
-wants the group gone (a preemption) calls `kill`, which works after the command's own end too.
+**Descendants.** When the command ends by itself, its background processes stay, as under a shell. A preemption calls `kill`
+to end the group, which works after the command's own end too.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ __all__ = ["CommandError", "Supervisor", "take_status"]
 
 
 class Supervisor:
-    """One command at a time: `start`, then `signal` and `kill` as wanted, `close` at the end.
+    """The supervisor of one command at a time: `start`, then `signal` and `kill` as needed, `close` at the end.
 
-    Called by one thread. `post` is called by the reaper, once for each `start`, when the command has ended.
+    One thread calls these methods. The reaper calls `post` once for each `start`, when the command has ended.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Supervisor:
             command: the program and its arguments.
             env: the command's whole environment.
             post: takes the events.
-            adopts: whether other people's orphans become our children. By default: as PID 1 they do.
-            terminal: finds the controlling terminal.
+            adopts: whether foreign orphans become the agent's children. By default they do if the agent is PID 1.
+            terminal: opens the controlling terminal.
         """
         self._command = list(command)
         self._env = dict(env)
@@ -70,9 +70,9 @@ class Supervisor:
         self._terminal = terminal()
         self._pid = 0
         self._returncode: int | None = None
-        #: It was asked to end, so it must not stay stopped: a stopped process does not hear SIGTERM.
+        #: The command got SIGTERM, so it must not stay stopped: a stopped process does not act on SIGTERM.
         self._asked_to_end = False
-        #: It was started by another agent, which was killed.
+        #: Another agent, which was killed, started the command.
         self._adopted = False
         self._early: list[int] = []
         self._reaper: threading.Thread | None = None
@@ -86,7 +86,7 @@ class Supervisor:
         self._release()
         if self._pid:
             raise RuntimeError(f"the command (pid {self._pid}) still runs: it is started again after its end")
-        # A parent that ignored SIGCHLD has left it so for us, and the kernel would then keep no status for us.
+        # The agent inherits an ignored SIGCHLD from its parent. The kernel would then keep no status of the command.
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._pid = self._spawn()
@@ -103,46 +103,51 @@ class Supervisor:
         return self._pid
 
     def adopt(self, pid: int) -> None:
-        """Stand over a command that another agent started, until it ends; the next `start` comes after that. It is not our
-        child: its end is told with 0, whatever its code was.
+        """Supervise a command that another agent started, until it ends. The next `start` comes after that.
+
+        The command is not a child of this agent. So its end is posted with code 0, whatever its code was.
 
         Args:
-            pid: 0 if the command has ended and only other processes of it are there.
+            pid: the command's pid; 0 if the command has ended and only other processes of it live.
         """
         self._pid, self._adopted = pid, True
         self._reaper = threading.Thread(target=self._await, args=(pid,), name="spotguard-reaper", daemon=True)
         self._reaper.start()
 
     def signal(self, signum: int) -> None:
-        """Send `signum` to the whole group. Before `start` it is kept, and sent then."""
+        """Send `signum` to the whole group. A signal before `start` is kept, and sent at `start`."""
         if not self._pid:
             if not self._adopted:
                 self._early.append(signum)
             return
         keeps = self._adopted or feeds_a_pipe()
         if signum == signal.SIGCONT and self._terminal is not None and not keeps:
-            self._terminal.give(self._pid)  # `fg`: our shell has just made us the foreground
+            self._terminal.give(self._pid)  # `fg`: the shell has just made the agent the foreground
         if signum == signal.SIGTERM:
-            self._asked_to_end = True  # before it is sent: whichever way a stop falls, one of us wakes it
+            # Set before the signal is sent. Whenever a stop comes, this thread or the reaper then continues the command.
+            self._asked_to_end = True
         self._send(signum)
         if signum == signal.SIGTERM:
-            # Nothing to a process that runs; systemd does the same (systemd.kill(5)).
+            # SIGCONT does nothing to a running process. systemd sends it too (systemd.kill(5)).
             self._send(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End the whole group now, also what is left of it when the command itself is gone. While it lives, all its
-        descendants too: torchrun's workers have sessions of their own, and may not have registered yet."""
+        """Kill the whole group now, also the rest of it after the command's end.
+
+        While the command lives, kill all its descendants too: torchrun's workers have sessions of their own, and may not
+        have registered yet.
+        """
         if not self._pid:
             return
         try:
-            descendants = proctree.below(self._pid)  # before: who loses its parent is found no longer
+            descendants = proctree.below(self._pid)  # before the kill: orphans are no descendants any more
         finally:
             self._send(signal.SIGKILL)
         proctree.kill(descendants)
 
     @property
     def record(self) -> str:
-        """The command's, for the agent after this one (`proctree.record_of`)."""
+        """The command's record for the next agent (`proctree.record_of`)."""
         return proctree.record_of(self._pid, self._env)
 
     @property
@@ -150,35 +155,38 @@ class Supervisor:
         return list(self._command)
 
     def change(self, command: Sequence[str]) -> None:
-        """The next `start` starts this one."""
+        """Set the command for the next `start`."""
         self._command = list(command)
 
     @property
     def pid(self) -> int:
-        """The command's, also after its end; 0 where none was started."""
+        """The command's pid, also after its end; 0 if no command was started."""
         return self._pid
 
     def look(self, orphaned: frozenset[int] = frozenset()) -> GroupSeen:
-        """Who but the command itself is in its group, and of the command in one of these. Asked after the command's end, when
-        its own zombie answers to every signal, so that `killpg(…, 0)` tells nothing."""
-        group, left = proctree.look(self._pid, orphaned, self._env)
-        return GroupSeen(self._pid, group, left, orphaned)
+        """Return whether other processes live in the command's group, or were left behind by these training processes.
+
+        The loop calls this after the command's end. `killpg(…, 0)` cannot answer then, because the command's own zombie
+        accepts every signal.
+        """
+        group, left_behind = proctree.look(self._pid, orphaned, self._env)
+        return GroupSeen(self._pid, group, left_behind, orphaned)
 
     def signal_orphans(self, signum: int, groups: frozenset[int]) -> None:
-        """Send `signum` to what the command has left behind in these groups."""
+        """Send `signum` to the processes that the command left behind in these groups."""
         proctree.send(signum, groups, self._env)
 
     def rest(self) -> None:
-        """The command has ended and nothing follows yet: what the keyboard sends now is meant for us."""
+        """Take the terminal back: the command has ended, no start follows yet, and the keyboard's signals are for the agent."""
         if self._terminal is not None:
             self._terminal.take(self._pid)
             if self._returncode is not None and self._returncode < 0:
                 self._terminal.restore()
 
     def close(self) -> None:
-        """Take the terminal back and reap. A command that still runs is left running: ending it is a decision."""
+        """Take the terminal back and reap. A command that still runs stays: only the machine decides to end it."""
         self._release()
-        if self._terminal is not None and not self._pid:  # else the reaper still looks at it
+        if self._terminal is not None and not self._pid:  # else the reaper still uses the terminal
             self._terminal.close()
             self._terminal = None
 
@@ -187,8 +195,8 @@ class Supervisor:
     def _spawn(self) -> int:
         program = find(self._command[0], self._env)
         try:
-            # posix_spawn and not subprocess: it neither closes what the shell opened for the command nor
-            # copies this process's memory. SIGPIPE and SIGXFSZ: Python ignores them, the command should not.
+            # posix_spawn instead of subprocess: it keeps the descriptors that the shell opened for the command, and does
+            # not copy this process's memory. Python ignores SIGPIPE and SIGXFSZ; the command should not.
             return os.posix_spawn(
                 program,
                 self._command,
@@ -200,7 +208,7 @@ class Supervisor:
             raise refusal(self._command[0], program, error) from error
 
     def _release(self) -> None:
-        """Give up the ended command: its terminal, its zombie, its thread."""
+        """Release what belongs to an ended command: the terminal, the zombie and the thread."""
         if not self._pid:
             return
         if self._terminal is not None:
@@ -208,7 +216,7 @@ class Supervisor:
         if self._returncode is None:
             return
         if self._reaper is not None:
-            self._reaper.join()  # it has posted, so it is at its last line
+            self._reaper.join()  # the reaper has posted, so it is at its last line
             self._reaper = None
         if self._terminal is not None and self._returncode < 0:
             self._terminal.restore()
@@ -219,7 +227,7 @@ class Supervisor:
             self._reap_orphans()
 
     def _reap_orphans(self) -> None:
-        """Those that ended after the command did, when nobody waited."""
+        """Reap the orphans that ended after the command, while no thread waited."""
         try:
             while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG):
                 pass
@@ -229,7 +237,7 @@ class Supervisor:
     # --- the reaper's thread ------------------------------------------------------------------------------
 
     def _await(self, pid: int) -> None:
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the command has ended
             fd = os.pidfd_open(pid)
             try:
                 poll = select.poll()
@@ -244,7 +252,7 @@ class Supervisor:
         kind, number = (os.P_ALL, 0) if self._adopts else (os.P_PID, pid)
         while True:
             seen = os.waitid(kind, number, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
-            if seen is None:  # only WNOHANG gives None: this is for the type checker
+            if seen is None:  # only WNOHANG gives None; the check is for the type checker
                 continue
             ended = seen.si_code not in (os.CLD_STOPPED, os.CLD_TRAPPED)
             if ended and seen.si_pid == pid:
@@ -255,25 +263,25 @@ class Supervisor:
                 self._stop_with_it(pid, seen.si_status)
 
     def _stop_with_it(self, group: int, signum: int) -> None:
-        """The command was stopped: our shell should see its job stopped, unless it is nobody's to continue."""
+        """Stop the agent with its stopped command, so that the shell sees a stopped job. Continue a command without a shell."""
         terminal = self._terminal
         wants = signum in _WANTS_TERMINAL
         if self._asked_to_end:
             self._send(signal.SIGCONT)
         elif terminal is None:
-            pass  # by `kill -STOP`, for reasons of its own; there is no keyboard, and we stay on guard
+            pass  # somebody sent `kill -STOP` on purpose; there is no keyboard, and the agent stays awake
         elif wants and terminal.give(group):
-            # It looked at the terminal before it was given, or is a job that `fg` brought to the front.
+            # The command used the terminal before the agent gave it, or `fg` has brought the job to the front.
             self._send(signal.SIGCONT)
         elif not wants and terminal.holder() != group and not terminal.held_by_us():
-            pass  # stopped behind the terminal's back: no shell waits for it
+            pass  # not stopped from this terminal: no shell waits for the stop
         elif somebody_can_continue_us():
             terminal.take(group)
-            # Our whole group, so that a script around us or a `| tee` beside us stops too. SIGCONT comes back
-            # by `fg` or `bg`, as an event, and goes on to the command through `signal`.
+            # The agent's whole group stops, so that a script around the agent or a `| tee` beside it stops too. `fg` or `bg`
+            # sends SIGCONT, which arrives as an event and goes on to the command through `signal`.
             os.killpg(0, signal.SIGSTOP)
         elif signum != signal.SIGSTOP:
-            self._send(signal.SIGCONT)  # as the kernel does for an orphaned group: Ctrl-Z means nothing here
+            self._send(signal.SIGCONT)  # as the kernel treats an orphaned group: Ctrl-Z has no effect
 
     def _send(self, signum: int) -> None:
         try:
@@ -286,9 +294,13 @@ class Supervisor:
 
 
 def take_status(pid: int, what: int) -> bool:
-    """Take what was seen of a child, so that the next look shows something new. False: it is out of date already."""
+    """Take a child's status that `waitid` has shown, so that the next call shows a new one.
+
+    Returns:
+        False if the status is out of date already.
+    """
     try:
         return os.waitid(os.P_PID, pid, what | os.WNOHANG) is not None
     except ChildProcessError:
-        # Seen stopped, killed since: a zombie is no child for who asks for stopped ones (seen, 1 in 100).
+        # The stopped child was killed since. `waitid` for stopped children does not count a zombie (seen, 1 in 100).
         return False

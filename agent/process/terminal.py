@@ -1,10 +1,10 @@
-"""The controlling terminal and who is in its foreground: job control as a shell does it, for one command.
+"""The controlling terminal and its foreground group: job control as in a shell, for one command.
 
-The command has a process group of its own, so that it can be signalled as a whole, and Ctrl-C goes to the
-terminal's foreground group only. So that group must become the foreground one, or the command would never hear
-Ctrl-C and would be stopped (SIGTTIN) at its first look at the keyboard.
+The command has its own process group, so that the agent can signal it as a whole. Ctrl-C goes to the terminal's foreground
+group only. So the command's group must become the foreground group. Otherwise the command would never get Ctrl-C, and its
+first read from the keyboard would stop it (SIGTTIN).
 
-`/dev/tty` and not stdin: a command whose input is redirected is interrupted by Ctrl-C all the same.
+The agent opens `/dev/tty` instead of using stdin, because Ctrl-C also interrupts a command whose input is redirected.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ logger = logging.getLogger("spotguard.agent")
 
 
 class Terminal:
-    """The terminal that controls this session. Every method may be called from any thread.
+    """The terminal that controls this session. Any thread may call every method.
 
-    A terminal can go away at any time (a closed window, a lost ssh). Then there is no job to control any more,
-    and no method here is worth an error: each says False, or does nothing.
+    A terminal can go away at any time (a closed window, a lost ssh). Then there is no job to control any more, so no method
+    raises: each returns False, or does nothing.
     """
 
     def __init__(self, fd: int) -> None:
@@ -34,14 +34,14 @@ class Terminal:
 
     @classmethod
     def open(cls, path: str = "/dev/tty") -> Terminal | None:
-        """The controlling terminal, or None where this session has none (a service, cron, most containers)."""
+        """Open the controlling terminal; None if this session has none (a service, cron, most containers)."""
         try:
             return cls(os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
         except OSError:  # ENXIO: no controlling terminal; ENOENT, EACCES: a bare container
             return None
 
     def holder(self) -> int:
-        """The foreground process group, 0 where nobody can tell."""
+        """Return the foreground process group; 0 if it is unknown."""
         try:
             return os.tcgetpgrp(self._fd)
         except OSError:
@@ -51,7 +51,7 @@ class Terminal:
         return self.holder() == self._own
 
     def give(self, group: int) -> bool:
-        """Make `group` the foreground, if we are it: a job in the background has nothing to give.
+        """Make `group` the foreground, if the agent's group is it. A background job cannot give the terminal away.
 
         Returns:
             Whether `group` is the foreground now.
@@ -62,15 +62,15 @@ class Terminal:
         return self._set(group)
 
     def take(self, group: int) -> None:
-        """Become the foreground again, if `group` is it; what the user has put there since stays."""
+        """Make the agent's group the foreground again, if `group` is it. A job that the user put there since stays."""
         if self.holder() == group:
             self._set(self._own)
 
     def restore(self) -> None:
-        """Put the line modes back that stood when the terminal was given away.
+        """Restore the line modes from before the terminal was given away.
 
-        For a command that was killed: it had no chance to leave raw mode, and a shell does this only for a job
-        that it sees killed itself, while `spotguard run` exits with a code.
+        A killed command had no chance to leave raw mode. A shell restores the modes only if it sees its own job killed, but
+        `spotguard run` exits with a code.
         """
         if self._modes is None or not self.held_by_us():
             return
@@ -101,8 +101,10 @@ class Terminal:
 
 @contextmanager
 def _no_ttou() -> Iterator[None]:
-    """A background group that touches its terminal is stopped by SIGTTOU, unless the calling thread blocks it
-    (POSIX tcsetpgrp). Blocked, not ignored: what is ignored stays ignored in every command started later."""
+    """Block SIGTTOU in the calling thread. Otherwise it stops a background group that changes its terminal (POSIX tcsetpgrp).
+
+    The signal is blocked and not ignored: every command started later would inherit an ignored signal.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     try:
         yield
@@ -111,10 +113,10 @@ def _no_ttou() -> Iterator[None]:
 
 
 def feeds_a_pipe() -> bool:
-    """Whether our output is somebody's input: `spotguard run … | less`.
+    """Return whether the agent's output goes into a pipe: `spotguard run … | less`.
 
-    That somebody is in our process group. Were the terminal given to the command's group, a pager would be
-    stopped at its first key. Such a job keeps the terminal, and passes on what the keyboard sends.
+    The reader of the pipe is in the agent's process group. If the command's group had the terminal, a pager would be stopped
+    at its first key. So in such a job the agent keeps the terminal, and passes the keyboard's signals on.
     """
     try:
         return stat.S_ISFIFO(os.fstat(1).st_mode)
@@ -123,7 +125,7 @@ def feeds_a_pipe() -> bool:
 
 
 def in_front() -> bool:
-    """Whether our process group is the foreground of a terminal: its Ctrl-C is meant for us, too."""
+    """Return whether the agent's process group is the foreground of a terminal. Its Ctrl-C is then for the agent, too."""
     terminal = Terminal.open()
     if terminal is None:
         return False
@@ -134,10 +136,11 @@ def in_front() -> bool:
 
 
 def somebody_can_continue_us() -> bool:
-    """Whether a shell stands over our process group: one that would see it stopped, and has `fg`.
+    """Return whether a shell controls the agent's process group: it would see the group stopped, and has `fg`.
 
-    POSIX calls a group without one orphaned, and the kernel never stops such a group from the keyboard: nobody
-    could wake it. Our group holds us and what started us without a group of its own (a script, make, env).
+    POSIX calls a group without such a shell orphaned. The kernel never stops an orphaned group from the keyboard, because
+    nothing could continue it. The agent's group also holds the programs that started the agent without a group of its own (a
+    script, make, env).
     """
     group, session = os.getpgrp(), os.getsid(0)
     pid = os.getppid()
@@ -146,11 +149,11 @@ def somebody_can_continue_us() -> bool:
             pid = _parent_of(pid)
         return pid > 0 and os.getsid(pid) == session
     except (OSError, ValueError, IndexError):
-        # An ancestor ended while we looked, or /proc is not there: then rather stay awake and on guard.
+        # An ancestor ended meanwhile, or /proc is missing. It is safer to stay awake and on guard then.
         return False
 
 
 def _parent_of(pid: int) -> int:
     with open(f"/proc/{pid}/stat", "rb") as file:
-        # The name, in brackets, may hold spaces and brackets: the fields count from the last one (proc(5)).
+        # The name, in brackets, may hold spaces and brackets. So the fields are counted from the last bracket (proc(5)).
         return int(file.read().rpartition(b")")[2].split()[1])

@@ -1,11 +1,12 @@
-"""What is known of launchers: which command is torchrun, and what it has to be told so that a save survives it.
+"""Launchers: which command is torchrun, and the environment that keeps torchrun from killing a worker that saves.
 
-torchrun that gets SIGTERM, or loses its rendezvous (0.4 s after the machine that held it is gone: seen), passes SIGTERM on
-to its workers and kills them 30 s later. A worker that saves holds SIGTERM, and needs as long as its window, or, on a
-machine that stays, as long as its state takes.
+torchrun passes SIGTERM on to its workers if it gets SIGTERM itself, or if it loses its rendezvous (seen: 0.4 s after the
+machine that hosted it is gone). It kills the workers 30 s later. A worker that saves holds SIGTERM. It needs up to its
+window, or, on a machine that stays, as long as its state takes.
 
-Its rendezvous' store is also the workers' (torch 2.13), with the keys of every round before: a machine that joins, and one
-that starts again where the store has stayed, find the addresses of those that are gone (seen: refused for ever).
+The rendezvous' store is also the workers' store (torch 2.13), and it keeps the keys of every earlier round. So a machine
+that joins finds the addresses of machines that are gone, and so does a machine that starts again where the store has stayed
+(seen: connections refused for ever).
 """
 
 from __future__ import annotations
@@ -15,22 +16,25 @@ from collections.abc import Mapping, Sequence
 
 from ..core.peers import PATIENCE
 
-#: Seconds (pytorch#172596, of March 2026: an older one does not read it). `--shutdown-timeout` beats it. Where a worker
-#: of the same machine dies, or another machine joins, torchrun's 30 s hold all the same (pytorch#192815).
+#: Seconds until torchrun kills its workers (pytorch#172596, of March 2026: an older torch does not read the variable).
+#: `--shutdown-timeout` overrides it. If a worker of the same machine dies, or another machine joins, torchrun still uses its
+#: 30 s (pytorch#192815).
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-#: "1": rank 0's worker makes a store of its own for each start. Nothing to a rendezvous that is static.
+#: "1": rank 0's worker makes its own store for each start. It has no effect on a static rendezvous.
 UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-#: By then the agent has ended all of them itself.
+#: Seconds added to the longest save. The agent itself has ended all workers by then.
 _AFTER = 60.0
 
-#: Where torchruns meet. What `torch.distributed.run` takes with a hyphen it takes with an underline too.
+#: The option that names the rendezvous. `torch.distributed.run` accepts each option with hyphens or with underscores.
 _ENDPOINT = ("--rdzv-endpoint", "--rdzv_endpoint")
 _MODULES = ("torch.distributed.run", "torch.distributed.launch")
 
 
 def is_torchrun(command: Sequence[str]) -> bool:
-    """Whether one of these words starts torchrun: by its name, or as a module, behind whatever stands before it (`env`,
-    `numactl`). A script that starts it is not looked into."""
+    """Return whether the command starts torchrun, by its name or as a module, also behind `env`, `numactl` and the like.
+
+    A script that starts torchrun is not recognised.
+    """
     for at, word in enumerate(command):
         if os.path.basename(word) == "torchrun":
             return True
@@ -42,16 +46,23 @@ def is_torchrun(command: Sequence[str]) -> bool:
 
 
 def told(command: Sequence[str], window: float | None, env: Mapping[str, str]) -> dict[str, str]:
-    """What a launcher is given by the environment, where nobody has said otherwise."""
+    """Return the variables that torchrun needs and that `env` does not set; nothing for another command."""
     if not is_torchrun(command):
         return {}
-    said = {SHUTDOWN_TIMEOUT: str(round(max(PATIENCE, window or 0.0) + _AFTER)), UNSHARED: "1"}
-    return {name: value for name, value in said.items() if not env.get(name)}
+    defaults = {SHUTDOWN_TIMEOUT: str(round(max(PATIENCE, window or 0.0) + _AFTER)), UNSHARED: "1"}
+    return {name: value for name, value in defaults.items() if not env.get(name)}
 
 
 def moved(command: Sequence[str], gone: frozenset[str], meet: str) -> list[str]:
-    """The command with its rendezvous on `meet`, where it was on the machine that is `gone` (its names and addresses). Who
-    is at home at `meet` hosts it then, as torchrun finds out for itself."""
+    """Return the command with its rendezvous moved to `meet`, if it was on the machine that is gone.
+
+    The machine at `meet` hosts the rendezvous then; torchrun detects that itself.
+
+    Args:
+        command: the program and its arguments.
+        gone: the names and addresses of the machine that is gone.
+        meet: the new host.
+    """
     words = list(command)
     if not is_torchrun(words):
         return words
