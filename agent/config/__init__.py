@@ -1,1 +1,1 @@
-"""Options: `options` is the table, `parsers` reads one value, `resolve` takes flags, environment and file together."""
+"""Options: `options` is the table, `parsers` parses one value, `resolve` merges flags, environment and file."""

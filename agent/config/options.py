@@ -1,4 +1,4 @@
-"""The options of `run` and `agent`: one table, from which flags, environment variables and file keys all come."""
+"""The options of `run` and `agent`: one table that defines flags, environment variables and file keys."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any, Literal
 from . import parsers
 from .parsers import DEADLINE_EXAMPLE, Deadline
 
-#: Run id and socket of the agent that made this environment, with a colon between them, which no run id holds.
+#: The variable with the run id and the socket of the agent that made this environment. A colon separates them; no run id
+#: contains one.
 PARENT = "SPOTGUARD_PARENT"
 
-#: What a command of `--on-notice` finds beside them (`notice_hook`).
+#: The variables that a command of `--on-notice` finds in addition (`notice_hook`).
 NOTICE_FACTS = tuple(
     f"SPOTGUARD_NOTICE_{name}" for name in ("ID", "KIND", "SEVERITY", "SOURCE", "SECONDS_LEFT", "DETAIL")
 )
 
 PREFIX = "SPOTGUARD_"
 
-#: Where the TOML file is named.
+#: The variable that names the TOML file.
 CONFIG_VARIABLE = "SPOTGUARD_CONFIG"
 
 RUN: tuple[str, ...] = ("run",)
@@ -29,40 +30,41 @@ BOTH: tuple[str, ...] = ("run", "agent")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a `run` or an `agent` was asked for, checked."""
+    """The checked options of a `run` or an `agent`."""
 
     #: "auto", "aws", "azure", "gcp" or "none".
     provider: str
     metadata_endpoint: str | None
-    #: What Azure calls this machine, where its service cannot be asked.
+    #: Azure's name for this machine, if its metadata service does not tell the name.
     vm_name: str | None
     acknowledge: bool
     store: str
-    #: Whether somebody chose the store: the default dies with the machine, which must be said on a cloud.
+    #: Whether the user chose the store. The default dies with the machine, so spotguard warns about it on a cloud.
     store_given: bool
     run_id: str
-    #: Seconds of warning, where the cloud's own word is not to be taken.
+    #: Seconds of warning that override the cloud's own number; None: use the cloud's.
     window: float | None
+    #: Seconds; None: in proportion to the window.
     reserve: float | None
     deadline: Deadline | None
     notice_file: str | None
-    #: For the shell.
+    #: A command line for the shell.
     on_notice: str | None
     every: float | Literal["auto", "off"]
     keep: str
     stage: str | None
     lossy_moments: bool
-    #: In steps of training.
+    #: Steps of training that a dead rank's extras are worth at a restore.
     extras_worth: int
     begin_anew: bool
-    #: None: the default of the run id, or of the service.
+    #: None: the default path for the run id, or for the service.
     socket: str | None
-    #: For a command of which nobody registered.
+    #: The signal for a command without sessions; None: no signal.
     signal: int | None
     max_restarts: int
     outlive: bool
     exit_code: int
-    #: Of the endpoint on loopback; None: there is none.
+    #: Port of the metrics endpoint on loopback; None: no endpoint.
     metrics_port: int | None
     json_log: bool
     log_level: str
@@ -70,7 +72,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One option. `read` makes the value, or refuses; it never sees what was not given."""
+    """One option. `read` parses a given text into the value, or raises `UsageError`."""
 
     name: str
     read: Callable[[str, str], Any]
@@ -78,7 +80,7 @@ class Setting:
     metavar: str
     help: str
     commands: tuple[str, ...] = BOTH
-    #: What `agent --help` says instead, where the service's default is another.
+    #: The help text of `agent --help`, if the service's default differs; else "".
     agent_help: str = ""
 
     @property
@@ -132,7 +134,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "store",
-        parsers.store,  # the front door, which may open the stores, reads it more closely
+        parsers.store,  # the front door, which may import the stores, checks the URL further
         None,
         "URL",
         "where checkpoints go: s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///path (default: the folder spotguard-checkpoints, here)",
@@ -259,7 +261,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "exit-code",
-        # 0 would tell every launcher that the work is done.
+        # Every launcher takes 0 for finished work.
         parsers.at_least(1, 255, "; 0 would say that the work is done"),
         75,
         "N",

@@ -1,7 +1,7 @@
-"""From what a person wrote to a value: one function for each kind of option.
+"""Parsers from a user's text to a value: one function for each kind of option.
 
-Each takes the origin ("--window", "SPOTGUARD_WINDOW", "spot.toml: window") and the text, and refuses with one
-line that names both, what was expected, and an example to copy.
+Each parser takes the origin ("--window", "SPOTGUARD_WINDOW", "spot.toml: window") and the text. It raises `UsageError` with
+one line that names both, the expected form, and an example to copy.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _NO = ("false", "no", "off", "0")
 PROVIDERS = ("auto", "aws", "azure", "gcp", "none")
 
 
-#: Checkpoints that stay: the newest so many, and one of every so many steps.
+#: `K` or `K+N`: the newest K checkpoints stay, and one of every N steps.
 _KEEP = re.compile("[1-9][0-9]{0,8}(?:[+][1-9][0-9]{0,8})?")
 
-#: Signals that leave a command no time: to send one of them is to end it, not to tell it.
+#: Signals that a command cannot handle, so that they give it no time to save.
 _DEAF = (signal.SIGKILL, signal.SIGSTOP)
 
 
@@ -37,7 +37,7 @@ def refuse(origin: str, text: str, expected: str) -> NoReturn:
 
 
 def seconds(origin: str, text: str) -> float:
-    """Zero is a time too: a reserve of none, a window that is over at once."""
+    """Parse seconds. 0 is allowed: no reserve, or a window that is over at once."""
     value = _number(text)
     if not 0 <= value <= WEEK:
         refuse(origin, text, f"seconds from 0 up to {WEEK} (a week), as in 30")
@@ -55,7 +55,7 @@ def interval(origin: str, text: str) -> float | Literal["auto", "off"]:
 
 
 def at_least(least: int, most: int | None = None, why: str = "") -> Callable[[str, str], int]:
-    """The reader of whole numbers from `least` up, to `most` where there is an end."""
+    """Return a parser of whole numbers from `least` up, to `most` if given. `why` goes behind the error's text."""
     span = f"from {least} up" if most is None else f"from {least} to {most}"
 
     def read(origin: str, text: str) -> int:
@@ -71,7 +71,7 @@ def at_least(least: int, most: int | None = None, why: str = "") -> Callable[[st
 
 
 def keep(origin: str, text: str) -> str:
-    """How many checkpoints stay, in the words that the training process reads (`hooks.checkpoint.retention.Keep`)."""
+    """Check how many checkpoints stay. The training process parses the text (`hooks.checkpoint.retention.Keep`)."""
     if not _KEEP.fullmatch(text):
         refuse(
             origin,
@@ -103,7 +103,7 @@ def provider(origin: str, text: str) -> str:
 
 
 def endpoint(origin: str, text: str) -> str:
-    # Here and now: it brings the HTTP client, which nobody needs who gives no endpoint and has no cloud.
+    # Imported here, because it loads the HTTP client, which a run without an endpoint and a cloud does not need.
     from ...providers.clouds.http import parse_endpoint
 
     return parse_endpoint(text, origin)
@@ -128,14 +128,14 @@ def store(origin: str, text: str) -> str:
 
 
 def absolute_path(origin: str, text: str) -> str:
-    """Absolute, because the command may be in another folder when it uses it."""
+    """Return the absolute path, because the command may be in another folder when it uses the path."""
     if not text or "\0" in text:
         refuse(origin, text, "a path, as in /run/user/1000/gpt.sock")
     return os.path.abspath(text)
 
 
 def socket_path(origin: str, text: str) -> str:
-    """The root has no name, and so no lock of that name beside it."""
+    """Return the absolute path, and refuse `/`: it has no name for a lock file beside it."""
     path = absolute_path(origin, text)
     if not os.path.basename(path):
         refuse(origin, text, "a path with a name at its end, as in /run/user/1000/gpt.sock")
@@ -143,11 +143,11 @@ def socket_path(origin: str, text: str) -> str:
 
 
 def folder(origin: str, text: str) -> str:
-    """Absolute, and there or to be made. Only looked at: who writes to it makes it."""
-    path = there = os.path.abspath(text.partition("\0")[0])
-    while not os.path.lexists(there):
-        there = os.path.dirname(there)
-    if not text or "\0" in text or not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
+    """Return the absolute path of a folder that exists or can be created. The parser only checks; the writer creates it."""
+    path = existing = os.path.abspath(text.partition("\0")[0])
+    while not os.path.lexists(existing):
+        existing = os.path.dirname(existing)
+    if not text or "\0" in text or not os.path.isdir(existing) or not os.access(existing, os.W_OK | os.X_OK):
         refuse(
             origin, text, "a folder that is there or can be made, and written to, as in /mnt/nvme/spotguard"
         )
@@ -165,14 +165,14 @@ def signal_number(origin: str, text: str) -> int | None:
     if word == "NONE":
         return None
     name = word if word.startswith("SIG") else f"SIG{word}"
-    found = signal.Signals.__members__.get(name)
-    if found is None or found in _DEAF:
+    signum = signal.Signals.__members__.get(name)
+    if signum is None or signum in _DEAF:
         refuse(origin, text, "none, or a signal that a program can act on, as in TERM or USR1")
-    return int(found)
+    return int(signum)
 
 
 def toml_text(origin: str, value: object) -> str:
-    """A TOML value as the text it would be on the command line: one set of readers for all three places."""
+    """Return a TOML value as its command-line text, so that one set of parsers serves flags, environment and file."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (str, int, float, datetime)):
@@ -195,33 +195,37 @@ DEADLINE = "--deadline"
 _UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _FROM_NOW = re.compile(r"\+?(?:\d+(?:\.\d+)?(?:sec|min|[smhd]))+|\+\d+(?:\.\d+)?")
 _PART = re.compile(r"(\d+(?:\.\d+)?)(sec|min|[smhd]?)")
-#: Nobody reserves a machine for longer than ten years, and Unix milliseconds would be the year 58000.
+#: Seconds. No reservation is longer than ten years, and Unix milliseconds would be the year 58000.
 FARTHEST = 10 * 366 * 86400.0
-#: In every message, help and page: to be copied, so neither past nor further off than is taken, for years.
+#: The example in every message, help text and page. Users copy it, so for years it must be neither past nor too far off.
 DEADLINE_EXAMPLE = "2035-06-30T18:00"
 _A_TIME = f"a time, as in {DEADLINE_EXAMPLE} (or with a zone, +01:00 or Z), Unix seconds, or from now +3600 or 2h30m"
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """What was said: an instant, or a time from the start of this program on. One of the two is None."""
+    """A parsed deadline: an instant, or a time from the start of this program. One of the two is None."""
 
     #: Unix seconds.
     wall: float | None = None
+    #: Seconds from the start of this program.
     after: float | None = None
-    #: Who said it, and how, for what has to be said about it later.
+    #: The place where the deadline was given, for later messages.
     origin: str = field(default=DEADLINE, compare=False)
+    #: The text as given, for later messages.
     text: str = field(default="", compare=False)
 
 
 def deadline(origin: str, text: str, expected: str = _A_TIME) -> Deadline:
-    """What a person wrote. A time without a zone is the machine's own.
+    """Parse a deadline. A time without a zone is in the machine's own zone.
 
     Args:
-        expected: what would be a time, for who asks.
+        origin: the place where the text was given.
+        text: the user's text.
+        expected: the description of a time in the error's text.
 
     Raises:
-        UsageError: it is no time.
+        UsageError: the text is not a time.
     """
     word = text.strip()
     if _FROM_NOW.fullmatch(word.lower()):

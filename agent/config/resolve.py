@@ -1,8 +1,8 @@
-"""The options of `run` and `agent`, from the three places in which they can be given.
+"""The options of `run` and `agent`, merged from flags, environment and file.
 
-A flag beats the environment, the environment beats the file. What is unknown is refused, and a value that cannot
-be used is refused together with the place it came from: an option that is silently not what somebody meant shows
-on the day of the notice.
+A flag overrides the environment, and the environment overrides the file. An unknown key of the file is an error. An unusable
+value is an error that names its origin. An option that silently differs from the user's intention would only show on the day
+of the notice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...providers.text import did_you_mean
 from . import parsers
 from .options import CONFIG_VARIABLE, NOTICE_FACTS, PARENT, PREFIX, SETTINGS, Options, Setting
 
-#: Variables of ours that are no options: of the command line, of a run around us, of the demo's machines.
+#: Variables of spotguard that are not options: of the command line, of an outer run, of the demo's machines.
 _OTHERS = (
     CONFIG_VARIABLE,
     "SPOTGUARD_DEBUG",
@@ -29,7 +29,7 @@ _OTHERS = (
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value as somebody wrote it, and where."""
+    """A value as the user wrote it, and the place where it was given."""
 
     origin: str
     text: str
@@ -43,17 +43,17 @@ def resolve(
     defaults: Mapping[str, object] | None = None,
     readers: Mapping[str, Callable[[str, str], Any]] | None = None,
 ) -> Options:
-    """The options of `command`, from the three places and the defaults.
+    """Return the options of `command`, merged from flags, environment, file and defaults.
 
     Args:
         command: "run" or "agent".
+        flags: the texts of the command line's flags, by option name; "config" names the file.
         env: the environment, SPOTGUARD_CONFIG included.
-        flags: what the command line said, by option name; "config" names the file.
-        defaults: of options whose default depends on the command and the folder.
-        readers: closer looks at options than this room can take, by option name.
+        defaults: the defaults that depend on the command and the folder, by option name.
+        readers: parsers that check more than this room can, by option name.
 
     Raises:
-        UsageError: anything that cannot be used, with its origin.
+        UsageError: a value or key cannot be used. The message names its origin.
     """
     env = without_parent(env)
     given = _from_file(_file_name(flags, env))
@@ -62,26 +62,26 @@ def resolve(
             given[setting.name] = Given(setting.variable, text)
         if setting.name in flags:
             given[setting.name] = Given(setting.flag, flags[setting.name])
-    found: dict[str, Any] = {"store_given": "store" in given}
+    values: dict[str, Any] = {"store_given": "store" in given}
     for setting in SETTINGS:
-        found[setting.field] = (defaults or {}).get(setting.name, setting.default)
+        values[setting.field] = (defaults or {}).get(setting.name, setting.default)
         if command in setting.commands and (value := given.get(setting.name)) is not None:
             read = (readers or {}).get(setting.name, setting.read)
-            found[setting.field] = read(value.origin, value.text)
+            values[setting.field] = read(value.origin, value.text)
     for field in ("store", "run_id"):
-        found[field] = found[field] or ""
-    return Options(**found)
+        values[field] = values[field] or ""
+    return Options(**values)
 
 
 def unknown_variables(env: Mapping[str, str]) -> list[str]:
-    """A line for each variable that looks like an option and is none. No refusal: it may be another program's."""
+    """Return a line for each variable that looks like an option and is not one. It may belong to another program."""
     known = [*(setting.variable for setting in SETTINGS), *_OTHERS]
     strangers = sorted(name for name in env if name.startswith(PREFIX) and name not in known)
     return [f"{name}: {_variable_near(name, known) or 'see spotguard run --help'}" for name in strangers]
 
 
 def _variable_near(name: str, known: list[str]) -> str:
-    """Compared without what all of them begin with, or each would be near to each."""
+    """Return a suggestion for a similar name. Names are compared without their common prefix, or all would be similar."""
     words = [one.removeprefix(PREFIX) for one in known]
     return did_you_mean(name.removeprefix(PREFIX), words, prefix=PREFIX)
 
@@ -95,7 +95,7 @@ def _file_name(flags: Mapping[str, str], env: Mapping[str, str]) -> Given | None
 def _from_file(name: Given | None) -> dict[str, Given]:
     if name is None:
         return {}
-    import tomllib  # a megabyte, for those who have a file
+    import tomllib  # a megabyte of memory, so only for users with a file
 
     try:
         with open(name.text, "rb") as file:
@@ -125,7 +125,7 @@ def _setting(file: str, key: str) -> Setting:
 
 
 def without_parent(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the socket and the run id of the agent around us. Others that were set since stay."""
+    """Return the environment without the socket and run id of the outer agent. Values that were set since then stay."""
     run_id, _, socket = env.get(PARENT, "").partition(":")
-    theirs = {"SPOTGUARD_RUN_ID": run_id, "SPOTGUARD_SOCKET": socket}
-    return {name: value for name, value in env.items() if not value or theirs.get(name) != value}
+    outer = {"SPOTGUARD_RUN_ID": run_id, "SPOTGUARD_SOCKET": socket}
+    return {name: value for name, value in env.items() if not value or outer.get(name) != value}

@@ -1,1 +1,1 @@
-"""What others are told of the agent: `status`, `logs`, `systemd` and `metrics`."""
+"""Reports about the agent: `status`, `logs`, `systemd` and `metrics`."""

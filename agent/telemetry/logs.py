@@ -1,7 +1,7 @@
-"""The agent's log: one line for each thing that happened, on stderr, for a person or as JSON.
+"""The agent's log: one line for each event, on stderr, as plain text or as JSON.
 
-stdout belongs to the command alone. Nothing here is configured on import, and nobody who logs waits for whoever
-reads: a thread of its own writes (`LogThread`).
+stdout belongs to the command alone. Nothing here is configured on import. A thread that logs never waits for the reader of
+the log: another thread writes (`LogThread`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 ROOT = "spotguard"
-#: Of the Elastic Common Schema: the version whose names the lines of `--json-log` have.
+#: The version of the Elastic Common Schema whose names the lines of `--json-log` use.
 _ECS = "8.11.0"
 
 
 class PlainFormatter(logging.Formatter):
-    """`spotguard 12:03:04 text`; the level is named where something is wrong."""
+    """Lines such as `spotguard 12:03:04 text`; the level is shown from WARNING up."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
@@ -33,8 +33,10 @@ class PlainFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object in a line, with the names of the Elastic Common Schema: an ELK stack takes it as it is. What the event
-    carries (`extra={"fields": …}`) is below `spotguard`, a name of ours, so that it meets no field of the schema's."""
+    """Lines of one JSON object each, with the names of the Elastic Common Schema, so that an ELK stack takes them unchanged.
+
+    The event's own data (`extra={"fields": …}`) is under the key `spotguard`, which the schema does not use.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).replace(tzinfo=None)
@@ -58,7 +60,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class AgentLog(logging.Handler):
-    """Makes lines of records where they are logged, and has them written elsewhere."""
+    """The log handler: the logging thread formats the record, and a `LogThread` writes the line."""
 
     def __init__(self, stream: TextIO | None) -> None:
         super().__init__()
@@ -76,7 +78,7 @@ class AgentLog(logging.Handler):
         return self.format(logging.LogRecord(__name__, logging.WARNING, "", 0, text, (count,), None))
 
     def flush(self) -> None:
-        """Wait until everything is written, or a moment where nobody reads."""
+        """Wait until everything is written, or a moment if nobody reads."""
         self._scribe.flush()
 
     def close(self) -> None:
@@ -85,9 +87,9 @@ class AgentLog(logging.Handler):
 
 
 def configure(*, json_log: bool, level: int = logging.INFO, stream: TextIO | None = None) -> logging.Handler:
-    """Send everything that spotguard logs to stderr. Returns the handler, for `remove`.
+    """Send everything that spotguard logs to stderr, and return the handler for `remove`.
 
-    A handler that is not removed is flushed and closed at Python's exit, as logging does it with each.
+    At Python's exit, `logging` flushes and closes a handler that was not removed.
     """
     handler = AgentLog(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if json_log else PlainFormatter())
@@ -99,7 +101,7 @@ def configure(*, json_log: bool, level: int = logging.INFO, stream: TextIO | Non
 
 
 def flush() -> None:
-    """Have everything written that was logged, as far as somebody reads: what comes next is said after it."""
+    """Wait until every logged line is written, if somebody reads, so that later output follows the log."""
     for handler in logging.getLogger(ROOT).handlers:
         handler.flush()
 
@@ -112,25 +114,34 @@ def remove(handler: logging.Handler) -> None:
     logger.propagate = True
 
 
-# A thread that writes lines to stderr, so that nobody else ever waits for whoever should read it.
+# A thread that writes lines to stderr, so that no other thread waits for the reader.
 #
-# A stopped pager, a full pipe, Ctrl-S: a write then stands for as long as its reader likes, and with it whoever
-# writes. The loop may not stand, and neither may a watcher. O_NONBLOCK is no way out: it belongs to the open file,
-# which the command and the shell share with us.
+# With a stopped pager, a full pipe or Ctrl-S, a write blocks until the reader goes on, and the writing thread blocks too.
+# Neither the loop nor a poller may block. O_NONBLOCK does not help: it belongs to the open file, which the command and the
+# shell share with the agent.
 
-#: Lines that wait at the most: some 100 KiB. An agent says a dozen in an emergency.
+#: The most lines that wait: about 100 KiB. An agent logs a dozen in an emergency.
 _KEPT = 1000
-#: A reader that takes nothing for so long is not waited for at the end: the exit code is.
+#: Seconds. At the end, the agent does not wait for a reader that takes nothing for so long: the exit code must not wait.
 _PATIENCE = 0.2
-#: How long it is waited for the thread's turn on a machine that is busy, where the reader does take.
+#: Seconds to wait for the thread's turn on a busy machine, if the reader does take lines.
 _TURN = 2.0
 
 
 class LogThread:
-    """Takes lines from any thread and never blocks one; what does not fit is counted, and the count is said."""
+    """The writer thread. It takes lines from any thread and never blocks one.
+
+    If too many lines wait, it drops new ones, counts them and writes the count.
+    """
 
     def __init__(self, stream: TextIO | None, missing: Callable[[int], str], kept: int = _KEPT) -> None:
-        """`missing` makes the line that stands where so many were dropped."""
+        """Start the thread.
+
+        Args:
+            stream: the stream to write to; None: write nothing.
+            missing: returns the line that replaces a number of dropped lines.
+            kept: the most lines that wait.
+        """
         self._stream = stream
         self._fd = _descriptor(stream)
         self._missing = missing
@@ -157,11 +168,11 @@ class LogThread:
         with self._changed:
             while not self._stuck and not self._changed.wait_for(self._done, _PATIENCE):
                 waited += _PATIENCE
-                # A descriptor that would take more: then it is the thread that had no turn yet.
+                # If the descriptor would take more, only the thread has had no turn yet.
                 self._stuck = waited >= _TURN or not self._takes()
 
     def close(self) -> None:
-        """Write what can be written. A thread that stands in a write is left there: it ends with the process."""
+        """Write as many lines as the reader takes. A thread that is blocked in a write ends with the process."""
         self.flush()
         with self._changed:
             self._stop = True
@@ -187,9 +198,9 @@ class LogThread:
     # --- the thread ---
 
     def _run(self) -> None:
-        # `stty tostop` stops a background group that writes to its terminal, and ours is behind the command's.
-        # Where the writing thread blocks SIGTTOU the write goes through (POSIX, general terminal interface
-        # 11.1.4). In this thread alone: a mask is inherited by what a thread starts.
+        # `stty tostop` stops a background group that writes to its terminal, and the agent's group is behind the command's.
+        # If the writing thread blocks SIGTTOU, the write succeeds (POSIX, general terminal interface 11.1.4). Only this
+        # thread blocks it, because programs that a thread starts inherit its mask.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         while (line := self._next()) is not None:
             self._write(line + "\n")
@@ -212,13 +223,13 @@ class LogThread:
             if self._fd < 0 and self._stream is not None:
                 self._stream.write(text)
             elif self._fd >= 0:
-                # Not through the stream: its lock, held by a write that stands, aborts Python at its end (seen:
-                # "could not acquire lock … at interpreter shutdown").
+                # Not through the stream: a blocked write would hold its lock, and Python would abort at its end (seen: "could
+                # not acquire lock … at interpreter shutdown").
                 data = text.encode(errors="backslashreplace")
                 while data:
                     data = data[os.write(self._fd, data) :]
         except (OSError, ValueError):
-            pass  # the reader is gone, or the stream closed: there is nobody left to be told
+            pass  # the reader has gone, or the stream is closed: no output for an error is left
         self._stuck = False
 
 

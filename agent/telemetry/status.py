@@ -1,4 +1,4 @@
-"""What is guarded now, as plain JSON: the answer to `spotguard status`. An asker sees its own, root sees all."""
+"""The status of an agent as plain JSON: the answer to `spotguard status`. A user sees their own sessions; root sees all."""
 
 from __future__ import annotations
 
@@ -13,36 +13,38 @@ from ..core.budget import SIGTERM_WINDOW
 from ..core.machine import Machine
 from ..sources.feed import Feed
 
-#: Bytes of one answer's JSON. A frame also holds the words around it.
+#: Bytes of one answer's JSON. A frame also holds the rest of the message.
 _PAGE = MAX_FRAME - 1024
-#: Of these, what the sessions of an outcome may take: the record in the file has all of them.
+#: Bytes of an answer that an outcome's sessions may take. The record in the file has all sessions.
 _OF_OUTCOME = _PAGE // 2
 
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """What does not change while the agent runs."""
+    """The facts that do not change while the agent runs."""
 
     run_id: str
     pid: int
     socket: str
     service: bool
+    #: Monotonic seconds.
     started: float
-    #: Through how many sources of notices it looks.
+    #: How many sources of the cloud the agent polls.
     sources: int = 0
-    #: Seconds of warning to count on, and whether somebody said so (`--window`): then the cloud's own word does not count.
+    #: Seconds of warning to count on.
     window: float = SIGTERM_WINDOW
+    #: Whether `--window` set them. Then the cloud's own number does not count.
     said: bool = False
-    #: `--reserve`; None: in proportion to the window.
+    #: `--reserve` in seconds; None: in proportion to the window.
     reserve: float | None = None
 
 
 def answers(
     machine: Machine, board: Feed, facts: AgentFacts, uid: int, now: float, last: dict[str, Any] | None
 ) -> list[dict[str, Any]]:
-    """The answer in pages: the first says everything, more sessions than fit follow in the others."""
-    seen = [s for s in machine.sessions.values() if uid in (0, s.uid)]
-    sessions = [s.status(now) | _saving(machine, s.number, now) for s in seen]
+    """Return the answer in pages. The first page has everything; sessions that do not fit follow on the other pages."""
+    visible = [s for s in machine.sessions.values() if uid in (0, s.uid)]
+    sessions = [s.status(now) | _saving(machine, s.number, now) for s in visible]
     body: dict[str, Any] = {
         "run_id": facts.run_id,
         "pid": facts.pid,
@@ -65,20 +67,20 @@ def answers(
     count = _fitting(sessions, _PAGE - _size(body))
     body["sessions"], rest = sessions[:count], sessions[count:]
     while rest:
-        count = max(1, _fitting(rest, _PAGE))  # what a session says of itself is clipped far below a page
+        count = max(1, _fitting(rest, _PAGE))  # a session's own texts are clipped far below a page
         pages.append({"sessions": rest[:count]})
         rest = rest[count:]
     return pages
 
 
 def shortened(record: dict[str, Any]) -> dict[str, Any]:
-    """An outcome's record with as many of its sessions as an answer holds, from the first on."""
+    """Return an outcome's record with as many of its sessions as fit into an answer, the first ones."""
     sessions = record["sessions"]
     return {**record, "sessions": sessions[: _fitting(sessions, _OF_OUTCOME)]}
 
 
 def _fitting(values: Sequence[object], room: int) -> int:
-    """How many of these, from the first on, take no more than `room` bytes as JSON."""
+    """Return how many of the first values take no more than `room` bytes as JSON."""
     for count, value in enumerate(values):
         room -= _size(value) + 1  # the comma
         if room < 0:
@@ -87,12 +89,15 @@ def _fitting(values: Sequence[object], room: int) -> int:
 
 
 def _size(value: object) -> int:
-    """Bytes as JSON, in which `json.dumps` writes ASCII alone: a character that is none takes six or twelve."""
+    """Return the size as JSON in bytes. `json.dumps` writes only ASCII: another character takes six or twelve bytes."""
     return len(json.dumps(value, separators=(",", ":")))
 
 
 def in_a_line(machine: Machine, board: Feed) -> str:
-    """The same in one line, without numbers that change by themselves: a service manager is told when it is another."""
+    """Return the status as one line for the service manager, which gets each new line.
+
+    The line has no numbers that change by themselves.
+    """
     guarded, p = len(machine.sessions), machine.preemption
     who = f"{guarded} training process{'' if guarded == 1 else 'es'}"
     if p is not None:
@@ -131,13 +136,13 @@ def _saving(machine: Machine, number: int, now: float) -> dict[str, Any]:
     part = p.parts.get(number) if p is not None else None
     if p is None or part is None:
         return {"saving": None}
-    said = "committed" if part.committed else ("failed" if part.failed else part.phase or "told")
+    phase = "committed" if part.committed else ("failed" if part.failed else part.phase or "told")
     why = clip(part.committed.detail, TEXT) if part.committed else part.failed
-    going = said in ("first-byte", "writing")
-    rate, rest = (part.pace.rate(now), part.pace.seconds_left(now)) if going else (None, None)
+    uploading = phase in ("first-byte", "writing")
+    rate, rest = (part.pace.rate(now), part.pace.seconds_left(now)) if uploading else (None, None)
     return {
         "saving": {
-            "phase": said,
+            "phase": phase,
             "step": part.step,
             "bytes": part.pace.done,
             "total": part.pace.total,

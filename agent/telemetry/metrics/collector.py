@@ -1,4 +1,4 @@
-"""Samples for Prometheus's own library, made of the newest snapshot at each scrape."""
+"""The collector for Prometheus's own library: it makes samples from the newest snapshot at each scrape."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from .reading import Sample, Scrape
 
 
 class Collector:
-    """`read` is called at each scrape, on its thread."""
+    """The collector of the agent's metrics.
+
+    Args:
+        read: returns the data of a scrape. It is called at each scrape, on the scrape's thread.
+    """
 
     def __init__(self, read: Callable[[], Scrape]) -> None:
         self._read = read
@@ -30,13 +34,13 @@ class Collector:
             yield family(metric, metric.read(reading))
 
     def describe(self) -> Iterator[Family]:
-        """The names, without a reading: the registry answers whoever asks for some of them (`?name[]=`)."""
+        """Yield the metrics without samples, so that the registry can answer a request for some names (`?name[]=`)."""
         for metric in METRICS:
             yield family(metric, ())
 
 
 def family(metric: Metric, samples: Iterable[Sample]) -> Family:
-    """One metric with its samples."""
+    """Return one metric with its samples."""
     if metric.type == "histogram":
         histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
         for labels, value in samples:

@@ -1,6 +1,6 @@
-"""Every metric of an agent in one table: its name, its type, what it means, and how it is read from a snapshot.
+"""The table of an agent's metrics: for each one its name, type and meaning, and the function that reads it from a snapshot.
 
-Pure: it knows nothing of Prometheus but its conventions (base units, `_total`), and docs/metrics.md is held against it.
+Pure: of Prometheus it uses only the conventions (base units, `_total`). A test compares docs/metrics.md with this table.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ METRICS: tuple[Metric, ...] = (
         "another one of the job.",
         lambda r: all_of(r.at.restarts),
     ),
-    # --- what is seen ---
+    # --- sources ---
     Metric(
         "spotguard_source_state",
         "gauge",
@@ -205,7 +205,7 @@ METRICS: tuple[Metric, ...] = (
         "What the process's link to the store gives, by its last saves. Absent until it has saved.",
         of_each(lambda one, r: one.rate),
     ),
-    # --- whether it fits ---
+    # --- whether a save fits into the window ---
     Metric(
         "spotguard_window_seconds",
         "gauge",

@@ -1,4 +1,4 @@
-"""A histogram as a value: to observe is to make the next one, so that whoever reads has one that stands."""
+"""A histogram as an immutable value: `observe` returns a new one, so that a reader's histogram never changes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many observations were at most so large, by bound, and their sum."""
+    """The number of observations in each bucket, and their sum."""
 
+    #: The upper bound of each bucket.
     bounds: tuple[float, ...]
-    #: One for each bound, not added up, and one for what is above all of them.
+    #: One count for each bound, not cumulative, and one for observations above all bounds.
     counts: tuple[int, ...]
     sum: float = 0.0
 
@@ -21,7 +22,10 @@ class Histogram:
         return cls(bounds, (0,) * (len(bounds) + 1))
 
     def observe(self, value: float) -> Histogram:
-        """With this one more. Below zero counts as zero: a sum that fell would be a counter that was reset."""
+        """Return a histogram with one more observation.
+
+        A value below zero counts as zero: Prometheus would take a falling sum for a counter that was reset.
+        """
         value = max(0.0, value)
         at = bisect_left(self.bounds, value)
         counts = (*self.counts[:at], self.counts[at] + 1, *self.counts[at + 1 :])
@@ -29,7 +33,7 @@ class Histogram:
 
     @property
     def cumulative(self) -> list[tuple[str, float]]:
-        """As Prometheus has it: each bound with all that is below, "+Inf" last."""
+        """The buckets in Prometheus's form: each bound with the count of all observations up to it, "+Inf" last."""
         total, buckets = 0, []
         for bound, count in zip((*map(_written, self.bounds), "+Inf"), self.counts, strict=True):
             total += count
@@ -38,5 +42,5 @@ class Histogram:
 
 
 def _written(bound: float) -> str:
-    """The way of Prometheus's own clients: 1.0 and not 1."""
+    """Return a bound as Prometheus's own clients write it: 1.0 and not 1."""
     return repr(float(bound))

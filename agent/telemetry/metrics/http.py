@@ -1,8 +1,8 @@
-"""The HTTP endpoint that Prometheus scrapes: on 127.0.0.1, a few connections at a time, none of which is waited for.
+"""The HTTP endpoint that Prometheus scrapes: on 127.0.0.1, with a few connections at a time. The agent waits for none of them.
 
-Not `prometheus_client.start_http_server`: that binds by `http.server`, which looks its own name up in DNS; gives every
-connection a thread, however many there are; and waits for ever for what a client may send. Any user of this machine can
-connect here, and the agent's threads and memory are for notices.
+It replaces `prometheus_client.start_http_server`, which binds by `http.server` and so looks its own name up in DNS. That
+server also gives every connection a thread without a limit, and waits for ever for a client's data. Any user of this machine
+can connect here, and the agent needs its threads and memory for notices.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from ....providers.errors import UsageError
 logger = logging.getLogger("spotguard.agent")
 
 HOST = "127.0.0.1"
-#: Connections at a time. One more ends the oldest, so that those that only stay never keep a scrape out.
+#: Connections at a time. One more closes the oldest, so that idle connections never keep a scrape out.
 MOST = 4
-#: Connections that the kernel keeps until they are accepted: where it has no room a scrape comes a second later.
+#: Connections that the kernel keeps until they are accepted. If it has no room, a scrape arrives a second later.
 _WAITING = 64
 #: Seconds of silence that end a connection.
 _PATIENCE = 5.0
 
 
 def bound(port: int) -> socket.socket:
-    """Has the port, and does not listen: whoever does so now gets it all the same (SO_REUSEADDR, seen on Linux). So who only
-    asks keeps no run from starting.
+    """Return a socket that is bound to the port and does not listen.
+
+    Another program can still bind and listen then (SO_REUSEADDR, seen on Linux). So a mere check keeps no run from starting.
 
     Raises:
-        UsageError: somebody listens there, or it may not be had.
+        UsageError: another program listens there, or the kernel refuses the port.
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -47,7 +48,7 @@ def bound(port: int) -> socket.socket:
 
 
 def _taken(port: int, error: OSError) -> UsageError:
-    why = os.strerror(error.errno or 0)  # its own words name the address once more
+    why = os.strerror(error.errno or 0)  # the error's own text would repeat the address
     return UsageError(
         f"--metrics-port {port}: cannot listen at {HOST}:{port}: {why}; give another port: each run and each agent "
         "of a machine needs one of its own"
@@ -55,17 +56,17 @@ def _taken(port: int, error: OSError) -> UsageError:
 
 
 class Endpoint:
-    """Listens from the first; answers from `start` to `close`.
+    """The endpoint: it listens from construction on, and answers from `start` to `close`.
 
     Raises:
-        UsageError: the port cannot be had.
+        UsageError: the endpoint cannot listen at the port.
     """
 
     def __init__(self, port: int, registry: CollectorRegistry) -> None:
         self._listening = bound(port)
         try:
             self._listening.listen(_WAITING)
-        except OSError as error:  # somebody who was bound as well came first
+        except OSError as error:  # another program that was bound too listened first
             self._listening.close()
             raise _taken(port, error) from error
         self.url = f"http://{HOST}:{self._listening.getsockname()[1]}/metrics"
@@ -79,7 +80,7 @@ class Endpoint:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening, and hang up on whoever is being answered. Nobody is waited for."""
+        """Stop listening, and close the connections that are being answered, without waiting for them."""
         with self._lock:
             self._closed = True
             for connection in self._open.values():
@@ -123,7 +124,7 @@ class Endpoint:
         try:
             self._handler(connection, (HOST, 0), self)
         except OSError:
-            pass  # it left, or had its time
+            pass  # the client left, or its time was over
         except Exception:
             logger.exception("a scrape of the metrics could not be answered")
         finally:
@@ -131,14 +132,14 @@ class Endpoint:
 
     def _over(self, connection: socket.socket) -> None:
         with self._lock:
-            # Closed under the lock, so that its number cannot be another's while it stands in the list.
+            # Closed under the lock, so that no other connection gets its descriptor while the dict still holds it.
             self._open = {fd: one for fd, one in self._open.items() if one is not connection}
             _hang_up(connection)
             connection.close()
 
 
 class _ScrapeHandler(MetricsHandler):
-    """One request, one answer, and no more (HTTP/1.0)."""
+    """The handler of one request; the connection closes after the answer (HTTP/1.0)."""
 
     timeout = _PATIENCE
 
@@ -152,9 +153,9 @@ class _ScrapeHandler(MetricsHandler):
         return "spotguard"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a scrape is no event."""
+        """Log nothing: a scrape is not worth a line."""
 
 
 def _hang_up(connection: socket.socket) -> None:
-    with suppress(OSError):  # it has gone already
+    with suppress(OSError):  # it is closed already
         connection.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""How the endpoint is put together. Prometheus's library is loaded here, and only for those who ask for metrics."""
+"""Assembly of the metrics endpoint. It loads Prometheus's library, and only if metrics are requested."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def reader(
     options: Options, run_id: str, meter: MetricsRecorder, looks: PollCount, clock: Clock, *, service: bool
 ) -> Callable[[], Scrape]:
-    """What a scrape calls, on its own thread: the newest snapshot, and the time."""
+    """Return the function that a scrape calls on its own thread: it returns the newest snapshot and the time."""
     facts = MetricsFacts(
         _version(),
         "agent" if service else "run",
@@ -36,10 +36,14 @@ def reader(
 
 
 def endpoint(port: int, read: Callable[[], Scrape]) -> Endpoint:
-    """It listens by then.
+    """Return an endpoint that listens at the port already.
+
+    Args:
+        port: the port on loopback.
+        read: returns the data of a scrape.
 
     Raises:
-        UsageError: Prometheus's library is not installed, or the port cannot be had.
+        UsageError: Prometheus's library is not installed, or the endpoint cannot listen at the port.
     """
     _library(port)
     from prometheus_client import CollectorRegistry, ProcessCollector
@@ -49,15 +53,15 @@ def endpoint(port: int, read: Callable[[], Scrape]) -> Endpoint:
 
     registry = CollectorRegistry()
     registry.register(Collector(read))
-    ProcessCollector(registry=registry)  # our own memory and CPU, under their usual names
+    ProcessCollector(registry=registry)  # the agent's own memory and CPU, under their usual names
     return Endpoint(port, registry)
 
 
 def check(port: int) -> None:
-    """Refuse what `http` would refuse, and keep nobody from the port meanwhile.
+    """Refuse what `endpoint` would refuse. Other programs can use the port meanwhile.
 
     Raises:
-        UsageError: as `http`.
+        UsageError: as `endpoint`.
     """
     _library(port)
     from .http import bound
@@ -77,5 +81,5 @@ def _library(port: int) -> None:
 def _version() -> str:
     try:
         return metadata.version("spotguard")
-    except metadata.PackageNotFoundError:  # a checkout that nobody has installed
+    except metadata.PackageNotFoundError:  # a checkout that is not installed
         return "unknown"

@@ -1,6 +1,6 @@
-"""What a scrape goes by, and how samples are read from it: a snapshot, the time, and what never changes.
+"""The data of a scrape (a snapshot, the time, and facts that never change), and the functions that read samples from it.
 
-Pure. What an agent does not know gives no sample: a number that is guessed would be believed.
+Pure. An unknown value gives no sample, because a reader would trust a guessed number.
 """
 
 from __future__ import annotations
@@ -12,39 +12,40 @@ from ...core.budget import reserve_of
 from .histogram import Histogram
 from .snapshot import STATES, MetricsSnapshot, Process
 
-#: Training processes that are shown, those that came first: eight devices a machine, and some to spare. All are counted.
+#: The most training processes that are shown, the first ones. A machine has eight devices; the rest is spare. All are counted.
 SHOWN = 128
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsFacts:
-    """What does not change while the agent runs."""
+    """The facts that do not change while the agent runs."""
 
     version: str
     #: "run" or "agent".
     command: str
     run_id: str
-    #: Seconds of warning to count on, and whether that is `--window`, before which a cloud's own word does not count.
+    #: Seconds of warning to count on.
     window: float
+    #: Whether `--window` set them. Then the cloud's own number does not count.
     said: bool
-    #: `--reserve`.
+    #: `--reserve` in seconds; None: in proportion to the window.
     reserve: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """What a scrape goes by."""
+    """The data of one scrape."""
 
     facts: MetricsFacts
     at: MetricsSnapshot
     #: Monotonic seconds.
     now: float
-    #: By source, reason and HTTP status, "" for those that saw (`looking.LookCount`).
+    #: Polls by source, reason and HTTP status; the last two are "" for polls that saw (`poller.PollCount`).
     looks: Mapping[tuple[str, str, str], int]
 
     @property
     def processes(self) -> list[Process]:
-        """Those that are shown, each under its own labels: a script that is run twice is shown once, the newer one."""
+        """The training processes that are shown, one for each set of labels: of a script that runs twice, the newer one."""
         by_labels = {_who(one): one for one in self.at.processes.values() if not one.by_itself}
         return list(by_labels.values())[:SHOWN]
 
@@ -53,7 +54,7 @@ class Scrape:
 Sample = tuple[tuple[str, ...], float | Histogram]
 
 
-#: The labels of what is said of one training process.
+#: The labels of the metrics of one training process.
 WHO = ("run_id", "rank", "uid")
 
 
@@ -62,13 +63,13 @@ def _who(one: Process) -> tuple[str, ...]:
 
 
 def single(value: float | None) -> Iterator[Sample]:
-    """A number without labels; nothing where it is not known."""
+    """Yield a number without labels; nothing if it is unknown."""
     if value is not None:
         yield (), float(value)
 
 
 def of_each(read: Callable[[Process, Scrape], float | None]) -> Callable[[Scrape], Iterator[Sample]]:
-    """A number of each training process that knows it."""
+    """Return a function that yields a number for each training process that knows it."""
 
     def samples(r: Scrape) -> Iterator[Sample]:
         for one in r.processes:
@@ -79,7 +80,7 @@ def of_each(read: Callable[[Process, Scrape], float | None]) -> Callable[[Scrape
 
 
 def which(values: Iterable[str], now: str) -> Iterator[Sample]:
-    """1 for what holds now, 0 for the others."""
+    """Yield 1 for the value that holds now, 0 for the others."""
     for value in values:
         yield (value,), float(value == now)
 
@@ -91,7 +92,7 @@ def all_of(counts: Mapping[tuple[str, ...], float] | Mapping[tuple[str, ...], Hi
 def named(
     r: Scrape, counts: Mapping[tuple[str, ...], float] | Mapping[tuple[str, ...], Histogram]
 ) -> Iterator[Sample]:
-    """With the run's name before: what goes on from run to run must not go on from another's."""
+    """Yield the counts with the run id as first label: a count that goes on from run to run must not continue another run's."""
     for labels, count in counts.items():
         yield (r.facts.run_id, *labels), count
 
@@ -129,7 +130,10 @@ def seconds_left(r: Scrape) -> float | None:
 
 
 def checkpoint_age(one: Process, r: Scrape) -> float | None:
-    """What was done before it restored cannot be lost, however old the checkpoint is that it went on from."""
+    """Return the seconds of work that a loss of the process would cost; None if unknown.
+
+    Work from before the process restored cannot be lost, even if the restored checkpoint is old.
+    """
     if one.step < 0:
         return None
     began = one.checkpoint_at if one.checkpoint_step >= 0 else None
@@ -138,7 +142,7 @@ def checkpoint_age(one: Process, r: Scrape) -> float | None:
 
 
 def window(r: Scrape) -> float:
-    """As `doctor` has it: what the user said, else what the cloud says of this machine, else what it usually gives."""
+    """Return the seconds of warning, as `doctor` does: `--window`, else the cloud's number for this machine, else the usual one."""
     return r.facts.window if r.facts.said or r.at.promised is None else r.at.promised
 
 
@@ -147,8 +151,11 @@ def reserve(r: Scrape) -> float:
 
 
 def expected_slack(r: Scrape) -> Iterator[Sample]:
-    """Of this machine: its runs save at once at a notice, over one link, whose rate each has shown alone. Ranks of one
-    run have shown it together."""
+    """Yield for each process the seconds that this machine's emergency saves leave of the window.
+
+    At a notice all runs of the machine save at once over one link. Each run has measured the link's rate alone, so their
+    times add up. The ranks of one run have measured it together.
+    """
     runs: dict[tuple[int, str], float] = {}
     for one in r.at.processes.values():
         if one.save_seconds is not None:

@@ -1,7 +1,7 @@
-"""What happens to an agent, counted: events in the loop's order go in, the newest `MetricsSnapshot` stands for whoever reads.
+"""The metrics recorder: it takes events in the loop's order, counts them, and keeps the newest `MetricsSnapshot` for scrapes.
 
-Pure, and the loop's alone: it writes, a scrape reads `newest`, one reference. What peers say ends in labels, so their
-words are bounded: known ones, or "other".
+Pure, and the loop alone writes; a scrape reads `newest`, which is one reference. Texts from peers become labels, so they are
+bounded: known ones, or "other".
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from ...events import Closed, Event, HealthChanged, Heard, NoticeSeen, Opened, S
 from ...outcome import WITHDRAWN
 from .snapshot import STAGES, ActiveNotice, MetricsSnapshot, Process, SourceState
 
-#: Kinds of notices by source that are told apart: two clouds have 30. More come from other machines' words alone.
+#: The most distinct combinations of kind, source and severity. Two clouds have 30; only texts from other machines give more.
 _PAIRS = 100
-#: Sources: eight at the most are ours, the rest is a service agent's word.
+#: The most sources. The agent itself has eight at most; a service agent reports the others.
 _SOURCES = 32
-#: Notices that are known to have been counted: what comes anew all the time must not fill the memory.
+#: The most notices that are remembered as counted. A source with ever new notices must not fill the memory.
 _KNOWN = 256
 
 
 class MetricsRecorder:
-    """Owned by the loop."""
+    """The recorder. The loop owns it."""
 
     def __init__(self) -> None:
         self.newest = MetricsSnapshot()
         self._pending: Preemption | None = None
         self._known: dict[tuple[str, str], None] = {}
-        #: Which process has been seen at which stage of the notice in hand.
+        #: The session numbers and stages of the current notice that are already recorded.
         self._passed: set[tuple[int, str]] = set()
         self._crashes = self._launches = 0
 
-    # --- the ways in ---
+    # --- inputs ---
 
     def take(self, event: Event | None, machine: Machine, now: float) -> None:
-        """This happened, and the machine has dealt with it."""
+        """Record an event that the machine has handled."""
         if isinstance(event, NoticeSeen):
             self._notice(event.notice, event.unseen)
         elif isinstance(event, HealthChanged):
@@ -63,14 +63,14 @@ class MetricsRecorder:
             self.newest = replace(self.newest, phase=machine.phase)
 
     def launched(self, crashes: int) -> None:
-        """The command was started; so many crashes were charged to it by now."""
+        """Record a start of the command. `crashes` are the crashes that the agent has counted so far."""
         if self._launches:
             cause = "crash" if crashes > self._crashes else "preemption"
             self.newest = replace(self.newest, restarts=_one_more(self.newest.restarts, (cause,)))
         self._launches, self._crashes = self._launches + 1, crashes
 
     def ended(self, record: Mapping[str, Any]) -> None:
-        """A notice had its outcome: this record, of now or of an agent before us."""
+        """Record the outcome of a notice. The record may be an earlier agent's."""
         drill, slack = _yes_no(record.get("drill")), record.get("slack")
         self.newest = replace(
             self.newest, outcomes=_one_more(self.newest.outcomes, (result_of(record), drill))
@@ -103,7 +103,7 @@ class MetricsRecorder:
             if self.newest.standing is not None:
                 self.newest = replace(self.newest, standing=None)
             return
-        for notice in p.standing.values():  # drills, signals and other machines' calls are shown by no source
+        for notice in p.standing.values():  # no source shows drills, signals and other machines' calls
             self._notice(notice)
         deadline = None if p.stays else p.deadline
         standing = ActiveNotice(deadline, p.drill, frozenset(p.ids))
@@ -157,7 +157,7 @@ class MetricsRecorder:
             self._passes(event.session, message.id, stage, now)
 
     def _passes(self, session: int, id: str, stage: str, now: float) -> None:
-        """By the notice as it stood before this word: the last commit is also its end."""
+        """Record a stage against the notice as it stood before this message, because the last commit also ends the notice."""
         standing = self.newest.standing
         if standing is None or standing.deadline is None or id not in standing.ids or stage not in STAGES:
             return
@@ -167,7 +167,7 @@ class MetricsRecorder:
 
     def _process(self, number: int, session: Session | None) -> None:
         processes: Mapping[int, Process]
-        if session is not None:  # in its place: who came first is shown first
+        if session is not None:  # the dict keeps the order: the first session is shown first
             processes = {**self.newest.processes, number: _process(session)}
         else:
             processes = {known: one for known, one in self.newest.processes.items() if known != number}
@@ -175,7 +175,7 @@ class MetricsRecorder:
 
 
 def result_of(record: Mapping[str, Any]) -> str:
-    """How a notice ended, in a word of `snapshot.RESULTS`."""
+    """Return how a notice ended: one of `snapshot.RESULTS`."""
     if record.get("committed") is not None:
         return "committed" if record.get("level") == "full" else "reduced"
     if record.get("ended") == WITHDRAWN:

@@ -1,7 +1,6 @@
-"""An agent at one instant, as values: what a scrape makes its samples of.
+"""A snapshot of an agent, as immutable values from which a scrape makes its samples.
 
-Nothing here changes once it is made; what grows with time (an age, blind seconds) is kept as the instant since when,
-and reckoned where it is read.
+A number that grows with time (an age, blind seconds) is kept as the instant at which it began. The reader computes it.
 """
 
 from __future__ import annotations
@@ -12,45 +11,45 @@ from dataclasses import dataclass, field
 from ....providers.notice import Severity
 from .histogram import Histogram
 
-#: Seconds within which a notice may be found out: one look a second, long polls at once, and back-off while blind.
+#: Bounds in seconds of the time to detect a notice: one poll a second, long polls at once, and back-off while blind.
 DETECTED = (0.01, 0.1, 0.5, 1.0, 1.5, 2.0, 5.0, 10.0, 30.0, 60.0)
-#: Seconds that may be left of a warning: 10 s is what Azure often gives, 120 s is AWS's.
+#: Bounds in seconds of the time left of a warning: Azure often gives 10 s, AWS gives 120 s.
 LEFT = (0.0, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 45.0, 60.0, 90.0, 120.0)
 
-#: How far a save is, in order: the words of `hooks.ipc.messages.Progress` between those of this agent.
+#: The stages of a save, in order: those of `hooks.ipc.messages.Progress` between those of this agent.
 STAGES = ("seen", "told", "gate", "first-byte", "written", "committed")
-#: How a notice ended. See `recorder.result_of`.
+#: The ends of a notice. See `recorder.result_of`.
 RESULTS = ("committed", "reduced", "missed", "unguarded", "withdrawn")
-#: `Machine.phase`.
+#: The values of `Machine.phase`.
 PHASES = ("watching", "saving", "ending", "outliving", "waiting", "rejoining")
 STATES = ("seeing", "starting", "blind", "wrong-server")
 SEVERITIES = tuple(str(severity) for severity in Severity)
 PURPOSES = ("background", "emergency")
 CAUSES = ("crash", "preemption")
-#: Labels of what is true or not, as Prometheus writes them.
+#: The label values of a yes or no, in Prometheus's spelling.
 YES_NO = ("false", "true")
 
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """What one source sees."""
+    """The state of one source."""
 
     #: One of `STATES`.
     state: str
-    #: "" where it sees.
+    #: "" if the source sees.
     reason: str
-    #: Monotonic seconds since when it is for this reason.
+    #: Monotonic seconds at which this state was recorded.
     since: float
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveNotice:
-    """The notice in hand."""
+    """The notice that is being answered."""
 
-    #: Monotonic seconds; None where this machine stays.
+    #: Monotonic seconds; None if this machine stays.
     deadline: float | None
     drill: bool
-    #: Every name that an answer to it may carry.
+    #: Every id that an answer to the notice may carry.
     ids: frozenset[str]
 
 
@@ -62,24 +61,26 @@ class Process:
     run_id: str
     rank: int
     nbytes: int
-    #: It saves by itself (`on_notice`), and has no checkpoints of ours.
+    #: The process saves by itself (`on_notice`), and has no checkpoints of spotguard's.
     by_itself: bool
     #: Below 0: not restored yet.
     step: int = -1
-    #: Monotonic seconds at which training began, by its own word; None: not yet, or an older hook, which does not say.
+    #: Monotonic seconds at which training began, as the process reports; None: not yet, or an older hook, which does not report.
     restored_at: float | None = None
-    #: Below 0: there is none.
+    #: Below 0: there is no checkpoint.
     checkpoint_step: int = -1
-    #: Monotonic seconds at which that was committed.
+    #: Monotonic seconds at which that checkpoint was committed.
     checkpoint_at: float = 0.0
-    #: None: background checkpoints are switched off; not measured yet.
+    #: Seconds; None: background checkpoints are switched off.
     interval: float | None = None
+    #: Bytes a second; None: not measured yet.
     rate: float | None = None
+    #: Seconds; None: not measured yet.
     save_seconds: float | None = None
 
 
 def _zeros(*labels: tuple[str, ...]) -> dict[tuple[str, ...], int]:
-    """Every combination, from the start on: to Prometheus a counter that begins with 1 did not rise."""
+    """Return a zero for every combination of labels, because Prometheus sees no rise in a counter that begins with 1."""
     rows: list[tuple[str, ...]] = [()]
     for values in labels:
         rows = [(*row, value) for row in rows for value in values]
@@ -96,16 +97,16 @@ Histograms = Mapping[tuple[str, ...], Histogram]
 
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
-    """Everything that is known. Mappings are made anew and never changed."""
+    """Everything that the recorder knows. It replaces the mappings and never changes one."""
 
     phase: str = "watching"
     standing: ActiveNotice | None = None
-    #: Seconds before the end at which the cloud's own service says that its notice comes. None: it has said nothing.
+    #: Seconds before the end at which the notice comes, by the cloud's own report. None: the cloud has reported nothing.
     promised: float | None = None
     sources: Mapping[str, SourceState] = field(default_factory=dict)
     #: By the session's number.
     processes: Mapping[int, Process] = field(default_factory=dict)
-    #: Seconds by source and reason, of what is over; what lasts is in `sources`.
+    #: Seconds by source and reason of blindness that is over. Blindness that lasts is in `sources`.
     blind: Mapping[tuple[str, str], float] = field(default_factory=dict)
     #: By kind, source and severity.
     notices: Counts = field(default_factory=dict)
