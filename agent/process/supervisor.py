@@ -7,10 +7,10 @@ signal with a handler here is at its default in the command). Without SIGCHLD th
 Python ignores SIGPIPE and SIGXFSZ in every process of its own.
 
 **The reaper.** One thread waits in `waitid`, and peeks at a status (WNOWAIT) before it takes the status. The ended command
-stays a zombie until `close` or the next `start`. Until then the kernel does not reuse its number, so a signal to the group
-can never reach a foreign process, and the processes that the command left running can still be killed. As PID 1 the agent
-is also the parent of every orphan of the container. The same thread reaps the orphans one by one, so that the command's own
-status cannot be lost among them.
+stays a zombie until `close` or the next `start`. Until then the kernel does not reuse its number. So a signal to the group
+can never reach a foreign process, and can still kill the processes that the command left running. As PID 1 the agent is also
+the parent of every orphan of the container. The same thread reaps the orphans one by one, so that the command's own status
+cannot be lost among them.
 
 **Descendants.** When the command ends by itself, its background processes stay, as under a shell. A preemption calls `kill`
 to end the group, which works after the command's own end too.

@@ -1,11 +1,11 @@
 """Launchers: which command is torchrun, and the environment that keeps torchrun from killing a worker that saves.
 
-torchrun passes SIGTERM on to its workers if it gets SIGTERM itself, or if it loses its rendezvous (seen: 0.4 s after the
-machine that hosted it is gone). It kills the workers 30 s later. A worker that saves holds SIGTERM. It needs up to its
-window, or, on a machine that stays, as long as its state takes.
+torchrun passes SIGTERM on to its workers if it gets SIGTERM itself, or if it loses its rendezvous. (Seen: it loses the
+rendezvous 0.4 s after the hosting machine is gone.) It kills the workers 30 s later. A worker that saves holds SIGTERM. It
+needs up to its window, or, on a machine that stays, as long as its state takes.
 
 The rendezvous' store is also the workers' store (torch 2.13), and it keeps the keys of every earlier round. So a machine
-that joins finds the addresses of machines that are gone, and so does a machine that starts again where the store has stayed
+that joins finds the addresses of machines that are gone. A machine that starts again finds them too, if the store has stayed
 (seen: connections refused for ever).
 """
 

@@ -223,8 +223,8 @@ class LogThread:
             if self._fd < 0 and self._stream is not None:
                 self._stream.write(text)
             elif self._fd >= 0:
-                # Not through the stream: a blocked write would hold its lock, and Python would abort at its end (seen: "could
-                # not acquire lock … at interpreter shutdown").
+                # Not through the stream: a blocked write would hold its lock, and Python would abort at its end. (Seen:
+                # "could not acquire lock … at interpreter shutdown".)
                 data = text.encode(errors="backslashreplace")
                 while data:
                     data = data[os.write(self._fd, data) :]

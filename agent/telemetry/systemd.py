@@ -43,7 +43,7 @@ class Manager:
         address, usec, wanted = (env.pop(name, "") for name in (_SOCKET, _USEC, _PID))
         if not address.startswith(("/", "@")):
             return NOBODY
-        # A container's manager may pass its variables to all processes. WATCHDOG_PID names the process that they are for.
+        # A container's manager may pass its variables to all processes. WATCHDOG_PID names the one process that must report.
         meant = not wanted or wanted == str(pid)
         return cls(address, int(usec) / 1e6 if meant and usec.isdecimal() and int(usec) else None)
 

@@ -142,7 +142,10 @@ def checkpoint_age(one: Process, r: Scrape) -> float | None:
 
 
 def window(r: Scrape) -> float:
-    """Return the seconds of warning, as `doctor` does: `--window`, else the cloud's number for this machine, else the usual one."""
+    """Return the seconds of warning to count on, as `doctor` does.
+
+    These are `--window`, else the cloud's number for this machine, else the warning that the cloud usually gives.
+    """
     return r.facts.window if r.facts.said or r.at.promised is None else r.at.promised
 
 
