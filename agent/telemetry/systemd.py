@@ -20,7 +20,8 @@ class Manager:
     """The service manager that started the agent. No method waits or raises: the agent also works without the manager."""
 
     def __init__(self, address: str, watchdog: float | None = None) -> None:
-        """
+        """Open a datagram socket, if there is a manager.
+
         Args:
             address: a path, or a name in the abstract namespace that begins with @. "": there is no manager.
             watchdog: seconds of silence after which systemd assumes that the agent hangs, and starts it again.
