@@ -101,18 +101,18 @@ def _serve(
             stack.callback(supervisor.close)
             if (orphan := proctree.inherited(server.listener.before, env)) is not None:
                 supervisor.adopt(orphan)
-        notice_hook = _herald(options, env, post, clock)
+        notice_hook = _notice_hook(options, env, post, clock)
         if notice_hook is not None:
             stack.callback(notice_hook.close)
         ours = {source.name for source in operator_sources}
 
-        def watcher(
+        def poller(
             source: NoticeSource, post: Callable[[Event], None], common: CommonHealth | None
         ) -> Poller:
             return Poller(source, post, clock, rng, common, count)
 
-        watches = _watches(options, make_cloud_sources, watcher, post, clock, rng, service_socket, ours)
-        watching = [*watches, *(watcher(source, post, None) for source in operator_sources)]
+        watches = _watches(options, make_cloud_sources, poller, post, clock, rng, service_socket, ours)
+        watching = [*watches, *(poller(source, post, None) for source in operator_sources)]
         if command is None:
             names = [watch.name for watch in watching if isinstance(watch, Poller)]
             nothing = "nothing (no cloud was named or found): only drills are heard"
@@ -172,7 +172,7 @@ def _metrics(
     return meter
 
 
-def _herald(
+def _notice_hook(
     options: Options, env: dict[str, str], post: Callable[[Event], None], clock: Clock
 ) -> NoticeHook | None:
     if options.on_notice is None:
@@ -186,7 +186,7 @@ def _herald(
 def _watches(
     options: Options,
     make_sources: Callable[[], list[NoticeSource]],
-    watcher: Callable[[NoticeSource, Callable[[Event], None], CommonHealth | None], Poller],
+    poller: Callable[[NoticeSource, Callable[[Event], None], CommonHealth | None], Poller],
     post: Callable[[Event], None],
     clock: Clock,
     rng: random.Random,
@@ -196,7 +196,7 @@ def _watches(
     def own(post: Callable[[Event], None]) -> list[Poller]:
         sources = make_sources()
         common = CommonHealth(sources[0].name) if len(sources) > 1 else None
-        return [watcher(source, post, common) for source in sources]
+        return [poller(source, post, common) for source in sources]
 
     # `--metadata-endpoint` names the service to poll, and `--provider none` polls no cloud: both exclude the service agent.
     may_follow = service_socket is not None and options.provider != "none" and not options.metadata_endpoint

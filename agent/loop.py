@@ -91,7 +91,7 @@ class Agent:
         events: queue.SimpleQueue[Event],
         facts: AgentFacts,
         supervisor: Supervisor | None = None,
-        herald: NoticeHook | None = None,
+        notice_hook: NoticeHook | None = None,
         *,
         watches: Sequence[Watches] = (),
         manager: systemd.Manager = systemd.NOBODY,
@@ -106,10 +106,10 @@ class Agent:
         self._events = events
         self._facts = facts
         self._supervisor = supervisor
-        self._herald = herald
+        self._notice_hook = notice_hook
         self._manager = manager
-        self._meter = meter
-        self._board = Feed(facts.sources)
+        self._metrics = meter
+        self._feed = Feed(facts.sources)
         self._last: dict[str, Any] | None = None
         self._check_at = 0.0
         self._code: int | None = None
@@ -118,7 +118,7 @@ class Agent:
     def run(self) -> int:
         """Run until the machine requests `Finish`, and return the exit code."""
         actions = self._machine.begin(self._clock.monotonic(), self._orphan)
-        self._server.doomed = self._machine.doomed
+        self._server.departing = self._machine.departing
         self._carry_out(actions)
         self._manager.ready(self._clock.monotonic())
         while self._code is None:
@@ -126,21 +126,21 @@ class Agent:
             event = self._next()
             try:
                 self._handle(event)
-                if self._meter is not None:
-                    self._meter.take(event, self._machine, self._clock.monotonic())
+                if self._metrics is not None:
+                    self._metrics.take(event, self._machine, self._clock.monotonic())
             except (CommandError, KeyboardInterrupt):
                 raise
             except Exception:
                 # A bug in the handling of one event must not leave the command unguarded: the loop goes on.
                 logger.exception("an error of the agent in %s", type(event).__name__)
         self._manager.stopping()
-        self._hear_out()
+        self._drain()
         return self._code
 
     def _report(self) -> None:
         if self._lives:
             self._manager.live(self._clock.monotonic())
-        self._manager.status(in_a_line(self._machine, self._board))
+        self._manager.status(in_a_line(self._machine, self._feed))
 
     @property
     def _lives(self) -> bool:
@@ -150,9 +150,9 @@ class Agent:
         """
         return self._server.serves and all(watch.alive for watch in self._watches)
 
-    def _hear_out(self) -> None:
+    def _drain(self) -> None:
         """Wait for the operator's command, at most for the rest of the window. SIGTERM or SIGINT ends the wait."""
-        while self._herald is not None and self._herald.busy:
+        while self._notice_hook is not None and self._notice_hook.busy:
             try:
                 event = self._events.get(timeout=max(0.0, self._until - self._clock.monotonic()))
             except queue.Empty:
@@ -163,7 +163,7 @@ class Agent:
     def _next(self) -> Event | None:
         check = self._check_at if self._watches else None
         sign = self._manager.next_sign if self._lives else None
-        times = (self._machine.next_wake, self._board.next_beat, check, sign)
+        times = (self._machine.next_wake, self._feed.next_beat, check, sign)
         due = [t for t in times if t is not None]
         timeout = min(max(0.0, min(due) - self._clock.monotonic()), _LONGEST_SLEEP) if due else None
         try:
@@ -176,23 +176,23 @@ class Agent:
         if isinstance(event, Signalled) and event.signum == signal.SIGTERM and self._supervisor is None:
             event = replace(event, going_down=systemd.going_down())
         self._check(now)
-        for watcher, message in self._board.beat(now):
-            self._server.send(watcher, message)
+        for follower, message in self._feed.beat(now):
+            self._server.send(follower, message)
         if isinstance(event, StatusAsked):
             self._answer(event, now)
             return
         if isinstance(event, Watching):
-            for watcher, message in self._board.joined(event.session, now, severity=event.severity):
-                self._server.send(watcher, message)
+            for follower, message in self._feed.joined(event.session, now, severity=event.severity):
+                self._server.send(follower, message)
             self._carry_out(self._machine.handle(event, now))
             return
         if isinstance(event, NoticeSeen | NoticeGone | HealthChanged | SourceGone | WindowTold):
-            for watcher, message in self._board.note(event, now):
-                self._server.send(watcher, message)
+            for follower, message in self._feed.note(event, now):
+                self._server.send(follower, message)
         elif isinstance(event, Closed):
-            self._board.left(event.session)
+            self._feed.left(event.session)
         actions = self._machine.handle(event, now)
-        self._server.doomed = self._machine.doomed  # before the server welcomes the next session
+        self._server.departing = self._machine.departing  # before the server welcomes the next session
         self._carry_out(actions)
 
     def _check(self, now: float) -> None:
@@ -203,7 +203,7 @@ class Agent:
                 watch.check(now)
 
     def _answer(self, event: StatusAsked, now: float) -> None:
-        pages = answers(self._machine, self._board, self._facts, event.uid, now, self._last)
+        pages = answers(self._machine, self._feed, self._facts, event.uid, now, self._last)
         for page in pages:
             self._server.send(event.session, Answer(page, last=page is pages[-1]))
 
@@ -233,8 +233,8 @@ class Agent:
         elif isinstance(action, Finish):
             self._code, self._until = action.code, action.until
         elif isinstance(action, Announce):
-            if self._herald is not None:
-                self._herald.tell(action.notice, action.left, action.until)
+            if self._notice_hook is not None:
+                self._notice_hook.tell(action.notice, action.left, action.until)
         elif isinstance(action, SignalSession):
             self._server.signal(action.session, action.signum, action.group)
         elif self._supervisor is not None:
@@ -265,8 +265,8 @@ class Agent:
             logger.info("guarding pid %d as run %s", pid, self._facts.run_id)
             self._carry_out(self._machine.handle(Launched(pid), self._clock.monotonic()))
             self._server.listener.write_down(supervisor.record)
-            if self._meter is not None:
-                self._meter.launched(self._machine.restarts)
+            if self._metrics is not None:
+                self._metrics.launched(self._machine.restarts)
 
     def _publish(self, outcome: outcomes.Outcome) -> None:
         seen = outcomes.seen_time(outcome, self._clock.monotonic(), self._clock.time())
@@ -283,5 +283,5 @@ class Agent:
             outcomes.write(record, path.parent, path.stem)
         except OSError as error:  # the line above then is the only record
             logger.error("the outcome cannot be written beside %s: %s", path, error.strerror)
-        if self._meter is not None:
-            self._meter.ended(record)
+        if self._metrics is not None:
+            self._metrics.ended(record)

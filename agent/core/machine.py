@@ -194,7 +194,7 @@ class Machine:
         return "ending" if p.ending or p.published else "saving"
 
     @property
-    def doomed(self) -> bool:
+    def departing(self) -> bool:
         """Whether a notice is active that every training process gets."""
         # A peer's preemption concerns one run, and one user's drill that user.
         p = self._delivery.active

@@ -133,7 +133,7 @@ def choose(
         raise UsageError(f"several services watch here: say {services}")
     names = sorted({str(body["run_id"]) for _, body in runs})
     if len(names) == 1:
-        raise _namesakes(names[0], sockets)
+        raise _same_name(names[0], sockets)
     beside = f"; for the service say {services}" if services else ""
     raise UsageError(f"several runs are guarded here: say --run-id with one of {', '.join(names)}{beside}")
 
@@ -148,7 +148,7 @@ def _of(run_id: str, env: Mapping[str, str], uid: int, service: Path) -> Path:
     asked = dict(_asked(paths))
     guarding = [path for path, body in asked.items() if guards(run_id, path, body)]
     if len(guarding) > 1:
-        raise _namesakes(run_id, guarding)
+        raise _same_name(run_id, guarding)
     if guarding:
         return guarding[0]
     at_default = asked.get(place, {})
@@ -160,7 +160,7 @@ def _of(run_id: str, env: Mapping[str, str], uid: int, service: Path) -> Path:
     return place
 
 
-def _namesakes(run_id: str, paths: Iterable[Path]) -> UsageError:
+def _same_name(run_id: str, paths: Iterable[Path]) -> UsageError:
     return UsageError(f"several runs here are named {run_id}: say {_either(paths)}")
 
 

@@ -77,7 +77,7 @@ class Server:
         self._stop = self._closed = False
         self._never = threading.Event()
         #: Whether a notice is being answered. The loop sets it, and each `Welcome` carries it.
-        self.doomed = False
+        self.departing = False
         self._thread = threading.Thread(target=self._run, name="spotguard-server", daemon=True)
 
     @property
@@ -324,7 +324,7 @@ class Server:
         # In this order, so that a session with its Welcome gets every later notice. (The loop's answer to Opened passes
         # through this thread, so that it still comes after the Welcome.)
         self._post(Opened(connection.number, connection.pid, connection.uid, message))
-        welcome = protocol.Welcome(connection.number, os.getpid(), notice=self.doomed, calls=True)
+        welcome = protocol.Welcome(connection.number, os.getpid(), notice=self.departing, calls=True)
         self._say(connection, welcome)
 
     def _holder(self, connection: Connection, message: protocol.Register) -> Connection | None:

@@ -71,7 +71,7 @@ class NoticeHook:
                 return
             env = {**self._env, **facts(notice, left)}
             thread = threading.Thread(
-                target=self._run, args=(env, until), name="spotguard-herald", daemon=True
+                target=self._run, args=(env, until), name="spotguard-notice-hook", daemon=True
             )
             self._running.add(thread)
         thread.start()

@@ -15,9 +15,6 @@ from ...providers.notice import NoticeSource
 if TYPE_CHECKING:
     from ..config.options import Options
 
-if TYPE_CHECKING:
-    from ..config.options import Options
-
 logger = logging.getLogger("spotguard.agent")
 
 

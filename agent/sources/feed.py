@@ -30,7 +30,7 @@ class Feed:
         self._health: dict[str, HealthChanged] = {}
         self._standing: dict[str, Notice] = {}
         #: The sessions that follow the feed, and whether each understands notices that are not terminal.
-        self._watchers: dict[int, bool] = {}
+        self._followers: dict[int, bool] = {}
         self._beaten_at = 0.0
         #: Seconds of warning that the cloud itself reports; 0: it has reported none.
         self.window = 0.0
@@ -56,45 +56,45 @@ class Feed:
             self._health[event.source] = event
             message = _health(event, now)
         if message is not None:
-            for watcher in sorted(self._watchers):
-                if self._understands(watcher, message):
-                    yield watcher, message
+            for follower in sorted(self._followers):
+                if self._understands(follower, message):
+                    yield follower, message
 
-    def _understands(self, watcher: int, message: Message) -> bool:
+    def _understands(self, follower: int, message: Message) -> bool:
         terminal = not isinstance(message, protocol.FeedNotice) or message.severity == Severity.TERMINAL
-        return terminal or self._watchers[watcher]
+        return terminal or self._followers[follower]
 
-    def joined(self, watcher: int, now: float, *, severity: bool = True) -> Iterator[tuple[int, Message]]:
+    def joined(self, follower: int, now: float, *, severity: bool = True) -> Iterator[tuple[int, Message]]:
         """Add a following agent, and yield its first messages: how many sources are polled, their health, the notices."""
-        if not self._watchers:
+        if not self._followers:
             self._beaten_at = now
-        self._watchers[watcher] = severity
-        yield from self._how_it_is(watcher, now)
+        self._followers[follower] = severity
+        yield from self._how_it_is(follower, now)
         for notice in self._standing.values():
             message = _seen(notice, now)
-            if _stands(notice, now) and self._understands(watcher, message):
-                yield watcher, message
+            if _stands(notice, now) and self._understands(follower, message):
+                yield follower, message
 
     @property
     def next_beat(self) -> float | None:
         """Monotonic seconds at which `beat` is due; None while no agent follows."""
-        return self._beaten_at + BEAT if self._watchers else None
+        return self._beaten_at + BEAT if self._followers else None
 
     def beat(self, now: float) -> Iterator[tuple[int, Message]]:
         """Yield a sign of life and the health of the sources for each following agent, if they are due."""
         if self.next_beat is None or now < self.next_beat:
             return
         self._beaten_at = now
-        for watcher in sorted(self._watchers):
-            yield from self._how_it_is(watcher, now)
+        for follower in sorted(self._followers):
+            yield from self._how_it_is(follower, now)
 
-    def _how_it_is(self, watcher: int, now: float) -> Iterator[tuple[int, Message]]:
-        yield watcher, protocol.Watched(self._sources, self.window)
+    def _how_it_is(self, follower: int, now: float) -> Iterator[tuple[int, Message]]:
+        yield follower, protocol.Watched(self._sources, self.window)
         for event in self._health.values():
-            yield watcher, _health(event, now)
+            yield follower, _health(event, now)
 
     def left(self, session: int) -> None:
-        self._watchers.pop(session, None)
+        self._followers.pop(session, None)
 
     def unseeing(self) -> list[HealthChanged]:
         """Return the last health of each source that does not see now."""

@@ -37,7 +37,7 @@ class Poller:
         post: Callable[[Event], None],
         clock: Clock,
         rng: random.Random,
-        chorus: CommonHealth | None = None,
+        common_health: CommonHealth | None = None,
         count: PollCount | None = None,
     ) -> None:
         """Prepare; `start` starts the thread.
@@ -61,7 +61,7 @@ class Poller:
         self._thread = threading.Thread(target=self._run, name=f"spotguard-watch-{source.name}", daemon=True)
         self._health: Health | None = None
         self._mention = HealthLog()
-        self._chorus = chorus
+        self._common_health = common_health
         self._count = PollCount() if count is None else count
         #: Monotonic seconds at which the last poll that saw ended.
         self._saw_at: float | None = None
@@ -109,15 +109,15 @@ class Poller:
         with self._lock:
             problem = None if self._stop.is_set() else self._looks.problem(now)
             if problem is not None:
-                self._feel(problem)
-        if self._chorus is not None:
-            for names, (level, words) in self._chorus.due(now):
+                self._take_health(problem)
+        if self._common_health is not None:
+            for names, (level, words) in self._common_health.due(now):
                 logger.log(level, "%s: %s", names, words)
 
     def _run(self) -> None:
         with self._lock:
             if not self._stop.is_set():  # `stop` may come before the thread's first turn
-                self._feel(STARTING)
+                self._take_health(STARTING)
         try:
             while not self._stop.is_set():
                 started = self._clock.monotonic()
@@ -149,7 +149,7 @@ class Poller:
         self._throttled = sighting.health.reason == "throttled"
         if sighting.health.seeing:
             self._saw_at = now
-        self._feel(sighting.health)
+        self._take_health(sighting.health)
         promised = self._source.told if isinstance(self._source, Promising) else None
         if promised is not None and promised != self._told:
             self._told = promised
@@ -201,12 +201,12 @@ class Poller:
         far = known.deadline - self._clock.monotonic() > NEAR
         return both_later and far and notice.deadline - known.deadline > _PUT_OFF
 
-    def _feel(self, health: Health) -> None:
+    def _take_health(self, health: Health) -> None:
         now, before = self._clock.monotonic(), self._health
         self._health = health
         line = self._mention.of(health, now)
-        if self._chorus is not None:
-            line = self._chorus.says(self._source.name, health, line, now)
+        if self._common_health is not None:
+            line = self._common_health.says(self._source.name, health, line, now)
         if line is not None:
             level, words = line
             logger.log(level, "%s: %s", self._source.name, words)

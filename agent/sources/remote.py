@@ -85,7 +85,7 @@ class RemoteFeed:
         #: The health of each source that the service reported, while this run trusts the service.
         self._said: dict[str, Health] = {}
         self._mentions: dict[str, HealthLog] = {}
-        self._chorus: CommonHealth | None = None
+        self._common_health: CommonHealth | None = None
         #: How many sources the service polls.
         self._sources = 0
         #: Seconds of warning that the cloud itself promises, as the service agent reported them; 0: none.
@@ -100,13 +100,13 @@ class RemoteFeed:
         self._saying = threading.Lock()
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="spotguard-relay", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="spotguard-remote", daemon=True)
 
     @property
     def alive(self) -> bool:
         """Whether its own thread lives, and the threads of the pollers that replace the service (as for a `Poller`)."""
         here = self._stop.is_set() or self._thread.ident is None or self._thread.is_alive()
-        return here and all(watcher.alive for watcher in self._own)
+        return here and all(poller.alive for poller in self._own)
 
     def start(self) -> None:
         self._thread.start()
@@ -120,9 +120,9 @@ class RemoteFeed:
 
     def check(self, now: float) -> None:
         """Check this run's own pollers. A stuck service needs no check: it goes silent, and this run stops trusting it."""
-        for watcher in self._own:
-            watcher.check(now)
-        for names, line in () if (chorus := self._chorus) is None else chorus.due(now):
+        for poller in self._own:
+            poller.check(now)
+        for names, line in () if (common_health := self._common_health) is None else common_health.due(now):
             _log(names, line)
 
     def acknowledge(self, notice_id: str) -> None:
@@ -130,8 +130,8 @@ class RemoteFeed:
 
         The service agent cannot acknowledge for this run: it polls for other runs too, and their work may not be saved.
         """
-        for watcher in self._own:
-            watcher.acknowledge(notice_id)
+        for poller in self._own:
+            poller.acknowledge(notice_id)
         if not self._own:
             logger.info(
                 "not acknowledged: the service agent at %s watches, and not for this run alone", self._path
@@ -205,11 +205,11 @@ class RemoteFeed:
         """
         now = self._clock.monotonic()
         line = self._mentions.setdefault(source, HealthLog()).of(health, now)
-        if self._chorus is None:
-            self._chorus = CommonHealth(
+        if self._common_health is None:
+            self._common_health = CommonHealth(
                 source
             )  # the first of a cloud's sources is also the first that it names
-        if (line := self._chorus.says(source, health, line, now)) is not None:
+        if (line := self._common_health.says(source, health, line, now)) is not None:
             _log(source, line)
         if self._said.get(source) != health:
             self._said[source] = health
@@ -243,7 +243,7 @@ class RemoteFeed:
             return
         self._guarded = True
         health = SEEING
-        own = self._own_watchers() if sources <= 0 else ()
+        own = self._own_pollers() if sources <= 0 else ()
         if sources > 0:
             logger.info("the service agent at %s watches for this run", self._path)
         elif own:
@@ -270,25 +270,25 @@ class RemoteFeed:
         self._post(HealthChanged(NAME, health, now))
         # The service's last report about a source does not say what this run sees.
         lost = [HealthChanged(source, health, now) for source in self._said]
-        self._said, self._mentions, self._chorus, self._sources = {}, {}, None, 0
-        self._look_ourselves(self._own_watchers(), lost)
+        self._said, self._mentions, self._common_health, self._sources = {}, {}, None, 0
+        self._look_ourselves(self._own_pollers(), lost)
 
-    def _own_watchers(self) -> Sequence[Poller]:
+    def _own_pollers(self) -> Sequence[Poller]:
         own = self._make_own(self._say)
-        self._withdrawing |= {watcher.name for watcher in own if watcher.withdraws}
+        self._withdrawing |= {poller.name for poller in own if poller.withdraws}
         return own
 
-    def _look_ourselves(self, watchers: Sequence[Poller], news: Sequence[Event] = ()) -> None:
-        """Replace this run's own pollers by `watchers`. `news` are the events about the tellers before them."""
-        for watcher in self._own:
-            watcher.stop()
+    def _look_ourselves(self, pollers: Sequence[Poller], news: Sequence[Event] = ()) -> None:
+        """Replace this run's own pollers by `pollers`. `news` are the events about the tellers before them."""
+        for poller in self._own:
+            poller.stop()
         with self._saying:
             self._handover.changes(self._clock.monotonic())
         for event in news:
             self._post(event)
-        self._own = watchers
-        for watcher in self._own:
-            watcher.start()
+        self._own = pollers
+        for poller in self._own:
+            poller.start()
 
 
 def _log(names: str, line: Line) -> None:

@@ -64,14 +64,14 @@ class AgentLog(logging.Handler):
 
     def __init__(self, stream: TextIO | None) -> None:
         super().__init__()
-        self._scribe = LogThread(stream, self._missing)
+        self._log_writer = LogThread(stream, self._missing)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
         except Exception as error:  # noqa: BLE001 (logging's own way would write to stderr from here)
             line = f"{ROOT}: a line of {record.name} cannot be made: {type(error).__name__}: {record.msg}"
-        self._scribe.take(line)
+        self._log_writer.take(line)
 
     def _missing(self, count: int) -> str:
         text = "%d lines were dropped here: nobody was reading"
@@ -79,10 +79,10 @@ class AgentLog(logging.Handler):
 
     def flush(self) -> None:
         """Wait until everything is written, or a moment if nobody reads."""
-        self._scribe.flush()
+        self._log_writer.flush()
 
     def close(self) -> None:
-        self._scribe.close()
+        self._log_writer.close()
         super().close()
 
 

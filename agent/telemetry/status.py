@@ -40,7 +40,7 @@ class AgentFacts:
 
 
 def answers(
-    machine: Machine, board: Feed, facts: AgentFacts, uid: int, now: float, last: dict[str, Any] | None
+    machine: Machine, feed: Feed, facts: AgentFacts, uid: int, now: float, last: dict[str, Any] | None
 ) -> list[dict[str, Any]]:
     """Return the answer in pages. The first page has everything; sessions that do not fit follow on the other pages."""
     visible = [s for s in machine.sessions.values() if uid in (0, s.uid)]
@@ -53,9 +53,9 @@ def answers(
         "for_seconds": round(now - facts.started, 1),
         "phase": machine.phase,
         "command": _command(machine),
-        "sources": board.status(now),
+        "sources": feed.status(now),
         "notice": _notice(machine, now),
-        "window": facts.window if facts.said else board.window or facts.window,
+        "window": facts.window if facts.said else feed.window or facts.window,
         "reserve": facts.reserve,
         "standing": machine.upcoming.status(now),
         "last_outcome": None,
@@ -93,7 +93,7 @@ def _size(value: object) -> int:
     return len(json.dumps(value, separators=(",", ":")))
 
 
-def in_a_line(machine: Machine, board: Feed) -> str:
+def in_a_line(machine: Machine, feed: Feed) -> str:
     """Return the status as one line for the service manager, which gets each new line.
 
     The line has no numbers that change by themselves.
@@ -103,7 +103,7 @@ def in_a_line(machine: Machine, board: Feed) -> str:
     if p is not None:
         done = sum(part.committed is not None for part in p.parts.values())
         return f"{machine.phase}, {p.notice.source}: {done} of {len(p.parts)} saved"
-    blind = [f"{event.source}: {event.health.detail}" for event in board.unseeing()]
+    blind = [f"{event.source}: {event.health.detail}" for event in feed.unseeing()]
     sight = f"; BLIND: {'; '.join(blind)}" if blind else ""
     return f"{machine.phase}, {who}{sight}"
 

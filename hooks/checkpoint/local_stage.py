@@ -167,8 +167,8 @@ class Stage:
         self._remove(each for each in scan(self.files, self.run_id) if each.name == name)
 
     def _remove(self, folders: Iterable[CheckpointFolder]) -> None:
-        doomed = tuple(folders)
-        for keys in Pruning((), doomed, frozenset()).steps():
+        departing = tuple(folders)
+        for keys in Pruning((), departing, frozenset()).steps():
             self.files.delete(keys)
 
 

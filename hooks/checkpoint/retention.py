@@ -63,7 +63,7 @@ class Pruning:
 
     kept: tuple[CheckpointName, ...]
     #: Checkpoints to delete, the oldest first.
-    doomed: tuple[CheckpointFolder, ...]
+    departing: tuple[CheckpointFolder, ...]
     #: Keys in doomed folders that a kept checkpoint refers to.
     protected: frozenset[str]
     #: Reason by name for each damaged checkpoint: newer than all that are kept, its manifests there, and not whole.
@@ -80,7 +80,10 @@ class Pruning:
         """
         for ours in (MARKER.__eq__, parse_manifest_name, parse_object_name):
             keys = [
-                folder.prefix + name for folder in self.doomed for name in sorted(folder.files) if ours(name)
+                folder.prefix + name
+                for folder in self.departing
+                for name in sorted(folder.files)
+                if ours(name)
             ]
             if keys := [key for key in keys if key not in self.protected]:
                 yield keys
@@ -106,7 +109,7 @@ def prune(
     )
     for keys in pruning.steps():
         store.delete(keys, timeout=timeout)
-    return [folder.name for folder in pruning.doomed]
+    return [folder.name for folder in pruning.departing]
 
 
 def plan_pruning(
@@ -153,11 +156,11 @@ def plan_pruning(
     stay = {whole.name for whole in kept}
     older = [f for f in older if f.name not in stay and not _of_newer_format(store, f, timeout)]
     spared = set(protect)
-    doomed = [folder for folder in older if folder.name not in spared]
+    departing = [folder for folder in older if folder.name not in spared]
     manifests = [manifest for whole in (*light, *kept) for manifest in whole.manifests]
     for folder in [*newer, *(folder for folder in older if folder.name in spared)]:
         manifests += _readable(store, folder, timeout)
-    return Pruning(names, tuple(reversed(doomed)), frozenset(referred(manifests)), damaged)
+    return Pruning(names, tuple(reversed(departing)), frozenset(referred(manifests)), damaged)
 
 
 def _newest(store: BlobStore, run_id: str, folders: list[CheckpointFolder], timeout: float | None) -> int:

@@ -49,7 +49,7 @@ class JobState:
     wanted: WantedSave | None = None
 
     @property
-    def doomed(self) -> frozenset[str]:
+    def departing(self) -> frozenset[str]:
         """The machines that go, or drill."""
         return frozenset(notice.machine for notice in self.notices)
 
@@ -63,7 +63,7 @@ class JobState:
         Args:
             machines: of each rank, the machine that it runs on.
         """
-        return frozenset(rank for rank, machine in enumerate(machines) if machine in self.doomed)
+        return frozenset(rank for rank, machine in enumerate(machines) if machine in self.departing)
 
     def counts(self, epoch: int) -> bool:
         """Whether the save of this call is (still) the one that is wanted."""

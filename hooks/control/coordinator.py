@@ -289,7 +289,7 @@ class Coordinator:
         wanted = standing.counts(epoch)
         at_boundary = wanted and standing.wanted is not None and standing.wanted.boundary
         self._saver.emergency(
-            alarm, epoch if wanted else 0, at_boundary=at_boundary, doomed=self._doomed(standing)
+            alarm, epoch if wanted else 0, at_boundary=at_boundary, departing=self._doomed(standing)
         )
 
     def _as_here(self, id: str) -> str:
@@ -298,7 +298,7 @@ class Coordinator:
 
     def _called_by(self, call: NoticeEvent, standing: JobState, now: float) -> protocol.PeerPreempted:
         machines, gone = self.channel.machines, Host.decode(call.machine)
-        staying = (machine for machine in machines if machine not in standing.doomed)
+        staying = (machine for machine in machines if machine not in standing.departing)
         return protocol.PeerPreempted(
             call.id,
             call.kind,
@@ -357,7 +357,7 @@ class Coordinator:
 
     def _offer(self, job: SaveRequest, step: int | None, *, boundary: bool, parks: bool) -> Vote:
         rank, last = self.channel.rank, self._checkpointer.last
-        roles = RankRoles(job.doomed)
+        roles = RankRoles(job.departing)
         cost = self._checkpointer.cost(roles)
         return Vote(
             rank=rank,
@@ -367,7 +367,7 @@ class Coordinator:
             moments=cost.moments,
             rate=cost.rate,
             commit=cost.commit,
-            left=job.scope.left() if rank in roles.doomed else None,
+            left=job.scope.left() if rank in roles.departing else None,
             last=last.step if last is not None and last.level == "full" else -1,
             plan=shared(self._state.fingerprint()),
             covers=tuple(sorted(self._covered())),
@@ -380,7 +380,7 @@ class Coordinator:
     def agreed(self, job: SaveRequest, decision: Decision, step: int) -> SaveSpec:
         everybody = range(self.channel.world)
         absent = frozenset(rank for rank in everybody if rank not in decision.ranks)
-        going = {self.channel.machines[rank] for rank in job.doomed}
+        going = {self.channel.machines[rank] for rank in job.departing}
         with self._lock:  # (Not of a machine that was to go, and stays after all.)
             self._failed = {of: each for of, each in self._failed.items() if of >= job.epoch}
             failed = self._failed.setdefault(job.epoch, {})
@@ -388,7 +388,7 @@ class Coordinator:
         return SaveSpec(
             step,
             job.epoch,
-            RankRoles(job.doomed, decision.whole_each, absent),
+            RankRoles(job.departing, decision.whole_each, absent),
             speaks=self.speaks,
             weights=_WEIGHTS[decision.level],
             doomed_until=max(times, default=self._clock.monotonic() + STAYS),

@@ -106,7 +106,7 @@ class SaveRequests:
         epoch: int = 0,
         *,
         at_boundary: bool = False,
-        doomed: frozenset[int] = frozenset(),
+        departing: frozenset[int] = frozenset(),
     ) -> None:
         """A notice: whatever else is being saved gives way. A deadline that is known only moves earlier.
 
@@ -144,7 +144,13 @@ class SaveRequests:
             last = self._checkpointer.last
             scope, before = self._scope(alarm.save_by), "" if last is None else last.url
             self._urgent = SaveRequest(
-                "emergency", scope, alarm, epoch=epoch, doomed=doomed, at_boundary=at_boundary, before=before
+                "emergency",
+                scope,
+                alarm,
+                epoch=epoch,
+                departing=departing,
+                at_boundary=at_boundary,
+                before=before,
             )
             self._jobs.put(self._urgent)
 
@@ -152,10 +158,10 @@ class SaveRequests:
         """Have the saving thread do this when it has done what it is at. Returns at once."""
         self._jobs.put(what)
 
-    def again(self, epoch: int, doomed: frozenset[int]) -> None:
+    def again(self, epoch: int, departing: frozenset[int]) -> None:
         """Some rank's state moved while it was read for a notice: all save once more, at a boundary."""
         if (alarm := self._alarm) is not None:
-            self.emergency(alarm, epoch, at_boundary=True, doomed=doomed)
+            self.emergency(alarm, epoch, at_boundary=True, departing=departing)
 
     def fail_by_hand(self, why: str) -> None:
         """Some rank's state moved while it was read: training stands, so there is no boundary at which to save once more."""

@@ -84,7 +84,7 @@ class AgentSession:
         self._built.set()
         self._welcomed(self._calls)
         self.tell_position()
-        if self.client is not None and self.client.doomed:
+        if self.client is not None and self.client.departing:
             self._told.wait(_WELCOME)  # or the first steps would be over before the notice is heard
 
     def tell_position(self) -> None:

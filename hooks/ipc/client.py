@@ -76,7 +76,7 @@ class SocketClient:
         #: Reason why the agent refuses this process; "" if it has sent no refusal.
         self.refused = ""
         #: Whether the `Welcome` of the current agent reported a pending notice.
-        self.doomed = False
+        self.departing = False
         self._thread = threading.Thread(target=self._run, name="spotguard-listener", daemon=True)
 
     def start(self) -> None:
@@ -232,7 +232,7 @@ class SocketClient:
     def _handle(self, message: Message) -> None:
         match message:
             case Welcome(notice=notice):
-                self.doomed = notice
+                self.departing = notice
                 if self._warned:
                     log.warning("guarded again: the agent is back on %s", self._path)
                 self._warned = False

@@ -72,11 +72,11 @@ class Committer:
         writer.uploads.link.committed(seconds)
 
     def _together(self, save: SaveContext, manifest: RankManifest, writer: ShardWriter) -> Published:
-        doomed = save.agreed.roles.doomed
+        departing = save.agreed.roles.departing
         try:
             return publish_together(writer.uploads, manifest, save.scope, self._clock, self._hopeless(save))
         except IncompleteError as why:
-            if self._rank not in doomed or save.scope.abandoned or not doomed.isdisjoint(why.missing):
+            if self._rank not in departing or save.scope.abandoned or not departing.isdisjoint(why.missing):
                 raise
             # It goes, and they stay: this is no failure yet.
             last = (
@@ -120,12 +120,12 @@ class Committer:
             put_own(writer.uploads, empty, save.scope)
 
     def _hopeless(self, save: SaveContext) -> Callable[[int], str]:
-        doomed, until = save.agreed.roles.doomed, save.agreed.doomed_until
+        departing, until = save.agreed.roles.departing, save.agreed.doomed_until
 
         def why(rank: int) -> str:
             if (failed := save.agreed.failed.get(rank)) is not None:
                 return failed
-            gone = rank in doomed and self._clock.monotonic() > until
+            gone = rank in departing and self._clock.monotonic() > until
             return "its machine's time is over" if gone else ""
 
         return why

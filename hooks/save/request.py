@@ -101,7 +101,7 @@ class SaveRequest:
     #: Which call of the ranks asked for it; 0 in a job of one process.
     epoch: int = 0
     #: Ranks whose machine goes, as of that call.
-    doomed: frozenset[int] = frozenset()
+    departing: frozenset[int] = frozenset()
     #: Only a parked boundary will do: some rank's state moved while it was read.
     at_boundary: bool = False
     #: The gate was shut when it was asked for, and stays shut for it until its turn comes.

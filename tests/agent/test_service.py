@@ -163,12 +163,12 @@ def test_a_watching_agent_is_told_what_stands_and_what_changes(
 ) -> None:
     """Health at once, the notice when it comes; one that comes later is told both at once."""
     path, _ = service
-    with FakeHook(path, Role.ANSWERER) as watcher:
-        watcher.say(Watch(os.getpid()))
-        while watcher.hear(FeedHealth).sight != "seeing":
+    with FakeHook(path, Role.ANSWERER) as poller:
+        poller.say(Watch(os.getpid()))
+        while poller.hear(FeedHealth).sight != "seeing":
             pass  # "starting", where we were faster than its first look
         aws[0].preempt(120)
-        seen = watcher.hear(FeedNotice)
+        seen = poller.hear(FeedNotice)
         assert (seen.kind, seen.window) == ("terminate", 120.0)
     with FakeHook(path, Role.ANSWERER) as late:
         late.say(Watch(os.getpid()))
@@ -230,10 +230,10 @@ def test_a_run_beside_a_service_that_watches_nothing_sees_the_notice_itself(
 
 def test_a_watching_agent_hears_signs_of_life(service: tuple[Path, subprocess.Popen[str]]) -> None:
     """Though nothing happens: silence would be a dead service."""
-    with FakeHook(service[0], Role.ANSWERER) as watcher:
-        watcher.say(Watch(os.getpid()))
-        assert watcher.hear(Watched).sources == SOURCES
-        assert watcher.hear(Watched).sources == SOURCES
+    with FakeHook(service[0], Role.ANSWERER) as poller:
+        poller.say(Watch(os.getpid()))
+        assert poller.hear(Watched).sources == SOURCES
+        assert poller.hear(Watched).sources == SOURCES
 
 
 @pytest.mark.parametrize(

@@ -78,12 +78,12 @@ def test_why_a_source_does_not_see_reaches_the_person(
         finally:
             for source in sources:
                 source.close()
-    board = Feed(1)
+    feed = Feed(1)
     for event in events:
         assert isinstance(event, HealthChanged)
-        list(board.note(event, clock.monotonic()))
+        list(feed.note(event, clock.monotonic()))
 
-    (shown,) = board.status(clock.monotonic())
+    (shown,) = feed.status(clock.monotonic())
     assert (shown["reason"], shown["sight"] == "seeing") == (reason, False)
     assert shown["detail"]
     assert shown["advice"]

@@ -25,7 +25,7 @@ class RankRoles:
     """What all ranks have agreed on for one save."""
 
     #: Ranks whose machine goes.
-    doomed: frozenset[int] = frozenset()
+    departing: frozenset[int] = frozenset()
     #: The ranks' plans differ: nobody relies on another, each writes all that it holds.
     whole_each: bool = False
     #: Ranks that are not there: they write nothing, not even what nobody trains.
@@ -114,7 +114,7 @@ def share_of(objects: Sequence[PlannedObject], rank: int, roles: RankRoles) -> f
             owner = workers.deal("frozen", holders, holders, planned.size)
         else:
             there = [holder for holder in holders if holder not in roles.absent]
-            staying = [holder for holder in there if holder not in roles.doomed]
+            staying = [holder for holder in there if holder not in roles.departing]
             owner = workers.deal("", holders, staying or there or holders, planned.size)
         if owner in roles.absent:
             there = [holder for holder in holders if holder not in roles.absent]

@@ -264,7 +264,7 @@ def test_a_service_tells_the_ranks_of_that_run_and_nobody_else() -> None:
     other = story.opens(600, run="other")
     story.called(first)
     assert [n for n, _ in story.sent(Preempt)] == [first, second]
-    assert not story.machine.doomed
+    assert not story.machine.departing
     story.commits(first)
     story.commits(second)
     assert [n for n, _ in story.sent(Leave)] == [first, second]

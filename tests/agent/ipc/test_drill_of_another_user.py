@@ -23,7 +23,7 @@ def test_drill_of_another_user() -> None:
     story = alices_preemption()
     story.opens(22, uid=BOB)
     assert len(story.sent(Preempt)) == 1
-    assert not story.machine.doomed
+    assert not story.machine.departing
 
 
 def test_drill_of_another_user_and_the_operators_command() -> None:
@@ -36,7 +36,7 @@ def test_drill_of_root_runs_the_operators_command() -> None:
     story = Story(command=False)
     story.opens(11, uid=ALICE)
     story.asks(uid=0, preempt=True)
-    assert story.machine.doomed
+    assert story.machine.departing
     assert len(story.all(Announce)) == 1
 
 
@@ -45,5 +45,5 @@ def test_drill_of_the_command_s_own_user_runs_all_of_it() -> None:
     story = Story(command=True)
     story.opens(100, uid=ALICE)
     story.asks(uid=ALICE, preempt=True)
-    assert story.machine.doomed
+    assert story.machine.departing
     assert len(story.all(Announce)) == 1

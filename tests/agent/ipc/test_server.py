@@ -50,11 +50,11 @@ def test_a_hook_registers_speaks_and_is_spoken_to(serve: Serving, events: Events
 def test_a_welcome_says_that_a_notice_is_pending(serve: Serving, events: Events) -> None:
     """Whoever reads it waits for the notice instead of training on a machine that goes."""
     server = serve()
-    for doomed in (False, True):
-        server.doomed = doomed
+    for departing in (False, True):
+        server.departing = departing
         with FakeHook(server.path) as hook:
             hook.say(Register(1, "run", "train.py"))
-            assert hook.hear(Welcome).notice is doomed
+            assert hook.hear(Welcome).notice is departing
 
 
 def test_questions_become_events_and_the_last_answer_ends_the_call(serve: Serving, events: Events) -> None:
@@ -77,8 +77,8 @@ def test_questions_become_events_and_the_last_answer_ends_the_call(serve: Servin
 def test_a_watching_agent_is_announced(serve: Serving, events: Events) -> None:
     """It only listens from then on."""
     server = serve()
-    with FakeHook(server.path, Role.ANSWERER) as watcher:
-        watcher.say(Watch(os.getpid()))
+    with FakeHook(server.path, Role.ANSWERER) as poller:
+        poller.say(Watch(os.getpid()))
         assert events.next(Watching).session == 1
 
 

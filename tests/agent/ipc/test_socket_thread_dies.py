@@ -163,12 +163,12 @@ def test_the_watchdog_speaks_for_who_looks_for_notices_too(
     """An agent that is blind because a thread of its own died is started again too."""
     source = Promised()
     source.broken = broken
-    watcher = Poller(source, events.queue.put, SystemClock(), random.Random(1))
-    watcher.start()
+    poller = Poller(source, events.queue.put, SystemClock(), random.Random(1))
+    poller.start()
     if broken:
         assert kernel.after.wait(TIMEOUT)
-        watcher._thread.join(TIMEOUT)
-        assert not watcher.alive
-    assert bool(signs_of_life(serve(), events, watcher)) is not broken
-    watcher.stop(TIMEOUT)
-    assert watcher.alive
+        poller._thread.join(TIMEOUT)
+        assert not poller.alive
+    assert bool(signs_of_life(serve(), events, poller)) is not broken
+    poller.stop(TIMEOUT)
+    assert poller.alive

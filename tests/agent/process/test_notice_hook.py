@@ -29,10 +29,10 @@ class Heard:
         self.events = Events()
         self.clock = SystemClock()
         self.log = log
-        self.herald = NoticeHook(command, {**os.environ, **env}, self.events.queue.put, self.clock)
+        self.notice_hook = NoticeHook(command, {**os.environ, **env}, self.events.queue.put, self.clock)
 
     def tell(self, left: float = 99.9, until: float = TIMEOUT) -> None:
-        self.herald.tell(NOTICE, left, self.clock.monotonic() + until)
+        self.notice_hook.tell(NOTICE, left, self.clock.monotonic() + until)
 
     def ended(self) -> list[str]:
         """What was logged up to the end of one command."""
@@ -57,7 +57,7 @@ def _everything_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 def _no_thread_stays() -> Iterator[None]:
     yield
     for thread in threading.enumerate():
-        if thread.name == "spotguard-herald":  # at its last line
+        if thread.name == "spotguard-notice-hook":  # at its last line
             thread.join(TIMEOUT)
             assert not thread.is_alive()
 
@@ -70,7 +70,7 @@ def test_it_has_the_facts_in_its_environment(caplog: pytest.LogCaptureFixture) -
     said = ["aws/1", "stop", "terminal", "aws spot/instance-action", "99", "stop at noon"]
     lines = [f"on-notice: <{value}>" for value in said]
     assert heard.ended() == [*lines, "on-notice: 100", "--on-notice is done"]
-    assert not heard.herald.busy
+    assert not heard.notice_hook.busy
 
 
 def test_a_failure_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -106,11 +106,11 @@ def test_at_the_end_what_still_runs_is_killed(caplog: pytest.LogCaptureFixture, 
     heard = Heard(f"echo begun; {FOR_EVER}", caplog, fifo=str(fifo))
     heard.tell()
     while "on-notice: begun" not in caplog.messages:
-        assert heard.herald.busy
+        assert heard.notice_hook.busy
         heard.clock.wait(threading.Event(), 0.001)
-    heard.herald.close()
+    heard.notice_hook.close()
     assert "was killed" in heard.ended()[-1]
-    assert not heard.herald.busy
+    assert not heard.notice_hook.busy
 
 
 def test_it_has_a_group_of_its_own_and_no_input(caplog: pytest.LogCaptureFixture) -> None:
@@ -139,7 +139,7 @@ def test_it_runs_once_for_each_notice_and_not_without_an_end(
         heard.tell()
     refused = [text for text in caplog.messages if "it runs 4 times already" in text]
     assert len(refused) == 2
-    heard.herald.close()
+    heard.notice_hook.close()
     for _ in range(4):
         heard.ended()
 

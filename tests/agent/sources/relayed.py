@@ -34,10 +34,10 @@ class Relayed:
         self.stands: tuple[Notice, ...] = ()
         self.own: list[FakeSource] = []
         post = self.events.queue.put
-        self.relay = RemoteFeed(path, post, self.clock, random.Random(1), self._watchers, **more)
+        self.relay = RemoteFeed(path, post, self.clock, random.Random(1), self._followers, **more)
         self.relay.start()
 
-    def _watchers(self, post: Callable[[Event], None]) -> list[Poller]:
+    def _followers(self, post: Callable[[Event], None]) -> list[Poller]:
         if not self.any_source:
             return []
         self.own.append(FakeSource(interval=0.01, withdraws=self.withdraws))

@@ -24,13 +24,15 @@ class Cloud:
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self.clock, self.events = ManualClock(), list[Event]()
-        self._log, chorus = caplog, CommonHealth(NAMES[0])
+        self._log, common_health = caplog, CommonHealth(NAMES[0])
         self.sources: dict[str, FakeSource] = {}
-        self.watchers: dict[str, Poller] = {}
+        self.pollers: dict[str, Poller] = {}
         for name in NAMES:
             self.sources[name] = source = FakeSource()
             source.name = name
-            self.watchers[name] = Poller(source, self.events.append, self.clock, random.Random(1), chorus)
+            self.pollers[name] = Poller(
+                source, self.events.append, self.clock, random.Random(1), common_health
+            )
 
     def look(self, health: Health | None, *names: str) -> list[str]:
         """What is logged when these look and see this (None: what they see already)."""
@@ -39,12 +41,12 @@ class Cloud:
     def wait(self, seconds: float) -> list[str]:
         """What is logged by the main loop after so long."""
         self.clock.advance(seconds)
-        return self._said(lambda name: self.watchers[name].check(self.clock.monotonic()), NAMES)
+        return self._said(lambda name: self.pollers[name].check(self.clock.monotonic()), NAMES)
 
     def _look(self, name: str, health: Health | None) -> None:
         if health is not None:
             self.sources[name].sighting = Sighting(health)
-        self.watchers[name].look()
+        self.pollers[name].look()
 
     def _said(self, do: Callable[[str], None], names: tuple[str, ...]) -> list[str]:
         self._log.clear()

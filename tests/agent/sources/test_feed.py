@@ -20,36 +20,36 @@ def test_who_comes_is_told_what_is_watched() -> None:
 
 def test_signs_of_life_come_while_somebody_watches() -> None:
     """Each with the health of every source; nobody is woken for nobody."""
-    board = Feed(1)
-    assert board.next_beat is None
-    list(board.note(HealthChanged("aws", SEEING, 1000.0), 1000.0))
-    list(board.joined(7, 1000.0))
-    assert board.next_beat == 1000.0 + BEAT
-    assert list(board.beat(1000.0 + BEAT - 0.1)) == []
+    feed = Feed(1)
+    assert feed.next_beat is None
+    list(feed.note(HealthChanged("aws", SEEING, 1000.0), 1000.0))
+    list(feed.joined(7, 1000.0))
+    assert feed.next_beat == 1000.0 + BEAT
+    assert list(feed.beat(1000.0 + BEAT - 0.1)) == []
     said = [protocol.Watched(1), protocol.FeedHealth("aws", "seeing", seconds=BEAT)]
-    assert list(board.beat(1000.0 + BEAT)) == [(7, message) for message in said]
-    assert board.next_beat == 1000.0 + 2 * BEAT
-    board.left(7)
-    assert board.next_beat is None
-    assert list(board.beat(1000.0 + 9 * BEAT)) == []
+    assert list(feed.beat(1000.0 + BEAT)) == [(7, message) for message in said]
+    assert feed.next_beat == 1000.0 + 2 * BEAT
+    feed.left(7)
+    assert feed.next_beat is None
+    assert list(feed.beat(1000.0 + 9 * BEAT)) == []
 
 
 def test_what_the_cloud_promises_is_told_at_once_and_with_each_sign_of_life() -> None:
     """Its newest word; before it has said one, none."""
-    board = Feed(1)
-    assert list(board.note(WindowTold(60.0), 1000.0)) == []
-    assert list(board.joined(7, 1000.0)) == [(7, protocol.Watched(1, 60.0))]
-    assert list(board.note(WindowTold(120.0), 1001.0)) == [(7, protocol.Watched(1, 120.0))]
-    assert list(board.beat(1000.0 + BEAT)) == [(7, protocol.Watched(1, 120.0))]
+    feed = Feed(1)
+    assert list(feed.note(WindowTold(60.0), 1000.0)) == []
+    assert list(feed.joined(7, 1000.0)) == [(7, protocol.Watched(1, 60.0))]
+    assert list(feed.note(WindowTold(120.0), 1001.0)) == [(7, protocol.Watched(1, 120.0))]
+    assert list(feed.beat(1000.0 + BEAT)) == [(7, protocol.Watched(1, 120.0))]
 
 
 def test_a_notice_that_stands_is_told_until_the_machine_has_outlived_it() -> None:
     """With the seconds that are left; AWS shows it for ever, and who comes an hour later has nothing to fear."""
-    board = Feed(1)
-    list(board.note(NoticeSeen(NOTICE), 1000.0))
+    feed = Feed(1)
+    list(feed.note(NoticeSeen(NOTICE), 1000.0))
 
     def told(now: float) -> list[float]:
-        heard = [message for _, message in board.joined(7, now)]
+        heard = [message for _, message in feed.joined(7, now)]
         return [message.seconds_left for message in heard if isinstance(message, protocol.FeedNotice)]
 
     assert told(1020.0) == [100.0]
@@ -59,40 +59,40 @@ def test_a_notice_that_stands_is_told_until_the_machine_has_outlived_it() -> Non
 
 def test_a_notice_that_is_outlived_is_no_news() -> None:
     """Neither for those who watch already."""
-    board = Feed(1)
-    list(board.joined(7, 1000.0))
-    assert list(board.note(NoticeSeen(NOTICE), 1120.0 + OUTLIVED)) == []
+    feed = Feed(1)
+    list(feed.joined(7, 1000.0))
+    assert list(feed.note(NoticeSeen(NOTICE), 1120.0 + OUTLIVED)) == []
 
 
 def test_a_warning_is_told_for_as_long_as_it_is_shown() -> None:
     """It has no deadline that could be outlived."""
-    board = Feed(1)
+    feed = Feed(1)
     warning = Notice("w", NoticeKind.REBALANCE, "aws rebalance", 1000.0, 1000.0, Severity.ADVISORY)
-    list(board.note(NoticeSeen(warning), 1000.0))
-    (_, (_, message)) = board.joined(7, 1000.0 + 10 * OUTLIVED)
+    list(feed.note(NoticeSeen(warning), 1000.0))
+    (_, (_, message)) = feed.joined(7, 1000.0 + 10 * OUTLIVED)
     assert isinstance(message, protocol.FeedNotice)
     assert (message.severity, message.seconds_left) == ("advisory", 0.0)
 
 
 def test_an_older_agent_that_watches_is_told_of_terminal_notices_only() -> None:
     """It knows no severity, and would take a warning for the end."""
-    board = Feed(1)
+    feed = Feed(1)
     far = Notice("far", NoticeKind.REBOOT, "aws maintenance", 9000.0, 1000.0, Severity.LATER)
-    list(board.joined(7, 1000.0, severity=False))
-    list(board.joined(8, 1000.0))
-    assert [watcher for watcher, _ in board.note(NoticeSeen(far), 1000.0)] == [8]
-    assert [watcher for watcher, _ in board.note(NoticeSeen(NOTICE), 1000.0)] == [7, 8]
-    old = [message.id for _, message in board.joined(9, 1000.0, severity=False) if hasattr(message, "id")]
-    new = [message.id for _, message in board.joined(10, 1000.0) if hasattr(message, "id")]
+    list(feed.joined(7, 1000.0, severity=False))
+    list(feed.joined(8, 1000.0))
+    assert [poller for poller, _ in feed.note(NoticeSeen(far), 1000.0)] == [8]
+    assert [poller for poller, _ in feed.note(NoticeSeen(NOTICE), 1000.0)] == [7, 8]
+    old = [message.id for _, message in feed.joined(9, 1000.0, severity=False) if hasattr(message, "id")]
+    new = [message.id for _, message in feed.joined(10, 1000.0) if hasattr(message, "id")]
     assert (old, new) == (["n1"], ["far", "n1"])
-    assert [watcher for watcher, _ in board.beat(1000.0 + BEAT)] == [7, 7, 8, 8, 9, 9, 10, 10][::2]
+    assert [poller for poller, _ in feed.beat(1000.0 + BEAT)] == [7, 7, 8, 8, 9, 9, 10, 10][::2]
 
 
 def test_a_source_that_nobody_looks_through_is_not_shown() -> None:
     """What was said of it is nobody's sight."""
-    board = Feed()
-    list(board.note(HealthChanged("aws", SEEING, 1000.0), 1000.0))
-    assert [one["name"] for one in board.status(1000.0)] == ["aws"]
-    assert list(board.note(SourceGone("aws"), 1001.0)) == []
-    assert board.status(1001.0) == []
-    assert list(board.note(SourceGone("aws"), 1002.0)) == []
+    feed = Feed()
+    list(feed.note(HealthChanged("aws", SEEING, 1000.0), 1000.0))
+    assert [one["name"] for one in feed.status(1000.0)] == ["aws"]
+    assert list(feed.note(SourceGone("aws"), 1001.0)) == []
+    assert feed.status(1001.0) == []
+    assert list(feed.note(SourceGone("aws"), 1002.0)) == []

@@ -24,12 +24,12 @@ class Watched:
         self.source = source
         self.clock = ManualClock()
         self.events: list[Event] = []
-        self.watcher = Poller(source, self.events.append, self.clock, random.Random(1))
+        self.poller = Poller(source, self.events.append, self.clock, random.Random(1))
 
     def look(self) -> list[Event]:
         """One look; what it posted."""
         mark = len(self.events)
-        self.watcher.look()
+        self.poller.look()
         return self.events[mark:]
 
 
@@ -155,18 +155,18 @@ def test_blind_it_backs_off_to_two_seconds_at_most(interval: float) -> None:
     """A source seen every 10 s is tried every 2 s while it is blind; jitter only shortens."""
     watched = Watched(FakeSource(interval=interval))
     watched.look()
-    assert watched.watcher.delay() == interval
+    assert watched.poller.delay() == interval
     watched.source.sighting = UNREACHABLE
     delays = []
     for _ in range(2000):  # no overflow, however long it is blind
         watched.look()
-        delays.append(watched.watcher.delay())
+        delays.append(watched.poller.delay())
     assert max(delays) <= LONGEST_WAIT
     assert min(delays) >= 0.9 * min(interval, LONGEST_WAIT)
     assert min(delays[10:]) >= 0.9 * LONGEST_WAIT
     watched.source.shows()
     watched.look()
-    assert watched.watcher.delay() == interval
+    assert watched.poller.delay() == interval
 
 
 def test_what_a_source_sees_is_logged_under_its_name(caplog: pytest.LogCaptureFixture) -> None:
@@ -202,21 +202,21 @@ class Patient(FakeSource):
 def test_what_may_begin_is_handed_to_a_source_that_can_say_so() -> None:
     """And to no other."""
     source = Patient()
-    Watched(source).watcher.acknowledge("n1")
+    Watched(source).poller.acknowledge("n1")
     assert source.acknowledged == ["n1"]
-    Watched(FakeSource()).watcher.acknowledge("n1")
+    Watched(FakeSource()).poller.acknowledge("n1")
 
 
 def test_the_thread_looks_at_its_cadence_and_closes_the_source_itself() -> None:
     """From start to stop, on a clock that only the test moves."""
     watched = Watched(FakeSource())
-    watched.watcher.start()
+    watched.poller.start()
     for looks in (1, 2, 3):
         assert watched.clock.wait_for_waiters()
         assert watched.source.looks == looks
         watched.clock.advance(1.0)
         assert looks == 3 or wait_for_look(watched, looks + 1)
-    watched.watcher.stop(timeout=30)
+    watched.poller.stop(timeout=30)
     assert watched.source.closed_by == "spotguard-watch-fake source"
     assert isinstance(watched.events[0], HealthChanged)
     assert watched.events[0].health.reason == "starting"
@@ -257,14 +257,14 @@ def test_looks_are_counted_by_their_reason_also_by_who_follows() -> None:
     """The numbers are the agent's, not the watcher's: they never fall."""
     count, source, events = PollCount(), FakeSource(), list[Event]()
     for _ in range(2):
-        watcher = Poller(source, events.append, ManualClock(), random.Random(1), None, count)
+        poller = Poller(source, events.append, ManualClock(), random.Random(1), None, count)
         source.shows()
-        watcher.look()
+        poller.look()
         source.sighting = UNREACHABLE
-        watcher.look()
-        watcher.look()
+        poller.look()
+        poller.look()
         source.sighting = Sighting(Health(Sight.BLIND, "server-error", "GET /: 503", code=503))
-        watcher.look()
+        poller.look()
     counted = {("", ""): 2, ("unreachable", ""): 4, ("server-error", "503"): 2}
     assert dict(count.totals) == {("fake source", *why): looks for why, looks in counted.items()}
 
@@ -272,9 +272,9 @@ def test_looks_are_counted_by_their_reason_also_by_who_follows() -> None:
 def test_a_look_that_comes_back_after_the_end_is_not_counted() -> None:
     """Its successor counts by then, and each number has one writer."""
     count, source, events = PollCount(), FakeSource(), list[Event]()
-    watcher = Poller(source, events.append, ManualClock(), random.Random(1), None, count)
-    watcher.start()
-    watcher.stop(TIMEOUT)
+    poller = Poller(source, events.append, ManualClock(), random.Random(1), None, count)
+    poller.start()
+    poller.stop(TIMEOUT)
     counted = dict(count.totals)
-    watcher.look()
+    poller.look()
     assert dict(count.totals) == counted

@@ -18,14 +18,14 @@ def test_s8d_a_storm_is_looked_through_at_once_and_then_every_second() -> None:
     second of its end."""
     source = FakeSource(interval=RETRY)
     events: list[Event] = []
-    watcher = Poller(source, events.append, ManualClock(), random.Random(1))
-    watcher.look()
-    assert watcher.delay() == RETRY
+    poller = Poller(source, events.append, ManualClock(), random.Random(1))
+    poller.look()
+    assert poller.delay() == RETRY
     source.sighting = Sighting(blind("server-error", "503"))
     delays = []
     for _ in range(2000):
-        watcher.look()
-        delays.append(watcher.delay())
+        poller.look()
+        delays.append(poller.delay())
     assert max(delays) < 1.0
     assert sum(delays[:7]) < 0.2
     assert min(delays[10:]) > 0.8, "a server in trouble is not asked faster than once a second"

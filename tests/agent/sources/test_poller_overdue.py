@@ -57,10 +57,10 @@ class Hanging:
         self.clock = ManualClock()
         self.source = Stuck()
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue() if events is None else events
-        self.watcher = Poller(self.source, self.events.put, self.clock, random.Random(1))
+        self.poller = Poller(self.source, self.events.put, self.clock, random.Random(1))
 
     def __enter__(self) -> Hanging:
-        self.watcher.start()
+        self.poller.start()
         assert self.source.looking.acquire(timeout=_TIMEOUT)
         assert self.clock.wait_for_waiters()
         self.source.hangs = True
@@ -71,12 +71,12 @@ class Hanging:
     def __exit__(self, *_: object) -> None:
         self.source.hangs = False
         self.source.answer.release()
-        self.watcher.stop(_TIMEOUT)
+        self.poller.stop(_TIMEOUT)
         assert self.source.closed_by is not None
 
     def check(self) -> list[Event]:
         """What is new since the last time, and by this count."""
-        self.watcher.check(self.clock.monotonic())
+        self.poller.check(self.clock.monotonic())
         said = []
         while not self.events.empty():
             said.append(self.events.get())
@@ -132,9 +132,9 @@ def test_a_source_that_hangs_is_blind_until_it_comes_back(caplog: pytest.LogCapt
 def test_the_first_look_may_be_the_one_that_hangs() -> None:
     """Nothing has been seen, and `starting` does not stay for ever."""
     clock, events = ManualClock(), list[Event]()
-    watcher = Poller(FakeSource(), events.append, clock, random.Random(1))
+    poller = Poller(FakeSource(), events.append, clock, random.Random(1))
     clock.advance(60.0)
-    watcher.check(clock.monotonic())
+    poller.check(clock.monotonic())
     (lost,) = events
     assert isinstance(lost, HealthChanged)
     assert lost.health.reason == "overdue"
@@ -144,7 +144,7 @@ def test_who_was_stopped_says_nothing_more() -> None:
     """Neither that it hangs, nor what it sees when it comes back: others look in its place."""
     with Hanging() as hanging:
         hanging.check()
-        hanging.watcher.stop()
+        hanging.poller.stop()
         hanging.clock.advance(600.0)
         hanging.source.shows(a_notice())
         assert hanging.check() == []
@@ -156,7 +156,7 @@ def test_status_and_who_watches_are_told_of_it(serve: Serving, events: Events) -
     with Hanging(events.queue) as hanging:
         server, machine = serve(), Machine(Policy(command=False))
         facts = AgentFacts("s", os.getpid(), str(server.path), True, 0.0, 1)
-        watches = [hanging.watcher]
+        watches = [hanging.poller]
         agent = loop.Agent(machine, server, hanging.clock, hanging.events, facts, watches=watches)
         thread = threading.Thread(target=agent.run)
         thread.start()

@@ -22,14 +22,14 @@ def test_what_the_service_sees_is_said_here_too(
     """Since when, what a seeing source has to add, and all of it in this run's own log: the service's is not read by
     whoever runs here. Said again with each sign of life, it is logged once."""
     server = serve()
-    watcher = events.next(Watching).session
+    poller = events.next(Watching).session
     with caplog.at_level(logging.INFO, "spotguard"):
-        server.send(watcher, WATCHED)
+        server.send(poller, WATCHED)
         blind = protocol.FeedHealth("aws", "blind", "hop-limit", "no answer", "raise it", 3600.0)
         for _ in range(3):
-            server.send(watcher, blind)
+            server.send(poller, blind)
         lost = relayed.health("aws", Sight.BLIND)
-        server.send(watcher, protocol.FeedHealth("aws", "seeing", detail="stale, no notice"))
+        server.send(poller, protocol.FeedHealth("aws", "seeing", detail="stale, no notice"))
         assert relayed.health("aws", Sight.SEEING).health.detail == "stale, no notice"
     assert 3600.0 <= relayed.clock.monotonic() - lost.since < 3630.0
     said = [record.getMessage() for record in caplog.records]
@@ -44,11 +44,11 @@ def test_what_keeps_all_sources_out_is_said_together(
 ) -> None:
     """The first at once, the others in one line, when the main loop comes by."""
     server = serve()
-    watcher = events.next(Watching).session
+    poller = events.next(Watching).session
     with caplog.at_level(logging.INFO, "spotguard"):
-        server.send(watcher, WATCHED)
+        server.send(poller, WATCHED)
         for source in ("aws", "aws a", "aws b"):
-            server.send(watcher, protocol.FeedHealth(source, "blind", "timeout", "no answer", "look"))
+            server.send(poller, protocol.FeedHealth(source, "blind", "timeout", "no answer", "look"))
             relayed.health(source, Sight.BLIND)
         relayed.relay.check(relayed.clock.monotonic())
         relayed.relay.check(relayed.clock.monotonic() + 10.0)
@@ -64,9 +64,9 @@ def test_the_window_that_the_cloud_promises_comes_through_as_often_as_it_changes
 ) -> None:
     """An older service agent says none."""
     server = serve()
-    watcher = events.next(Watching).session
+    poller = events.next(Watching).session
     for window in (0.0, 120.0, 120.0, 60.0):
-        server.send(watcher, protocol.Watched(1, window))
+        server.send(poller, protocol.Watched(1, window))
     assert relayed.events.next(WindowTold).seconds == 120.0
     assert relayed.events.next(WindowTold).seconds == 60.0
 
@@ -74,14 +74,14 @@ def test_the_window_that_the_cloud_promises_comes_through_as_often_as_it_changes
 def test_notices_and_health_come_through(serve: Serving, events: Events, relayed: Relayed) -> None:
     """As if they were seen here; nothing is polled here."""
     server = serve()
-    watcher = events.next(Watching).session
-    server.send(watcher, WATCHED)
-    server.send(watcher, protocol.FeedHealth("aws", "blind", "hop-limit", "no answer", "raise it"))
+    poller = events.next(Watching).session
+    server.send(poller, WATCHED)
+    server.send(poller, protocol.FeedHealth("aws", "blind", "hop-limit", "no answer", "raise it"))
     relayed.health(NAME, Sight.SEEING)
     health = relayed.health("aws", Sight.BLIND).health
     assert (health.reason, health.detail, health.advice) == ("hop-limit", "no answer", "raise it")
     before = relayed.clock.monotonic()
-    server.send(watcher, protocol.FeedNotice("n1", "terminate", "aws", 100.0, 120.0, "words"))
+    server.send(poller, protocol.FeedNotice("n1", "terminate", "aws", 100.0, 120.0, "words"))
     notice = relayed.events.next(NoticeSeen).notice
     assert (notice.id, notice.kind, notice.window, notice.detail) == (
         "n1",
@@ -90,7 +90,7 @@ def test_notices_and_health_come_through(serve: Serving, events: Events, relayed
         "words",
     )
     assert before + 100 <= notice.deadline <= relayed.clock.monotonic() + 100
-    server.send(watcher, protocol.FeedNoticeGone("n1"))
+    server.send(poller, protocol.FeedNoticeGone("n1"))
     assert relayed.events.next(NoticeGone).id == "n1"
 
 
@@ -99,11 +99,11 @@ def test_what_a_newer_service_says_is_understood_as_far_as_it_can_be(
 ) -> None:
     """An unknown kind ends the machine, an unknown sight does not see, no window is longer than its kind's."""
     server = serve()
-    watcher = events.next(Watching).session
-    server.send(watcher, WATCHED)
-    server.send(watcher, protocol.FeedHealth("aws", "squinting", "fog", "it is foggy"))
+    poller = events.next(Watching).session
+    server.send(poller, WATCHED)
+    server.send(poller, protocol.FeedHealth("aws", "squinting", "fog", "it is foggy"))
     assert relayed.health("aws", Sight.BLIND).health.detail == "it is foggy"
-    server.send(watcher, protocol.FeedNotice("n1", "evaporate", "aws", 1e6, 30.0))
+    server.send(poller, protocol.FeedNotice("n1", "evaporate", "aws", 1e6, 30.0))
     notice = relayed.events.next(NoticeSeen).notice
     assert notice.kind is NoticeKind.UNKNOWN
     assert notice.deadline <= relayed.clock.monotonic() + 30
@@ -138,9 +138,9 @@ def test_when_the_service_is_back_what_we_saw_ourselves_is_no_sight(
     relayed.health(NAME, Sight.BLIND)
     relayed.health("fake source", Sight.SEEING)
     server = serve()
-    server.send(watcher := events.next(Watching).session, WATCHED)
+    server.send(poller := events.next(Watching).session, WATCHED)
     assert relayed.events.next(SourceGone) == SourceGone("fake source")
-    server.send(watcher, SEEING)
+    server.send(poller, SEEING)
     relayed.health("aws", Sight.SEEING)
     server.close()
     assert relayed.health("aws", Sight.BLIND).health.reason == "unguarded"
@@ -155,9 +155,9 @@ def test_what_was_said_to_us_is_not_what_was_said_to_the_service(
     """Each has a `--deadline` of its own, under one name."""
     server = serve()
     relayed = Relayed(folder / "a.sock", ours=["--deadline"])
-    server.send(watcher := events.next(Watching).session, WATCHED)
-    server.send(watcher, protocol.FeedHealth("--deadline", "seeing"))
-    server.send(watcher, SEEING)
+    server.send(poller := events.next(Watching).session, WATCHED)
+    server.send(poller, protocol.FeedHealth("--deadline", "seeing"))
+    server.send(poller, SEEING)
     relayed.health("aws", Sight.SEEING)
     relayed.relay.stop(timeout=30)
     said = [e.source for e in relayed.events.drain() if isinstance(e, HealthChanged)]
@@ -168,11 +168,11 @@ def test_what_the_service_repeats_is_no_news(serve: Serving, events: Events, fol
     """Signs of life come every few seconds; what they say is passed on once."""
     server = serve()
     relayed = Relayed(folder / "a.sock")
-    watcher = events.next(Watching).session
+    poller = events.next(Watching).session
     for _ in range(3):
-        server.send(watcher, WATCHED)
-        server.send(watcher, SEEING)
-    server.send(watcher, protocol.FeedHealth("aws", "blind", "timeout"))
+        server.send(poller, WATCHED)
+        server.send(poller, SEEING)
+    server.send(poller, protocol.FeedHealth("aws", "blind", "timeout"))
     relayed.health("aws", Sight.BLIND)
     said = [e.health.sight for e in relayed.events.drain() if isinstance(e, HealthChanged)]
     assert said == [Sight.SEEING, Sight.SEEING]  # of the service itself, and of its source

@@ -22,9 +22,9 @@ def test_a_service_that_dies_leaves_us_looking_ourselves(
 ) -> None:
     """Unguarded is said, our own watchers start; when it is back, they stop."""
     server = serve()
-    watcher = events.next(Watching).session
-    server.send(watcher, WATCHED)
-    server.send(watcher, SEEING)
+    poller = events.next(Watching).session
+    server.send(poller, WATCHED)
+    server.send(poller, SEEING)
     relayed.health("aws", Sight.SEEING)
     server.close()
     lost = relayed.health(NAME, Sight.BLIND).health
@@ -50,8 +50,8 @@ def test_what_is_called_off_while_the_service_is_dead_is_withdrawn(
     for still in (False, True):
         server = serve()
         relayed = Relayed(folder / "a.sock", withdraws=True, beat=0.01)
-        server.send(watcher := events.next(Watching).session, WATCHED)
-        server.send(watcher, REBOOT)
+        server.send(poller := events.next(Watching).session, WATCHED)
+        server.send(poller, REBOOT)
         told = relayed.events.next(NoticeSeen).notice
         relayed.stands = (told,) if still else ()
         server.close()
@@ -59,12 +59,12 @@ def test_what_is_called_off_while_the_service_is_dead_is_withdrawn(
             assert relayed.events.next(NoticeSeen).notice.id == "n1"
             relayed.health(NAME, Sight.BLIND)
             again = serve()
-            again.send(watcher := events.next(Watching).session, WATCHED)
+            again.send(poller := events.next(Watching).session, WATCHED)
             relayed.health(NAME, Sight.SEEING)
             assert not [e for e in relayed.events.drain() if isinstance(e, NoticeGone)]
             seeing = protocol.FeedHealth("fake source", "seeing")
             while not [e for e in relayed.events.drain() if isinstance(e, NoticeGone)]:
-                again.send(watcher, seeing)
+                again.send(poller, seeing)
                 relayed.clock.wait(NEVER, 0.001)
             again.close()
         assert relayed.events.next(NoticeGone).id == "n1"
@@ -77,8 +77,8 @@ def test_what_ends_the_machine_now_is_left_to_its_deadline(
     """Nobody calls that off whom it is not shown to."""
     server = serve()
     relayed = Relayed(folder / "a.sock", withdraws=True, beat=0.0)
-    server.send(watcher := events.next(Watching).session, WATCHED)
-    server.send(watcher, replace(REBOOT, severity="terminal"))
+    server.send(poller := events.next(Watching).session, WATCHED)
+    server.send(poller, replace(REBOOT, severity="terminal"))
     relayed.events.next(NoticeSeen)
     server.close()
     relayed.health("fake source", Sight.SEEING)
@@ -109,9 +109,9 @@ def test_a_service_that_goes_silent_is_as_dead(serve: Serving, events: Events, f
     """It was well, and then it says nothing any more: its last word is no sight."""
     server = serve()
     relayed = Relayed(folder / "a.sock", silence=0.1)
-    watcher = events.next(Watching).session
-    server.send(watcher, WATCHED)
-    server.send(watcher, SEEING)
+    poller = events.next(Watching).session
+    server.send(poller, WATCHED)
+    server.send(poller, SEEING)
     relayed.health("aws", Sight.SEEING)
     assert relayed.health(NAME, Sight.BLIND).health.detail.endswith("it says nothing")
     relayed.health("aws", Sight.BLIND)
@@ -124,11 +124,11 @@ def test_a_service_that_watches_nothing_leaves_us_looking_ourselves(
 ) -> None:
     """Its silence about notices would mean nothing; what it says all the same is heard."""
     server = serve()
-    watcher = events.next(Watching).session
-    server.send(watcher, protocol.Watched(0))
+    poller = events.next(Watching).session
+    server.send(poller, protocol.Watched(0))
     assert "watches nothing" in relayed.health(NAME, Sight.SEEING).health.detail
     relayed.health("fake source", Sight.SEEING)
-    server.send(watcher, protocol.FeedNotice("n1", "terminate", "aws", 100.0, 120.0, "words"))
+    server.send(poller, protocol.FeedNotice("n1", "terminate", "aws", 100.0, 120.0, "words"))
     assert relayed.events.next(NoticeSeen).notice.id == "n1"
 
 

@@ -20,10 +20,10 @@ def polls(source: FakeSource, seconds: float) -> int:
     """How often a watcher asks this source in so many seconds."""
     clock = ManualClock()
     end = clock.monotonic() + seconds
-    watcher = Poller(source, lambda event: None, clock, random.Random(1))
+    poller = Poller(source, lambda event: None, clock, random.Random(1))
     while clock.monotonic() < end:
-        watcher.look()
-        clock.advance(watcher.delay())
+        poller.look()
+        clock.advance(poller.delay())
     return source.looks
 
 

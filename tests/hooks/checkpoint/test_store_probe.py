@@ -109,7 +109,7 @@ def test_what_a_probe_leaves_is_nothing_to_anybody() -> None:
     assert list_runs(store) == []
     Save().write(store)
     assert [each.status for each in list_checkpoints(store, "run")] == ["whole"]
-    assert plan_pruning(store, "run", keep=1).doomed == ()
+    assert plan_pruning(store, "run", keep=1).departing == ()
     store.objects = {key: data for key, data in store.objects.items() if "/probes/" in key}
     assert claim_attempt(store, "run", {}) == 1
 

@@ -30,7 +30,7 @@ def test_a_notice_dooms_its_machine_and_wants_a_save() -> None:
     """Of all ranks; those of that machine are the doomed ones."""
     standing = after(notice("a", "m1"))
     assert standing.wanted == WantedSave(1, "notice")
-    assert standing.doomed == {"m1"}
+    assert standing.departing == {"m1"}
     assert standing.doomed_ranks(["m0", "m1", "m0", "m1"]) == {1, 3}
 
 
@@ -45,7 +45,7 @@ def test_a_further_machine_supersedes() -> None:
     """Roles change: it is decided anew."""
     standing = after(notice("a"), notice("b", "m1"))
     assert standing.wanted == WantedSave(2, "notice")
-    assert standing.doomed == {"m0", "m1"}
+    assert standing.departing == {"m0", "m1"}
     assert not standing.counts(1)
     assert standing.counts(2)
 
@@ -55,7 +55,7 @@ def test_a_further_notice_for_a_doomed_machine_is_remembered_and_no_more() -> No
     standing = after(notice("a"), notice("b"))
     assert standing.wanted == WantedSave(1, "notice")
     standing = standing.after(WithdrawnEvent("a"))
-    assert standing.doomed == {"m0"}
+    assert standing.departing == {"m0"}
     assert standing.wanted == WantedSave(1, "notice")
 
 
@@ -76,7 +76,7 @@ def test_withdrawn_training_goes_on() -> None:
     assert both.after(WithdrawnEvent("z")).wanted == both.wanted
     one = both.after(WithdrawnEvent("b"))
     assert one.wanted == WantedSave(2, "notice")
-    assert one.doomed == {"m0"}
+    assert one.departing == {"m0"}
     none = one.after(WithdrawnEvent("a"))
     assert none.wanted is None
     assert not none.drill

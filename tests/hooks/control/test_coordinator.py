@@ -200,7 +200,7 @@ def test_a_machine_that_stays_after_all_is_no_measure_of_another_ones_time() -> 
         for epoch, call in enumerate(calls, 1):
             standing = standing.after(call)
             ranks._hear(epoch, call, standing)
-        job = SaveRequest("emergency", CancelScope(clock), epoch=3, doomed=frozenset({1}))
+        job = SaveRequest("emergency", CancelScope(clock), epoch=3, departing=frozenset({1}))
         agreed = ranks.agreed(job, Decision(3, 7, ranks=(0, 1)), 7)
         assert agreed.doomed_until == clock.monotonic() + 30.0 + LATE
 

@@ -64,7 +64,7 @@ def _prune(meant: Target, run_id: str, keep: Keep, *, dry: bool) -> dict[str, An
     return {
         "run_id": run_id,
         "kept": [str(name) for name in plan.kept],
-        "deleted": [str(folder.name) for folder in plan.doomed],
+        "deleted": [str(folder.name) for folder in plan.departing],
         "bytes": _bytes(plan),
     }
 
@@ -72,7 +72,10 @@ def _prune(meant: Target, run_id: str, keep: Keep, *, dry: bool) -> dict[str, An
 def _bytes(plan: Pruning) -> int:
     going = {key for keys in plan.steps() for key in keys}
     sizes = (
-        size for folder in plan.doomed for name, size in folder.files.items() if folder.prefix + name in going
+        size
+        for folder in plan.departing
+        for name, size in folder.files.items()
+        if folder.prefix + name in going
     )
     return sum(sizes)
 

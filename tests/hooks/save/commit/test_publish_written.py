@@ -81,12 +81,12 @@ class Rank:
             return publish_together(writer.uploads, manifest, scope, self.clock, self.hopeless)
 
 
-@pytest.mark.parametrize("doomed", [set(), {1}, {0, 1, 2, 3}])
-def test_four_ranks_write_one_checkpoint(folder: Path, doomed: set[int]) -> None:
+@pytest.mark.parametrize("departing", [set(), {1}, {0, 1, 2, 3}])
+def test_four_ranks_write_one_checkpoint(folder: Path, departing: set[int]) -> None:
     """All at once, over a real store. Each byte of the state is there once, and one that goes has put only what it alone
     holds; each of them hears that it is whole, and one at least has marked it."""
     store = FileStore(folder)
-    ranks = [Rank(store, rank, roles=RankRoles(frozenset(doomed))) for rank in range(WORLD)]
+    ranks = [Rank(store, rank, roles=RankRoles(frozenset(departing))) for rank in range(WORLD)]
     with ThreadPoolExecutor(WORLD) as pool:
         results = [future.result(60) for future in [pool.submit(rank) for rank in ranks]]
     assert any(result.marked for result in results)
@@ -97,7 +97,7 @@ def test_four_ranks_write_one_checkpoint(folder: Path, doomed: set[int]) -> None
     state = sum(each.nbytes for each in (WEIGHT, MOMENT, ROWS)) + 8 * 4 + WORLD * 16 * 8
     assert state < whole.nbytes < state + 2**15
     puts = [rank.draft.put_of(ALL) for rank in ranks if rank.draft is not None]
-    if doomed == {1}:
+    if departing == {1}:
         assert puts[1] < 20_000
         assert max(puts) - min(puts[0], *puts[2:]) < 2**20 + 2**15
     else:

@@ -55,11 +55,11 @@ def test_replicas_write_a_part_each() -> None:
     assert sum(sums) == sum(each.size for each in planned(replicas(), 0))
 
 
-@pytest.mark.parametrize("doomed", [{0}, {1, 3}, {0, 1, 2}])
-def test_who_goes_writes_nothing_that_another_holds(doomed: set[int]) -> None:
+@pytest.mark.parametrize("departing", [{0}, {1, 3}, {0, 1, 2}])
+def test_who_goes_writes_nothing_that_another_holds(departing: set[int]) -> None:
     """Those that stay share it."""
-    sums = dealt(replicas(), RankRoles(frozenset(doomed)))
-    assert {rank for rank, nbytes in enumerate(sums) if nbytes == 0} == doomed
+    sums = dealt(replicas(), RankRoles(frozenset(departing)))
+    assert {rank for rank, nbytes in enumerate(sums) if nbytes == 0} == departing
     assert sum(sums) == sum(dealt(replicas(), ALL_STAY))
 
 

@@ -141,8 +141,8 @@ def once(manifests: list[RankManifest]) -> None:
 def test_the_shares_are_the_whole_each_part_once(job: tuple[int, list[Spread], set[int]]) -> None:
     """At both levels; the shares of those that stay are equal but for an object; nothing lies with one that goes that one
     that stays holds too; and without any one rank's manifest it is no checkpoint."""
-    world, held, doomed = job
-    drafts = [draft_of(rank, world, held, RankRoles(frozenset(doomed))) for rank in range(world)]
+    world, held, departing = job
+    drafts = [draft_of(rank, world, held, RankRoles(frozenset(departing))) for rank in range(world)]
     loads: dict[tuple[tuple[int, ...], bool], dict[int, int]] = {}
     largest: dict[tuple[int, ...], int] = {}
     for rank, draft in enumerate(drafts):
@@ -152,13 +152,15 @@ def test_the_shares_are_the_whole_each_part_once(job: tuple[int, list[Spread], s
             assert planned.size <= draft.write_plan.size
             if not planned.holders or planned.tier is Tier.FROZEN:
                 continue
-            assert rank not in doomed or doomed.issuperset(planned.holders)
+            assert rank not in departing or departing.issuperset(planned.holders)
             largest[planned.holders] = max(largest.get(planned.holders, 0), planned.size)
             for full in {True, planned.tier is not Tier.WEIGHTS}:
                 dealt = loads.setdefault((planned.holders, full), dict.fromkeys(planned.holders, 0))
                 dealt[rank] += planned.size
     for (group, _), dealt in loads.items():
-        busy = [nbytes for rank, nbytes in dealt.items() if rank not in doomed or doomed.issuperset(group)]
+        busy = [
+            nbytes for rank, nbytes in dealt.items() if rank not in departing or departing.issuperset(group)
+        ]
         assert max(busy) - min(busy) <= largest[group]
     for draft in drafts:
         land(draft)
@@ -176,11 +178,11 @@ def test_a_notice_in_its_middle_shares_the_rest_anew(
     job: tuple[int, list[Spread], set[int]], before: int
 ) -> None:
     """What has landed stays in the folder it is in, and is never put again by who keeps it."""
-    world, held, doomed = job
+    world, held, departing = job
     drafts = [draft_of(rank, world, held, ALL_STAY) for rank in range(world)]
     for draft in drafts:
         land(draft, NAME, before)
-    later = [draft.with_roles(RankRoles(frozenset(doomed))) for draft in drafts]
+    later = [draft.with_roles(RankRoles(frozenset(departing))) for draft in drafts]
     for first, second in zip(drafts, later, strict=True):
         kept = [index for index in first.stored if index in second.mine]
         land(second, NEXT)
@@ -197,8 +199,8 @@ def test_ranks_that_rely_on_nobody_write_all_that_they_hold(
 ) -> None:
     """One of them holds a tensor that the others know nothing of. What several wrote is the same boxes with the same bytes,
     and counts once."""
-    world, held, doomed = job
-    roles = RankRoles(frozenset(doomed), whole_each=True)
+    world, held, departing = job
+    roles = RankRoles(frozenset(departing), whole_each=True)
     drafts = []
     for rank in range(world):
         more = [Spread("odd", (64, 40_000), Tier.WEIGHTS, "replica", (rank, 99))] if rank == odd else []
@@ -214,10 +216,10 @@ def test_the_others_can_do_without_a_rank_whose_state_they_hold(
     job: tuple[int, list[Spread], set[int]], gone: int
 ) -> None:
     """It died unseen: an empty manifest in its place, and the rest is whole."""
-    world, held, doomed = job
+    world, held, departing = job
     gone %= world
     held = [spread for spread in held if spread.kind == "replica" and set(spread.holders) > {gone}]
-    roles = RankRoles(frozenset(doomed), absent=frozenset({gone}))
+    roles = RankRoles(frozenset(departing), absent=frozenset({gone}))
     drafts = [draft_of(rank, world, held, roles) for rank in range(world)]
     assert not drafts[gone].mine
     for draft in drafts:
