@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import selectors
 import socket
 from collections.abc import Callable
@@ -220,23 +219,3 @@ class DisconnectedPeers:
                 self._selector.unregister(pidfd)
             os.close(pidfd)
             self._gone(number, reason)
-
-
-def has_ended(pidfd: int) -> bool:
-    """Return whether the process has ended: its pidfd is readable then."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def is_exiting(pid: int) -> bool:
-    """Return whether the process runs no code of its own any more, though it has not ended.
-
-    A killed process gives its memory back first, which takes seconds for a large one (proc_pid_stat(5), flags: PF_EXITING).
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            flags = file.read().rpartition(b")")[2].split()[6]
-    except OSError:  # it has just ended
-        return True
-    return bool(int(flags) & 0x4)

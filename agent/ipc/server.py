@@ -24,8 +24,9 @@ from ...hooks.ipc.protocol import Message, Role
 from ...providers.clock import WEEK, Clock
 from ...providers.errors import ProtocolError
 from ..events import Asked, Closed, Event, Heard, Opened, StatusAsked, Watching
-from .connection import Connection, DisconnectedPeers, Limits, has_ended, is_exiting
+from .connection import Connection, DisconnectedPeers, Limits
 from .listener import listen
+from .process_stat import has_ended, is_exiting
 
 logger = logging.getLogger("spotguard.agent")
 

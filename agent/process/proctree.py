@@ -14,37 +14,27 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Set
 from functools import partial
-from typing import NamedTuple
 
 from ..config.options import PARENT
+from ..ipc.process_stat import ProcessStat, stat_of
 
 
-class ProcessPlace(NamedTuple):
-    """The parent, group and session of a process. The kernel reuses no number of a group or session that has a process."""
-
-    parent: int
-    group: int
-    session: int
-    #: Ticks from the machine's boot to the process's start. Together with the pid it identifies the process.
-    born: int
-
-
-def below(top: int) -> dict[int, ProcessPlace]:
+def below(top: int) -> dict[int, ProcessStat]:
     """Return all descendants of a live process. The children of a process that has ended are no descendants any more."""
-    places = {pid: place for pid in _pids() if (place := place_of(pid)) is not None}
-    descendants: dict[int, ProcessPlace] = {}
+    stats = {pid: stat for pid in _pids() if (stat := _living(pid)) is not None}
+    descendants: dict[int, ProcessStat] = {}
     above: Set[int] = {top}
     while above:
-        children = {n: place for n, place in places.items() if place.parent in above and n not in descendants}
+        children = {n: stat for n, stat in stats.items() if stat.parent in above and n not in descendants}
         descendants |= children
         above = children.keys()
     return descendants
 
 
-def kill(them: Mapping[int, ProcessPlace]) -> None:
+def kill(them: Mapping[int, ProcessStat]) -> None:
     """Send SIGKILL to those of these processes that still live."""
-    for pid, place in them.items():
-        _signal(pid, signal.SIGKILL, partial(_is, pid, place.born))
+    for pid, stat in them.items():
+        _signal(pid, signal.SIGKILL, partial(_is, pid, stat.born))
 
 
 def look(group: int, orphaned: Set[int], env: Mapping[str, str]) -> tuple[bool, bool]:
@@ -60,10 +50,10 @@ def look(group: int, orphaned: Set[int], env: Mapping[str, str]) -> tuple[bool, 
     """
     in_group = left_behind = False
     for pid in _pids():
-        if (place := place_of(pid)) is None:
+        if (stat := _living(pid)) is None:
             continue
-        in_group = in_group or 0 < group == place.group
-        left_behind = left_behind or _ours(pid, orphaned, env, place)
+        in_group = in_group or 0 < group == stat.group
+        left_behind = left_behind or _ours(pid, orphaned, env, stat)
         if in_group and (left_behind or not orphaned):
             break
     return in_group, left_behind
@@ -109,16 +99,10 @@ def inherited(record: str, env: Mapping[str, str]) -> int | None:
     return recorded(record) or (0 if any(_is_marked(pid, env) for pid in _pids()) else None)
 
 
-def place_of(pid: int) -> ProcessPlace | None:
-    """Return the parent, group, session and start of a process; None if it has ended or is a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # After the name, which may hold spaces and brackets (proc(5)): state, parent, group, session; the 22nd is the start.
-            state, *numbers = file.read().rpartition(b")")[2].split()
-    except OSError:  # it has just ended
-        return None
-    parent, group, session = map(int, numbers[:3])
-    return None if state in (b"Z", b"X") else ProcessPlace(parent, group, session, int(numbers[18]))
+def _living(pid: int) -> ProcessStat | None:
+    """The stat of a process that runs; None for one that has ended, a zombie too."""
+    stat = stat_of(pid)
+    return None if stat is None or stat.ended else stat
 
 
 def _name(pid: int) -> str | None:
@@ -127,7 +111,7 @@ def _name(pid: int) -> str | None:
             boot = file.read().strip()
     except OSError:  # a sandbox may lack the file
         boot = "?"
-    return None if (place := place_of(pid)) is None else f"{pid} {place.born} {boot}"
+    return None if (stat := _living(pid)) is None else f"{pid} {stat.born} {boot}"
 
 
 def _pids() -> Iterator[int]:
@@ -149,18 +133,18 @@ def _signal(pid: int, signum: int, still: Callable[[], bool]) -> None:
 
 
 def _is(pid: int, born: int) -> bool:
-    place = place_of(pid)
-    return place is not None and place.born == born
+    stat = _living(pid)
+    return stat is not None and stat.born == born
 
 
-def _ours(pid: int, orphaned: Set[int], env: Mapping[str, str], place: ProcessPlace | None = None) -> bool:
-    place = place or place_of(pid)
-    if place is None or orphaned.isdisjoint((place.group, place.session)) or PARENT not in env:
+def _ours(pid: int, orphaned: Set[int], env: Mapping[str, str], stat: ProcessStat | None = None) -> bool:
+    stat = stat or _living(pid)
+    if stat is None or orphaned.isdisjoint((stat.group, stat.session)) or PARENT not in env:
         return False
     try:
         if b"=" in (environment := _environment(pid)):  # not overwritten
             return _mark(env) in environment.split(b"\0")
-        return place.session in orphaned and os.stat(f"/proc/{pid}").st_uid == os.geteuid()
+        return stat.session in orphaned and os.stat(f"/proc/{pid}").st_uid == os.geteuid()
     except OSError:  # it has just ended, or belongs to another user
         return False
 

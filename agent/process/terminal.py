@@ -17,6 +17,8 @@ import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..ipc.process_stat import stat_of
+
 logger = logging.getLogger("spotguard.agent")
 
 
@@ -146,14 +148,9 @@ def somebody_can_continue_us() -> bool:
     pid = os.getppid()
     try:
         while pid > 0 and os.getpgid(pid) == group:
-            pid = _parent_of(pid)
+            process = stat_of(pid)
+            pid = process.parent if process is not None else 0
         return pid > 0 and os.getsid(pid) == session
-    except (OSError, ValueError, IndexError):
+    except OSError:
         # An ancestor ended meanwhile, or /proc is missing. It is safer to stay awake and on guard then.
         return False
-
-
-def _parent_of(pid: int) -> int:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        # The name, in brackets, may hold spaces and brackets. So the fields are counted from the last bracket (proc(5)).
-        return int(file.read().rpartition(b")")[2].split()[1])

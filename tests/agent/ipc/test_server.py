@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.agent.events import Asked, Closed, Heard, Opened, StatusAsked, Watching
-from spotguard.agent.ipc.connection import is_exiting
+from spotguard.agent.ipc.process_stat import is_exiting
 from spotguard.agent.ipc.server import Server
 from spotguard.hooks.ipc.protocol import (
     Answer,
