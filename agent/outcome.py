@@ -34,7 +34,7 @@ class SessionOutcome:
     rank: int
     world: int
     #: Seconds from sending the notice until the hook had received it.
-    told: float | None
+    delivered: float | None
     step: int | None
     #: The time at which the session's state stood still.
     gate: float | None
@@ -70,7 +70,7 @@ class Outcome:
     left: float
     reserve: float
     #: The slowest session's `told`.
-    told: float | None
+    delivered: float | None
     #: The agreed step. None if no session committed, or if the sessions committed different steps.
     step: int | None
     bytes: int
@@ -132,8 +132,8 @@ class Outcome:
         if self.kind == NoticeKind.PEER:
             what = f"another machine's {'drill' if self.drill else 'notice'} ({self.detail})"
         parts = [f"{what} from {self.source}: seen with {self.left:.1f} s left"]
-        if self.told is not None:
-            parts.append(f"told in {self.told * 1000:.0f} ms")
+        if self.delivered is not None:
+            parts.append(f"told in {self.delivered * 1000:.0f} ms")
         step = "" if self.step is None else f"step {self.step}"
         if any(each.world > 1 for each in self.sessions):
             parts.append(f"{self.tally()} committed {step}".rstrip())

@@ -203,6 +203,11 @@ class Preemption:
         return self.end_state is not EndState.SAVING
 
     @property
+    def account(self) -> str:
+        """How the command is being ended, in order; "" while saves go on."""
+        return self._account
+
+    @property
     def ended(self) -> str:
         """For the outcome: how the command came to its end."""
         return self._account or (SIGNALLED if self.signalled else BY_ITSELF)
@@ -253,7 +258,7 @@ class Preemption:
             window=self.notice.window,
             left=self.left_at_first,
             reserve=self.reserve,
-            told=_picked(max, (p.told for p in parts)),
+            delivered=_picked(max, (p.delivered for p in parts)),
             step=steps.pop() if len(steps) == 1 else None,
             bytes=total,
             rate=(total / spent if spent and spent > 1e-6 else None) if whole else self._rate_so_far(),

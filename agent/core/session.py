@@ -274,7 +274,7 @@ class Participant:
             name=who.name,
             rank=who.rank,
             world=who.world,
-            told=None if self.told_at is None else self.told_at - self.sent_at,
+            delivered=None if self.told_at is None else self.told_at - self.sent_at,
             step=self.step,
             gate=None if self.gate_at is None else self.gate_at - seen_at,
             first_byte=None if self.first_byte_at is None else self.first_byte_at - seen_at,

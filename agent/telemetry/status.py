@@ -57,7 +57,7 @@ def answers(
         "notice": _notice(machine, now),
         "window": facts.window if facts.said else feed.window or facts.window,
         "reserve": facts.reserve,
-        "standing": machine.upcoming.status(now),
+        "upcoming": machine.upcoming.status(now),
         "last_outcome": None,
         "sessions": [],
     }
@@ -127,7 +127,7 @@ def _notice(machine: Machine, now: float) -> dict[str, Any] | None:
         "drill": p.drill,
         "seconds_left": None if p.stays else round(p.deadline - now, 3),  # this machine stays
         "reserve": p.reserve,
-        "ending": p.ending,
+        "ending": p.account,
     }
 
 
@@ -136,7 +136,7 @@ def _saving(machine: Machine, number: int, now: float) -> dict[str, Any]:
     part = p.parts.get(number) if p is not None else None
     if p is None or part is None:
         return {"saving": None}
-    phase = "committed" if part.committed else ("failed" if part.failed else part.phase or "told")
+    phase = "committed" if part.committed else ("failed" if part.failed else part.phase or "delivered")
     why = clip(part.committed.detail, TEXT) if part.committed else part.failed
     uploading = phase in ("first-byte", "writing")
     rate, rest = (part.pace.rate(now), part.pace.seconds_left(now)) if uploading else (None, None)

@@ -65,7 +65,7 @@ class Register(Message):
 class Delivered(Message):
     """Report that the notice has reached the hook."""
 
-    type: ClassVar[str] = "told"
+    type: ClassVar[str] = "delivered"
     id: str
     monotonic: float
     #: Kind, source and seconds left of a notice that no agent sent (`LAUNCHER`). An older agent ignores its
@@ -182,7 +182,7 @@ class PeerPreempted(Message):
     whose `Welcome` has `calls`.
     """
 
-    type: ClassVar[str] = "called"
+    type: ClassVar[str] = "peer-preempted"
     #: Id of the call, the same in every process of the job. The answers (`Delivered` … `Failed`) may carry it.
     id: str
     #: Kind and source of the other machine's notice.
@@ -206,7 +206,7 @@ class PeerPreempted(Message):
 class PeerCancelled(Message):
     """Cancellation of the call; training goes on."""
 
-    type: ClassVar[str] = "uncalled"
+    type: ClassVar[str] = "peer-cancelled"
     id: str
 
 

@@ -177,7 +177,7 @@ assert before["phase"] == "watching" and before["run_id"] == "r", before
 assert before["command"]["pid"] == os.getpid()
 assert [s["pid"] for s in before["sessions"]] == [os.getpid()]
 assert drill[-1]["outcome"]["step"] == 9 and drill[-1]["outcome"]["drill"], drill
-assert [b["phase"] for b in drill[:-1]] == ["told", "progress", "committed"], drill
+assert [b["phase"] for b in drill[:-1]] == ["delivered", "progress", "committed"], drill
 assert after["last_outcome"]["step"] == 9
 hook.say(Bye("done"))
 """

@@ -46,7 +46,7 @@ def test_the_record_says_everything_in_seconds_after_the_notice() -> None:
         "kind": "terminate",
         "left": 120.0,
         "reserve": 12.0,
-        "told": 0.0,
+        "delivered": 0.0,
         "step": 42,
         "bytes": 512 << 20,
         "gate": 0.02,

@@ -53,7 +53,7 @@ def a_body(**more: Any) -> dict[str, Any]:
         "command": {"pid": 26954, "returncode": None, "restarts": 0},
         "sources": [a_source()],
         "notice": None,
-        "standing": [],
+        "upcoming": [],
         "last_outcome": None,
         "sessions": [a_session()],
         **more,
@@ -183,7 +183,7 @@ def test_what_stands_is_shown_with_what_will_be_done_and_when() -> None:
         "then": "training goes on",
         "then_in": None,
     }
-    later, advisory = shown(a_body(standing=[reboot, warning]), None)[2:4]
+    later, advisory = shown(a_body(upcoming=[reboot, warning]), None)[2:4]
     assert later.startswith("  later         reboot in 1 d 2 h, at 2026-11-22 ")
     assert later.endswith(
         ": training goes on; a checkpoint in 1 d 1 h; from aws events/maintenance/scheduled (system-reboot)"

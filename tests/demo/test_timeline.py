@@ -12,7 +12,7 @@ from spotguard.demo.timeline import read_outcome, timeline
 def outcome(**more: object) -> dict[str, object]:
     return {
         "seen": datetime.fromtimestamp(1000.25, UTC).isoformat(),
-        "told": 0.001,
+        "delivered": 0.001,
         "first_byte": 0.03,
         **more,
     }

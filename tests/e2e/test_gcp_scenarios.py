@@ -143,7 +143,7 @@ def test_a_migration_ends_nothing(machine: Machine, gcp: GcpSimulator) -> None:
     """S11: it is shown, and training goes on."""
     gcp.maintain("migrate")
     running = watching(machine, gcp)
-    eventually(lambda: machine.status()["standing"], "the migration is shown")
+    eventually(lambda: machine.status()["upcoming"], "the migration is shown")
     assert machine.status()["phase"] == "watching"
     gcp.preempt()
     assert told(running)[0] == "preempt"

@@ -36,7 +36,7 @@ def test_a_deadline_makes_a_checkpoint_and_then_ends_the_run(trainee: Trainee) -
     machine = trainee.machine
     running = training(trainee, "--deadline +45 --window 30")
     running.err.until("deadline from --deadline .* training goes on until it is near")
-    (standing,) = machine.status()["standing"]
+    (standing,) = machine.status()["upcoming"]
     assert (standing["kind"], standing["severity"]) == ("deadline", "later")
     assert standing["then"] == "terminal notice"
     assert 0 < standing["then_in"] <= 15

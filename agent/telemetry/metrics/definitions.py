@@ -127,7 +127,7 @@ METRICS: tuple[Metric, ...] = (
         "spotguard_stage_left_seconds",
         "histogram",
         ("stage", "drill"),
-        "Seconds that were left of the warning at each stage: the notice seen; by each training process told, gate (its state "
+        "Seconds that were left of the warning at each stage: the notice seen; by each training process delivered, gate (its state "
         "stands still), first-byte, written and committed.",
         lambda r: all_of(r.at.left),
     ),

@@ -17,7 +17,7 @@ DETECTED = (0.01, 0.1, 0.5, 1.0, 1.5, 2.0, 5.0, 10.0, 30.0, 60.0)
 LEFT = (0.0, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 45.0, 60.0, 90.0, 120.0)
 
 #: The stages of a save, in order: those of `hooks.ipc.messages.Progress` between those of this agent.
-STAGES = ("seen", "told", "gate", "first-byte", "written", "committed")
+STAGES = ("seen", "delivered", "gate", "first-byte", "written", "committed")
 #: The ends of a notice. See `recorder.result_of`.
 RESULTS = ("committed", "reduced", "missed", "unguarded", "withdrawn")
 #: The values of `Machine.phase`.

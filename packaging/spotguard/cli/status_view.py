@@ -89,7 +89,7 @@ def shape(body: dict[str, Any]) -> Any:
         body.get("phase"),
         [(one["name"], one["sight"], one["reason"], one["advice"]) for one in body.get("sources", ())],
         body.get("notice") and body["notice"]["id"],
-        [(one["id"], one["then"]) for one in body.get("standing", ())],
+        [(one["id"], one["then"]) for one in body.get("upcoming", ())],
         [
             (one["pid"], one["mode"], one.get("misuse"), one["saving"] and one["saving"]["phase"])
             for one in body.get("sessions", ())
@@ -109,8 +109,8 @@ def _rows(body: dict[str, Any], now: datetime) -> Iterator[tuple[str, str, str]]
         kept = f", the last {reserve:.1f} s in reserve" if reserve else ""
         yield label, f"{body['notice']['kind']} from {_left(body['notice'])}{kept}", style
     yield from _sources(body["sources"])
-    for event in body.get("standing", ()):  # an older agent does not say
-        yield event["severity"], _standing(event, now), "yellow"
+    for event in body.get("upcoming", ()):  # an older agent does not say
+        yield event["severity"], _upcoming(event, now), "yellow"
     if not body["sessions"]:
         yield "training", _NOBODY.get(body["phase"], _UNREGISTERED), "yellow"
     elif len(body["sessions"]) == 1:
@@ -165,7 +165,7 @@ def _left(notice: dict[str, Any]) -> str:
     return f"{notice['source']}: {notice['seconds_left']:.1f} s left"
 
 
-def _standing(event: dict[str, Any], now: datetime) -> str:
+def _upcoming(event: dict[str, Any], now: datetime) -> str:
     """What training goes on under, what will be done about it, and when."""
     said = f"; from {event['source']}" + (f" ({event['detail']})" if event["detail"] else "")
     if event["seconds_left"] is None:

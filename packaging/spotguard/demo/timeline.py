@@ -87,7 +87,7 @@ def timeline(
 #: Of the agent's record, in seconds after it saw the notice. (`told` counts from sending it on, which the agent does
 #: with the same breath.)
 _PHASES = {
-    "told": "delivered to the training process",
+    "delivered": "delivered to the training process",
     "gate": "the state stands still",
     "first_byte": "first byte to the store",
     "committed": COMMITTED,

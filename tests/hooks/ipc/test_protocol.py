@@ -166,14 +166,14 @@ BAD: dict[str, object] = {
     "no type": {},
     "an unknown type": {"type": "execute"},
     "a type that is no word": {"type": ["register"]},
-    "a field missing": {"type": "told", "id": "n"},
-    "a text for a number": {"type": "told", "id": "n", "monotonic": "now"},
-    "true for a number": {"type": "told", "id": "n", "monotonic": True},
-    "a number for a text": {"type": "told", "id": 7, "monotonic": 1.0},
-    "null": {"type": "told", "id": None, "monotonic": 1.0},
+    "a field missing": {"type": "delivered", "id": "n"},
+    "a text for a number": {"type": "delivered", "id": "n", "monotonic": "now"},
+    "true for a number": {"type": "delivered", "id": "n", "monotonic": True},
+    "a number for a text": {"type": "delivered", "id": 7, "monotonic": 1.0},
+    "null": {"type": "delivered", "id": None, "monotonic": 1.0},
     "a fraction for a count": {"type": "failed", "id": "n", "reason": "r", "last_step": 1.5},
     "a count beyond all counting": {"type": "failed", "id": "n", "reason": "r", "last_step": 2**70},
-    "seconds beyond a float": {"type": "told", "id": "n", "monotonic": 10**400},
+    "seconds beyond a float": {"type": "delivered", "id": "n", "monotonic": 10**400},
 }
 
 
@@ -188,20 +188,20 @@ def test_a_wrong_message_is_a_protocol_error(what: str) -> None:
 @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-1e999"])
 def test_seconds_are_finite(number: bytes) -> None:
     """A deadline of infinity would never come."""
-    body = b'{"type":"told","id":"n","monotonic":' + number + b"}"
+    body = b'{"type":"delivered","id":"n","monotonic":' + number + b"}"
     with pytest.raises(ProtocolError):
         Peer(Role.HOOK).feed(struct.pack(">I", len(body)) + body)
 
 
 def test_a_whole_number_is_welcome_where_a_fraction_may_stand() -> None:
     """JSON knows one kind of number."""
-    (told,) = Peer(Role.HOOK).feed(frame({"type": "told", "id": "n", "monotonic": 3}))
+    (told,) = Peer(Role.HOOK).feed(frame({"type": "delivered", "id": "n", "monotonic": 3}))
     assert told == Delivered("n", 3.0)
 
 
 def test_unknown_fields_are_skipped() -> None:
     """A newer peer may say more."""
-    (told,) = Peer(Role.HOOK).feed(frame({"type": "told", "id": "n", "monotonic": 1.0, "mood": "fine"}))
+    (told,) = Peer(Role.HOOK).feed(frame({"type": "delivered", "id": "n", "monotonic": 1.0, "mood": "fine"}))
     assert told == Delivered("n", 1.0)
 
 

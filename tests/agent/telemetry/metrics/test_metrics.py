@@ -94,7 +94,7 @@ hook.say(Delivered(notice.id, time.monotonic()))
 has("spotguard_notice_left_seconds ")
 has('spotguard_agent_phase{phase="saving"} 1.0')
 has('spotguard_notices_total{kind="signal",severity="terminal",source="SIGTERM"} 1.0')
-has('spotguard_stage_left_seconds_bucket{drill="false",le="120.0",stage="told"} 1.0')
+has('spotguard_stage_left_seconds_bucket{drill="false",le="120.0",stage="delivered"} 1.0')
 hook.say(Committed(notice.id, 8, 1000, 0.5, "file:///s/8", time.monotonic()))
 sys.exit(hook.hear(Leave).code)
 """

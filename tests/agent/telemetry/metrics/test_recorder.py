@@ -113,7 +113,7 @@ def test_what_is_left_is_told_at_each_stage_once() -> None:
     life.happens(notice())
     id, t = "n1", 0.0
     for stage, words in (
-        ("told", Delivered(id, t)),
+        ("delivered", Delivered(id, t)),
         ("gate", Progress(id, "gate", t, 7)),
         ("first-byte", Progress(id, "first-byte", t, 7)),
         ("written", Progress(id, "written", t, 7)),
@@ -124,7 +124,7 @@ def test_what_is_left_is_told_at_each_stage_once() -> None:
     life.says(Delivered(id, t))
     life.says(Progress(id, "a stage of my own", t))
     assert {key[0] for key in life.meter.newest.left} == set(STAGES)
-    assert life.left_at("told") == 119.0
+    assert life.left_at("delivered") == 119.0
     assert life.left_at("seen") == 120.0
     assert life.value("spotguard_outcomes_total", "r", "committed", "false") == 1
     assert life.value("spotguard_commit_slack_seconds", "r", "false").counts[-2] == 1  # up to 120 s
@@ -150,7 +150,7 @@ def test_who_answers_another_notice_or_none_is_at_no_stage() -> None:
     life.says(Delivered("n0", 0.0))
     life.happens(notice())
     life.says(Delivered("n0", 0.0))
-    assert life.value("spotguard_stage_left_seconds", "told", "false").sum == 0
+    assert life.value("spotguard_stage_left_seconds", "delivered", "false").sum == 0
 
 
 @pytest.mark.parametrize(
